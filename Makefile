@@ -1,0 +1,62 @@
+# The one entry point. Every verb installs what it needs; a fresh machine needs only Python 3.11+ and make.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test quick check format bench bench-quick lock clean
+
+help:  ## say what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP)  ## install the locked dependencies into .venv
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Levada needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "$(PYTHON) cannot make a virtual environment. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+
+$(STAMP): requirements/dev.txt pyproject.toml | $(BIN)/python
+	@echo "installing the locked dependencies into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(STAMP)  ## watch a broker at work for 20 seconds (KEEP=1 leaves it running)
+	@$(BIN)/python examples/demo.py
+
+test: $(STAMP)  ## all tests: unit (4 minutes), sim (3), compat with real clients (8)
+	$(BIN)/python -m pytest -n 2 tests/unit tests/sim
+	$(BIN)/python -m pytest tests/compat
+
+quick: $(STAMP)  ## what is worth running at each save: under 2 minutes
+	$(BIN)/python -m pytest -n 2 -q -m "not slow" tests/unit tests/sim
+
+check: $(STAMP)  ## style, types and layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## rewrite the code in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## Levada and Apache Kafka side by side: 15 minutes (FULL=1: every row)
+	$(BIN)/python -m bench
+
+bench-quick: $(STAMP)  ## the hot path against its last recorded state: under 2 minutes, no JVM
+	$(BIN)/python -m bench quick
+
+lock: $(STAMP)  ## resolve the dependencies again and write requirements/*.txt
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	  pyproject.toml -o requirements/core.txt
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	  --extra dev -c requirements/core.txt pyproject.toml -o requirements/dev.txt
+
+clean:  ## remove what make made
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

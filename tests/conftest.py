@@ -1,0 +1,30 @@
+"""Rules for every test: no process outlives the tests that started it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def children_alive() -> list[str]:
+    """The command lines of this process's children that are not yet gone, zombies left out."""
+    alive = []
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text().split():
+            try:
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            except OSError:
+                continue  # it ended while we looked
+            if state != "Z":
+                alive.append(f"{pid}: {command}")
+    return alive
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_leftover_processes() -> Iterator[None]:
+    """Fail when a child process is alive that was not there at the start (none is seen where there is no /proc)."""
+    before = set(children_alive())
+    yield
+    left = [line for line in children_alive() if line not in before]
+    assert not left, f"processes left running: {left}"
