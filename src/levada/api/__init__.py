@@ -1,0 +1,1 @@
+"""One function per API key of Kafka's protocol, in files by noun."""

@@ -1,0 +1,1 @@
+"""The joints: runs the decisions of core on the edges."""

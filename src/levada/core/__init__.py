@@ -1,0 +1,1 @@
+"""Decisions as pure machines: no clock, no chance, no input or output; time is an argument."""

@@ -1,0 +1,1 @@
+"""The edge to what brokers agree on: topics, partitions, configuration."""

@@ -1,0 +1,1 @@
+"""Bytes and messages: pure translation between frames and Kafka's message classes."""
