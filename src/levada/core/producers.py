@@ -1,0 +1,245 @@
+"""What a partition remembers of its idempotent producers: a retried batch is stored once and in order.
+
+The machine is pure. `check` decides and changes nothing, `apply` is the only way in and cannot fail, and
+applying the headers of a log in order rebuilds the state: a partition drops it after a failed write and folds
+it again from the last snapshot and the log. A batch is applied when its offsets are reserved, so the next
+request of the same loop turn sees it; a duplicate is answered no earlier than the batch it repeats.
+
+The rules are those of Kafka 4: the last five batches of a producer are known, a retry of one of them is
+answered with its first offset, sequences go on after 2^31-1 with 0, a new epoch starts at 0, an older
+epoch is fenced, and a producer that is not known (new, expired, its records deleted) may start anywhere.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from struct import Struct
+from typing import NamedTuple, Self
+
+from crc32c import crc32c
+
+from levada.errors import ErrorCode, KafkaError
+from levada.wire.batches import BatchHeader
+
+APPEND = -1  # the answer of `check` for a batch that is not a duplicate
+BATCHES_KEPT = 5  # what max.in.flight.requests.per.connection may be at most for an idempotent producer
+PRODUCERS_MAX = 20_000  # per partition; the ones that wrote longest ago are forgotten first
+SEQUENCE_MAX = 0x7FFFFFFF
+NO_EPOCH = -1
+
+_SNAPSHOT_VERSION = 1
+_SNAPSHOT_HEAD = Struct(">hIi")  # version, CRC32C of all that follows it, number of entries
+_CRC_COVERS_FROM = 6
+_SNAPSHOT_ENTRY = Struct(">qhiqiqiq")
+
+
+class CorruptSnapshotError(ValueError):
+    """Not a producer snapshot of a known version with a valid CRC: delete it and take an older one."""
+
+
+class _Batch(NamedTuple):
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+
+
+@dataclass(slots=True)
+class _Producer:
+    epoch: int
+    next_sequence: int  # always that after the newest batch; 0 without one
+    timestamp: int = -1  # the largest of the newest batch
+    coordinator_epoch: int = -1
+    transaction_first_offset: int = -1  # -1 when no transaction is open
+    batches: list[_Batch] = field(default_factory=list)  # oldest first, at most BATCHES_KEPT, all of `epoch`
+
+    @property
+    def last_offset(self) -> int:
+        return self.batches[-1].last_offset if self.batches else -1
+
+
+@dataclass(slots=True)
+class ProducerStates:
+    """The producers of one partition, by producer id."""
+
+    producers_max: int = PRODUCERS_MAX
+    _producers: dict[int, _Producer] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def check(self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int) -> int:
+        """Decide on a batch of a client: APPEND, or for a duplicate the base offset it was first given."""
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            if producer_epoch < NO_EPOCH:
+                raise _fenced(producer_id, producer_epoch, NO_EPOCH)
+            return APPEND
+        if base_sequence == producer.next_sequence and producer_epoch == producer.epoch:
+            return APPEND
+        return _check_known(producer_id, producer, producer_epoch, base_sequence, record_count)
+
+    def apply(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        base_sequence: int,
+        last_offset: int,
+        record_count: int,
+        timestamp: int,
+    ) -> None:
+        """Remember a batch of the log. `record_count` is its span of offsets: the last offset delta + 1."""
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            producer = self._producers[producer_id] = _Producer(producer_epoch, 0)
+            if len(self._producers) > self.producers_max:
+                self._forget_oldest()
+        batches = producer.batches
+        if producer.epoch != producer_epoch:
+            producer.epoch = producer_epoch
+            batches.clear()
+        elif len(batches) == BATCHES_KEPT:
+            del batches[0]
+        next_sequence = base_sequence + record_count
+        batches.append(
+            _Batch(
+                base_sequence, (next_sequence - 1) & SEQUENCE_MAX, last_offset - record_count + 1, last_offset
+            )
+        )
+        producer.next_sequence = next_sequence & SEQUENCE_MAX
+        producer.timestamp = timestamp
+
+    def replay(self, headers: Iterable[BatchHeader]) -> None:
+        """Apply batches read from the log, in order; they were checked before they were written."""
+        for header in headers:
+            if header.producer_id >= 0 and not header.is_control:
+                self.apply(
+                    header.producer_id,
+                    header.producer_epoch,
+                    header.base_sequence,
+                    header.base_offset + header.last_offset_delta,
+                    header.last_offset_delta + 1,
+                    header.max_timestamp,
+                )
+
+    def expire(self, now_ms: int, expiration_ms: int) -> int:
+        """Forget producers silent for that long without an open transaction; how many these were."""
+        expired = [
+            producer_id
+            for producer_id, producer in self._producers.items()
+            if producer.transaction_first_offset < 0 and now_ms - producer.timestamp >= expiration_ms
+        ]
+        for producer_id in expired:
+            del self._producers[producer_id]
+        return len(expired)
+
+    def clear(self) -> None:
+        """Forget everything, before the state is folded again after a truncation."""
+        self._producers.clear()
+
+    def encode_snapshot(self) -> bytes:
+        """The content of Kafka's `.snapshot` file: of each producer the newest batch."""
+        entries = bytearray(_SNAPSHOT_HEAD.size + _SNAPSHOT_ENTRY.size * len(self._producers))
+        position = _SNAPSHOT_HEAD.size
+        for producer_id, producer in self._producers.items():
+            last_sequence, last_offset, offset_delta = -1, -1, 0
+            if producer.batches:
+                newest = producer.batches[-1]
+                last_sequence, last_offset = newest.last_sequence, newest.last_offset
+                offset_delta = last_offset - newest.base_offset
+            _SNAPSHOT_ENTRY.pack_into(
+                entries,
+                position,
+                producer_id,
+                producer.epoch,
+                last_sequence,
+                last_offset,
+                offset_delta,
+                producer.timestamp,
+                producer.coordinator_epoch,
+                producer.transaction_first_offset,
+            )
+            position += _SNAPSHOT_ENTRY.size
+        _SNAPSHOT_HEAD.pack_into(entries, 0, _SNAPSHOT_VERSION, 0, len(self._producers))
+        crc = crc32c(memoryview(entries)[_CRC_COVERS_FROM:])
+        _SNAPSHOT_HEAD.pack_into(entries, 0, _SNAPSHOT_VERSION, crc, len(self._producers))
+        return bytes(entries)
+
+    @classmethod
+    def decode_snapshot(cls, data: bytes, producers_max: int = PRODUCERS_MAX) -> Self:
+        """Read a `.snapshot` file of ours or of Kafka. Raises CorruptSnapshotError."""
+        if len(data) < _SNAPSHOT_HEAD.size:
+            raise CorruptSnapshotError(f"{len(data)} bytes are too few")
+        version, crc, count = _SNAPSHOT_HEAD.unpack_from(data)
+        if version != _SNAPSHOT_VERSION:
+            raise CorruptSnapshotError(f"unknown version {version}")
+        computed = crc32c(memoryview(data)[_CRC_COVERS_FROM:])
+        if crc != computed:
+            raise CorruptSnapshotError(f"CRC is {computed:#010x}, stored is {crc:#010x}")
+        if _SNAPSHOT_HEAD.size + count * _SNAPSHOT_ENTRY.size != len(data):
+            raise CorruptSnapshotError(f"{count} entries do not fill {len(data)} bytes")
+        states = cls(producers_max)
+        for entry in _SNAPSHOT_ENTRY.iter_unpack(memoryview(data)[_SNAPSHOT_HEAD.size :]):
+            states._load(*entry)
+        return states
+
+    def _load(
+        self,
+        producer_id: int,
+        epoch: int,
+        last_sequence: int,
+        last_offset: int,
+        offset_delta: int,
+        timestamp: int,
+        coordinator_epoch: int,
+        transaction_first_offset: int,
+    ) -> None:
+        producer = _Producer(epoch, 0, timestamp, coordinator_epoch, transaction_first_offset)
+        if last_offset >= 0:
+            base_sequence = (last_sequence - offset_delta) & SEQUENCE_MAX
+            producer.batches.append(
+                _Batch(base_sequence, last_sequence, last_offset - offset_delta, last_offset)
+            )
+            producer.next_sequence = (last_sequence + 1) & SEQUENCE_MAX
+        self._producers[producer_id] = producer
+
+    def _forget_oldest(self) -> None:
+        # A sixteenth at once, so that a flood of new producer ids pays for the search only now and then.
+        idle = (
+            item
+            for item in self._producers.items()
+            if item[1].transaction_first_offset < 0 and item[1].batches
+        )
+        for producer_id, _ in nsmallest(
+            max(1, self.producers_max // 16), idle, key=lambda item: item[1].last_offset
+        ):
+            del self._producers[producer_id]
+
+
+def _check_known(
+    producer_id: int, producer: _Producer, producer_epoch: int, base_sequence: int, record_count: int
+) -> int:
+    """Decide on a batch that does not simply follow the producer's newest one."""
+    if producer_epoch < producer.epoch:
+        raise _fenced(producer_id, producer_epoch, producer.epoch)
+    if producer_epoch == producer.epoch:
+        last_sequence = (base_sequence + record_count - 1) & SEQUENCE_MAX
+        for batch in producer.batches:
+            if batch.base_sequence == base_sequence and batch.last_sequence == last_sequence:
+                return batch.base_offset
+    elif base_sequence == 0:
+        return APPEND
+    if producer.epoch == NO_EPOCH:
+        return APPEND
+    expected = producer.next_sequence if producer_epoch == producer.epoch else 0
+    raise KafkaError(
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        f"producer {producer_id} (epoch {producer_epoch}) sent sequence {base_sequence}, expected {expected}",
+    )
+
+
+def _fenced(producer_id: int, producer_epoch: int, current_epoch: int) -> KafkaError:
+    return KafkaError(
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        f"producer {producer_id} sent epoch {producer_epoch}, the current one is {current_epoch}",
+    )
