@@ -1,0 +1,269 @@
+"""Record batches, format version 2: the unit that producers send, the log stores and consumers fetch (R13, R20).
+
+The CRC covers everything from the attributes on, so the broker may set the base offset and the leader epoch of a
+batch in place without touching what the producer signed.
+"""
+
+from collections.abc import Iterable, Iterator
+from struct import Struct
+from struct import error as StructError
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from levada.errors import ErrorCode, KafkaError
+from levada.model import Codec, TimestampType
+from levada.wire.compression import compress, decompress
+
+HEADER = Struct(">qiibIhiqqqhii")
+HEADER_BYTES = HEADER.size
+LOG_OVERHEAD = 12  # base offset and length, which the length field does not count
+MAGIC = 2
+CRC_START = 21  # the first byte that the CRC covers: the attributes
+PLACE = Struct(">qii")  # base offset, batch length, leader epoch: what the broker sets
+DECODED_BYTES_MAX = 256 * 1024 * 1024
+RECORD_BYTES_MIN = 7
+
+CODEC_MASK = 0x07
+TIMESTAMP_TYPE_BIT = 0x08
+TRANSACTIONAL_BIT = 0x10
+CONTROL_BIT = 0x20
+
+_CRC = Struct(">I")
+_ATTRIBUTES = Struct(">h")
+_MAX_TIMESTAMP = Struct(">q")
+_CRC_AT = 17
+_MAX_TIMESTAMP_AT = 35
+
+
+class BatchHeader(NamedTuple):
+    """The fixed part of a batch, as it stands in the log."""
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch."""
+        return LOG_OVERHEAD + self.batch_length
+
+    @property
+    def codec(self) -> Codec:
+        return Codec(self.attributes & CODEC_MASK)
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        return TimestampType(bool(self.attributes & TIMESTAMP_TYPE_BIT))
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_BIT)
+
+
+class Record(NamedTuple):
+    """One message as a consumer sees it."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+def read_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> BatchHeader:
+    """The header at `offset`; the caller has made sure that 61 bytes are there."""
+    return BatchHeader._make(HEADER.unpack_from(buffer, offset))
+
+
+def crc_is_valid(batch: memoryview) -> bool:
+    """Whether one whole batch carries the CRC of its bytes."""
+    return crc32c(batch[CRC_START:]) == _CRC.unpack_from(batch, _CRC_AT)[0]
+
+
+def iterate_headers(data: memoryview) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of each whole batch in `data`; stops before an incomplete or impossible one."""
+    position, end = 0, len(data)
+    while end - position >= HEADER_BYTES:
+        header = read_header(data, position)
+        if header.batch_length < HEADER_BYTES - LOG_OVERHEAD or header.size > end - position:
+            return
+        yield position, header
+        position += header.size
+
+
+def stamp_append_time(batch: memoryview, now_ms: int) -> None:
+    """Turn the batch's timestamps into the time of the append (LogAppendTime), and sign it anew."""
+    (attributes,) = _ATTRIBUTES.unpack_from(batch, CRC_START)
+    _ATTRIBUTES.pack_into(batch, CRC_START, attributes | TIMESTAMP_TYPE_BIT)
+    _MAX_TIMESTAMP.pack_into(batch, _MAX_TIMESTAMP_AT, now_ms)
+    _CRC.pack_into(batch, _CRC_AT, crc32c(batch[CRC_START:]))
+
+
+def decode(batch: memoryview, limit_bytes: int = DECODED_BYTES_MAX) -> list[Record]:
+    """The records of one whole batch; CORRUPT_MESSAGE where it does not hold what it says."""
+    header = read_header(batch)
+    if header.magic != MAGIC:
+        raise KafkaError(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"record batch of magic {header.magic}")
+    if header.attributes & CODEC_MASK > Codec.ZSTD:
+        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"codec {header.attributes & CODEC_MASK}")
+    data = decompress(header.codec, batch[HEADER_BYTES : header.size], limit_bytes)
+    if not 0 <= header.record_count <= len(data) // RECORD_BYTES_MIN:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{header.record_count} records in {len(data)} bytes")
+    append_time = header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND_TIME else None
+    try:
+        return _decode_records(bytes(data), header, append_time)
+    except (IndexError, UnicodeDecodeError, StructError) as error:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a record is broken: {error}") from None
+
+
+def _decode_records(data: bytes, header: BatchHeader, append_time: int | None) -> list[Record]:
+    records: list[Record] = []
+    position = 0
+    for _ in range(header.record_count):
+        length, position = _varint(data, position)
+        end = position + length
+        if length < 0 or end > len(data):
+            raise IndexError("a record ends beyond its batch")
+        timestamp_delta, position = _varint(data, position + 1)
+        offset_delta, position = _varint(data, position)
+        key, position = _blob(data, position, end)
+        value, position = _blob(data, position, end)
+        count, position = _varint(data, position)
+        headers, position = _decode_headers(data, position, end, count) if count else ((), position)
+        if position != end:
+            raise IndexError("a record is longer or shorter than it says")
+        timestamp = append_time if append_time is not None else header.base_timestamp + timestamp_delta
+        records.append(Record(header.base_offset + offset_delta, timestamp, key, value, headers))
+    return records
+
+
+def _decode_headers(
+    data: bytes, position: int, end: int, count: int
+) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
+    if not 0 <= count <= (end - position) // 2:
+        raise IndexError("more headers than bytes")
+    headers: list[tuple[str, bytes | None]] = []
+    for _ in range(count):
+        name, position = _blob(data, position, end)
+        value, position = _blob(data, position, end)
+        if name is None:
+            raise IndexError("a header without a name")
+        headers.append((name.decode(), value))
+    return tuple(headers), position
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """A zigzag varint and the position after it."""
+    byte = data[position]
+    if byte < 0x80:
+        return (byte >> 1) ^ -(byte & 1), position + 1
+    value, shift = byte & 0x7F, 7
+    while True:
+        position += 1
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), position + 1
+        shift += 7
+        if shift > 63:
+            raise IndexError("a number of more than ten bytes")
+
+
+def _blob(data: bytes, position: int, end: int) -> tuple[bytes | None, int]:
+    length, position = _varint(data, position)
+    if length < 0:
+        return None, position
+    if length > end - position:
+        raise IndexError("a field ends beyond its record")
+    return data[position : position + length], position + length
+
+
+def encode(
+    records: Iterable[Record],
+    *,
+    base_offset: int = 0,
+    codec: Codec = Codec.NONE,
+    leader_epoch: int = -1,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    attributes: int = 0,
+) -> bytearray:
+    """One batch of `records`, whose offsets are counted from `base_offset` in the order given."""
+    body = bytearray()
+    base_timestamp = max_timestamp = -1
+    count = 0
+    for count, record in enumerate(records, start=1):
+        if count == 1:
+            base_timestamp = max_timestamp = record.timestamp
+        max_timestamp = max(max_timestamp, record.timestamp)
+        _encode_record(body, record, record.timestamp - base_timestamp, count - 1)
+    data = compress(codec, body)
+    batch = bytearray(HEADER_BYTES) + data
+    fields = (
+        base_offset,
+        len(batch) - LOG_OVERHEAD,
+        leader_epoch,
+        MAGIC,
+        0,
+        attributes | codec,
+        max(count - 1, 0),
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        count,
+    )
+    HEADER.pack_into(batch, 0, *fields)
+    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_START:]))
+    return batch
+
+
+def _encode_record(body: bytearray, record: Record, timestamp_delta: int, offset_delta: int) -> None:
+    inner = bytearray(1)  # attributes, unused
+    _put_varint(inner, timestamp_delta)
+    _put_varint(inner, offset_delta)
+    _put_blob(inner, record.key)
+    _put_blob(inner, record.value)
+    _put_varint(inner, len(record.headers))
+    for name, value in record.headers:
+        _put_blob(inner, name.encode())
+        _put_blob(inner, value)
+    _put_varint(body, len(inner))
+    body += inner
+
+
+def _put_varint(target: bytearray, number: int) -> None:
+    value = (number << 1) ^ (number >> 63)
+    while value > 0x7F:
+        target.append((value & 0x7F) | 0x80)
+        value >>= 7
+    target.append(value)
+
+
+def _put_blob(target: bytearray, blob: bytes | None) -> None:
+    if blob is None:
+        target.append(1)  # the varint of -1
+        return
+    _put_varint(target, len(blob))
+    target += blob
