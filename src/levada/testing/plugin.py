@@ -1,0 +1,37 @@
+"""The pytest plugin: a fixture `levada` with a broker behind it.
+
+One broker serves a whole pytest process, since starting it costs more than a test; every test gets topics of its own
+from `levada.topic()`, and the faults it ordered end with it. Under pytest-xdist each worker process has its own
+broker on its own free port and directory, so workers never meet. Nothing of Levada is imported before the first
+test asks for the fixture.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from levada.testing.embedded import EmbeddedBroker
+
+
+@pytest.fixture(scope="session")
+def levada_settings() -> Mapping[str, str]:
+    """The broker's settings by Kafka's names; override this fixture to change them."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def levada_broker(levada_settings: Mapping[str, str]) -> Iterator["EmbeddedBroker"]:
+    """The broker of this pytest process."""
+    from levada.testing.embedded import EmbeddedBroker
+
+    with EmbeddedBroker(levada_settings) as broker:
+        yield broker
+
+
+@pytest.fixture
+def levada(levada_broker: "EmbeddedBroker") -> Iterator["EmbeddedBroker"]:
+    """The broker, healthy, with topics that end with the test."""
+    yield levada_broker
+    levada_broker.forget()
