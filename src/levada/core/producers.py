@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from struct import Struct
-from typing import NamedTuple, Self
+from typing import Self
 
 from crc32c import crc32c
 
@@ -37,11 +37,8 @@ class CorruptSnapshotError(ValueError):
     """Not a producer snapshot of a known version with a valid CRC: delete it and take an older one."""
 
 
-class _Batch(NamedTuple):
-    base_sequence: int
-    last_sequence: int
-    base_offset: int
-    last_offset: int
+# Base sequence, last sequence, base offset, last offset. A plain tuple: one is made for each batch appended.
+_Batch = tuple[int, int, int, int]
 
 
 @dataclass(slots=True)
@@ -55,7 +52,7 @@ class _Producer:
 
     @property
     def last_offset(self) -> int:
-        return self.batches[-1].last_offset if self.batches else -1
+        return self.batches[-1][3] if self.batches else -1
 
 
 @dataclass(slots=True)
@@ -101,11 +98,8 @@ class ProducerStates:
         elif len(batches) == BATCHES_KEPT:
             del batches[0]
         next_sequence = base_sequence + record_count
-        batches.append(
-            _Batch(
-                base_sequence, (next_sequence - 1) & SEQUENCE_MAX, last_offset - record_count + 1, last_offset
-            )
-        )
+        last_sequence = (next_sequence - 1) & SEQUENCE_MAX
+        batches.append((base_sequence, last_sequence, last_offset - record_count + 1, last_offset))
         producer.next_sequence = next_sequence & SEQUENCE_MAX
         producer.timestamp = timestamp
 
@@ -144,9 +138,8 @@ class ProducerStates:
         for producer_id, producer in self._producers.items():
             last_sequence, last_offset, offset_delta = -1, -1, 0
             if producer.batches:
-                newest = producer.batches[-1]
-                last_sequence, last_offset = newest.last_sequence, newest.last_offset
-                offset_delta = last_offset - newest.base_offset
+                _, last_sequence, base_offset, last_offset = producer.batches[-1]
+                offset_delta = last_offset - base_offset
             _SNAPSHOT_ENTRY.pack_into(
                 entries,
                 position,
@@ -197,9 +190,7 @@ class ProducerStates:
         producer = _Producer(epoch, 0, timestamp, coordinator_epoch, transaction_first_offset)
         if last_offset >= 0:
             base_sequence = (last_sequence - offset_delta) & SEQUENCE_MAX
-            producer.batches.append(
-                _Batch(base_sequence, last_sequence, last_offset - offset_delta, last_offset)
-            )
+            producer.batches.append((base_sequence, last_sequence, last_offset - offset_delta, last_offset))
             producer.next_sequence = (last_sequence + 1) & SEQUENCE_MAX
         self._producers[producer_id] = producer
 
@@ -224,9 +215,9 @@ def _check_known(
         raise _fenced(producer_id, producer_epoch, producer.epoch)
     if producer_epoch == producer.epoch:
         last_sequence = (base_sequence + record_count - 1) & SEQUENCE_MAX
-        for batch in producer.batches:
-            if batch.base_sequence == base_sequence and batch.last_sequence == last_sequence:
-                return batch.base_offset
+        for first, last, base_offset, _ in producer.batches:
+            if first == base_sequence and last == last_sequence:
+                return base_offset
     elif base_sequence == 0:
         return APPEND
     if producer.epoch == NO_EPOCH:
