@@ -1,0 +1,84 @@
+"""The style rules that a machine can hold: sizes, docstrings, names, purity, no postponed work."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = sorted((ROOT / "src").rglob("*.py"))
+APART = sorted([*(ROOT / "bench").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+MODULE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 40
+VAGUE_NAMES = re.compile(r"(?i:manager|helper)|Utils?\b|_utils?\b|^utils?$|Impl\b|_impl\b")
+POSTPONED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+IMPURE = {
+    "asyncio", "io", "multiprocessing", "os", "pathlib", "random", "secrets", "select", "selectors", "shutil",
+    "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "uvloop",
+}  # fmt: skip
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]
+
+
+@pytest.mark.parametrize("path", [*SOURCE, *APART], ids=name_of)
+def test_a_module_is_short_and_says_why_it_exists(path: Path) -> None:
+    text = path.read_text()
+    tree = ast.parse(text)
+    lines = text.count("\n")
+    assert lines <= MODULE_LINES_MAX, f"{lines} lines"
+    assert ast.get_docstring(tree), "no module docstring"
+
+
+@pytest.mark.parametrize("path", SOURCE, ids=name_of)
+def test_functions_are_short(path: Path) -> None:
+    lengths = {
+        node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions(ast.parse(path.read_text()))
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > FUNCTION_LINES_MAX} == {}
+
+
+@pytest.mark.parametrize("path", SOURCE, ids=name_of)
+def test_names_say_what_a_thing_is(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    names = [path.stem, *classes, *(node.name for node in functions(tree))]
+    assert [name for name in names if VAGUE_NAMES.search(name)] == []
+
+
+@pytest.mark.parametrize("path", [*SOURCE, *APART, *TESTS], ids=name_of)
+def test_no_work_is_postponed_in_a_comment(path: Path) -> None:
+    if path != Path(__file__):
+        assert POSTPONED.findall(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in SOURCE if {"wire", "core"} & set(path.relative_to(ROOT).parts)], ids=name_of
+)
+def test_wire_and_core_are_pure(path: Path) -> None:
+    assert IMPURE & set(imports(ast.parse(path.read_text()))) == set()
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCE if path.name == "__init__.py"], ids=name_of)
+def test_packages_hold_no_code_of_their_own(path: Path) -> None:
+    """Only a docstring, names from below, and the loading of them on first use."""
+    tree = ast.parse(path.read_text())
+    assert {node.name for node in functions(tree)} <= {"__getattr__", "__dir__"}
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
