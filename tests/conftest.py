@@ -23,7 +23,7 @@ def children_alive() -> list[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_leftover_processes() -> Iterator[None]:
-    """Fail when a child process is alive that was not there at the start (none is seen where there is no /proc)."""
+    """Fail when a child is alive that was not there at the start (where there is no /proc, none is seen)."""
     before = set(children_alive())
     yield
     left = [line for line in children_alive() if line not in before]

@@ -1,7 +1,7 @@
-"""Faults that a test orders and dispatch carries out, so that clients can be tried against a broker that misbehaves.
+"""Faults that a test orders and dispatch carries out: clients are tried against a broker that misbehaves.
 
-Dispatch asks only while `server.faults` is true, that is while something is ordered: a broker without faults pays
-one truth test. Orders are kept per API key and are used up in the order in which they were given.
+Dispatch asks only while `faults` is true, that is while something is ordered: a broker without faults pays one
+truth test. Orders are kept per API key and are used up in the order in which they were given.
 """
 
 from collections import deque

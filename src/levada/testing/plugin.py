@@ -1,9 +1,9 @@
 """The pytest plugin: a fixture `levada` with a broker behind it.
 
-One broker serves a whole pytest process, since starting it costs more than a test; every test gets topics of its own
-from `levada.topic()`, and the faults it ordered end with it. Under pytest-xdist each worker process has its own
-broker on its own free port and directory, so workers never meet. Nothing of Levada is imported before the first
-test asks for the fixture.
+One broker serves a whole pytest process, since starting it costs more than a test; every test gets topics of its
+own from `levada.topic()`, and the faults it ordered end with it. Under pytest-xdist each worker process has its
+own broker on its own free port and directory, so workers never meet. Nothing of Levada is imported before the
+first test asks for the fixture.
 """
 
 from collections.abc import Iterator, Mapping
