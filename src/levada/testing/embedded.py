@@ -1,8 +1,8 @@
-"""A broker on a thread of the test process: the real server on real sockets, with its data in a temporary directory.
+"""A broker on a thread of the test process: the real server on real sockets, its data in a temporary directory.
 
-The server's loop runs on the thread; every call of a test crosses to it and waits, so that tests are plain functions.
-What a test asks for here (topics, records) goes straight to the broker's parts and not over the wire: faults that the
-test ordered for its client are met by its client alone.
+The server's loop runs on the thread; every call of a test crosses to it and waits, so that tests are plain
+functions. What a test asks for here (topics, records) goes straight to the broker's parts and not over the wire:
+the faults that a test ordered are met by its client alone.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self, TypeVar
 
-from levada.api.registry import api_key
 from levada.broker.faults import Fault, Faults
+from levada.broker.partitions import Partition
 from levada.config import BrokerConfig
 from levada.core.controller import CreateTopic, DeleteTopic
 from levada.errors import ErrorCode
@@ -25,6 +25,11 @@ from levada.wire import batches
 T = TypeVar("T")
 
 PATIENCE_S = 30.0  # for anything a broker does on its own machine; passing it means a bug of ours
+READ_BYTES = 1 << 20
+SETTINGS = {
+    "listeners": "PLAINTEXT://127.0.0.1:0",
+    "levada.metrics.listener": "",
+}
 
 
 class ReceivedRecord(NamedTuple):
@@ -44,11 +49,13 @@ class EmbeddedBroker:
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         self.faults = Faults()
-        self._settings = dict(settings or {})
+        self._settings = SETTINGS | dict(settings or {})
         self._topics: list[str] = []  # made by `topic` and not yet forgotten
         self._numbers = itertools.count(1)
-        self._thread: threading.Thread | None = None
-        self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run, name="levada", daemon=True)
+        self._started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, Server]]
+        self._started = concurrent.futures.Future()
+        self._stopping = asyncio.Event()
 
     def __enter__(self) -> Self:
         self.start()
@@ -56,3 +63,120 @@ class EmbeddedBroker:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def start(self) -> None:
+        """Start the broker; it answers when this returns."""
+        self._thread.start()
+        self._started.result(PATIENCE_S)
+
+    def stop(self) -> None:
+        """Stop the broker as SIGTERM would, and remove its data."""
+        loop, _ = self._started.result()
+        loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(PATIENCE_S)
+
+    @property
+    def bootstrap(self) -> str:
+        """What clients take as `bootstrap.servers`."""
+        _, server = self._started.result()
+        return ",".join(f"{endpoint.host}:{endpoint.port}" for endpoint in server.endpoints)
+
+    def topic(self, partitions: int = 1, **configs: object) -> str:
+        """Create a topic that no other test has; `retention_ms=1000` sets `retention.ms`."""
+        name = f"topic-{next(self._numbers)}"
+        settings = {key.replace("_", "."): _as_setting(value) for key, value in configs.items()}
+        self._wait(self._server.broker.controller.submit(CreateTopic(name, partitions, 1, settings)))
+        self._topics.append(name)
+        return name
+
+    def records(self, topic: str) -> list[ReceivedRecord]:
+        """Every committed record of a topic, by partition and offset."""
+        return self._call(lambda: list(self._read(topic)))
+
+    def fail_next(self, api: str, error: ErrorCode | str, times: int = 1) -> None:
+        """Answer the next request of an API with an error in place of handling it."""
+        code = ErrorCode[error] if isinstance(error, str) else error
+        self._order(api, Fault(error=code), times)
+
+    def delay(self, api: str, seconds: float, times: int = 1) -> None:
+        """Let the next request of an API wait before it is handled."""
+        self._order(api, Fault(delay_s=seconds), times)
+
+    def drop(self, api: str, times: int = 1) -> None:
+        """Close the connection that brings the next request of an API, unanswered."""
+        self._order(api, Fault(drop=True), times)
+
+    def forget(self) -> None:
+        """Delete the topics made so far and take back the faults not yet met: ready for the next test."""
+        self._call(self.faults.clear)
+        while self._topics:
+            self._wait(self._server.broker.controller.submit(DeleteTopic(self._topics.pop())))
+
+    @property
+    def _server(self) -> Server:
+        return self._started.result()[1]
+
+    def _run(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="levada-") as data:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(self._serve(data))
+
+    async def _serve(self, data: str) -> None:
+        try:
+            config, _ = BrokerConfig.load({"log.dirs": data} | self._settings)
+            server = Server(config, self.faults)
+            await server.start()
+        except BaseException as error:
+            self._started.set_exception(error)
+            return
+        self._started.set_result((asyncio.get_running_loop(), server))
+        await self._stopping.wait()
+        await server.stop()
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Run a function on the broker's thread."""
+
+        async def on_loop() -> T:
+            return function()
+
+        return self._wait(on_loop())
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        loop, _ = self._started.result()
+        return asyncio.run_coroutine_threadsafe(work, loop).result(PATIENCE_S)
+
+    def _order(self, api: str, fault: Fault, times: int) -> None:
+        key = _api_key(api)
+        self._call(lambda: self.faults.order(key, fault, times))
+
+    def _read(self, topic: str) -> Iterator[ReceivedRecord]:
+        broker = self._server.broker
+        for partition in broker.image.topics[topic].partitions:
+            yield from _committed(partition)
+
+
+@contextmanager
+def broker(**settings: object) -> Iterator[EmbeddedBroker]:
+    """A broker for the length of a block; `num_partitions=3` sets `num.partitions`."""
+    with EmbeddedBroker(
+        {name.replace("_", "."): _as_setting(value) for name, value in settings.items()}
+    ) as own:
+        yield own
+
+
+def _as_setting(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _committed(partition: Partition) -> Iterator[ReceivedRecord]:
+    """The records below the high watermark, markers of transactions left out."""
+    offset, end = partition.log_start_offset, partition.high_watermark
+    while offset < end:
+        piece = memoryview(b"".join(partition.log.read(offset, READ_BYTES, end, minimum_one=True).views))
+        for header in batches.iterate_headers(piece):
+            view, piece = piece[: header.size], piece[header.size :]
+            offset = header.last_offset + 1
+            if not header.is_control:
+                for record in batches.decode(view):
+                    if record.offset >= partition.log_start_offset:
+                        yield ReceivedRecord(partition.topic, partition.index, *record)

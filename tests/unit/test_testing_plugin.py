@@ -1,0 +1,169 @@
+"""`levada.testing` as users meet it: their own tests, in their own pytest run, with stock clients (R1)."""
+
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaError, Producer
+
+import levada.testing
+from levada.broker.faults import Fault, Faults
+from levada.errors import ErrorCode
+from levada.testing import EmbeddedBroker
+
+
+def produce(bootstrap: str, topic: str, *values: str, **settings: object) -> list[KafkaError | None]:
+    """Send values with librdkafka; what it was told about each."""
+    errors: list[KafkaError | None] = []
+    producer = Producer({"bootstrap.servers": bootstrap, **settings})
+    for value in values:
+        producer.produce(topic, value, on_delivery=lambda error, _: errors.append(error))
+    assert producer.flush(30) == 0
+    return errors
+
+
+def test_records_come_back_as_objects(levada: EmbeddedBroker) -> None:
+    topic = levada.topic(partitions=2)
+    producer = Producer({"bootstrap.servers": levada.bootstrap})
+    producer.produce(topic, b"tea", key=b"k", partition=1, headers={"h": b"1"}, timestamp=1_700_000_000_000)
+    producer.produce(topic, None, key=b"gone", partition=0, timestamp=1_700_000_000_001)
+    producer.flush(30)
+    assert levada.records(topic) == [
+        (topic, 0, 0, 1_700_000_000_001, b"gone", None, ()),
+        (topic, 1, 0, 1_700_000_000_000, b"k", b"tea", (("h", b"1"),)),
+    ]
+
+
+def test_every_topic_is_a_new_one(levada: EmbeddedBroker) -> None:
+    names = [levada.topic() for _ in range(3)]
+    assert len(set(names)) == 3
+    assert [levada.records(name) for name in names] == [[], [], []]
+
+
+def test_a_topic_takes_configs_by_kafkas_names(levada: EmbeddedBroker) -> None:
+    topic = levada.topic(max_message_bytes=100)
+    (error,) = produce(levada.bootstrap, topic, "x" * 200)
+    assert error and error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+
+
+def test_the_next_request_fails_and_the_one_after_does_not(levada: EmbeddedBroker) -> None:
+    topic = levada.topic()
+    levada.fail_next("produce", "TOPIC_AUTHORIZATION_FAILED")
+    (error,) = produce(levada.bootstrap, topic, "one")
+    assert error and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    assert produce(levada.bootstrap, topic, "two") == [None]
+    assert [record.value for record in levada.records(topic)] == [b"two"]
+
+
+def test_a_retriable_error_is_retried_by_the_client(levada: EmbeddedBroker) -> None:
+    topic = levada.topic()
+    levada.fail_next("Produce", ErrorCode.NOT_LEADER_OR_FOLLOWER, times=2)
+    assert produce(levada.bootstrap, topic, "one") == [None]
+    assert [record.value for record in levada.records(topic)] == [b"one"]
+    assert not levada.faults
+
+
+def test_a_dropped_connection_loses_nothing(levada: EmbeddedBroker) -> None:
+    topic = levada.topic()
+    levada.drop("produce")
+    settings = {"enable.idempotence": True}
+    assert produce(levada.bootstrap, topic, "one", "two", **settings) == [None, None]
+    assert [record.value for record in levada.records(topic)] == [b"one", b"two"]
+    assert not levada.faults
+
+
+def test_a_delayed_request_times_out_in_the_client(levada: EmbeddedBroker) -> None:
+    topic = levada.topic()
+    levada.delay("produce", 30)
+    settings = {"message.timeout.ms": 1000, "socket.timeout.ms": 500, "retries": 0}
+    (error,) = produce(levada.bootstrap, topic, "one", **settings)
+    assert error and error.code() in {KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT}
+
+
+def test_an_unknown_api_is_named(levada: EmbeddedBroker) -> None:
+    with pytest.raises(ValueError, match="did you mean produce"):
+        levada.fail_next("produse", ErrorCode.CORRUPT_MESSAGE)
+
+
+def test_faults_are_used_up_in_order() -> None:
+    faults = Faults()
+    assert not faults
+    faults.order(0, Fault(drop=True))
+    faults.order(0, Fault(delay_s=1.0), times=2)
+    faults.order(1, Fault(error=ErrorCode.CORRUPT_MESSAGE))
+    assert [faults.decide(0) for _ in range(4)] == [
+        Fault(drop=True),
+        Fault(delay_s=1.0),
+        Fault(delay_s=1.0),
+        None,
+    ]
+    assert faults and faults.decide(2) is None
+    faults.clear()
+    assert not faults and faults.decide(1) is None
+
+
+def test_a_fault_happens_at_least_once() -> None:
+    with pytest.raises(ValueError, match="not 0 times"):
+        Faults().order(0, Fault(drop=True), times=0)
+
+
+def test_brokers_are_apart_and_leave_nothing() -> None:
+    threads = threading.active_count()
+    with levada.testing.broker() as one, levada.testing.broker(num_partitions=3) as other:
+        assert one.bootstrap != other.bootstrap
+        topic = one.topic()
+        assert produce(one.bootstrap, topic, "x") == [None]
+        with pytest.raises(KeyError):
+            other.records(topic)
+        host, _, port = one.bootstrap.partition(":")
+    assert threading.active_count() == threads
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)))
+
+
+def test_a_wrong_setting_is_told_by_start() -> None:
+    with pytest.raises(Exception, match=r"num\.partitions"), levada.testing.broker(num_partitions="many"):
+        pass
+
+
+USERS_TESTS = """
+import pytest
+from confluent_kafka import Producer
+
+@pytest.fixture(scope="session")
+def levada_settings():
+    return {"num.partitions": "2"}
+
+@pytest.mark.parametrize("number", range(8))
+def test_orders(levada, number):
+    topic = levada.topic()
+    producer = Producer({"bootstrap.servers": levada.bootstrap})
+    producer.produce(topic, str(number))
+    producer.flush(10)
+    assert [record.value for record in levada.records(topic)] == [str(number).encode()]
+    levada.fail_next("fetch", "CORRUPT_MESSAGE")
+
+def test_that_needs_no_broker():
+    pass
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_the_fixture_in_a_users_project(tmp_path: Path, workers: str) -> None:
+    (tmp_path / "test_orders.py").write_text(USERS_TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-n", workers, "-p", "no:cacheprovider"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "9 passed" in result.stdout
+
+
+def test_pytest_loads_nothing_of_the_broker_until_it_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "test_light.py").write_text(
+        "import sys\ndef test_light():\n    assert not {'levada.server', 'uvloop', 'kio'} & set(sys.modules)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
