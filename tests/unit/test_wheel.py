@@ -57,7 +57,7 @@ def binaries(wheel: Path, downloads: Path, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def bootstrap(binaries: Path, tmp_path: Path) -> Iterator[str]:
     """A broker of the installed wheel, started as a user would; it must stop cleanly on SIGTERM."""
-    command = [binaries / "levada", "start", "--port", "0", "--data", tmp_path / "data"]
+    command = [str(binaries / "levada"), "start", "--port", "0", "--data", str(tmp_path / "data")]
     environment = os.environ | {"LEVADA_METRICS_LISTENER": ""}
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
