@@ -1,0 +1,137 @@
+"""Settings of topics and brokers altered while they run: whole (AlterConfigs) or by key (IncrementalAlterConfigs).
+
+What is stored is only what was set; a value is checked before it is stored, never when it is read back.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from levada.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, TopicConfig
+from levada.core.image import CLUSTER_DEFAULT, BrokerConfigsChanged, Change, ClusterImage, TopicChanged
+from levada.errors import ErrorCode, KafkaError
+from levada.settings import ConfigType, Setting, nearest
+
+# A topic must be valid on any broker, whatever defaults that broker has.
+BROKER_DEFAULTS: Final = BrokerConfig()
+
+
+class ResourceType(IntEnum):
+    """What a setting belongs to, by the numbers of the protocol."""
+
+    TOPIC = 2
+    BROKER = 4
+
+
+class Operation(IntEnum):
+    """What IncrementalAlterConfigs does to a key."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class Alteration(NamedTuple):
+    """One key of an incremental alteration."""
+
+    name: str
+    operation: Operation
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AlterConfigs:
+    """Replace all settings of a topic or broker."""
+
+    type: ResourceType
+    resource: str
+    configs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class IncrementalAlterConfigs:
+    """Alter some settings of a topic or broker and leave the others."""
+
+    type: ResourceType
+    resource: str
+    alterations: tuple[Alteration, ...]
+
+
+def altered(image: ClusterImage, command: AlterConfigs | IncrementalAlterConfigs) -> list[Change]:
+    """The change that stores the new settings; none if they are what they were."""
+    settings = TOPIC_SETTINGS if command.type is ResourceType.TOPIC else BROKER_SETTINGS
+    former = _current(image, command.type, command.resource)
+    if isinstance(command, AlterConfigs):
+        configs = dict(command.configs)
+    else:
+        configs = _folded(former, command.alterations, settings)
+    if command.type is ResourceType.TOPIC:
+        TopicConfig.build(BROKER_DEFAULTS, configs)
+    else:
+        _check_broker(configs, former)
+    if configs == former:
+        return []
+    if command.type is ResourceType.TOPIC:
+        return [TopicChanged(replace(image.topics[command.resource], configs=configs))]
+    return [BrokerConfigsChanged(command.resource, configs)]
+
+
+def _current(image: ClusterImage, type_: ResourceType, resource: str) -> Mapping[str, str]:
+    if type_ is ResourceType.TOPIC:
+        topic = image.topics.get(resource)
+        if topic is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{resource}' does not exist.")
+        return topic.configs
+    if resource != CLUSTER_DEFAULT and resource not in map(str, image.brokers):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"no broker has the id {resource!r}")
+    return image.broker_configs.get(resource, {})
+
+
+def _folded(
+    former: Mapping[str, str], alterations: tuple[Alteration, ...], settings: Mapping[str, Setting]
+) -> dict[str, str]:
+    repeated = [name for name, times in Counter(item.name for item in alterations).items() if times > 1]
+    if repeated:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys: {', '.join(repeated)}"
+        )
+    configs = dict(former)
+    for name, operation, value in alterations:
+        if operation is Operation.DELETE:
+            configs.pop(name, None)
+            continue
+        if value is None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for: {name}")
+        if operation is Operation.SET:
+            configs[name] = value
+            continue
+        known = settings.get(name)
+        if known is None or known.type is not ConfigType.LIST:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"Can't {operation.name} to key {name} because its type is not LIST.",
+            )
+        configs[name] = _edited_list(configs.get(name, known.render(known.default) or ""), operation, value)
+    return configs
+
+
+def _edited_list(present: str, operation: Operation, value: str) -> str:
+    parts = [part.strip() for part in present.split(",") if part.strip()]
+    given = [part.strip() for part in value.split(",") if part.strip()]
+    if operation is Operation.APPEND:
+        return ",".join(parts + [part for part in dict.fromkeys(given) if part not in parts])
+    return ",".join(part for part in parts if part not in given)
+
+
+def _check_broker(configs: Mapping[str, str], former: Mapping[str, str]) -> None:
+    for name, text in configs.items():
+        known = BROKER_SETTINGS.get(name)
+        if known is None:
+            hint = nearest(name, BROKER_SETTINGS)
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name}: there is no such setting{hint}")
+        known.parse(text)
+        if not known.dynamic and former.get(name) != text:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: {name}")

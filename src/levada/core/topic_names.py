@@ -1,0 +1,43 @@
+"""Which names a topic may have: Kafka's rules, since a name becomes a directory and part of a metric's name."""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from levada.errors import ErrorCode, KafkaError
+
+LENGTH_MAX: Final = 249
+_LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+def check(name: str) -> None:
+    """KafkaError INVALID_TOPIC_EXCEPTION unless a topic may have this name."""
+    if not name:
+        raise _invalid("the empty string is not allowed")
+    if name in (".", ".."):
+        raise _invalid("'.' or '..' is not allowed")
+    if len(name) > LENGTH_MAX:
+        raise _invalid(
+            f"the length of '{name[:LENGTH_MAX]}' is longer than the max allowed length {LENGTH_MAX}"
+        )
+    if not _LEGAL.fullmatch(name):
+        raise _invalid(
+            f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+        )
+
+
+def is_internal(name: str) -> bool:
+    """Whether brokers keep their own state in it."""
+    return name in ("__consumer_offsets", "__transaction_state", "__share_group_state")
+
+
+def colliding(name: str, others: Iterable[str]) -> str | None:
+    """Another name that is the same once `.` is `_`, as in metrics."""
+    if "." not in name and "_" not in name:
+        return None
+    flat = name.replace(".", "_")
+    return next((other for other in others if other != name and other.replace(".", "_") == flat), None)
+
+
+def _invalid(why: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {why}")
