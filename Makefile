@@ -30,11 +30,11 @@ demo: $(STAMP)  ## watch a broker at work for 20 seconds (KEEP=1 leaves it runni
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP)  ## all tests: unit (4 minutes), sim (3), compat with real clients (8)
-	$(BIN)/python -m pytest -n 2 tests/unit tests/sim
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/unit tests/sim
 	$(BIN)/python -m pytest tests/compat
 
 quick: $(STAMP)  ## what is worth running at each save: under 2 minutes
-	$(BIN)/python -m pytest -n 2 -q -m "not slow" tests/unit tests/sim
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow" tests/unit tests/sim
 
 check: $(STAMP)  ## style, types and layers
 	$(BIN)/ruff check .
@@ -52,11 +52,10 @@ bench: $(STAMP)  ## Levada and Apache Kafka side by side: 15 minutes (FULL=1: ev
 bench-quick: $(STAMP)  ## the hot path against its last recorded state: under 2 minutes, no JVM
 	$(BIN)/python -m bench quick
 
-lock: $(STAMP)  ## resolve the dependencies again and write requirements/*.txt
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
-	  pyproject.toml -o requirements/core.txt
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
-	  --extra dev -c requirements/core.txt pyproject.toml -o requirements/dev.txt
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header $(if $(UPGRADE),--upgrade)
+lock: $(STAMP)  ## write requirements/*.txt from pyproject.toml (UPGRADE=1 takes newer versions)
+	$(LOCK) pyproject.toml -o requirements/core.txt
+	$(LOCK) --extra dev pyproject.toml -o requirements/dev.txt
 
 clean:  ## remove what make made
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

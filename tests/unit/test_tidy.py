@@ -2,10 +2,12 @@
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = sorted((ROOT / "src").rglob("*.py"))
@@ -82,3 +84,13 @@ def test_packages_hold_no_code_of_their_own(path: Path) -> None:
     tree = ast.parse(path.read_text())
     assert {node.name for node in functions(tree)} <= {"__getattr__", "__dir__"}
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
+@pytest.mark.parametrize("name", ["core", "dev"])
+def test_the_locks_hold_what_the_project_asks_for(name: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + (project["optional-dependencies"]["dev"] if name == "dev" else [])
+    lock = (ROOT / "requirements" / f"{name}.txt").read_text()
+    locked = dict(re.findall(r"^([a-z0-9-]+)==([^ \\]+)", lock, re.MULTILINE))
+    for requirement in map(Requirement, wanted):
+        assert requirement.specifier.contains(locked[requirement.name], prereleases=True), "run `make lock`"

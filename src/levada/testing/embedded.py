@@ -7,13 +7,16 @@ the faults that a test ordered are met by its client alone.
 
 import asyncio
 import concurrent.futures
+import difflib
 import itertools
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self, TypeVar
 
+from levada.api.registry import HANDLERS
 from levada.broker.faults import Fault, Faults
 from levada.broker.partitions import Partition
 from levada.config import BrokerConfig
@@ -168,15 +171,24 @@ def _as_setting(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _api_key(api: str) -> int:
+    """The key of an API by its name, written `ListOffsets` or `list_offsets`."""
+    keys = {handler.name: handler.api_key for handler in HANDLERS.values()}
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", api).lower()
+    if name in keys:
+        return keys[name]
+    nearest = difflib.get_close_matches(name, keys, 1)
+    raise ValueError(f"no such API: {api}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
+
+
 def _committed(partition: Partition) -> Iterator[ReceivedRecord]:
     """The records below the high watermark, markers of transactions left out."""
     offset, end = partition.log_start_offset, partition.high_watermark
     while offset < end:
         piece = memoryview(b"".join(partition.log.read(offset, READ_BYTES, end, minimum_one=True).views))
-        for header in batches.iterate_headers(piece):
-            view, piece = piece[: header.size], piece[header.size :]
+        for position, header in batches.iterate_headers(piece):
             offset = header.last_offset + 1
             if not header.is_control:
-                for record in batches.decode(view):
+                for record in batches.decode(piece[position : position + header.size]):
                     if record.offset >= partition.log_start_offset:
                         yield ReceivedRecord(partition.topic, partition.index, *record)
