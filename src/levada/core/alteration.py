@@ -1,4 +1,4 @@
-"""Settings of topics and brokers altered while they run: whole (AlterConfigs) or by key (IncrementalAlterConfigs).
+"""Settings altered while topics and brokers run: whole (AlterConfigs) or by key (IncrementalAlterConfigs).
 
 What is stored is only what was set; a value is checked before it is stored, never when it is read back.
 """

@@ -1,6 +1,6 @@
 """What the controller decides: a plain function of the image and a command, giving the changes to store.
 
-Nothing is changed here, and a command either gives all its changes or raises KafkaError with Kafka's code and words.
+Nothing is changed here: a command gives all its changes or raises KafkaError with Kafka's code and words.
 Ids and defaults come with the command, since chance and settings are not the controller's.
 """
 
@@ -25,7 +25,7 @@ from levada.errors import ErrorCode, KafkaError
 
 PRODUCER_ID_BLOCK: Final = 1_000
 PRODUCER_ID_MAX: Final = (1 << 63) - 1
-# What one command may create, so that a number on the wire cannot fill the memory. Kafka's limit for a request.
+# What one command may create, so that a number on the wire cannot fill the memory; Kafka's limit.
 PARTITIONS_PER_COMMAND_MAX: Final = 10_000
 
 Assignments: TypeAlias = Sequence[
@@ -162,7 +162,7 @@ def _check_assignments(image: ClusterImage, assignments: Assignments, replicatio
         elif len(set(replicas)) < len(replicas):
             why = f"includes a broker more than once: {', '.join(map(str, replicas))}"
         elif len(replicas) != replication_factor:
-            why = f"includes a partition with {len(replicas)} replica(s), where others have {replication_factor}"
+            why = f"includes a partition with {len(replicas)} replica(s), others have {replication_factor}"
         else:
             unknown = [broker for broker in replicas if broker not in image.brokers]
             if not unknown:
@@ -172,7 +172,7 @@ def _check_assignments(image: ClusterImage, assignments: Assignments, replicatio
 
 
 def _placed(image: ClusterImage, topic_id: UUID, first: int, count: int, factor: int) -> Assignments:
-    """Spread new partitions: leaders round robin from a place that differs by topic, replicas on the brokers after."""
+    """Spread new partitions: leaders round robin from a place of the topic's own, replicas on those after."""
     if count < 1:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."

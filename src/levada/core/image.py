@@ -1,13 +1,13 @@
 """What a broker knows of its cluster, as one immutable value.
 
-A broker reconciles itself to the image it holds and never edits it: `apply` makes the next one. Each kind of change
-is a row of the metadata store, under a key that is a path, so the same changes come from a file, from ZooKeeper or
-from a log, and replaying them rebuilds the image.
+A broker reconciles itself to the image it holds and never edits it: `apply` makes the next one. Each change is
+a row of the metadata store, so the same changes come from a file, from ZooKeeper or from a log, and replaying
+them rebuilds the image.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from levada.model import NO_LEADER, Endpoint
@@ -131,45 +131,43 @@ class ClusterImage:
 
     def apply(self, changes: Iterable[Change], revision: int | None = None) -> "ClusterImage":
         """The image after the changes. Cannot fail; the revision grows by one unless told."""
-        brokers, topics, broker_configs = dict(self.brokers), dict(self.topics), dict(self.broker_configs)
-        topic_names = dict(self.topic_names)
-        cluster_id, controller_id, next_producer_id = (
-            self.cluster_id,
-            self.controller_id,
-            self.next_producer_id,
-        )
+        fields: dict[str, Any] = {
+            "brokers": dict(self.brokers),
+            "topics": dict(self.topics),
+            "topic_names": dict(self.topic_names),
+            "broker_configs": dict(self.broker_configs),
+            "revision": self.revision + 1 if revision is None else revision,
+        }
         for change in changes:
             match change:
-                case TopicChanged(topic):
-                    former = topics.get(topic.name)
-                    if former is not None:
-                        del topic_names[former.id]
-                    topics[topic.name] = topic
-                    topic_names[topic.id] = topic.name
-                case TopicRemoved(name):
-                    if name in topics:
-                        del topic_names[topics.pop(name).id]
+                case TopicChanged() | TopicRemoved():
+                    _apply_topic(fields["topics"], fields["topic_names"], change)
                 case BrokerChanged(broker):
-                    brokers[broker.id] = broker
-                case BrokerRemoved(id_):
-                    brokers.pop(id_, None)
+                    fields["brokers"][broker.id] = broker
+                case BrokerRemoved(broker_id):
+                    fields["brokers"].pop(broker_id, None)
                 case BrokerConfigsChanged(name, configs):
-                    broker_configs.pop(name, None)
+                    fields["broker_configs"].pop(name, None)
                     if configs:
-                        broker_configs[name] = configs
-                case ProducerIdsAllocated(next_id):
-                    next_producer_id = next_id
-                case ClusterFormed(id_text):
-                    cluster_id = id_text
-                case ControllerChanged(id_):
-                    controller_id = id_
-        return ClusterImage(
-            cluster_id=cluster_id,
-            controller_id=controller_id,
-            revision=self.revision + 1 if revision is None else revision,
-            next_producer_id=next_producer_id,
-            brokers=brokers,
-            topics=topics,
-            topic_names=topic_names,
-            broker_configs=broker_configs,
-        )
+                        fields["broker_configs"][name] = configs
+                case ProducerIdsAllocated(next_producer_id):
+                    fields["next_producer_id"] = next_producer_id
+                case ClusterFormed(cluster_id):
+                    fields["cluster_id"] = cluster_id
+                case ControllerChanged(controller_id):
+                    fields["controller_id"] = controller_id
+        return replace(self, **fields)
+
+
+def _apply_topic(
+    topics: dict[str, TopicImage], topic_names: dict[UUID, str], change: TopicChanged | TopicRemoved
+) -> None:
+    name = change.topic.name if isinstance(change, TopicChanged) else change.name
+    former = topics.get(name)
+    if former is not None:
+        del topic_names[former.id]
+    if isinstance(change, TopicChanged):
+        topics[name] = change.topic
+        topic_names[change.topic.id] = name
+    else:
+        topics.pop(name, None)

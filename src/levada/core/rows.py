@@ -1,6 +1,6 @@
 """Changes of the image as rows of the metadata store: a key that is a path, a value that is JSON.
 
-The keys are those one would give nodes of ZooKeeper, so that a person who looks into the store finds their way.
+The keys are those one would give nodes of ZooKeeper, so that a person who looks into a store finds the way.
 """
 
 from typing import Any, Final

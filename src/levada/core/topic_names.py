@@ -1,4 +1,4 @@
-"""Which names a topic may have: Kafka's rules, since a name becomes a directory and part of a metric's name."""
+"""Which names a topic may have: Kafka's rules, since a name becomes a directory and part of a metric."""
 
 import re
 from collections.abc import Iterable
