@@ -15,11 +15,12 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self, TypeVar
+from uuid import uuid4
 
 from levada.api.registry import HANDLERS
 from levada.broker.faults import Fault, Faults
 from levada.broker.partitions import Partition
-from levada.config import BrokerConfig
+from levada.config import BrokerConfig, TopicConfig
 from levada.core.controller import CreateTopic, DeleteTopic
 from levada.errors import ErrorCode
 from levada.server import Server, new_event_loop
@@ -87,8 +88,9 @@ class EmbeddedBroker:
     def topic(self, partitions: int = 1, **configs: object) -> str:
         """Create a topic that no other test has; `retention_ms=1000` sets `retention.ms`."""
         name = f"topic-{next(self._numbers)}"
-        settings = {key.replace("_", "."): _as_setting(value) for key, value in configs.items()}
-        self._wait(self._server.broker.controller.submit(CreateTopic(name, partitions, 1, settings)))
+        broker, settings = self._server.broker, _by_kafkas_names(configs)
+        TopicConfig.build(broker.config, settings)
+        self._wait(broker.controller.submit(CreateTopic(name, uuid4(), partitions, configs=settings)))
         self._topics.append(name)
         return name
 
@@ -120,16 +122,16 @@ class EmbeddedBroker:
         return self._started.result()[1]
 
     def _run(self) -> None:
-        with tempfile.TemporaryDirectory(prefix="levada-") as data:
-            with asyncio.Runner(loop_factory=new_event_loop) as runner:
-                runner.run(self._serve(data))
+        data = tempfile.TemporaryDirectory(prefix="levada-")
+        with data, asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(self._serve(data.name))
 
     async def _serve(self, data: str) -> None:
         try:
             config, _ = BrokerConfig.load({"log.dirs": data} | self._settings)
             server = Server(config, self.faults)
             await server.start()
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 (it is raised again in `start`)
             self._started.set_exception(error)
             return
         self._started.set_result((asyncio.get_running_loop(), server))
@@ -154,21 +156,23 @@ class EmbeddedBroker:
 
     def _read(self, topic: str) -> Iterator[ReceivedRecord]:
         broker = self._server.broker
-        for partition in broker.image.topics[topic].partitions:
-            yield from _committed(partition)
+        for index in range(len(broker.image.topics[topic].partitions)):
+            yield from _committed(broker.partitions[topic, index])
 
 
 @contextmanager
 def broker(**settings: object) -> Iterator[EmbeddedBroker]:
     """A broker for the length of a block; `num_partitions=3` sets `num.partitions`."""
-    with EmbeddedBroker(
-        {name.replace("_", "."): _as_setting(value) for name, value in settings.items()}
-    ) as own:
+    with EmbeddedBroker(_by_kafkas_names(settings)) as own:
         yield own
 
 
-def _as_setting(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _by_kafkas_names(settings: Mapping[str, object]) -> dict[str, str]:
+    """`retention_ms=1000` as Kafka has it: names with dots, values as text."""
+    return {
+        name.replace("_", "."): str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in settings.items()
+    }
 
 
 def _api_key(api: str) -> int:
