@@ -1,0 +1,1 @@
+"""Side-by-side benchmarks of Levada and Apache Kafka: `make bench` and, for daily use, `make bench-quick`."""

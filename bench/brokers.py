@@ -1,0 +1,196 @@
+"""The two brokers under test, each a process of its own on the same disk, started and stopped the same way.
+
+Apache Kafka comes from Maven Central into a cache outside the tree and runs as its own start script runs it:
+one KRaft node, 1 GiB of heap, G1. Everything else of both brokers stays at its defaults, except that Kafka
+removes the files of a deleted topic after a second instead of a minute, so that rounds leave no pages behind.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from bench import wire
+
+KAFKA_VERSION = "4.3.1"
+KAFKA_JVM = (
+    *("-Xmx1G", "-Xms1G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
+    *(
+        "-XX:InitiatingHeapOccupancyPercent=35",
+        "-XX:+ExplicitGCInvokesConcurrent",
+        "-Djava.awt.headless=true",
+    ),
+)
+START_TIMEOUT_S = 60.0
+POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
+<groupId>levada</groupId><artifactId>kafka-jars</artifactId><version>1</version><dependencies>{}</dependencies></project>
+"""
+POM_DEPENDENCY = "<dependency><groupId>org.apache.kafka</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def java() -> str:
+    """JDK 25 when the machine has one, otherwise whatever `java` is on the path."""
+    for home in sorted(Path("/usr/lib/jvm").glob("*25*")):
+        if (home / "bin/java").is_file():
+            return str(home / "bin/java")
+    found = shutil.which("java")
+    if found is None:
+        raise FileNotFoundError("no Java found: Apache Kafka needs one to be compared with")
+    return found
+
+
+def kafka_jars() -> Path:
+    """The directory of Kafka's jars, fetched once (54 MB, about two minutes)."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "levada"
+    jars = cache / f"kafka-{KAFKA_VERSION}"
+    if not any(jars.glob("kafka-tools-*.jar")):
+        with tempfile.TemporaryDirectory() as work:
+            artifacts = ("kafka_2.13", "kafka-tools")
+            pom = Path(work) / "pom.xml"
+            pom.write_text(
+                POM.format("".join(POM_DEPENDENCY.format(name, KAFKA_VERSION) for name in artifacts))
+            )
+            command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies"]
+            subprocess.run([*command, f"-DoutputDirectory={jars}"], check=True, stdout=sys.stderr)
+    return jars
+
+
+def java_command(main: str, *arguments: str, options: tuple[str, ...] = ()) -> list[str]:
+    return [java(), *options, "-cp", f"{kafka_jars()}/*", main, *arguments]
+
+
+class Broker(ABC):
+    """A broker process with a data directory that is removed in the end."""
+
+    name: str
+
+    def __init__(self, root: Path) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix=f"bench-{self.name}-", dir=root))
+        self.port = free_port()
+        self.log_path = self.directory / "broker.out"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def command(self) -> list[str]: ...
+
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Do what is done once before the first start and does not count as starting."""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the broker is not running"
+        return self._process.pid
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> float:
+        """Seconds from starting the process to its first answer."""
+        started = time.perf_counter()
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment(),
+                cwd=self.directory,
+            )
+        while not wire.answers(self.port):
+            if self._process.poll() is not None or time.perf_counter() - started > START_TIMEOUT_S:
+                raise wire.BrokerError(f"{self.name} did not start:\n{self.log_path.read_text()[-2_000:]}")
+            time.sleep(0.005)
+        return time.perf_counter() - started
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Levada(Broker):
+    """This tree's broker, run by this Python."""
+
+    name = "levada"
+
+    def prepare(self) -> None:
+        """Its data directory needs no formatting."""
+
+    def command(self) -> list[str]:
+        where = ("--data", str(self.directory / "data"), "--port", str(self.port))
+        return [sys.executable, "-m", "levada", "start", *where]
+
+    def environment(self) -> dict[str, str]:
+        path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH", ""))))
+        # An own metrics port, so that it can run beside another broker.
+        return {**os.environ, "PYTHONPATH": path, "KAFKA_LEVADA_METRICS_LISTENER": f"127.0.0.1:{free_port()}"}
+
+
+class Kafka(Broker):
+    """Apache Kafka as one KRaft node."""
+
+    name = "kafka"
+
+    def prepare(self) -> None:
+        controller = free_port()
+        properties = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "log.dirs": str(self.directory / "data"),
+            "offsets.topic.replication.factor": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            "log.segment.delete.delay.ms": "1000",
+        }
+        self._settings.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+        format_data = ("format", "-t", "bGV2YWRhLWJlbmNoLTAwMQ", "-c", str(self._settings))
+        subprocess.run(
+            java_command("kafka.tools.StorageTool", *format_data),
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+
+    def command(self) -> list[str]:
+        return java_command("kafka.Kafka", str(self._settings), options=KAFKA_JVM)
+
+    @property
+    def _settings(self) -> Path:
+        return self.directory / "server.properties"
