@@ -1,1 +1,1 @@
-"""The edge to the network: sockets in, frames out."""
+"""Sockets: the listener that serves clients, and the small client that peers, tools and pipelines use."""

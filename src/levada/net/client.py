@@ -1,0 +1,310 @@
+"""A small Kafka client on asyncio: the command line, followers and pipelines talk to brokers with it (R47, R49).
+
+It keeps one connection to each broker, sends every request to the broker that must answer it, and learns anew
+who leads what when an answer says so. For heavy use confluent-kafka is faster; this one needs no C library, runs
+in the loop of its caller and knows every API.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartition
+from levada.net.bootstrap import Api, BrokerInfo, ClusterMetadata, TopicInfo, error_code
+from levada.net.connection import RESPONSE_BYTES_MAX, Address, Connection, ConnectionFailed
+
+if TYPE_CHECKING:
+    from levada.net.admin import Admin
+    from levada.net.consumer import Consumer, Start
+    from levada.net.producer import Acks, Compression, Producer
+
+DEFAULT_PORT = 9092
+
+# Errors that say "not here" or "not yet": learn who leads now, and ask again.
+MOVED = frozenset(
+    {
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.LISTENER_NOT_FOUND,
+    }
+)
+
+
+def parse_bootstrap(bootstrap: str | Iterable[str]) -> list[Address]:
+    """Addresses as `host:port`, separated by commas or in a list; IPv6 in brackets, port 9092 by default."""
+    entries = bootstrap.split(",") if isinstance(bootstrap, str) else bootstrap
+    addresses: list[Address] = []
+    for entry in (text.strip() for text in entries):
+        if not entry:
+            continue
+        host, colon, port = entry.rpartition(":")
+        if not colon or entry.endswith("]"):
+            host, port = entry, str(DEFAULT_PORT)
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"not an address: {entry!r}; write host:port, as in 127.0.0.1:9092")
+        addresses.append(Address(host, int(port)))
+    if not addresses:
+        raise ValueError("no bootstrap address given; write host:port, as in 127.0.0.1:9092")
+    return addresses
+
+
+class Client:
+    """A connection to a cluster.
+
+    >>> async with levada.Client("127.0.0.1:9092") as client:
+    ...     for name in (await client.metadata()).topics: ...
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Iterable[str] = "127.0.0.1:9092",
+        client_id: str = "levada",
+        *,
+        request_timeout_ms: int = 30_000,
+        connect_timeout_ms: int = 10_000,
+        retry_backoff_ms: int = 100,
+        response_bytes_max: int = RESPONSE_BYTES_MAX,
+    ) -> None:
+        self.bootstrap = parse_bootstrap(bootstrap)
+        self.client_id = client_id
+        self.request_timeout_ms = request_timeout_ms
+        self.retry_backoff_s = retry_backoff_ms / 1000
+        self._connect_timeout_s = connect_timeout_ms / 1000
+        self._response_bytes_max = response_bytes_max
+        self._brokers: dict[int, BrokerInfo] = {}
+        self._topics: dict[str, TopicInfo] = {}
+        self._connections: dict[Address, Connection] = {}
+        self._opening: dict[Address, asyncio.Task[Connection]] = {}
+        self._closed = False
+
+    async def __aenter__(self) -> "Client":
+        await self._any_connection()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection; requests on the way fail with ConnectionFailed."""
+        self._closed = True
+        for opening in self._opening.values():
+            opening.cancel()
+        await asyncio.gather(*self._opening.values(), return_exceptions=True)
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        await asyncio.sleep(0)  # the transports' own goodbyes
+
+    # Metadata
+
+    async def metadata(self, topics: Iterable[str] | None = None, *, create: bool = False) -> ClusterMetadata:
+        """Brokers and these topics, or all; `create` lets the broker create what is missing, if it may."""
+        names = None if topics is None else list(topics)
+        connection = await self._any_connection()
+        found = await connection.metadata(names, create=create, timeout_s=self.request_timeout_ms / 1000)
+        self._brokers = dict(found.brokers)
+        for name, topic in found.topics.items():
+            if topic.error == ErrorCode.NONE:
+                self._topics[name] = topic
+            else:
+                self._topics.pop(name, None)
+        return found
+
+    async def topic(self, name: str, *, create: bool = False, refresh: bool = False) -> TopicInfo:
+        """One topic, from memory unless `refresh`; waits for a topic that is being created."""
+        known = self._topics.get(name)
+        if known is not None and not refresh:
+            return known
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.request_timeout_ms / 1000
+        while True:
+            topic = (await self.metadata([name], create=create)).topics.get(name)
+            code = error_code(topic.error) if topic else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if topic and code is ErrorCode.NONE and topic.partitions:
+                return topic
+            starting = code is ErrorCode.LEADER_NOT_AVAILABLE or (create and code in MOVED)
+            if not starting or loop.time() > deadline:
+                raise KafkaError(code, f"topic {name}")
+            await asyncio.sleep(self.retry_backoff_s)
+
+    async def leader(self, partition: TopicPartition, *, refresh: bool = False) -> int:
+        """The node that leads a partition; KafkaError if there is no such partition or no leader now."""
+        topic = await self.topic(partition.topic, refresh=refresh)
+        if not 0 <= partition.partition < len(topic.partitions):
+            raise KafkaError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"{topic.name} has {len(topic.partitions)} partitions, no partition {partition.partition}",
+            )
+        leader = topic.partitions[partition.partition].leader
+        if leader < 0:
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
+        return leader
+
+    def known_leader(self, partition: TopicPartition) -> int:
+        """The leader as far as is known without asking, -1 if it is not."""
+        topic = self._topics.get(partition.topic)
+        if topic is None or not 0 <= partition.partition < len(topic.partitions):
+            return -1
+        return topic.partitions[partition.partition].leader
+
+    def forget(self, topic: str) -> None:
+        """Ask the brokers again before the next use of a topic."""
+        self._topics.pop(topic, None)
+
+    # Requests
+
+    async def request(
+        self, api: str, request: object, *, node: int | None = None, timeout_ms: int | None = None
+    ) -> Any:
+        """Send any request of the protocol to a broker (to any broker without `node`) and give its response.
+
+        `api` is the API's name as kio spells it ("create_topics"); request and response have the shape of its
+        newest version, whatever version the broker speaks.
+        """
+        from levada.wire import messages
+
+        api_key = messages.api_key(api)
+        connection = await self.connection(node)
+        version = connection.version(Api(api, api_key, messages.versions_known(api_key)))
+        body = await connection.send(
+            api_key,
+            version,
+            messages.write_request(api_key, version, request),
+            timeout_s=(timeout_ms or self.request_timeout_ms) / 1000,
+            flexible=messages.request_header_is_flexible(api_key, version),
+            flexible_reply=messages.response_header_is_flexible(api_key, version),
+        )
+        return connection.parse(lambda view: messages.read_response(api_key, version, view), body)
+
+    @property
+    def admin(self) -> "Admin":
+        """Topics and settings: create, alter, describe, delete."""
+        from levada.net.admin import Admin
+
+        return Admin(self)
+
+    def producer(
+        self,
+        *,
+        acks: "Acks" = "all",
+        linger_ms: float = 5,
+        batch_bytes: int = 262_144,
+        buffer_bytes: int = 33_554_432,
+        compression: "Compression" = "none",
+        idempotent: bool | None = None,
+        in_flight_max: int = 5,
+        delivery_timeout_ms: int = 120_000,
+    ) -> "Producer":
+        """A batching producer; see `levada.net.producer.Producer`."""
+        from levada.net.producer import Producer
+
+        return Producer(
+            self,
+            acks=acks,
+            linger_ms=linger_ms,
+            batch_bytes=batch_bytes,
+            buffer_bytes=buffer_bytes,
+            compression=compression,
+            idempotent=idempotent,
+            in_flight_max=in_flight_max,
+            delivery_timeout_ms=delivery_timeout_ms,
+        )
+
+    def consumer(
+        self,
+        *topics: str,
+        assign: Iterable[TopicPartition | tuple[str, int]] = (),
+        start: "Start" = "earliest",
+        isolation: Literal["read_uncommitted", "read_committed"] = "read_uncommitted",
+        reset: Literal["earliest", "latest"] | None = None,
+        fetch_bytes: int = 1_048_576,
+        fetch_wait_ms: int = 500,
+        buffer_bytes: int = 33_554_432,
+    ) -> "Consumer":
+        """A consumer of topics, or of the partitions in `assign`; see `levada.net.consumer.Consumer`."""
+        from levada.net.consumer import Consumer
+
+        return Consumer(
+            self,
+            topics=topics,
+            assign=[TopicPartition(*partition) for partition in assign],
+            start=start,
+            isolation=isolation,
+            reset=reset,
+            fetch_bytes=fetch_bytes,
+            fetch_wait_ms=fetch_wait_ms,
+            buffer_bytes=buffer_bytes,
+        )
+
+    # Connections
+
+    async def connection(self, node: int | None = None) -> Connection:
+        """The connection to a broker, opened if need be; without `node` to any broker."""
+        if node is None:
+            return await self._any_connection()
+        broker = self._brokers.get(node)
+        if broker is None:
+            await self.metadata(())
+            broker = self._brokers.get(node)
+        if broker is None:
+            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"there is no broker {node}")
+        return await self._connect(Address(broker.host, broker.port))
+
+    async def _any_connection(self) -> Connection:
+        """A connection that is open, or to the first broker that answers."""
+        for connection in self._connections.values():
+            if not connection.closed:
+                return connection
+        known = [Address(broker.host, broker.port) for broker in self._brokers.values()]
+        random.shuffle(known)
+        failures: list[str] = []
+        for address in dict.fromkeys(known + self.bootstrap):
+            try:
+                return await self._connect(address)
+            except ConnectionFailed as failure:
+                failures.append(str(failure))
+        raise ConnectionFailed("; ".join(failures))
+
+    async def _connect(self, address: Address) -> Connection:
+        connection = self._connections.get(address)
+        if connection is not None and not connection.closed:
+            return connection
+        if self._closed:
+            raise ConnectionFailed("the client is closed")
+        opening = self._opening.get(address)
+        if opening is None:
+            opening = asyncio.create_task(self._open(address), name=f"connect to {address}")
+            opening.add_done_callback(_look_at)  # its caller may be gone
+            self._opening[address] = opening
+        return await asyncio.shield(opening)
+
+    async def _open(self, address: Address) -> Connection:
+        try:
+            connection = await Connection.open(
+                address,
+                self.client_id,
+                timeout_s=self._connect_timeout_s,
+                response_bytes_max=self._response_bytes_max,
+            )
+            self._connections[address] = connection
+            return connection
+        finally:
+            del self._opening[address]
+
+
+def _look_at(task: asyncio.Task[Connection]) -> None:
+    if not task.cancelled():
+        task.exception()

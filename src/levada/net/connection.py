@@ -1,0 +1,298 @@
+"""One socket to one broker: requests go out as they come, answers are matched by correlation id.
+
+Any number of requests may be on the way at once. A request that gets no answer in time closes the connection,
+because a broker answers in order: whatever follows is late as well.
+"""
+
+import asyncio
+from collections.abc import Callable
+from struct import Struct
+from struct import error as StructError
+from typing import NamedTuple, TypeVar
+
+from levada.errors import ErrorCode, KafkaError
+from levada.net.bootstrap import (
+    API_VERSIONS,
+    METADATA,
+    Api,
+    ClusterMetadata,
+    read_api_versions,
+    read_metadata,
+    write_api_versions,
+    write_metadata,
+)
+from levada.net.reader import Reader
+
+RESPONSE_BYTES_MAX = 256 * 1024 * 1024
+
+_SIZE = Struct(">i")
+_HEADER = Struct(">hhih")
+
+Answer = TypeVar("Answer")
+BROKEN = (ValueError, IndexError, StructError)  # what reading bytes that are no answer raises
+
+
+class ConnectionFailed(ConnectionError):  # noqa: N818
+    """A broker cannot be reached, went away, or does not speak Kafka's protocol."""
+
+
+class RequestTimedOut(TimeoutError):  # noqa: N818
+    """A broker took a request and gave no answer in time."""
+
+
+class Address(NamedTuple):
+    """Where to connect."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class _Pending(NamedTuple):
+    answer: asyncio.Future[memoryview]
+    timer: asyncio.TimerHandle
+    flexible: bool
+
+
+class Connection(asyncio.Protocol):
+    """A socket that speaks Kafka's frames; `Connection.open` makes it and learns what the broker serves."""
+
+    def __init__(
+        self, address: Address, client_id: str, response_bytes_max: int = RESPONSE_BYTES_MAX
+    ) -> None:
+        self.address = address
+        self.served: dict[int, range] = {}
+        self.closed = False
+        self._client_id = client_id.encode()
+        self._response_bytes_max = response_bytes_max
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._writable = asyncio.Event()
+        self._pending: dict[int, _Pending] = {}  # exactly the requests sent and not yet answered
+        self._correlation_id = 0
+        self._chunks: list[bytes] = []  # the beginning of a frame that is not complete
+        self._chunk_bytes = 0
+        self._frame_bytes = 0  # of that frame with its size field; 0 while the size is not known
+
+    @classmethod
+    async def open(
+        cls,
+        address: Address,
+        client_id: str,
+        *,
+        timeout_s: float,
+        response_bytes_max: int = RESPONSE_BYTES_MAX,
+    ) -> "Connection":
+        """Connect and ask which versions the broker serves."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: cls(address, client_id, response_bytes_max), address.host, address.port
+                )
+        except TimeoutError:
+            raise ConnectionFailed(f"{address} does not take a connection within {timeout_s:g} s") from None
+        except OSError as error:
+            raise ConnectionFailed(f"cannot connect to {address}: {error.strerror or error}") from error
+        try:
+            body = await connection.send(
+                API_VERSIONS.key,
+                API_VERSIONS.versions.start,
+                write_api_versions(),
+                timeout_s=timeout_s,
+                flexible_reply=False,
+            )
+            connection.served = connection.parse(read_api_versions, body)
+        except RequestTimedOut:
+            raise ConnectionFailed(
+                f"{address} takes connections and does not answer: is it a broker?"
+            ) from None
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def version(self, api: Api) -> int:
+        """The highest version of an API that both sides know."""
+        served, known = self.served.get(api.key), api.versions
+        if served is None:
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{self.address} does not serve {api.name}")
+        highest = min(served.stop, known.stop) - 1
+        if highest < max(served.start, known.start):
+            raise KafkaError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"{self.address} serves {api.name} {served.start}-{served.stop - 1}, "
+                f"this client knows {known.start}-{known.stop - 1}",
+            )
+        return highest
+
+    async def metadata(self, topics: list[str] | None, *, create: bool, timeout_s: float) -> ClusterMetadata:
+        version = self.version(METADATA)
+        request = write_metadata(version, topics, create=create)
+        return self.parse(read_metadata, await self.send(METADATA.key, version, request, timeout_s=timeout_s))
+
+    async def send(
+        self,
+        api_key: int,
+        version: int,
+        body: bytes | bytearray | memoryview,
+        *,
+        timeout_s: float,
+        flexible: bool = True,
+        flexible_reply: bool = True,
+    ) -> memoryview:
+        """Send one request and wait for the body of its answer."""
+        correlation_id = await self._write(api_key, version, body, flexible)
+        answer: asyncio.Future[memoryview] = self._loop.create_future()
+        timer = self._loop.call_later(timeout_s, self._expire, correlation_id, timeout_s)
+        self._pending[correlation_id] = _Pending(answer, timer, flexible_reply)
+        try:
+            return await answer
+        finally:
+            timer.cancel()
+
+    async def send_unanswered(
+        self, api_key: int, version: int, body: bytes | bytearray | memoryview, *, flexible: bool = True
+    ) -> None:
+        """Send a request to which the protocol has no answer: Produce with acks=0."""
+        await self._write(api_key, version, body, flexible)
+
+    async def _write(
+        self, api_key: int, version: int, body: bytes | bytearray | memoryview, flexible: bool
+    ) -> int:
+        while not self.closed and not self._writable.is_set():
+            await self._writable.wait()
+        if self.closed or self._transport is None:
+            raise ConnectionFailed(f"the connection to {self.address} is closed")
+        self._correlation_id = correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        header = _HEADER.pack(api_key, version, correlation_id, len(self._client_id)) + self._client_id
+        if flexible:
+            header += b"\0"
+        self._transport.writelines((_SIZE.pack(len(header) + len(body)), header, body))
+        return correlation_id
+
+    def parse(self, read: Callable[[memoryview], Answer], body: memoryview) -> Answer:
+        """Read an answer; one that cannot be read closes the connection."""
+        try:
+            return read(body)
+        except BROKEN as error:
+            failure = ConnectionFailed(f"{self.address} sent an answer that cannot be read: {error}")
+            self._fail(failure)
+            raise failure from None
+
+    def close(self) -> None:
+        self._fail(ConnectionFailed(f"the connection to {self.address} was closed"))
+
+    def _fail(self, failure: Exception) -> None:
+        """Close, and tell everybody who waits."""
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+        self._writable.set()
+        pending, self._pending = self._pending, {}
+        for request in pending.values():
+            request.timer.cancel()
+            if not request.answer.done():
+                request.answer.set_exception(failure)
+        self._chunks.clear()
+
+    def _expire(self, correlation_id: int, timeout_s: float) -> None:
+        request = self._pending.pop(correlation_id, None)
+        if request is None:
+            return
+        if not request.answer.done():
+            request.answer.set_exception(
+                RequestTimedOut(f"{self.address} gave no answer within {timeout_s:g} s")
+            )
+        self._fail(ConnectionFailed(f"the connection to {self.address} was closed after a timeout"))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        reason = f": {exc}" if exc else ""
+        self._fail(ConnectionFailed(f"{self.address} closed the connection{reason}"))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Cut the stream into frames; a frame within one chunk is not copied."""
+        position = 0
+        while position < len(data) and not self.closed:
+            if self._chunks:
+                position = self._continue_frame(data, position)
+                continue
+            remaining = len(data) - position
+            size = _SIZE.unpack_from(data, position)[0] if remaining >= _SIZE.size else None
+            if size is not None and not self._size_is_sane(size):
+                return
+            if size is None or remaining < _SIZE.size + size:
+                self._begin_frame(data[position:], size)
+                return
+            start = position + _SIZE.size
+            position = start + size
+            self._receive(memoryview(data)[start:position])
+
+    def _begin_frame(self, chunk: bytes, size: int | None) -> None:
+        self._chunks.append(chunk)
+        self._chunk_bytes = len(chunk)
+        self._frame_bytes = 0 if size is None else _SIZE.size + size
+
+    def _continue_frame(self, data: bytes, position: int) -> int:
+        """Add to the incomplete frame; the position after what it took."""
+        wanted = (self._frame_bytes or _SIZE.size) - self._chunk_bytes
+        chunk = data[position : position + wanted]
+        self._chunks.append(chunk)
+        self._chunk_bytes += len(chunk)
+        if len(chunk) == wanted:
+            if self._frame_bytes:
+                frame = b"".join(self._chunks)
+                self._chunks.clear()
+                self._receive(memoryview(frame)[_SIZE.size :])
+            else:
+                self._chunks = [b"".join(self._chunks)]
+                size = _SIZE.unpack(self._chunks[0])[0]
+                if self._size_is_sane(size):
+                    self._frame_bytes = _SIZE.size + size
+        return position + len(chunk)
+
+    def _size_is_sane(self, size: int) -> bool:
+        if _SIZE.size <= size <= self._response_bytes_max:
+            return True
+        self._fail(
+            ConnectionFailed(
+                f"{self.address} announced an answer of {size} bytes, at most {self._response_bytes_max} "
+                "are taken: is it a Kafka listener without TLS?"
+            )
+        )
+        return False
+
+    def _receive(self, frame: memoryview) -> None:
+        correlation_id = _SIZE.unpack_from(frame)[0]
+        request = self._pending.pop(correlation_id, None)
+        if request is None:
+            self._fail(
+                ConnectionFailed(f"{self.address} answered a request that was not sent ({correlation_id})")
+            )
+            return
+        request.timer.cancel()
+        start = _SIZE.size
+        if request.flexible:
+            header = Reader(frame, start)
+            try:
+                header.tags()
+            except BROKEN:
+                self._pending[correlation_id] = request
+                self._fail(ConnectionFailed(f"{self.address} sent a broken response header"))
+                return
+            start = header.position
+        if not request.answer.done():  # somebody still waits
+            request.answer.set_result(frame[start:])

@@ -1,0 +1,43 @@
+"""Which partition a record goes to, as Kafka's Java client decides it (R12).
+
+A record with a key goes by murmur2 of the key, so the same key always meets the same partition, whichever of the two
+clients sent it. Records without a key stay with one partition until its batch is full: bigger batches, fewer requests.
+"""
+
+import random
+from collections.abc import Sequence
+
+_SEED = 0x9747B28C
+_MULTIPLIER = 0x5BD1E995
+_SHIFT = 24
+_MASK = 0xFFFFFFFF
+
+
+def murmur2(data: bytes) -> int:
+    """The 32 bit hash of Kafka's default partitioner."""
+    length = len(data)
+    value = (_SEED ^ length) & _MASK
+    whole = length & ~3
+    for position in range(0, whole, 4):
+        word = int.from_bytes(data[position : position + 4], "little")
+        word = (word * _MULTIPLIER) & _MASK
+        word ^= word >> _SHIFT
+        word = (word * _MULTIPLIER) & _MASK
+        value = ((value * _MULTIPLIER) & _MASK) ^ word
+    if length > whole:
+        value ^= int.from_bytes(data[whole:], "little")
+        value = (value * _MULTIPLIER) & _MASK
+    value ^= value >> 13
+    value = (value * _MULTIPLIER) & _MASK
+    return value ^ (value >> 15)
+
+
+def partition_for_key(key: bytes, count: int) -> int:
+    """The partition of a key in a topic of `count` partitions."""
+    return (murmur2(key) & 0x7FFFFFFF) % count
+
+
+def another_partition(available: Sequence[int], current: int | None) -> int:
+    """Any available partition, and not the current one if there is a choice."""
+    others = [index for index in available if index != current]
+    return random.choice(others or available)
