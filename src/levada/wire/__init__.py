@@ -1,1 +1,1 @@
-"""Bytes and messages: pure translation between frames and Kafka's message classes."""
+"""Bytes to messages and back, without a socket: pure, so that one broker, its client and the simulator share it."""

@@ -1,0 +1,347 @@
+"""Compiles readers: a function per message and version from bytes to the shape.
+
+Readers are for hostile bytes. Nothing is made from a count before it is checked against the bytes that remain and
+against a budget of elements for the whole message. A length that points past the end needs no check of its own:
+slices stop at the end, and the position past it fails at the next read or at the end of the message.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from struct import unpack_from
+from typing import Any, NoReturn
+from uuid import UUID
+
+from levada.errors import ErrorCode
+from levada.wire import versions
+from levada.wire.codec import FORMATS, Source, packer, parse_path, require
+from levada.wire.primitives import uvarint
+from levada.wire.schema import EPOCH, Field, Struct
+
+NO_UUID = bytes(16)
+NO_DURATION = timedelta(0)
+LONGEST = timedelta.max // timedelta(milliseconds=1)
+LATEST = (datetime.max.replace(tzinfo=EPOCH.tzinfo) - EPOCH) // timedelta(milliseconds=1)
+ERRORS = {code.value: code for code in ErrorCode}
+
+
+class MalformedError(Exception):
+    """The bytes are no message of this version."""
+
+
+def uuid(data: bytes) -> UUID | None:
+    """A UUID; all zeros stand for none."""
+    return None if data == NO_UUID else UUID(bytes=data)
+
+
+def duration(milliseconds: int) -> timedelta:
+    """A duration; one beyond Python's years is as long as Python can tell."""
+    if milliseconds == 0:
+        return NO_DURATION
+    return timedelta(milliseconds=max(-LONGEST, min(milliseconds, LONGEST)))
+
+
+def moment(milliseconds: int) -> datetime:
+    """A moment after 1970; one beyond the year 9999 is the last that Python can tell."""
+    return EPOCH + timedelta(milliseconds=max(0, min(milliseconds, LATEST)))
+
+
+def error(code: int) -> ErrorCode:
+    """An error code; clients take unknown ones for UNKNOWN_SERVER_ERROR."""
+    return ERRORS.get(code, ErrorCode.UNKNOWN_SERVER_ERROR)
+
+
+def null(what: str) -> NoReturn:
+    """Refuse a null."""
+    raise MalformedError(f"{what} must not be null")
+
+
+def count_of(count: int, room: int, budget: list[int], what: str) -> int:
+    """A count of elements, checked: `room` of them fit into the bytes that remain."""
+    if count < 0 or count > room:
+        raise MalformedError(f"{what} has {count} elements, {max(room, 0)} fit into the bytes that remain")
+    budget[0] -= count
+    if budget[0] < 0:
+        raise MalformedError(f"{what}: too many elements in one message")
+    return count
+
+
+def skip_tags(data: memoryview | bytes, position: int, budget: list[int]) -> int:
+    """Pass over tagged fields that this version does not know; the position after them."""
+    count, position = uvarint(data, position)
+    for _ in range(count_of(count, (len(data) - position) // 2, budget, "tagged fields")):
+        _, position = uvarint(data, position)
+        length, position = uvarint(data, position)
+        position += length
+    return position
+
+
+VOCABULARY = {f.__name__: f for f in (uvarint, uuid, duration, moment, error, null, count_of, skip_tags)} | {
+    "MalformedError": MalformedError,
+    "NO_DURATION": NO_DURATION,
+}
+
+
+def smallest(field: Field, flexible: bool) -> int:
+    """The fewest bytes that a value can take."""
+    if field.is_array or field.kafka_type in ("bytes", "records"):
+        return 1 if flexible else 4
+    if field.struct is not None:
+        return 1 if field.nullable else smallest_struct(field.struct)
+    if field.kafka_type == "string":
+        return 1 if flexible else 2
+    return packer(FORMATS[field.kafka_type]).size
+
+
+def smallest_struct(struct: Struct) -> int:
+    """The fewest bytes that a struct can take."""
+    return sum(smallest(field, struct.flexible) for field in struct.untagged()) + struct.flexible
+
+
+def compile_reader(
+    message: str, version: int, old: Struct, shape: Struct
+) -> Callable[[bytes, list[int]], Any]:
+    """The function that reads a version's bytes into an object of the shape: `read(data, [elements allowed])`."""
+    reader = _Reader(message, version, old.flexible)
+    source = reader.source
+    source.line("p = 0")
+    source.line("end = len(data)")
+    value = reader.struct(old, shape, message)
+    reader.flush()
+    source.line(f"o = {value}")
+    source.line(
+        "if p != end: raise MalformedError(f'{end - p} bytes left over' if p < end else 'ends early')"
+    )
+    source.line("return o")
+    return source.function("read", "data, budget")
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A field that was read: the expression that gives it in the shape's terms."""
+
+    expression: str
+    field: Field
+
+
+class _Reader:
+    """Emits the lines of one reader."""
+
+    def __init__(self, message: str, version: int, flexible: bool) -> None:
+        self.version = version
+        self.flexible = flexible
+        self.source = Source(f"read {message} v{version}")
+        self.source.names.update(VOCABULARY)
+        self.pending: list[tuple[str, str]] = []  # fixed-width fields that wait to be unpacked together
+
+    def flush(self) -> None:
+        if not self.pending:
+            return
+        unpacker = packer("".join(code for code, _ in self.pending))
+        names = "".join(f"{name}, " for _, name in self.pending)
+        self.pending.clear()
+        self.source.line(f"{names}= {self.source.constant(unpacker.unpack_from)}(data, p)")
+        self.source.line(f"p += {unpacker.size}")
+
+    def struct(self, old: Struct, shape: Struct, path: str) -> str:
+        """Read a struct; the expression that makes it once its last fields are flushed."""
+        read: dict[str, str] = {}
+        for field in old.untagged():
+            read[field.name] = self.field(field, self.target(field, shape, path), f"{path}.{field.name}")
+        self.flush()
+        if self.flexible:
+            self.tags(old, shape, path, read)
+        return self.make(old, shape, path, read)
+
+    def target(self, field: Field, shape: Struct, path: str) -> Field:
+        """Where the shape keeps a field of this version."""
+        here = shape.find(field.name)
+        if here is not None:
+            return here
+        first, *rest = parse_path(versions.MOVES[path][field.name].path)
+        here = require(shape, first.name, path)
+        for place in rest:
+            assert here.struct is not None
+            here = require(here.struct, place.name, path)
+        return here
+
+    def make(self, old: Struct, shape: Struct, path: str, read: dict[str, str]) -> str:
+        """The call that makes an object of the shape from what was read."""
+        values = {name: value for name, value in read.items() if shape.find(name) is not None}
+        moves = versions.MOVES.get(path, {})
+        nested: dict[str, dict[str, str]] = {}
+        entries: dict[str, str] = {}
+        for name in read.keys() - values.keys():
+            move = moves[name]
+            value = read[name] if move.lift is None else f"{self.source.constant(move.lift)}({read[name]})"
+            first, *rest = parse_path(move.path)
+            entries[first.name] = first.entry
+            nested.setdefault(first.name, {})[rest[0].name if rest else ""] = value
+        for name, parts in nested.items():
+            values[name] = self.enter(require(shape, name, path), entries[name], parts)
+        for name, stand_in in versions.STAND_INS.get(path, {}).items():
+            values.setdefault(name, read[stand_in])
+        for name in versions.EMPTY_WAS_NULL.get(path, ()):
+            if not require(old, name, path).nullable:
+                values[name] = f"{values[name]} or None"
+        return self.call(shape, values)
+
+    def enter(self, field: Field, entry: str, parts: dict[str, str]) -> str:
+        """The value of a shape's field that old versions spread over fields of their own."""
+        if "" in parts:
+            return f"({parts['']},)" if entry == "[0]" else parts[""]
+        assert field.struct is not None
+        if entry == "[]":
+            ((name, value),) = parts.items()
+            return f"tuple([{self.call(field.struct, {name: 'x'})} for x in {value}])"
+        made = self.call(field.struct, parts)
+        return f"({made},)" if entry == "[0]" else made
+
+    def call(self, shape: Struct, values: dict[str, str]) -> str:
+        arguments = [
+            f"{field.name}={values[field.name]}"
+            if field.name in values
+            else f"{field.name}={self.source.constant(field.default)}"
+            for field in shape.fields
+        ]
+        self.source.names[shape.cls.__name__] = shape.cls
+        return f"{shape.cls.__name__}({', '.join(arguments)})"
+
+    def field(self, field: Field, target: Field, path: str, nullable: bool | None = None) -> str:
+        """Read a field; an expression for its value."""
+        nullable = field.nullable if nullable is None else nullable
+        if field.is_array:
+            return self.array(field, target, path, nullable)
+        if field.struct is not None:
+            return self.nested(field, target, path, nullable)
+        return self.primitive(field.kafka_type, path, nullable)
+
+    def primitive(self, kafka_type: str, path: str, nullable: bool) -> str:
+        if kafka_type in FORMATS:
+            name = self.source.fresh("v")
+            self.pending.append((FORMATS[kafka_type], name))
+            return self.converted(name, kafka_type, nullable)
+        self.flush()
+        return self.blob(path, nullable, text=kafka_type == "string")
+
+    def converted(self, name: str, kafka_type: str, nullable: bool) -> str:
+        if kafka_type == "uuid":
+            return f"uuid({name})"
+        if kafka_type.startswith("timedelta"):
+            return f"(duration({name}) if {name} else NO_DURATION)"
+        if kafka_type == "datetime_i64":
+            return f"(None if {name} == -1 else moment({name}))" if nullable else f"moment({name})"
+        return f"error({name})" if kafka_type == "error_code" else name
+
+    def count(self, width: str) -> str:
+        """Read a length; -1 stands for null."""
+        name = self.source.fresh("n")
+        if self.flexible:
+            self.source.line(f"{name} = data[p]")
+            self.source.line("p += 1")
+            self.source.line(f"if {name} > 127: {name}, p = uvarint(data, p - 1)")
+            self.source.line(f"{name} -= 1")
+        else:
+            self.pending.append((width, name))
+            self.flush()
+        return name
+
+    def blob(self, path: str, nullable: bool, text: bool) -> str:
+        """A string or bytes: a length, then what it says."""
+        length = self.count("h" if text else "i")
+        name = self.source.fresh("v")
+        decode = ".decode()" if text else ""
+        self.source.line(f"if {length} >= 0: {name} = data[p : p + {length}]{decode}; p += {length}")
+        if nullable:
+            self.source.line(f"elif {length} == -1: {name} = None")
+        self.source.line(f"else: null({path!r})")
+        return name
+
+    def array(self, field: Field, target: Field, path: str, nullable: bool) -> str:
+        self.flush()
+        count, name = self.count("i"), self.source.fresh("v")
+        element_size = smallest_struct(field.struct) if field.struct else self.element_size(field)
+        if nullable:
+            self.source.line(f"if {count} == -1: {name} = None")
+            self.source.line("else:")
+            self.source.depth += 1
+        self.source.line(f"count_of({count}, (end - p) // {element_size}, budget, {path!r})")
+        if field.struct is None and field.kafka_type in FORMATS and field.kafka_type != "uuid":
+            self.numbers(FORMATS[field.kafka_type], count, name)
+        else:
+            self.elements(field, target, path, count, name)
+        if nullable:
+            self.source.depth -= 1
+        return name
+
+    def element_size(self, field: Field) -> int:
+        if field.kafka_type in FORMATS:
+            return packer(FORMATS[field.kafka_type]).size
+        return 1 if self.flexible else 2
+
+    def numbers(self, code: str, count: str, name: str) -> None:
+        self.source.names["unpack_from"] = unpack_from
+        self.source.line(f"{name} = unpack_from(f'>{{{count}}}{code}', data, p)")
+        self.source.line(f"p += {packer(code).size} * {count}")
+
+    def elements(self, field: Field, target: Field, path: str, count: str, name: str) -> None:
+        elements = self.source.fresh("l")
+        self.source.line(f"{elements} = []")
+        self.source.line(f"for _ in range({count}):")
+        self.source.depth += 1
+        if field.struct is not None:
+            assert target.struct is not None
+            value = self.struct(field.struct, target.struct, path)
+        else:
+            value = self.primitive(field.kafka_type, path, nullable=False)
+            self.flush()
+        self.source.line(f"{elements}.append({value})")
+        self.source.depth -= 1
+        self.source.line(f"{name} = tuple({elements})")
+
+    def nested(self, field: Field, target: Field, path: str, nullable: bool) -> str:
+        """A struct in place; a nullable one follows a byte that says whether it is there (KIP-893)."""
+        assert field.struct is not None and target.struct is not None
+        if not nullable:
+            return self.struct(field.struct, target.struct, path)
+        marker, name = self.source.fresh("v"), self.source.fresh("v")
+        self.pending.append(("b", marker))
+        self.flush()
+        self.source.line(f"if {marker} < 0: {name} = None")
+        self.source.line("else:")
+        self.source.depth += 1
+        value = self.struct(field.struct, target.struct, path)
+        self.source.line(f"{name} = {value}")
+        self.source.depth -= 1
+        return name
+
+    def tags(self, old: Struct, shape: Struct, path: str, read: dict[str, str]) -> None:
+        fields = old.tagged()
+        if not fields:
+            self.source.line("if data[p]: p = skip_tags(data, p, budget)")
+            self.source.line("else: p += 1")
+            return
+        for field in fields:
+            target = self.target(field, shape, path)
+            default = target.struct.default() if target.struct and not target.is_array else field.default
+            read[field.name] = self.source.fresh("v")
+            self.source.line(f"{read[field.name]} = {self.source.constant(default)}")
+        count, tag, length, stop = (self.source.fresh("n") for _ in range(4))
+        self.source.line(f"{count}, p = uvarint(data, p)")
+        self.source.line(f"for _ in range(count_of({count}, (end - p) // 2, budget, 'tagged fields')):")
+        self.source.depth += 1
+        self.source.line(f"{tag}, p = uvarint(data, p)")
+        self.source.line(f"{length}, p = uvarint(data, p)")
+        self.source.line(f"{stop} = p + {length}")
+        for field in fields:
+            self.source.line(f"if {tag} == {field.tag}:")
+            self.source.depth += 1
+            value = self.field(field, self.target(field, shape, path), f"{path}.{field.name}", nullable=False)
+            self.flush()
+            self.source.line(f"{read[field.name]} = {value}")
+            self.source.line(
+                f"if p != {stop}: raise MalformedError('a tagged field is not as long as it says')"
+            )
+            self.source.depth -= 1
+        self.source.line(f"p = {stop}")
+        self.source.depth -= 1

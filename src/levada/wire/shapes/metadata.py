@@ -1,0 +1,21 @@
+"""Metadata: v8 to v10 tell what the client may do with the cluster; DescribeCluster does since."""
+
+from dataclasses import dataclass, field
+
+from kio.schema.metadata.v13 import request, response
+
+__all__ = ["MetadataRequest", "MetadataResponse", "request", "response"]
+
+OPERATIONS_NOT_ASKED_FOR = -(2**31)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataRequest(request.MetadataRequest):
+    include_cluster_authorized_operations: bool = field(metadata={"kafka_type": "bool"}, default=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataResponse(response.MetadataResponse):
+    cluster_authorized_operations: int = field(
+        metadata={"kafka_type": "int32"}, default=OPERATIONS_NOT_ASKED_FOR
+    )
