@@ -1,7 +1,7 @@
 """What a broker knows of its cluster, as one immutable value.
 
-A broker reconciles itself to the image it holds and never edits it: `apply` makes the next one. Each change is
-a row of the metadata store, so the same changes come from a file, from ZooKeeper or from a log, and replaying
+A broker reconciles itself to the image it holds and never edits it: `apply` makes the next one. Each change
+is a row of the metadata store, so the same changes come from a file, from ZooKeeper or from a log, and replaying
 them rebuilds the image.
 """
 

@@ -1,0 +1,149 @@
+"""Commands that change the cluster: decided on the newest image, stored, and answered once this broker has followed.
+
+Commands are taken one at a time. A conflict means that another process wrote first: its change has been told by
+then, so the command is decided again on the newer image.
+"""
+
+import asyncio
+import base64
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+from uuid import UUID, uuid4
+
+import structlog
+
+from levada.core import rows
+from levada.core.controller import Command, decide
+from levada.core.image import (
+    BrokerChanged,
+    BrokerImage,
+    Change,
+    ClusterFormed,
+    ClusterImage,
+    ControllerChanged,
+)
+from levada.errors import ErrorCode, KafkaError
+from levada.metadata.store import (
+    ABSENT,
+    ConflictError,
+    Lease,
+    LeaseLostError,
+    MetadataStore,
+    Rows,
+    StoreError,
+    Write,
+)
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS_MAX: Final = 20
+RESERVED_IDS: Final = (UUID(int=0), UUID(int=1))  # Kafka's "no id" and its metadata topic
+
+
+class Controller:
+    """The writer of metadata, and the keeper of the image that results."""
+
+    def __init__(self, store: MetadataStore, on_image: Callable[[ClusterImage], None]) -> None:
+        self.image = ClusterImage()
+        self._store = store
+        self._on_image = on_image
+        self._versions: dict[str, int] = {}  # of every row the image is made of
+        self._turn = asyncio.Lock()
+        self._lease: Lease | None = None  # while it is held, no other process is this broker
+
+    async def start(self, broker: BrokerImage, cluster_id: str | None = None) -> None:
+        """Read the store, make a cluster of it if it is new, and register this broker.
+
+        A cluster id that data dirs already carry must be the store's.
+        """
+        self._follow(await self._store.open(self._follow))
+        self._lease = await self._store.acquire(f"/brokers/{broker.id}", self._lease_lost)
+        if self._lease is None:
+            raise KafkaError(
+                ErrorCode.DUPLICATE_BROKER_REGISTRATION, f"another broker with node.id {broker.id} is running"
+            )
+        await self._carry_out(lambda image: _registered(image, broker, cluster_id))
+
+    async def submit(self, command: Command) -> ClusterImage:
+        """Carry out a command; this broker has followed the image that it gives."""
+        return await self._carry_out(lambda image: decide(image, command))
+
+    async def _carry_out(self, decided: Callable[[ClusterImage], list[Change]]) -> ClusterImage:
+        async with self._turn:
+            for _ in range(ATTEMPTS_MAX):
+                changes = decided(self.image)
+                if not changes:
+                    return self.image
+                try:
+                    await self._commit(changes)
+                except ConflictError:
+                    continue
+                except LeaseLostError as error:
+                    raise KafkaError(ErrorCode.NOT_CONTROLLER, str(error)) from error
+                except StoreError as error:
+                    raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+                return self.image
+        raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "other brokers kept changing the same metadata")
+
+    def validate(self, command: Command) -> ClusterImage:
+        """The image that a command would give, with nothing stored; KafkaError if it would be refused."""
+        return self.image.apply(decide(self.image, command))
+
+    async def stop(self) -> None:
+        """Let the store go."""
+        await self._store.close()
+
+    async def _commit(self, changes: list[Change]) -> None:
+        writes = []
+        for change in changes:
+            key, value = rows.encode(change)
+            writes.append(Write(key, value, self._versions.get(key, ABSENT)))
+        await self._store.commit(writes, self._lease)
+
+    def _lease_lost(self) -> None:
+        log.error("another process has taken this broker's place; nothing is decided here any more")
+
+    def _follow(self, news: Rows) -> None:
+        """The store has changed: make the next image and tell the broker."""
+        if news.whole:
+            self._versions.clear()
+        for row in news.rows:
+            if row.value is None:
+                self._versions.pop(row.key, None)
+            else:
+                self._versions[row.key] = row.version
+        former = ClusterImage() if news.whole else self.image
+        changes = (rows.decode(row.key, row.value) for row in news.rows)
+        self.image = former.apply([change for change in changes if change is not None], news.revision)
+        self._on_image(self.image)
+
+
+def _registered(image: ClusterImage, broker: BrokerImage, cluster_id: str | None) -> list[Change]:
+    if cluster_id and image.cluster_id not in ("", cluster_id):
+        raise KafkaError(
+            ErrorCode.INCONSISTENT_CLUSTER_ID,
+            f"the log dirs belong to cluster {cluster_id}, the metadata to {image.cluster_id}",
+        )
+    # The revision has grown since any earlier registration, so it tells this start from those before.
+    changes: list[Change] = [
+        BrokerChanged(replace(broker, epoch=image.revision + 1)),
+        ControllerChanged(broker.id),
+    ]
+    if not image.cluster_id:
+        changes.insert(0, ClusterFormed(cluster_id or new_cluster_id()))
+    return changes
+
+
+def new_topic_id() -> UUID:
+    """An id that no topic had before."""
+    while True:
+        found = uuid4()
+        # Kafka's text form must not begin with a dash, which its tools would take for an option.
+        if found not in RESERVED_IDS and not base64.urlsafe_b64encode(found.bytes).startswith(b"-"):
+            return found
+
+
+def new_cluster_id() -> str:
+    """An id for a new cluster, in Kafka's form."""
+    return base64.urlsafe_b64encode(new_topic_id().bytes).rstrip(b"=").decode()

@@ -1,0 +1,110 @@
+"""Leases on one host: a file lock, which ends with its process, and a heartbeat, which catches a process that sleeps.
+
+Whoever gets the lock has the lease. Whoever does not may still take it once the holder's heartbeat is old: the epoch
+in the table grows, and the sleeper finds on waking that its own is not the newest.
+"""
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from levada.clock import Clock
+from levada.metadata.store import Lease
+
+HEARTBEAT_S: Final = 2.0
+STALE_S: Final = 10.0  # a holder silent for so long has lost its lease
+
+
+class _Held(NamedTuple):
+    lease: Lease
+    descriptor: int
+    on_lost: Callable[[], None]
+
+
+class Leases:
+    """The leases that this process holds, kept in the store's database."""
+
+    def __init__(self, database: sqlite3.Connection, path: str, clock: Clock) -> None:
+        self._database = database
+        self._path = path
+        self._clock = clock
+        self._held: dict[str, _Held] = {}
+        self._last_beat = clock.monotonic()
+
+    def acquire(self, name: str, on_lost: Callable[[], None]) -> Lease | None:
+        """The lease, or None while its holder is alive."""
+        descriptor = os.open(
+            f"{self._path}.{name.strip('/').replace('/', '-')}.lock",
+            os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,
+            0o600,
+        )
+        lease = self._take(name, have_lock=_locked(descriptor))
+        if lease is None:
+            os.close(descriptor)
+            return None
+        self._held[name] = _Held(lease, descriptor, on_lost)
+        return lease
+
+    def _take(self, name: str, *, have_lock: bool) -> Lease | None:
+        now = self._clock.monotonic()
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            found = self._database.execute(
+                "SELECT epoch, heartbeat FROM leases WHERE name = ?", (name,)
+            ).fetchone()
+            epoch, heartbeat = found or (0, 0.0)
+            # A heartbeat from the future is of the time before a reboot.
+            if not have_lock and 0 <= now - heartbeat < STALE_S:
+                return None
+            self._database.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", (name, epoch + 1, now))
+            return Lease(name, epoch + 1)
+        finally:
+            self._database.execute("COMMIT")
+
+    def is_held(self, lease: Lease) -> bool:
+        """Whether no later holder has come."""
+        found = self._database.execute("SELECT epoch FROM leases WHERE name = ?", (lease.name,)).fetchone()
+        return lease.name in self._held and found == (lease.epoch,)
+
+    def beat(self) -> None:
+        """Show that this process is awake, now and then, and drop what somebody else has taken."""
+        now = self._clock.monotonic()
+        if now - self._last_beat < HEARTBEAT_S or not self._held:
+            return
+        self._last_beat = now
+        # A heartbeat need not survive a power failure: no fsync for it.
+        self._database.execute("PRAGMA synchronous = NORMAL")
+        try:
+            for held in list(self._held.values()):
+                beaten = self._database.execute(
+                    "UPDATE leases SET heartbeat = ? WHERE name = ? AND epoch = ?", (now, *held.lease)
+                )
+                if beaten.rowcount:
+                    _locked(held.descriptor)  # one that was taken from a sleeper has no lock yet
+                else:
+                    self.release(held.lease)
+                    held.on_lost()
+        finally:
+            self._database.execute("PRAGMA synchronous = FULL")
+
+    def release(self, lease: Lease) -> None:
+        """Give a lease back; nothing happens if it is not held."""
+        held = self._held.get(lease.name)
+        if held is not None and held.lease == lease:
+            del self._held[lease.name]
+            os.close(held.descriptor)
+
+    def release_all(self) -> None:
+        """Give all leases back."""
+        for held in list(self._held.values()):
+            self.release(held.lease)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
