@@ -7,7 +7,7 @@ in the loop of its caller and knows every API.
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ from levada.net.connection import RESPONSE_BYTES_MAX, Address, Connection, Conne
 if TYPE_CHECKING:
     from levada.net.admin import Admin
     from levada.net.consumer import Consumer, Start
+    from levada.net.data import FoundOffset
     from levada.net.producer import Acks, Compression, Producer
 
 DEFAULT_PORT = 9092
@@ -103,10 +104,8 @@ class Client:
         for opening in self._opening.values():
             opening.cancel()
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
-        for connection in self._connections.values():
-            connection.close()
+        await asyncio.gather(*(connection.finish() for connection in self._connections.values()))
         self._connections.clear()
-        await asyncio.sleep(0)  # the transports' own goodbyes
 
     # Metadata
 
@@ -164,6 +163,14 @@ class Client:
         """Ask the brokers again before the next use of a topic."""
         self._topics.pop(topic, None)
 
+    async def list_offsets(
+        self, times: Mapping[TopicPartition, int], *, isolation_level: int = 0
+    ) -> "dict[TopicPartition, FoundOffset]":
+        """The offset of a time in each partition: milliseconds, or LATEST, EARLIEST, MAX_TIMESTAMP of `data`."""
+        from levada.net.offsets import list_offsets
+
+        return await list_offsets(self, times, isolation_level)
+
     # Requests
 
     async def request(
@@ -175,8 +182,11 @@ class Client:
         newest version, whatever version the broker speaks.
         """
         from levada.wire import messages
+        from levada.wire.versions import APIS
 
-        api_key = messages.api_key(api)
+        api_key = next((known.key for known in APIS.values() if known.name == api), None)
+        if api_key is None:
+            raise ValueError(f"there is no API {api!r}")
         connection = await self.connection(node)
         version = connection.version(Api(api, api_key, messages.versions_known(api_key)))
         body = await connection.send(
@@ -187,7 +197,14 @@ class Client:
             flexible=messages.request_header_is_flexible(api_key, version),
             flexible_reply=messages.response_header_is_flexible(api_key, version),
         )
-        return connection.parse(lambda view: messages.read_response(api_key, version, view), body)
+
+        def read(view: memoryview) -> Any:
+            try:
+                return messages.read_response(api_key, version, view)
+            except KafkaError as malformed:
+                raise ValueError(malformed.detail) from None
+
+        return connection.parse(read, body)
 
     @property
     def admin(self) -> "Admin":

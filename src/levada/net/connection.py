@@ -24,6 +24,7 @@ from levada.net.bootstrap import (
 from levada.net.reader import Reader
 
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
+FINISH_TIMEOUT_S = 1.0
 
 _SIZE = Struct(">i")
 _HEADER = Struct(">hhih")
@@ -70,6 +71,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
+        self._lost = asyncio.Event()
         self._pending: dict[int, _Pending] = {}  # exactly the requests sent and not yet answered
         self._correlation_id = 0
         self._chunks: list[bytes] = []  # the beginning of a frame that is not complete
@@ -183,7 +185,18 @@ class Connection(asyncio.Protocol):
             raise failure from None
 
     def close(self) -> None:
+        """Stop at once; requests on the way fail."""
         self._fail(ConnectionFailed(f"the connection to {self.address} was closed"))
+
+    async def finish(self) -> None:
+        """Close after what was written has left, which matters to requests without an answer."""
+        if self._transport is not None and not self.closed:
+            self._transport.close()
+            try:
+                async with asyncio.timeout(FINISH_TIMEOUT_S):
+                    await self._lost.wait()
+            except TimeoutError:
+                self.close()
 
     def _fail(self, failure: Exception) -> None:
         """Close, and tell everybody who waits."""
@@ -214,6 +227,7 @@ class Connection(asyncio.Protocol):
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._lost.set()
         reason = f": {exc}" if exc else ""
         self._fail(ConnectionFailed(f"{self.address} closed the connection{reason}"))
 

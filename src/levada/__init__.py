@@ -1,0 +1,40 @@
+"""Levada, a message broker in Python that speaks Kafka's wire protocol.
+
+`levada.Client` and what it raises are loaded on first use, so that importing a part costs no more than that part.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from levada.errors import ErrorCode, KafkaError
+    from levada.model import TopicPartition
+    from levada.net.client import Client
+    from levada.net.connection import ConnectionFailed, RequestTimedOut
+
+__version__ = "0.1.0"
+__all__ = [
+    "Client",
+    "ConnectionFailed",
+    "ErrorCode",
+    "KafkaError",
+    "RequestTimedOut",
+    "TopicPartition",
+    "__version__",
+]
+
+_HOMES = {
+    "Client": "levada.net.client",
+    "ConnectionFailed": "levada.net.connection",
+    "ErrorCode": "levada.errors",
+    "KafkaError": "levada.errors",
+    "RequestTimedOut": "levada.net.connection",
+    "TopicPartition": "levada.model",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'levada' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,292 @@
+"""The fetching half of the consumer: keeps a long poll open to each leader and a bounded buffer of what came."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartition
+from levada.net.bootstrap import TopicInfo, error_code
+from levada.net.client import MOVED
+from levada.net.connection import ConnectionFailed, RequestTimedOut
+from levada.net.data import FETCH, Fetched, Wanted, read_fetch, write_fetch
+from levada.wire.batches import BatchHeader, Record, crc_is_valid, decode, iterate_headers
+
+if TYPE_CHECKING:
+    from levada.net.client import Client
+
+FETCH_BYTES_MAX = 50 * 1024 * 1024  # of one answer, all partitions together
+CONTROL_ABORT = 0
+
+FAILURES = (ConnectionFailed, RequestTimedOut, KafkaError)
+
+
+class Cursor:
+    """Where the consumer is in a partition, and how far it has fetched ahead."""
+
+    __slots__ = (
+        "failing_since", "fetch_offset", "generation", "high_watermark", "partition", "position", "resting", "stopped",
+    )  # fmt: skip
+
+    def __init__(self, partition: TopicPartition, offset: int) -> None:
+        self.partition = partition
+        self.position = offset  # of the next record that the caller gets
+        self.fetch_offset = offset  # of the next record to fetch
+        self.generation = 0  # what was fetched for an older generation is dropped
+        self.high_watermark = -1
+        self.failing_since: float | None = None
+        self.resting = False  # waits before it tries again
+        self.stopped = False  # has failed; only a seek moves it again
+
+    def move(self, offset: int) -> None:
+        """Go elsewhere and forget what was fetched."""
+        self.position = self.fetch_offset = offset
+        self.generation += 1
+        self.stopped = False
+        self.failing_since = None
+
+
+class Chunk(NamedTuple):
+    """What one fetch brought for a partition: batches, or the reason why there are none."""
+
+    cursor: Cursor
+    generation: int
+    size: int
+    batches: Iterator["DecodedBatch"]
+    failure: Exception | None = None
+
+
+class DecodedBatch(NamedTuple):
+    """The records of one batch, none if they are not for the caller; `end` is the offset after it."""
+
+    cursor: Cursor
+    generation: int
+    records: list[Record]
+    end: int
+
+
+class Fetcher:
+    """Fetches for a set of cursors until it is stopped."""
+
+    def __init__(
+        self,
+        client: "Client",
+        *,
+        reset: int | None,
+        isolation_level: int,
+        fetch_bytes: int,
+        fetch_wait_ms: int,
+        buffer_bytes: int,
+    ) -> None:
+        self._client = client
+        self._reset = reset
+        self._isolation_level = isolation_level
+        self._fetch_bytes = fetch_bytes
+        self._fetch_wait_ms = fetch_wait_ms
+        self._buffer_bytes = buffer_bytes
+        self._loop = asyncio.get_running_loop()
+        self._cursors: list[Cursor] = []
+        self._chunks: deque[Chunk] = deque()
+        self._buffered = 0
+        self._arrived = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._fetching: dict[int, asyncio.Task[None]] = {}  # at most one long poll to each leader
+        self._runner: asyncio.Task[None] | None = None
+
+    def start(self, cursors: Iterable[Cursor]) -> None:
+        self._cursors = list(cursors)
+        self._changed.set()
+        self._runner = self._loop.create_task(self._run(), name="consumer")
+
+    async def stop(self) -> None:
+        tasks = [*self._fetching.values(), *([self._runner] if self._runner else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def wake(self) -> None:
+        """Look again what there is to fetch."""
+        self._changed.set()
+
+    async def next_batch(self, deadline: float | None) -> DecodedBatch | None:
+        """The next batch in order of arrival; None at the deadline."""
+        while True:
+            while self._chunks:
+                chunk = self._chunks[0]
+                if chunk.generation == chunk.cursor.generation:
+                    if chunk.failure is not None:
+                        self._drop()
+                        raise chunk.failure
+                    batch = self._next_of(chunk)
+                    if batch is not None:
+                        return batch
+                self._drop()
+            if self._runner is not None and self._runner.done():
+                self._runner.result()
+                raise RuntimeError("the consumer is closed")
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return None
+
+    def _next_of(self, chunk: Chunk) -> DecodedBatch | None:
+        try:
+            return next(chunk.batches, None)
+        except KafkaError:
+            chunk.cursor.move(chunk.cursor.position)
+            chunk.cursor.stopped = True
+            raise
+
+    def _drop(self) -> None:
+        self._buffered -= self._chunks.popleft().size
+        self._changed.set()
+
+    async def _run(self) -> None:
+        """Open a long poll to each leader that has none while there is room."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._buffered >= self._buffer_bytes:
+                continue
+            idle: dict[int, list[Cursor]] = {}
+            for cursor in self._cursors:
+                if not cursor.resting and not cursor.stopped:
+                    idle.setdefault(self._client.known_leader(cursor.partition), []).append(cursor)
+            for leader, cursors in idle.items():
+                if leader not in self._fetching:
+                    task = self._loop.create_task(self._fetch(leader, cursors), name=f"fetch from {leader}")
+                    self._fetching[leader] = task
+
+    async def _fetch(self, leader: int, cursors: list[Cursor]) -> None:
+        generations = {cursor.partition: cursor.generation for cursor in cursors}
+        try:
+            if leader < 0:
+                await self._find_leaders(cursors)
+                return
+            answers = await self._ask(leader, cursors)
+            for cursor in cursors:
+                if cursor.generation == generations[cursor.partition]:
+                    await self._take(cursor, answers.get(cursor.partition))
+        except FAILURES as failure:
+            for cursor in cursors:
+                self._fail(cursor, failure)
+        finally:
+            del self._fetching[leader]
+            self._changed.set()
+
+    async def _find_leaders(self, cursors: list[Cursor]) -> None:
+        for cursor in cursors:
+            try:
+                await self._client.leader(cursor.partition)
+            except FAILURES as failure:
+                self._fail(cursor, failure)
+
+    async def _ask(self, leader: int, cursors: list[Cursor]) -> dict[TopicPartition, Fetched]:
+        topics: dict[str, TopicInfo] = {}
+        for cursor in cursors:
+            topics[cursor.partition.topic] = await self._client.topic(cursor.partition.topic)
+        wanted = [Wanted(cursor.partition, cursor.fetch_offset, -1) for cursor in cursors]
+        connection = await self._client.connection(leader)
+        version = connection.version(FETCH)
+        body = await connection.send(
+            FETCH.key,
+            version,
+            write_fetch(
+                version,
+                wanted,
+                topics,
+                max_wait_ms=self._fetch_wait_ms,
+                min_bytes=1,
+                max_bytes=FETCH_BYTES_MAX,
+                partition_max_bytes=self._fetch_bytes,
+                isolation_level=self._isolation_level,
+            ),
+            timeout_s=(self._client.request_timeout_ms + self._fetch_wait_ms) / 1000,
+        )
+        error, answers = connection.parse(lambda view: read_fetch(version, view, topics), body)
+        if error:
+            raise KafkaError(error_code(error), f"fetch from node {leader}")
+        return answers
+
+    async def _take(self, cursor: Cursor, answer: Fetched | None) -> None:
+        """Put what came of a partition into the buffer."""
+        if answer is None:
+            self._fail(
+                cursor, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"no answer for {cursor.partition}")
+            )
+            return
+        code = error_code(answer.error)
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE and self._reset is not None:
+            found = await self._client.list_offsets({cursor.partition: self._reset})
+            cursor.move(found[cursor.partition].offset)
+            return
+        if code is not ErrorCode.NONE:
+            detail = f"{cursor.partition} at offset {cursor.fetch_offset}"
+            self._fail(cursor, KafkaError(code, detail))
+            return
+        cursor.failing_since = None
+        cursor.high_watermark = answer.high_watermark
+        if not len(answer.records):
+            return
+        batches = list(iterate_headers(answer.records))
+        if not batches:
+            self._fail(cursor, KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{cursor.partition}: no whole batch"))
+            return
+        cursor.fetch_offset = max(cursor.fetch_offset, batches[-1][1].last_offset + 1)
+        decoded = _decode(cursor, answer, batches)
+        self._append(Chunk(cursor, cursor.generation, len(answer.records), decoded))
+
+    def _append(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self._buffered += chunk.size
+        self._arrived.set()
+
+    def _fail(self, cursor: Cursor, failure: Exception) -> None:
+        """Try again after a rest what may heal by itself, for as long as a request may take; else tell."""
+        code = failure.code if isinstance(failure, KafkaError) else None
+        now = self._loop.time()
+        if code is None or code in MOVED or code is ErrorCode.OFFSET_NOT_AVAILABLE:
+            self._client.forget(cursor.partition.topic)
+            cursor.failing_since = cursor.failing_since or now
+            if now - cursor.failing_since < self._client.request_timeout_ms / 1000:
+                cursor.resting = True
+                self._loop.call_later(self._client.retry_backoff_s, self._rested, cursor)
+                return
+        cursor.stopped = True
+        self._append(Chunk(cursor, cursor.generation, 0, iter(()), failure))
+
+    def _rested(self, cursor: Cursor) -> None:
+        cursor.resting = False
+        self._changed.set()
+
+
+def _decode(
+    cursor: Cursor, answer: Fetched, batches: list[tuple[int, BatchHeader]]
+) -> Iterator[DecodedBatch]:
+    """Batch by batch, without control records and without what was aborted."""
+    generation = cursor.generation
+    pending = sorted(answer.aborted, key=lambda entry: entry[1])
+    aborted: set[int] = set()
+    for position, header in batches:
+        view = answer.records[position : position + header.size]
+        if not crc_is_valid(view):
+            detail = f"{cursor.partition}: the batch at offset {header.base_offset} has a wrong CRC"
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, detail)
+        while pending and pending[0][1] <= header.last_offset:
+            aborted.add(pending.pop(0)[0])
+        records: list[Record] = []
+        if header.is_control:
+            if _is_abort(view):
+                aborted.discard(header.producer_id)
+        elif not (header.is_transactional and header.producer_id in aborted):
+            records = decode(view)
+        yield DecodedBatch(cursor, generation, records, header.last_offset + 1)
+
+
+def _is_abort(view: memoryview) -> bool:
+    """Whether a control batch ends a transaction by abort: its key holds a version and a type."""
+    keys = [record.key for record in decode(view)]
+    return any(key is not None and int.from_bytes(key[2:4], "big") == CONTROL_ABORT for key in keys)
