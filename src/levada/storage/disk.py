@@ -1,0 +1,178 @@
+"""The seam to the file system: everything the log asks of a disk, and nothing more.
+
+The simulator puts a disk of its own here that tears writes and loses what was not fsynced, so the promises of
+each call are part of the contract: a written byte survives a crash only after `fsync` of its file, a new,
+renamed or removed name only after `fsync_dir` of its directory. No call shrinks a file: readers may have it
+mapped, and touching a page that is gone kills the process.
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+IOVECS_MAX = 1_000  # IOV_MAX is 1,024
+TEMPORARY_SUFFIX = ".tmp"
+
+
+class Disk(Protocol):
+    """Files by descriptor, names by path. Failures are OSErrors, as the operating system gives them."""
+
+    def open(self, path: str, create: bool = False) -> int:
+        """A descriptor to read and write; with `create` the file is made when it is missing."""
+        ...
+
+    def close(self, fd: int) -> None: ...
+
+    def size(self, fd: int) -> int: ...
+
+    def pread(self, fd: int, count: int, position: int, /) -> bytes:
+        """At most `count` bytes; fewer only at the end of the file."""
+        ...
+
+    def pwritev(self, fd: int, views: Sequence[bytes | memoryview], position: int, /) -> int:
+        """Write the views one after the other; may write less than all. Says how many bytes it wrote."""
+        ...
+
+    def fsync(self, fd: int) -> None: ...
+
+    def is_cached(self, fd: int, position: int) -> bool:
+        """Whether reading this byte needs no wait for the device."""
+        ...
+
+    def map(self, fd: int, size: int) -> memoryview:
+        """The first `size` bytes, read-only, valid as long as any view of them lives."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def modified_ms(self, path: str) -> int: ...
+
+    def listdir(self, path: str) -> list[str]: ...
+
+    def mkdir(self, path: str) -> None:
+        """Make a directory; it may exist already."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Replace `target` in one step."""
+        ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def rmdir(self, path: str) -> None: ...
+
+    def fsync_dir(self, path: str) -> None: ...
+
+
+class OsDisk:
+    """The disk of this machine."""
+
+    __slots__ = ("_probing",)
+
+    pread = staticmethod(os.pread)
+    fsync = staticmethod(os.fsync)
+    close = staticmethod(os.close)
+    listdir = staticmethod(os.listdir)
+    rename = staticmethod(os.replace)
+    unlink = staticmethod(os.unlink)
+    rmdir = staticmethod(os.rmdir)
+    exists = staticmethod(os.path.exists)
+    pwritev = staticmethod(os.pwritev)
+
+    def __init__(self) -> None:
+        self._probing = hasattr(os, "RWF_NOWAIT")
+
+    def open(self, path: str, create: bool = False) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def is_cached(self, fd: int, position: int) -> bool:
+        if not self._probing:
+            return True
+        try:
+            os.preadv(fd, [bytearray(1)], position, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._probing = False  # this file system cannot say: then nothing is held to be cold
+        return True
+
+    def map(self, fd: int, size: int) -> memoryview:
+        return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_READ))
+
+    def modified_ms(self, path: str) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
+
+    def mkdir(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def fsync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def write_all(disk: Disk, fd: int, views: Sequence[bytes | memoryview], position: int) -> int:
+    """Write every byte, however short the single writes are; the position after the last one."""
+    rest = list(views)
+    while rest:
+        written = disk.pwritev(fd, rest[:IOVECS_MAX], position)
+        if written <= 0:
+            raise OSError("a write made no progress")
+        position += written
+        done = 0
+        while done < len(rest) and written >= len(rest[done]):
+            written -= len(rest[done])
+            done += 1
+        del rest[:done]
+        if written:
+            rest[0] = memoryview(rest[0])[written:]
+    return position
+
+
+def read_file(disk: Disk, path: str) -> bytes | None:
+    """The whole of a small file; None when there is none."""
+    try:
+        fd = disk.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return disk.pread(fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
+
+
+def write_atomically(disk: Disk, path: str, data: bytes, durable: bool = True) -> None:
+    """Replace a small file: readers see the old or the new content, never a part.
+
+    Without `durable` a crash may leave the new name with lost content: only for files that are checked when
+    read and can be made again.
+    """
+    temporary = path + TEMPORARY_SUFFIX
+    if disk.exists(temporary):
+        disk.unlink(temporary)
+    fd = disk.open(temporary, create=True)
+    try:
+        write_all(disk, fd, [data], 0)
+        if durable:
+            disk.fsync(fd)
+    finally:
+        disk.close(fd)
+    disk.rename(temporary, path)
+    if durable:
+        disk.fsync_dir(os.path.dirname(path))
+
+
+def remove_tree(disk: Disk, path: str) -> None:
+    """Remove a directory of plain files; what is gone already is no error."""
+    try:
+        for name in disk.listdir(path):
+            disk.unlink(os.path.join(path, name))
+        disk.rmdir(path)
+    except FileNotFoundError:
+        return

@@ -1,0 +1,110 @@
+"""Sparse indexes in Kafka's format: where in a segment an offset or a time is found.
+
+An index is a hint. Whoever follows an entry checks it against the batch it points to and has the index made
+again from the log when it is wrong, so an index needs no fsync and no checksum. Its newest entries live in
+memory and are stored a few at a time; older ones are read from the file when they are asked for, so an index
+costs the same memory however long it is.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable
+from operator import itemgetter
+from struct import Struct
+
+from levada.storage.disk import Disk, write_all
+from levada.storage.handles import Handle, Handles
+
+OFFSET_ENTRY = Struct(">ii")  # last offset of a batch relative to the segment's base, position of the batch
+TIME_ENTRY = Struct(">qi")  # greatest timestamp so far, relative last offset of the batch that has it
+TAIL_ENTRIES_MAX = 64
+RUN_ENTRIES_MAX = 4_096
+
+Entry = tuple[int, int]
+_COLUMNS: tuple[Callable[[Entry], int], Callable[[Entry], int]] = (itemgetter(0), itemgetter(1))
+
+
+class SparseIndex:
+    """Entries of two numbers, each column rising; all but the newest are stored in the file."""
+
+    __slots__ = ("_disk", "_entry", "handle", "handles", "stored", "tail")
+
+    def __init__(self, entry: Struct, path: str, disk: Disk, handles: Handles) -> None:
+        self._entry = entry
+        self._disk = disk
+        self.handle = Handle(path)
+        self.handles = handles
+        self.stored = 0  # entries in the file
+        self.tail: list[Entry] = []  # those after them
+
+    def load(self) -> bool:
+        """Count the stored entries; whether the file is there and holds whole entries."""
+        if not self._disk.exists(self.handle.path):
+            return False
+        size = self._disk.size(self.handles.fd(self.handle))
+        self.stored = size // self._entry.size
+        return size % self._entry.size == 0
+
+    def __len__(self) -> int:
+        return self.stored + len(self.tail)
+
+    def append(self, first: int, second: int) -> None:
+        self.tail.append((first, second))
+        if len(self.tail) >= TAIL_ENTRIES_MAX:
+            self.store()
+
+    def store(self) -> None:
+        """Write the entries that are only in memory; an empty index becomes an empty file."""
+        if self.stored and not self.tail:
+            return
+        handle = self.handle
+        fd = self.handles.fd(handle) if self.stored else self.handles.open_or_create(handle)
+        if self.tail:
+            data = b"".join([self._entry.pack(first, second) for first, second in self.tail])
+            write_all(self._disk, fd, [data], self.stored * self._entry.size)
+            self.stored += len(self.tail)
+            self.tail = []
+
+    def run(self, number: int, count: int) -> list[Entry]:
+        """Stored entries from `number` on, at most `count`."""
+        count = min(count, self.stored - number, RUN_ENTRIES_MAX)
+        size = self._entry.size
+        data = self._disk.pread(self.handles.fd(self.handle), count * size, number * size)
+        return list(self._entry.iter_unpack(data[: len(data) // size * size]))
+
+    def last(self) -> Entry | None:
+        if self.tail:
+            return self.tail[-1]
+        stored = self.run(self.stored - 1, 1) if self.stored else []
+        return stored[0] if stored else None
+
+    def floor(self, column: int, value: int, hint: int = -1, span: int = 0) -> tuple[int, Entry] | None:
+        """The last entry whose `column` is at most `value`, with its number.
+
+        With `hint`, the number of an entry known to be at or below, only the `span` entries after it are
+        looked at.
+        """
+        tail, key = self.tail, _COLUMNS[column]
+        if tail and key(tail[0]) <= value:
+            place = bisect_right(tail, value, key=key) - 1
+            return self.stored + place, tail[place]
+        low, high = 0, self.stored  # the answer, if any, is in [low - 1, high)
+        if 0 <= hint < high:
+            low, high = hint, min(high, hint + span)
+        while high - low > TAIL_ENTRIES_MAX and hint < 0:
+            middle = (low + high) // 2
+            found = self.run(middle, 1)
+            if found and key(found[0]) <= value:
+                low = middle
+            else:
+                high = middle
+        entries = self.run(low, high - low) if high > low else []
+        place = bisect_right(entries, value, key=key) - 1
+        return (low + place, entries[place]) if place >= 0 else None
+
+    def reset(self) -> None:
+        """Forget every entry, in memory and on disk."""
+        self.handles.close(self.handle)
+        if self._disk.exists(self.handle.path):
+            self._disk.unlink(self.handle.path)
+        self.stored = 0
+        self.tail = []
