@@ -178,7 +178,7 @@ class BrokerConfig:
         TopicConfig.build(config, {})
         return config, warnings
 
-    def altered(self, dynamic: Mapping[str, str]) -> "BrokerConfig":
+    def with_overrides(self, dynamic: Mapping[str, str]) -> "BrokerConfig":
         """This config with settings altered while the broker runs; `given` stays what the start was given."""
         return replace(self, **_parsed(BROKER_SETTINGS, dynamic)) if dynamic else self
 

@@ -6,9 +6,9 @@ then, so the command is decided again on the newer image.
 
 import asyncio
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
 import structlog
@@ -41,6 +41,13 @@ ATTEMPTS_MAX: Final = 20
 RESERVED_IDS: Final = (UUID(int=0), UUID(int=1))  # Kafka's "no id" and its metadata topic
 
 
+class Decision(NamedTuple):
+    """What became of some commands: an error or None for each, and the image that the others gave."""
+
+    image: ClusterImage
+    errors: list[KafkaError | None]
+
+
 class Controller:
     """The writer of metadata, and the keeper of the image that results."""
 
@@ -66,15 +73,36 @@ class Controller:
         await self._carry_out(lambda image: _registered(image, broker, cluster_id))
 
     async def submit(self, command: Command) -> ClusterImage:
-        """Carry out a command; this broker has followed the image that it gives."""
-        return await self._carry_out(lambda image: decide(image, command))
+        """Carry out a command; the image is the one it was decided to give, and this broker has followed it."""
+        decision = await self.submit_all([command])
+        if decision.errors[0] is not None:
+            raise decision.errors[0]
+        return decision.image
 
-    async def _carry_out(self, decided: Callable[[ClusterImage], list[Change]]) -> ClusterImage:
+    async def submit_all(self, commands: Sequence[Command], *, validate_only: bool = False) -> Decision:
+        """Carry out commands one after the other in one commit; each may fail alone. Or only say how it would go."""
+        if validate_only:
+            return _decide_all(self.image, commands)[0]
+        decision = Decision(self.image, [])
+
+        def decided(image: ClusterImage) -> list[Change]:
+            nonlocal decision
+            decision, changes = _decide_all(image, commands)
+            return changes
+
+        await self._carry_out(decided)
+        return decision
+
+    async def stop(self) -> None:
+        """Let the store go."""
+        await self._store.close()
+
+    async def _carry_out(self, decided: Callable[[ClusterImage], list[Change]]) -> None:
         async with self._turn:
             for _ in range(ATTEMPTS_MAX):
                 changes = decided(self.image)
                 if not changes:
-                    return self.image
+                    return
                 try:
                     await self._commit(changes)
                 except ConflictError:
@@ -83,22 +111,12 @@ class Controller:
                     raise KafkaError(ErrorCode.NOT_CONTROLLER, str(error)) from error
                 except StoreError as error:
                     raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-                return self.image
+                return
         raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "other brokers kept changing the same metadata")
 
-    def validate(self, command: Command) -> ClusterImage:
-        """The image that a command would give, with nothing stored; KafkaError if it would be refused."""
-        return self.image.apply(decide(self.image, command))
-
-    async def stop(self) -> None:
-        """Let the store go."""
-        await self._store.close()
-
     async def _commit(self, changes: list[Change]) -> None:
-        writes = []
-        for change in changes:
-            key, value = rows.encode(change)
-            writes.append(Write(key, value, self._versions.get(key, ABSENT)))
+        values = dict(rows.encode(change) for change in changes)  # of two changes of a row, the later
+        writes = [Write(key, value, self._versions.get(key, ABSENT)) for key, value in values.items()]
         await self._store.commit(writes, self._lease)
 
     def _lease_lost(self) -> None:
@@ -117,6 +135,21 @@ class Controller:
         changes = (rows.decode(row.key, row.value) for row in news.rows)
         self.image = former.apply([change for change in changes if change is not None], news.revision)
         self._on_image(self.image)
+
+
+def _decide_all(image: ClusterImage, commands: Sequence[Command]) -> tuple[Decision, list[Change]]:
+    errors: list[KafkaError | None] = []
+    changes: list[Change] = []
+    for command in commands:
+        try:
+            decided = decide(image, command)
+        except KafkaError as error:
+            errors.append(error)
+            continue
+        errors.append(None)
+        changes += decided
+        image = image.apply(decided)
+    return Decision(image, errors), changes
 
 
 def _registered(image: ClusterImage, broker: BrokerImage, cluster_id: str | None) -> list[Change]:

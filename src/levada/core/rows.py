@@ -72,4 +72,7 @@ def decode(key: str, value: bytes | None) -> Change | None:
 
 
 def _read(value: bytes, type_: Any) -> Any:
-    return msgspec.json.decode(value, type=type_)
+    try:
+        return msgspec.json.decode(value, type=type_)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{error} in {value[:200]!r}") from error

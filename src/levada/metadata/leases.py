@@ -20,7 +20,7 @@ STALE_S: Final = 10.0  # a holder silent for so long has lost its lease
 class _Held(NamedTuple):
     lease: Lease
     descriptor: int
-    on_lost: Callable[[], None]
+    on_lost: Callable[[], object]
 
 
 class Leases:
@@ -33,7 +33,7 @@ class Leases:
         self._held: dict[str, _Held] = {}
         self._last_beat = clock.monotonic()
 
-    def acquire(self, name: str, on_lost: Callable[[], None]) -> Lease | None:
+    def acquire(self, name: str, on_lost: Callable[[], object]) -> Lease | None:
         """The lease, or None while its holder is alive."""
         descriptor = os.open(
             f"{self._path}.{name.strip('/').replace('/', '-')}.lock",
