@@ -1,0 +1,50 @@
+"""Where tests keep what they download: outside the tree, shared by runs, filled under a lock.
+
+Maven, npm, Go and apt are slow and need a network; a second run must need neither.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Unavailable(Exception):
+    """Something cannot be had on this machine; the text says what and why."""
+
+
+def cache_dir() -> Path:
+    """The folder that all runs of all checkouts share."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "levada"
+
+
+@contextmanager
+def locked(name: str) -> Iterator[Path]:
+    """The folder `name` of the cache, held by one process at a time."""
+    folder = cache_dir() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with (cache_dir() / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
+def executable(name: str) -> str:
+    """The path of a program, or `Unavailable`."""
+    path = shutil.which(name)
+    if path is None:
+        raise Unavailable(f"{name} is not installed")
+    return path
+
+
+def run(command: list[str], cwd: Path, timeout: float = 600) -> None:
+    """Run an installer; whatever goes wrong makes the client unavailable, with the installer's last words."""
+    try:
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"{command[0]} did not finish in {timeout:.0f} s") from error
+    if done.returncode:
+        words = (done.stderr.strip() or done.stdout.strip())[-600:]
+        raise Unavailable(f"{' '.join(command[:3])} failed: {words}")

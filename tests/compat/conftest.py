@@ -1,0 +1,89 @@
+"""One broker for all compatibility tests, and every client that can be had on this machine.
+
+`COMPAT_BOOTSTRAP=host:port` points the same tests at another broker: they were written against Apache Kafka.
+`COMPAT_REQUIRE_ALL=1` turns the skip of a client that cannot be installed into a failure.
+"""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.cache import Unavailable
+from tests.compat.drivers.base import Driver
+from tests.compat.drivers.registry import DRIVERS, drivers_with
+from tests.compat.server import levada
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*operations): runs with each client that has these operations")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with a `client` runs once for each client that has what the test needs."""
+    if "client" in metafunc.fixturenames:
+        marks = metafunc.definition.iter_markers("needs")
+        needed = tuple(operation for mark in marks for operation in mark.args)
+        chosen = drivers_with(needed)
+        metafunc.parametrize(
+            "client", chosen, ids=[driver.name for driver in chosen], indirect=True, scope="session"
+        )
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the broker under test."""
+    other = os.environ.get("COMPAT_BOOTSTRAP")
+    if other:
+        yield other
+        return
+    with levada(tmp_path_factory.mktemp("broker") / "data") as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def connect(broker: str) -> Iterator[Callable[[type[Driver]], Driver]]:
+    """Gives the one living driver of a client; installs and starts it the first time."""
+    living: dict[str, Driver] = {}
+    missing: dict[str, str] = {}
+
+    def get(wanted: type[Driver]) -> Driver:
+        if wanted.name not in living and wanted.name not in missing:
+            try:
+                living[wanted.name] = wanted(broker)
+            except Unavailable as error:
+                missing[wanted.name] = f"{wanted.name} cannot be had here: {error}"
+        if wanted.name in missing:
+            if os.environ.get("COMPAT_REQUIRE_ALL"):
+                pytest.fail(missing[wanted.name])
+            pytest.skip(missing[wanted.name])
+        return living[wanted.name]
+
+    yield get
+    for driver in living.values():
+        driver.close()
+
+
+@pytest.fixture(scope="session")
+def client(request: pytest.FixtureRequest, connect: Callable[[type[Driver]], Driver]) -> Driver:
+    """The client that the test is about."""
+    return connect(request.param)
+
+
+@pytest.fixture(scope="session")
+def reference(connect: Callable[[type[Driver]], Driver]) -> Driver:
+    """A client for what the test is not about: preparing topics, reading back."""
+    return connect(DRIVERS[0])
+
+
+@pytest.fixture
+def name() -> str:
+    """A topic name that nobody else uses."""
+    return f"compat-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def topic(name: str, reference: Driver) -> str:
+    """An empty topic of one partition."""
+    reference.create_topic(name)
+    return name

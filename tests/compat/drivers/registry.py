@@ -1,0 +1,15 @@
+"""All clients, in the order in which the matrix of docs/compatibility.md shows them."""
+
+from tests.compat.drivers.aio import Aiokafka
+from tests.compat.drivers.base import Driver
+from tests.compat.drivers.confluent import Confluent
+from tests.compat.drivers.kafka_python import KafkaPython
+from tests.compat.drivers.kcat import Kcat
+from tests.compat.drivers.program import FranzGo, Java, Kafkajs
+
+DRIVERS: tuple[type[Driver], ...] = (Confluent, KafkaPython, Aiokafka, Kcat, Kafkajs, FranzGo, Java)
+
+
+def drivers_with(operations: tuple[str, ...]) -> list[type[Driver]]:
+    """The clients that have all of these operations."""
+    return [driver for driver in DRIVERS if not driver.lacks.intersection(operations)]
