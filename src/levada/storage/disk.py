@@ -147,6 +147,15 @@ def read_file(disk: Disk, path: str) -> bytes | None:
         disk.close(fd)
 
 
+def fsync_file(disk: Disk, path: str) -> None:
+    """Make the content of a file survive a crash."""
+    fd = disk.open(path)
+    try:
+        disk.fsync(fd)
+    finally:
+        disk.close(fd)
+
+
 def write_atomically(disk: Disk, path: str, data: bytes, durable: bool = True) -> None:
     """Replace a small file: readers see the old or the new content, never a part.
 

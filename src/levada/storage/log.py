@@ -74,7 +74,10 @@ class Log:
         self._reader = Reader(self.segments, config.index_interval_bytes)
         self._queue: list[memoryview] = []
         self._failure: OSError | None = None
-        self._names_dirty = True
+        self._names_dirty: tuple[str, ...] = (
+            directory,
+            os.path.dirname(directory),
+        )  # folders with names not yet fsynced
         self._truncations = 0
         self._take_active()
 
@@ -98,7 +101,11 @@ class Log:
             segment.use(handles)
         log = cls(directory, config, disk, handles, recovered)
         log.log_start_offset = max(log_start_offset, log.segments[0].base_offset)
-        log.recovery_point = log.log_end_offset if clean else min(recovery_point, log.log_end_offset)
+        log.recovery_point = min(recovery_point, log.log_end_offset)
+        if clean:
+            log.recovery_point, log._names_dirty = log.log_end_offset, ()
+        if config.levada_acks_wait_for_fsync and not clean:
+            log.flush()  # a killed process leaves batches in the page cache; a retry of one is answered at once
         return log
 
     @property
@@ -216,7 +223,7 @@ class Log:
         self.active.seal()
         segment = Segment(self.directory, self.next_offset, self._disk, self._handles, now_ms)
         self._handles.open(segment.handle, create=True)
-        self._names_dirty = True
+        self._names_dirty = (self.directory, *self._names_dirty)
         self._reader.append(segment)
         self._take_active()
         if self.on_roll:
@@ -348,13 +355,13 @@ class Log:
             raise self._failure
         end_offset, truncations = self.log_end_offset, self._truncations
         segments = list(self.segments)  # taken after the offset: they hold everything below it
-        names_dirty, self._names_dirty = self._names_dirty, False
+        names_dirty, self._names_dirty = self._names_dirty, ()
         try:
             for number, segment in enumerate(segments):
                 if number + 1 == len(segments) or segments[number + 1].base_offset > self.recovery_point:
                     segment.fsync()
-            if names_dirty:
-                self._disk.fsync_dir(self.directory)
+            for directory in names_dirty:
+                self._disk.fsync_dir(directory)
         except OSError as error:
             self._fail(error)
             raise
@@ -366,7 +373,7 @@ class Log:
         if clean:
             self.publish()
             self.active.seal()
-            if self.recovery_point < self.log_end_offset or self._names_dirty:
+            if self.recovery_point < self.log_end_offset:
                 self.flush()
             self.unlink_removed()
         for segment in self.segments:

@@ -56,7 +56,11 @@ class Recovery:
             self._handles.close_all()
 
     def _run(self, clean: bool, recovery_point: int, log_start_offset: int) -> Recovered:
-        self._disk.mkdir(self._directory)
+        if not self._disk.exists(self._directory):
+            self._disk.mkdir(self._directory)
+            self._disk.fsync_dir(
+                os.path.dirname(self._directory)
+            )  # or a power cut takes the folder and all in it
         files = tidy(self._disk, self._directory)
         segments = [self._segment(name.offset) for name in files if name.suffix == LOG_SUFFIX]
         known_epochs = leader_epochs.load(self._disk, self._directory)
@@ -149,21 +153,22 @@ def _agreed_end(segment: Segment, interval: int) -> int | None:
         return None
     if not segment.size:
         return None if len(segment.index) or len(segment.time_index) else segment.base_offset
-    last_entry, last_time = segment.index.last(), segment.time_index.last()
-    if last_time is None or (last_entry is None and segment.size > 2 * max(interval, SCAN_BLOCK_BYTES)):
+    last_entry, last_time = segment.index.last() or (-1, 0), segment.time_index.last()
+    if last_time is None or not segment.entry_is_true(*last_entry):
         return None
-    relative, start = last_entry or (None, 0)
+    header, batch = None, memoryview(b"")
     try:
-        batches = list(segment.walk(start, whole=True))
-        if not batches or relative not in (None, batches[0][1].last_offset - segment.base_offset):
-            return None
-        _, header, view = batches[-1]
-        newest = max(header.max_timestamp for _, header, _ in batches)
-        if newest > last_time[0] or not crc_is_valid(view):
-            return None
-        return header.last_offset + 1 if _load_max_timestamp(segment, last_time, interval) else None
+        for position, header, view in segment.walk(last_entry[1], whole=True):
+            batch = view
+            if position - last_entry[1] > 2 * max(interval, SCAN_BLOCK_BYTES):
+                return None  # too long without an entry
+            if header.max_timestamp > last_time[0]:
+                return None
     except BrokenBatchError:
         return None
+    if header is None or not crc_is_valid(batch) or not _load_max_timestamp(segment, last_time, interval):
+        return None
+    return header.last_offset + 1
 
 
 def _load_max_timestamp(segment: Segment, last_time: tuple[int, int], interval: int) -> bool:

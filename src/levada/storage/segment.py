@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from levada.errors import ErrorCode, KafkaError
 from levada.model import NO_TIMESTAMP
-from levada.storage.disk import Disk
+from levada.storage.disk import Disk, fsync_file
 from levada.storage.handles import Handle, Handles
 from levada.storage.index import OFFSET_ENTRY, TIME_ENTRY, SparseIndex
 from levada.storage.names import DELETED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, file_name
@@ -164,7 +164,7 @@ class Segment:
         """
         found = self.index.floor(0, offset - self.base_offset)
         number, (relative, start) = found or (-1, (-1, 0))
-        if found and not self._entry_is_true(relative, start):
+        if found and not self.entry_is_true(relative, start):
             self.rebuild_indexes(interval)
             return self.locate(offset, interval)
         for position, header, _ in self.walk(start):
@@ -183,9 +183,10 @@ class Segment:
                 break
         return end, following
 
-    def _entry_is_true(self, relative: int, position: int) -> bool:
+    def entry_is_true(self, relative: int, position: int) -> bool:
+        """Whether an index entry tells of a batch; that of an empty index is (-1, 0)."""
         header = self.header_at(position)
-        return header is not None and header.last_offset == self.base_offset + relative
+        return header is not None and relative in (-1, header.last_offset - self.base_offset)
 
     def header_at(self, position: int) -> BatchHeader | None:
         """The header at a position that may be no batch's; None where it cannot be one."""
@@ -200,15 +201,10 @@ class Segment:
     def fsync(self) -> None:
         """Make the batches survive a crash; for a thread. The indexes need no such care."""
         try:
-            fd = self.disk.open(self.path)
+            fsync_file(self.disk, self.path)
         except FileNotFoundError:
-            if self.removed:
-                return
-            raise
-        try:
-            self.disk.fsync(fd)
-        finally:
-            self.disk.close(fd)
+            if not self.removed:
+                raise
 
     def remove(self) -> None:
         """Take the segment out of the log: its files get names that the next opening throws away."""
