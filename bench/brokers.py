@@ -31,11 +31,12 @@ START_TIMEOUT_S = 60.0
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>levada</groupId><artifactId>kafka-jars</artifactId><version>1</version><dependencies>{}</dependencies></project>
 """
-POM_DEPENDENCY = "<dependency><groupId>org.apache.kafka</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+DEPENDENCY = "<dependency><groupId>org.apache.kafka</groupId><artifactId>{}</artifactId><version>{}</version>"
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 
 def free_port() -> int:
+    """A loopback port that nobody listens on."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
@@ -60,15 +61,15 @@ def kafka_jars() -> Path:
         with tempfile.TemporaryDirectory() as work:
             artifacts = ("kafka_2.13", "kafka-tools")
             pom = Path(work) / "pom.xml"
-            pom.write_text(
-                POM.format("".join(POM_DEPENDENCY.format(name, KAFKA_VERSION) for name in artifacts))
-            )
+            wanted = (DEPENDENCY.format(name, KAFKA_VERSION) + "</dependency>" for name in artifacts)
+            pom.write_text(POM.format("".join(wanted)))
             command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies"]
             subprocess.run([*command, f"-DoutputDirectory={jars}"], check=True, stdout=sys.stderr)
     return jars
 
 
 def java_command(main: str, *arguments: str, options: tuple[str, ...] = ()) -> list[str]:
+    """A command that runs one of Kafka's main classes."""
     return [java(), *options, "-cp", f"{kafka_jars()}/*", main, *arguments]
 
 
@@ -82,6 +83,11 @@ class Broker(ABC):
         self.port = free_port()
         self.log_path = self.directory / "broker.out"
         self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def available(cls, root: Path) -> "Broker":
+        """One of this kind; an OSError or a failed command says why there can be none."""
+        return cls(root)
 
     @abstractmethod
     def command(self) -> list[str]: ...
@@ -158,6 +164,12 @@ class Kafka(Broker):
     """Apache Kafka as one KRaft node."""
 
     name = "kafka"
+
+    @classmethod
+    def available(cls, root: Path) -> "Broker":
+        java()
+        kafka_jars()
+        return cls(root)
 
     def prepare(self) -> None:
         controller = free_port()

@@ -1,8 +1,8 @@
 """The connections of the load generator: producers, sequential readers, and readers of the end of a log.
 
-Frames are built once, several go out with one `send`, and an answer is only checked for an error and counted. That
-keeps the generator near a microsecond a request, several times below any broker. Fetched bytes are copied out of the
-socket as any consumer must do: dropping them in the kernel would flatter a broker that sends by `sendfile`.
+Frames are built once, several go out with one `send`, and an answer is only checked for an error and counted.
+That keeps the generator far below the CPU of any broker. Fetched bytes are copied out of the socket as any
+consumer must do: dropping them in the kernel would flatter a broker that sends by `sendfile`.
 """
 
 import select
@@ -28,8 +28,8 @@ ERROR_CODE = wire.I16.unpack_from
 class Load:
     """One load. It ends after `seconds` or when every producer has sent `requests_max`."""
 
-    port: int
-    topic: str
+    port: int = 0
+    topic: str = ""
     pid: int = 0  # of the broker, whose CPU is read around the load
     partitions: int = 1
     producers: int = 0  # connections

@@ -52,6 +52,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes | bytearray | memoryview, position: int) -> tuple[int, int]:
+    """An unsigned varint and the position behind it."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -63,10 +64,12 @@ def read_varint(data: bytes | bytearray | memoryview, position: int) -> tuple[in
 
 
 def zigzag(value: int) -> bytes:
+    """A signed varint, as in records."""
     return varint((value << 1) ^ (value >> 63) if value < 0 else value << 1)
 
 
 def string(text: str) -> bytes:
+    """A string of an inflexible version."""
     encoded = text.encode()
     return I16.pack(len(encoded)) + encoded
 
@@ -123,6 +126,7 @@ def fetch_error(reply: bytes) -> int:
 
 
 def connect(port: int, timeout: float | None = 30.0) -> socket.socket:
+    """To a broker on this machine."""
     sock = socket.create_connection(("127.0.0.1", port), timeout)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
@@ -174,6 +178,7 @@ def create_topic(port: int, name: str, partitions: int, configs: Mapping[str, st
 
 
 def topic_id(port: int, name: str) -> bytes:
+    """The id by which Produce and Fetch name a topic."""
     with connect(port) as sock:
         found = _topic_id(sock, name)
     if found is None:
@@ -181,7 +186,14 @@ def topic_id(port: int, name: str) -> bytes:
     return found
 
 
+def topic_exists(port: int, name: str) -> bool:
+    """Asked without creating it."""
+    with connect(port) as sock:
+        return _topic_id(sock, name) is not None
+
+
 def delete_topic(port: int, name: str) -> None:
+    """Delete it if it is there."""
     with connect(port) as sock:
         body = I32.pack(1) + string(name) + I32.pack(30_000)
         reply = call(sock, request(DELETE_TOPICS, 3, body, flexible=False))
@@ -192,6 +204,7 @@ def delete_topic(port: int, name: str) -> None:
 
 @contextlib.contextmanager
 def temporary_topic(port: int, name: str, partitions: int) -> Iterator[str]:
+    """A topic that is gone afterwards, so that rounds leave little in the page cache."""
     create_topic(port, name, partitions)
     try:
         yield name

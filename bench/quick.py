@@ -1,0 +1,186 @@
+"""`make bench-quick`: what the hot path costs, against the last recorded state, in under two minutes and without a JVM.
+
+The figure is the broker's CPU time a request or megabyte, which neighbours disturb least, divided by the CPU time of
+a calibration loop of the same seconds, so that two machines compare. A row that looks worse is measured again before
+it is believed. `--record` makes this run the state to compare with.
+"""
+
+import argparse
+import datetime
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from struct import Struct
+from typing import Any
+
+from crc32c import crc32c
+
+from bench import loads, machine, results
+from bench.brokers import Broker, Levada
+from bench.report import number, table
+from bench.rows import Row, bulk, small
+from bench.run import revision
+
+RECORD = results.DIRECTORY / "quick.json"
+ROUNDS, ROUNDS_AGAIN = 5, 5
+TOLERANCE = 0.15
+CALIBRATION_LOOPS = 10_000
+SECONDS = 0.8
+ROUND_BYTES = 128 * loads.MIB
+
+ROWS = (
+    small("one-1", "one 100 B message a request, 1 connection", loads.one_message(1, seconds=SECONDS)),
+    small("one-8", "one 100 B message a request, 8 connections", loads.one_message(8, seconds=SECONDS)),
+    small("idempotent-8", "the same, idempotent", loads.one_message(8, idempotent=True, seconds=SECONDS)),
+    bulk("16K-8", "16 KiB batches, 8 connections", loads.batches(8, 1024, 16 << 10, round_bytes=ROUND_BYTES)),
+    bulk("64K-8", "64 KiB batches, 8 connections", loads.batches(8, 1024, 64 << 10, round_bytes=ROUND_BYTES)),
+    bulk("fetch-64K", "fetch 64 KiB, 1 connection", loads.fetch(1, 64 << 10, stored_bytes=ROUND_BYTES, seconds=SECONDS)),
+    bulk("fetch-1M", "fetch 1 MiB, 1 connection", loads.fetch(1, 1 << 20, stored_bytes=ROUND_BYTES, seconds=SECONDS)),
+    small("latency", "1,000 messages/s, each consumed at once", loads.end_to_end(messages=1_000)),
+)  # fmt: skip
+
+
+class _Request:
+    """What the calibration makes a request of."""
+
+    __slots__ = ("key", "size", "view")
+
+    def __init__(self, key: int, size: int, view: memoryview) -> None:
+        self.key, self.size, self.view = key, size, view
+
+    def weight(self) -> int:
+        return self.size + len(self.view)
+
+
+def calibrate() -> float:
+    """CPU microseconds of one turn of a loop that does in small what a broker does: Python, checksum, copies, sockets."""
+    header, source, target = Struct(">ihq"), bytearray(16 << 10), bytearray(16 << 10)
+    known = {index: index for index in range(64)}
+    left, right = socket.socketpair()
+    message, seen, view = bytes(200), [], memoryview(source)
+    started = time.process_time()
+    for turn in range(CALIBRATION_LOOPS):
+        for _ in range(4):
+            size, key, _offset = header.unpack_from(source, turn & 63)
+            request = _Request(known[turn & 63] + key, size, view[16:80])
+            seen.append(request.weight())
+        if turn & 7 == 0:
+            crc32c(view)
+            target[:] = view
+            left.send(message)
+            right.recv(4096)
+            seen.clear()
+    spent = time.process_time() - started
+    left.close()
+    right.close()
+    return spent * 1e6 / CALIBRATION_LOOPS
+
+
+def measure(row: Row, broker: Broker) -> tuple[float, float]:
+    """CPU in microseconds, and the same in calibration units."""
+    before = calibrate()
+    cost = results.figures(row.run(broker))[row.cost]
+    return cost, cost / ((before + calibrate()) / 2)
+
+
+class Measured:
+    """The rounds of a row so far."""
+
+    __slots__ = ("row", "rounds")
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self.rounds: list[tuple[float, float]] = []
+
+    def add(self, broker: Broker) -> None:
+        self.rounds.append(measure(self.row, broker))
+
+    @property
+    def cost(self) -> float:
+        return median(cost for cost, _ in self.rounds)
+
+    @property
+    def units(self) -> float:
+        return median(units for _, units in self.rounds)
+
+    def change(self, record: dict[str, Any] | None) -> float | None:
+        """Relative to the record: 0.1 is a tenth worse."""
+        before = (record or {}).get("rows", {}).get(self.row.key)
+        return None if before is None else self.units / before["units"] - 1
+
+
+def measure_all(broker: Broker, record: dict[str, Any] | None) -> list[Measured]:
+    """All rows in turns; then again those that look worse than they were."""
+    every = [Measured(row) for row in ROWS]
+    for measured in every:
+        measured.row.run(broker)  # the first is not counted
+    for number_of_round in range(ROUNDS):
+        print(f"round {number_of_round + 1} of {ROUNDS}", file=sys.stderr, flush=True)
+        for measured in every:
+            measured.add(broker)
+    for measured in every:
+        if (measured.change(record) or 0.0) > TOLERANCE:
+            print(f"{measured.row.title} looks worse: measured again", file=sys.stderr, flush=True)
+            measured.rounds.clear()
+            for _ in range(ROUNDS_AGAIN):
+                measured.add(broker)
+    return every
+
+
+def show(every: Sequence[Measured], record: dict[str, Any] | None) -> str:
+    """A table for people."""
+    lines = []
+    for measured in every:
+        change = measured.change(record)
+        unit = "us/request" if measured.row.cost == "cpu_us_per_request" else "us/MB"
+        said = "new" if change is None else f"{change:+.0%}{'  WORSE' if change > TOLERANCE else ''}"
+        lines.append((measured.row.title, f"{number(measured.cost)} {unit}", f"{measured.units:.3g}", said))
+    head = (
+        "hot path of Levada",
+        "CPU",
+        "calibrated",
+        f"against {record['revision']}" if record else "no record",
+    )
+    return table(head, lines)
+
+
+def to_record(every: Sequence[Measured], memory: machine.Memory) -> dict[str, Any]:
+    """What the next run compares with."""
+    return {
+        "when": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "revision": revision(),
+        "machine": machine.describe(),
+        "rss_anon_mb": memory.anonymous,
+        "rows": {each.row.key: {"us": each.cost, "units": each.units} for each in every},
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """1 when a row got worse by more than the tolerance."""
+    parser = argparse.ArgumentParser(prog="python -m bench quick", description=__doc__)
+    parser.add_argument("--record", action="store_true", help="make this run the state to compare with")
+    parser.add_argument("--data", type=Path, default=Path("/var/tmp"), help="where the broker keeps its data")
+    options = parser.parse_args(arguments)
+    record = results.load_results(RECORD)
+    with tempfile.TemporaryDirectory(prefix="levada-bench-", dir=options.data) as root:
+        broker = Levada(Path(root))
+        try:
+            broker.prepare()
+            seconds = broker.start()
+            every = measure_all(broker, record)
+            memory = machine.memory(broker.pid)
+        finally:
+            broker.remove()
+    print(show(every, record))
+    print(
+        f"\nstart {seconds:.2f} s, {memory.anonymous:.0f} MB anonymous, calibration {calibrate():.2f} us a turn"
+    )
+    if options.record:
+        results.save_results(RECORD, to_record(every, memory))
+        print(f"recorded in {RECORD}")
+        return 0
+    return 1 if any((each.change(record) or 0.0) > TOLERANCE for each in every) else 0

@@ -1,0 +1,196 @@
+"""Results as Markdown: the whole story for docs/benchmarks.md, the short one for the README, and a line of progress.
+
+A page is only changed between its markers, so that the words around the tables stay a writer's.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import chart, results
+from bench.outcome import ROOT
+from bench.rows import LABELS, PROCESS_GOALS, ROWS, Goal
+
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+DOCS, README, CHART = ROOT / "docs" / "benchmarks.md", ROOT / "README.md", ROOT / "docs" / "benchmarks.svg"
+GOALS = {row.key: row.goals for row in ROWS}
+PROCESS_TITLES = {
+    "start_s": "start to first answer",
+    "rss_anon_idle_mb": "anonymous memory, idle",
+    "rss_anon_loaded_mb": "anonymous memory, loaded",
+    "rss_idle_mb": "resident memory, idle",
+    "rss_loaded_mb": "resident memory, loaded",
+}
+
+
+def number(value: float) -> str:
+    """Three digits, no more than a measurement can mean."""
+    if value >= 100:
+        return f"{float(f'{value:.3g}'):,.0f}"
+    return f"{value:.3g}"
+
+
+def times(value: float | None) -> str:
+    """A ratio."""
+    return "" if value is None else f"{value:.2f} x"
+
+
+def value_of(row: dict[str, Any], broker: str) -> str:
+    """The main figure of a row."""
+    figures = row.get(broker)
+    if figures is None:
+        return "failed" if broker in row["errors"] else ""
+    if row["metric"] == "p99_ms":
+        return " / ".join(f"{figures[name]:.2f}" for name in ("p50_ms", "p99_ms", "p999_ms")) + " ms"
+    unit = {"requests_per_s": "/s", "mb_per_s": " MB/s"}[row["metric"]]
+    return number(figures[row["metric"]]) + unit
+
+
+def ratio_of(row: dict[str, Any]) -> str:
+    """Of the main figure, of p50 and p99 where it is a latency."""
+    if row["metric"] == "p99_ms":
+        return " / ".join(times(results.ratio(row, name)) for name in ("p50_ms", "p99_ms"))
+    return times(results.ratio(row, row["metric"]))
+
+
+def cost_of(row: dict[str, Any], broker: str) -> str:
+    """CPU of the broker with its user and system parts."""
+    figures = row.get(broker)
+    if figures is None:
+        return ""
+    unit = row["cost"].removeprefix("cpu_us_per_")
+    parts = (number(figures[f"{part}_us_per_{unit}"]) for part in ("user", "system"))
+    return f"{number(figures[row['cost']])} us/{unit} ({' + '.join(parts)})".replace("/mb", "/MB")
+
+
+def summary(row: dict[str, Any]) -> str:
+    """One line for the progress."""
+    sides = "; ".join(
+        f"{name} {value_of(row, name)}, {cost_of(row, name)}" for name in ("levada", "kafka") if name in row
+    )
+    return f"{sides}; {ratio_of(row)}"
+
+
+def verdict(goal: Goal, ratio: float | None) -> str:
+    """Whether the promise holds."""
+    if ratio is None:
+        return f"{goal}: not measured"
+    return f"{goal}: {'met' if goal.is_met(ratio) else f'**missed**, {ratio:.2f} x'}"
+
+
+def verdicts(key: str, row: dict[str, Any]) -> str:
+    """Of all goals of a row."""
+    return "; ".join(verdict(goal, results.ratio(row, goal.metric)) for goal in GOALS.get(key, ()))
+
+
+def table(head: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
+    """In Markdown."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ("---",) * len(head), *lines))
+
+
+def rows_table(found: dict[str, Any]) -> str:
+    """What was done."""
+    lines = [
+        (row["title"], value_of(row, "levada"), value_of(row, "kafka"), ratio_of(row), verdicts(key, row))
+        for key, row in found["rows"].items()
+    ]
+    return table(("load", "Levada", "Kafka", "Levada : Kafka", "goal"), lines)
+
+
+def costs_table(found: dict[str, Any]) -> str:
+    """What it cost and what was the limit."""
+    lines = []
+    for row in found["rows"].values():
+        limits = (row.get(name, {}).get("bottleneck", "") for name in ("levada", "kafka"))
+        cost = times(results.ratio(row, row["cost"]))
+        lines.append((row["title"], cost_of(row, "levada"), cost_of(row, "kafka"), cost, *limits))
+    head = ("load", "Levada's CPU (user + system)", "Kafka's CPU", "ratio", "Levada's limit", "Kafka's limit")
+    return table(head, lines)
+
+
+def process_table(found: dict[str, Any]) -> str:
+    """Start and memory."""
+    goals = {goal.metric: goal for goal in PROCESS_GOALS}
+    lines = []
+    for metric, title in PROCESS_TITLES.items():
+        values = [found["process"].get(name, {}).get(metric) for name in ("levada", "kafka")]
+        unit = " s" if metric.endswith("_s") else " MB"
+        ratio = results.ratio(found["process"], metric)
+        goal = verdict(goals[metric], ratio) if metric in goals else ""
+        shown = ("" if value is None else number(value) + unit for value in values)
+        lines.append((title, *shown, times(ratio), goal))
+    return table(("process", "Levada", "Kafka", "Levada : Kafka", "goal"), lines)
+
+
+def changes_table(found: dict[str, Any], previous: dict[str, Any]) -> str:
+    """Ratios to Kafka then and now: what survives a change of machine and of neighbours."""
+    lines = []
+    for key, row in found["rows"].items():
+        before = previous["rows"].get(key)
+        if before is None:
+            continue
+        pairs = [
+            (results.ratio(before, metric), results.ratio(row, metric))
+            for metric in (row["metric"], row["cost"])
+        ]
+        shown = (f"{times(then)} -> {times(now)}" if then and now else "" for then, now in pairs)
+        lines.append((row["title"], *shown))
+    head = ("load", "figure : Kafka", "CPU : Kafka")
+    return f"Against the run of {previous['when']} ({previous['revision']}):\n\n" + table(head, lines)
+
+
+def markdown(found: dict[str, Any], previous: dict[str, Any] | None) -> str:
+    """Everything."""
+    about = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
+    goals = [
+        (goal, results.ratio(row, goal.metric))
+        for key, row in found["rows"].items()
+        for goal in GOALS.get(key, ())
+    ]
+    goals += [(goal, results.ratio(found["process"], goal.metric)) for goal in PROCESS_GOALS]
+    judged = [goal.is_met(ratio) for goal, ratio in goals if ratio is not None]
+    parts = [
+        f"{found['when']}, revision {found['revision']}, Apache Kafka {found['kafka']}; {about}.",
+        f"{sum(judged)} of {len(judged)} goals met. Latencies are p50 / p99 / p99.9; a MB is 10^6 bytes.",
+        rows_table(found),
+        costs_table(found),
+        process_table(found),
+    ]
+    if previous is not None:
+        parts.append(changes_table(found, previous))
+    return "\n\n".join(parts)
+
+
+def short_markdown(found: dict[str, Any]) -> str:
+    """For the README: one line a row."""
+    lines: list[tuple[str, ...]] = [
+        (
+            row["title"],
+            value_of(row, "levada"),
+            value_of(row, "kafka"),
+            ratio_of(row),
+            times(results.ratio(row, row["cost"])),
+        )
+        for row in found["rows"].values()
+    ]
+    for metric, title in PROCESS_TITLES.items():
+        unit = " s" if metric.endswith("_s") else " MB"
+        shown = (number(found["process"][name][metric]) + unit for name in ("levada", "kafka"))
+        if metric in LABELS:
+            lines.append((title, *shown, times(results.ratio(found["process"], metric)), ""))
+    return table(("load", "Levada", "Kafka", "Levada : Kafka", "broker CPU : Kafka"), lines)
+
+
+def publish(found: dict[str, Any], previous: dict[str, Any] | None) -> None:
+    """Into the pages that have a place for it, and the chart."""
+    put_between_markers(DOCS, markdown(found, previous))
+    put_between_markers(README, short_markdown(found))
+    CHART.write_text(chart.svg(found))
+
+
+def put_between_markers(path: Path, text: str) -> None:
+    """Leave everything else of the page as it is."""
+    page = path.read_text() if path.exists() else ""
+    if BEGIN in page and END in page:
+        before, _, rest = page.partition(BEGIN)
+        path.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")

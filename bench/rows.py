@@ -1,0 +1,118 @@
+"""The rows of the benchmark, and what Levada promised for them as ratios to Kafka in the same run."""
+
+from dataclasses import dataclass
+
+from bench import loads
+from bench.loads import KIB, MIB, LoadOnBroker
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A bound on the ratio Levada : Kafka of one metric."""
+
+    metric: str
+    at_least: float = 0.0
+    at_most: float = 0.0
+
+    def is_met(self, ratio: float) -> bool:
+        return ratio >= self.at_least if self.at_least else ratio <= self.at_most
+
+    def __str__(self) -> str:
+        bound = f"≥ {self.at_least:g}" if self.at_least else f"≤ {self.at_most:.3g}"
+        return f"{LABELS[self.metric]} {bound} x"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`metric` is what the row is about; `cost` is the CPU figure that goes with it."""
+
+    key: str
+    title: str
+    run: LoadOnBroker
+    metric: str = "mb_per_s"
+    cost: str = "cpu_us_per_mb"
+    goals: tuple[Goal, ...] = ()
+    default: bool = True  # only with FULL=1 otherwise
+    rounds: int = 3
+
+
+LABELS = {
+    "requests_per_s": "rate",
+    "mb_per_s": "rate",
+    "cpu_us_per_request": "CPU",
+    "cpu_us_per_mb": "CPU",
+    "p50_ms": "p50",
+    "p99_ms": "p99",
+    "start_s": "start",
+    "rss_anon_idle_mb": "anonymous memory, idle",
+    "rss_anon_loaded_mb": "anonymous memory, loaded",
+}
+BATCH_GOALS = (Goal("mb_per_s", at_least=1.5), Goal("cpu_us_per_mb", at_most=0.6))
+LATENCY_GOALS = (Goal("p50_ms", at_most=0.7), Goal("p99_ms", at_most=0.3))
+PROCESS_GOALS = (
+    Goal("start_s", at_most=1 / 8),
+    Goal("rss_anon_idle_mb", at_most=1 / 8),
+    Goal("rss_anon_loaded_mb", at_most=1 / 5),
+)
+
+
+def small(key: str, title: str, run: LoadOnBroker, *goals: Goal, default: bool = True) -> Row:
+    """A row that counts requests."""
+    return Row(key, title, run, "requests_per_s", "cpu_us_per_request", goals, default)
+
+
+def bulk(key: str, title: str, run: LoadOnBroker, *goals: Goal, default: bool = True) -> Row:
+    """A row that counts megabytes."""
+    return Row(key, title, run, "mb_per_s", "cpu_us_per_mb", goals, default)
+
+
+def timed(key: str, title: str, run: LoadOnBroker, *goals: Goal, default: bool = True) -> Row:
+    """A row about latency."""
+    return Row(key, title, run, "p99_ms", "cpu_us_per_request", goals, default)
+
+
+FETCH, FETCH_64K = Goal("mb_per_s", at_least=1.3), Goal("mb_per_s", at_least=2.0)
+ROWS = (
+    small("one-1", "produce one 100 B message a request, 1 connection", loads.one_message(1)),
+    small("one-8", "produce one 100 B message a request, 8 connections", loads.one_message(8),
+          Goal("requests_per_s", at_least=3.0), Goal("cpu_us_per_request", at_most=0.3)),
+    small("idempotent-8", "the same, idempotent", loads.one_message(8, idempotent=True),
+          Goal("cpu_us_per_request", at_most=0.25)),
+    small("one-100", "the same, 100 connections", loads.one_message(100, depth=4), default=False),
+    small("one-1000", "one message a request, 1,000 connections, one in flight", loads.one_message(1_000, depth=1)),
+    bulk("100B-16K-8", "produce 100 B messages in 16 KiB batches, 8 connections", loads.batches(8, 100, 16 * KIB),
+         *BATCH_GOALS),
+    bulk("1K-16K-1", "produce 1 KiB messages in 16 KiB batches, 1 connection", loads.batches(1, KIB, 16 * KIB),
+         *BATCH_GOALS, default=False),
+    bulk("1K-16K-8", "produce 1 KiB messages in 16 KiB batches, 8 connections", loads.batches(8, KIB, 16 * KIB),
+         *BATCH_GOALS),
+    bulk("10K-16K-8", "produce 10 KiB messages in 16 KiB batches, 8 connections",
+         loads.batches(8, 10 * KIB, 16 * KIB), default=False),
+    bulk("1K-64K-1", "produce 1 KiB messages in 64 KiB batches, 1 connection", loads.batches(1, KIB, 64 * KIB),
+         *BATCH_GOALS, default=False),
+    bulk("1K-64K-8", "produce 1 KiB messages in 64 KiB batches, 8 connections", loads.batches(8, KIB, 64 * KIB),
+         *BATCH_GOALS),
+    bulk("fetch-64K-1", "fetch 64 KiB, 1 connection", loads.fetch(1, 64 * KIB), FETCH_64K),
+    bulk("fetch-64K-8", "fetch 64 KiB, 8 connections", loads.fetch(8, 64 * KIB), FETCH_64K, default=False),
+    bulk("fetch-1M-1", "fetch 1 MiB, 1 connection", loads.fetch(1, MIB), FETCH),
+    bulk("fetch-1M-8", "fetch 1 MiB, 8 connections", loads.fetch(8, MIB), FETCH, default=False),
+    bulk("tail-4", "produce 16 KiB batches and tail them, 4 + 4 connections",
+         loads.batches(4, KIB, 16 * KIB, tailers=4)),
+    bulk("rdkafka-produce-1K", "librdkafka produces 1 KiB messages", loads.librdkafka("produce", KIB)),
+    bulk("rdkafka-consume-1K", "librdkafka consumes 1 KiB messages", loads.librdkafka("consume", KIB)),
+    bulk("java-produce-1K", "Kafka's ProducerPerformance, 1 KiB messages", loads.producer_performance(KIB)),
+    bulk("rdkafka-produce-100B", "librdkafka produces 100 B messages",
+         loads.librdkafka("produce", 100), default=False),
+    bulk("rdkafka-produce-10K", "librdkafka produces 10 KiB messages",
+         loads.librdkafka("produce", 10 * KIB), default=False),
+    bulk("rdkafka-consume-100B", "librdkafka consumes 100 B messages",
+         loads.librdkafka("consume", 100), default=False),
+    bulk("rdkafka-consume-10K", "librdkafka consumes 10 KiB messages",
+         loads.librdkafka("consume", 10 * KIB), default=False),
+    bulk("java-produce-100B", "Kafka's ProducerPerformance, 100 B messages",
+         loads.producer_performance(100), default=False),
+    timed("java-latency", "Kafka's EndToEndLatency", loads.java_end_to_end, default=False),
+    timed("latency", "end to end at 1,000 messages/s", loads.end_to_end(), *LATENCY_GOALS),
+    timed("latency-beside", "end to end at 1,000 messages/s beside 50 MB/s",
+          loads.end_to_end(bytes_per_second_beside=50e6), *LATENCY_GOALS),
+)  # fmt: skip

@@ -1,0 +1,177 @@
+"""`make bench`: Levada and Apache Kafka in one run, the same load on both, round about.
+
+Only the ratios of one run mean something: the brokers take turns within each row, Kafka first gets half a minute of
+load for its JIT compiler, and a row is the median of its rounds. A row that fails is reported and does not stop the
+others. Without Java or Maven Levada is measured alone.
+"""
+
+import argparse
+import datetime
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench import loads, machine, report, results
+from bench.brokers import KAFKA_VERSION, Broker, Kafka, Levada
+from bench.outcome import ROOT
+from bench.rows import ROWS, Row
+from bench.wire import BrokerError
+
+WARM_UP_S = {"levada": 4.0, "kafka": 30.0}
+STARTS = {"levada": 5, "kafka": 3}
+IDLE_S = 5.0  # before idle memory is read
+
+
+def progress(text: str) -> None:
+    """What happens now, with the minutes since the start."""
+    print(f"[{(time.perf_counter() - BEGAN) / 60:4.1f} min] {text}", file=sys.stderr, flush=True)
+
+
+BEGAN = time.perf_counter()
+
+
+def start(broker: Broker, starts: int) -> dict[str, float]:
+    """Start it several times; it keeps running after the last."""
+    broker.prepare()
+    times = []
+    for number in range(starts):
+        if number:
+            broker.stop()
+        times.append(broker.start())
+    progress(f"{broker.name} answers after {median(times):.2f} s")
+    return {"start_s": median(times)}
+
+
+def read_memory(brokers: Sequence[Broker], process: dict[str, dict[str, float]], state: str) -> None:
+    """Note what every broker holds now."""
+    for broker in brokers:
+        held = machine.memory(broker.pid)
+        process[broker.name] |= {f"rss_{state}_mb": held.rss, f"rss_anon_{state}_mb": held.anonymous}
+        progress(
+            f"{broker.name} holds {held.anonymous:.0f} MB anonymous, {held.rss:.0f} MB resident, {state}"
+        )
+
+
+def warm_up(broker: Broker, seconds: float) -> None:
+    """The loads of the rows in turns, until the time is over."""
+    kinds = (
+        loads.one_message(8, seconds=2),
+        loads.batches(8, loads.KIB, 16 * loads.KIB, round_bytes=128 * loads.MIB),
+        loads.batches(8, loads.KIB, 64 * loads.KIB, round_bytes=128 * loads.MIB),
+        loads.fetch(8, 64 * loads.KIB, seconds=1),
+        loads.fetch(1, loads.MIB, seconds=1),
+        loads.one_message(8, idempotent=True, seconds=1),
+    )
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        for kind in kinds:
+            kind(broker)
+
+
+def measure_row(row: Row, brokers: Sequence[Broker], rounds: int) -> dict[str, Any]:
+    """Rounds of the brokers in turns, the first of a round changing."""
+    taken: dict[str, list[results.Figures]] = {broker.name: [] for broker in brokers}
+    errors: dict[str, str] = {}
+    for number in range(rounds):
+        for broker in brokers if number % 2 == 0 else reversed(brokers):
+            if broker.name in errors:
+                continue
+            try:
+                taken[broker.name].append(results.figures(row.run(broker)))
+            except (BrokerError, OSError, subprocess.SubprocessError) as problem:
+                errors[broker.name] = str(problem)
+                progress(f"{row.key}: {broker.name} failed: {problem}")
+    measured: dict[str, Any] = {"title": row.title, "metric": row.metric, "cost": row.cost, "errors": errors}
+    for name, figures in taken.items():
+        if figures and name not in errors:
+            middle = results.medians(figures)
+            every = [figure[row.metric] for figure in figures]
+            measured[name] = {**middle, "bottleneck": results.bottleneck(middle), "rounds": every}
+    return measured
+
+
+def measure(rows: Sequence[Row], brokers: Sequence[Broker], options: argparse.Namespace) -> dict[str, Any]:
+    """Everything of one run."""
+    process = {broker.name: start(broker, 1 if options.rows else STARTS[broker.name]) for broker in brokers}
+    time.sleep(IDLE_S)
+    read_memory(brokers, process, "idle")
+    for broker in brokers:
+        progress(f"warming {broker.name} up")
+        warm_up(broker, WARM_UP_S[broker.name])
+    measured: dict[str, Any] = {}
+    for row in rows:
+        measured[row.key] = measure_row(row, brokers, options.rounds or row.rounds)
+        progress(f"{row.title}: {report.summary(measured[row.key])}")
+    read_memory(brokers, process, "loaded")
+    return {"process": process, "rows": measured}
+
+
+def chosen_brokers(only: str | None, root: Path) -> list[Broker]:
+    """Both, or the one that was asked for; Levada alone where there is no Java."""
+    kinds: list[type[Broker]] = [kind for kind in (Levada, Kafka) if only in (None, kind.name)]
+    brokers: list[Broker] = []
+    for kind in kinds:
+        try:
+            brokers.append(kind.available(root))
+        except (OSError, subprocess.CalledProcessError) as problem:
+            progress(f"without {kind.name}: {problem}")
+    return brokers
+
+
+def revision() -> str:
+    """The commit that was measured."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options; `FULL=1` is the one that `make` passes."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument(
+        "--full", action="store_true", default=os.environ.get("FULL") == "1", help="every row"
+    )
+    parser.add_argument("--rows", default="", help="only these, by key, with commas; nothing is recorded")
+    parser.add_argument("--rounds", type=int, default=0, help="of each row and broker")
+    parser.add_argument("--only", choices=("levada", "kafka"), help="one broker alone; nothing is recorded")
+    parser.add_argument(
+        "--data", type=Path, default=Path("/var/tmp"), help="where both brokers keep their data"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, record, report; 1 when a row failed."""
+    options = parse(arguments)
+    wanted = [key for key in options.rows.split(",") if key]
+    unknown = set(wanted) - {row.key for row in ROWS}
+    if unknown:
+        print(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(row.key for row in ROWS)}")
+        return 2
+    rows = [row for row in ROWS if (row.key in wanted if wanted else row.default or options.full)]
+    with tempfile.TemporaryDirectory(prefix="levada-bench-", dir=options.data) as root:
+        brokers = chosen_brokers(options.only, Path(root))
+        try:
+            measured = measure(rows, brokers, options)
+        finally:
+            for broker in brokers:
+                broker.remove()
+    found = {
+        "when": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "minutes": (time.perf_counter() - BEGAN) / 60,
+        "machine": machine.describe(),
+        "kafka": KAFKA_VERSION,
+        "revision": revision(),
+        **measured,
+    }
+    previous = results.load_results(results.LATEST)
+    print(report.markdown(found, previous))
+    if len(brokers) == 2 and not wanted:
+        results.save_results(results.LATEST, found)
+        report.publish(found, previous)
+    return 1 if any(row["errors"] for row in measured["rows"].values()) else 0
