@@ -38,7 +38,25 @@ FORMATS = {
     "datetime_i64": "q",
 }
 
+MEMO_ENTRIES_MAX = 1_024
 MILLISECOND = timedelta(milliseconds=1)
+
+
+class Memo(dict[Any, Any]):
+    """What was made from values that come again and again; never more than a few, so that no peer can fill it."""
+
+    __slots__ = ("make",)
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __missing__(self, value: Any) -> Any:
+        made = self.make(value)
+        if len(self) >= MEMO_ENTRIES_MAX:
+            self.clear()
+        self[value] = made
+        return made
 
 
 class Source:

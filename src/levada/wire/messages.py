@@ -78,7 +78,7 @@ def read_request_header(view: memoryview | bytes) -> RequestHeader:
             raise MalformedError("the client id ends early")
         client_id = None if length < 0 else str(view[HEADER.size : position], "utf-8")
         if request_header_is_flexible(api_key, version):
-            position = skip_tags(view, position, [REQUEST_ELEMENTS_MAX])
+            position, _ = skip_tags(view, position, REQUEST_ELEMENTS_MAX)
             if position > len(view):
                 raise MalformedError("the header ends early")
     except MALFORMED as problem:
@@ -100,7 +100,7 @@ def read_response_header(api_key: int, version: int, view: memoryview | bytes) -
         (correlation_id,) = CORRELATION_ID.unpack_from(view)
         position = CORRELATION_ID.size
         if response_header_is_flexible(api_key, version):
-            position = skip_tags(view, position, [REQUEST_ELEMENTS_MAX])
+            position, _ = skip_tags(view, position, REQUEST_ELEMENTS_MAX)
     except MALFORMED as problem:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"response header: {problem}") from problem
     return correlation_id, position
@@ -132,17 +132,15 @@ def write_response(api_key: int, version: int, response: Any) -> bytes:
     return _writer(api_key, version, "response")(response)
 
 
-def _read(
-    read: Callable[[bytes, list[int]], Any], view: memoryview | bytes, offset: int, elements: int
-) -> Any:
+def _read(read: Callable[[bytes, int], Any], view: memoryview | bytes, offset: int, elements: int) -> Any:
     try:
-        return read(bytes(view[offset:]), [elements])
+        return read(bytes(view[offset:]), elements)
     except MALFORMED as problem:
         raise KafkaError(ErrorCode.INVALID_REQUEST, str(problem)) from problem
 
 
 @cache
-def _reader(api_key: int, version: int, kind: str) -> Callable[[bytes, list[int]], Any]:
+def _reader(api_key: int, version: int, kind: str) -> Callable[[bytes, int], Any]:
     message, old, shape = structs(api(api_key, version), version, kind)
     return compile_reader(message, version, old, shape)
 

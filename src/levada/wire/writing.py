@@ -12,6 +12,7 @@ from typing import Any
 from levada.wire import versions
 from levada.wire.codec import (
     FORMATS,
+    Memo,
     Source,
     milliseconds,
     only,
@@ -23,28 +24,20 @@ from levada.wire.codec import (
 from levada.wire.primitives import uvarint_bytes
 from levada.wire.schema import Field, Struct
 
-MEMO_ENTRIES_MAX = 1_024
 MEMO_LENGTH_MAX = 64  # characters or elements of what is worth keeping
 
 NO_UUID = bytes(16)
 
 
-class _Memo(dict[Any, bytes]):
-    """Encodings of values that come again and again; never more than a few."""
+class _Encodings(Memo):
+    """The bytes of short values; long ones are made anew."""
 
-    __slots__ = ("encode",)
+    __slots__ = ()
 
-    def __init__(self, encode: Callable[[Any], bytes]) -> None:
-        super().__init__()
-        self.encode = encode
-
-    def __missing__(self, value: Any) -> bytes:
-        encoded = self.encode(value)
-        if len(encoded) <= MEMO_LENGTH_MAX:
-            if len(self) >= MEMO_ENTRIES_MAX:
-                self.clear()
-            self[value] = encoded
-        return encoded
+    def __missing__(self, value: Any) -> Any:
+        if value is not None and len(value) > MEMO_LENGTH_MAX:
+            return self.make(value)
+        return super().__missing__(value)
 
 
 def _compact_string(value: str) -> bytes:
@@ -69,19 +62,19 @@ def _array(code: str, flexible: bool) -> Callable[[Any], bytes]:
     return encode
 
 
-UVARINTS = _Memo(uvarint_bytes)
-COMPACT_STRINGS = _Memo(_compact_string)
-NULLABLE_COMPACT_STRINGS = _Memo(_nullable(_compact_string, b"\x00"))
-LEGACY_STRINGS = _Memo(_legacy_string)
-NULLABLE_LEGACY_STRINGS = _Memo(_nullable(_legacy_string, b"\xff\xff"))
+UVARINTS = Memo(uvarint_bytes)
+COMPACT_STRINGS = _Encodings(_compact_string)
+NULLABLE_COMPACT_STRINGS = _Encodings(_nullable(_compact_string, b"\x00"))
+LEGACY_STRINGS = _Encodings(_legacy_string)
+NULLABLE_LEGACY_STRINGS = _Encodings(_nullable(_legacy_string, b"\xff\xff"))
 STRINGS = {
     (True, False): ("compact", COMPACT_STRINGS),
     (True, True): ("nullable_compact", NULLABLE_COMPACT_STRINGS),
     (False, False): ("legacy", LEGACY_STRINGS),
     (False, True): ("nullable_legacy", NULLABLE_LEGACY_STRINGS),
 }
-ARRAYS: dict[tuple[str, bool, bool], _Memo] = {
-    (code, flexible, nullable): _Memo(
+ARRAYS: dict[tuple[str, bool, bool], Memo] = {
+    (code, flexible, nullable): _Encodings(
         _nullable(_array(code, flexible), b"\x00" if flexible else b"\xff\xff\xff\xff")
         if nullable
         else _array(code, flexible)
