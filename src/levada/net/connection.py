@@ -5,6 +5,7 @@ because a broker answers in order: whatever follows is late as well.
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from struct import Struct
 from struct import error as StructError
@@ -97,7 +98,8 @@ class Connection(asyncio.Protocol):
         except TimeoutError:
             raise ConnectionFailed(f"{address} does not take a connection within {timeout_s:g} s") from None
         except OSError as error:
-            raise ConnectionFailed(f"cannot connect to {address}: {error.strerror or error}") from error
+            why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+            raise ConnectionFailed(f"cannot connect to {address}: {why}") from error
         try:
             body = await connection.send(
                 API_VERSIONS.key,

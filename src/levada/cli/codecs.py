@@ -1,0 +1,117 @@
+"""Records as text: the formats of kcat, and JSON lines that `produce` can read back as `consume` wrote them."""
+
+import base64
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from levada.net.consumer import ConsumerRecord
+
+NULL = b"NULL"
+ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"0": b"\0", b"\\": b"\\"}
+_ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_TOKEN = re.compile(rb"%(.)", re.DOTALL)
+
+Formatter = Callable[["ConsumerRecord"], bytes]
+
+
+def unescape(text: str) -> bytes:
+    r"""The bytes of text with \n, \t, \r, \0, \\ and \xNN."""
+
+    def replace(match: re.Match[bytes]) -> bytes:
+        code = match[1]
+        return (
+            bytes([int(code[1:], 16)]) if code[:1] == b"x" and len(code) == 3 else ESCAPES.get(code, match[0])
+        )
+
+    return _ESCAPE.sub(replace, text.encode())
+
+
+def formatter(template: str, null: bytes = b"") -> Formatter:
+    """A function that fills a kcat format string; ValueError for a token that does not exist."""
+
+    def or_null(value: bytes | None) -> bytes:
+        return null if value is None else value
+
+    fields: dict[bytes, Formatter] = {
+        b"s": lambda record: or_null(record.value),
+        b"S": lambda record: b"%d" % (-1 if record.value is None else len(record.value)),
+        b"R": lambda record: (-1 if record.value is None else len(record.value)).to_bytes(
+            4, "big", signed=True
+        ),
+        b"k": lambda record: or_null(record.key),
+        b"K": lambda record: b"%d" % (-1 if record.key is None else len(record.key)),
+        b"t": lambda record: record.topic.encode(),
+        b"p": lambda record: b"%d" % record.partition,
+        b"o": lambda record: b"%d" % record.offset,
+        b"T": lambda record: b"%d" % record.timestamp,
+        b"h": lambda record: b",".join(
+            name.encode() + b"=" + or_null(value) for name, value in record.headers
+        ),
+        b"%": lambda record: b"%",
+    }
+    parts = _TOKEN.split(unescape(template))
+    for token in parts[1::2]:
+        if token not in fields:
+            raise ValueError(
+                f"there is no %{token.decode(errors='replace')}: use {', '.join(_names(fields))}"
+            )
+    steps = [fields[part] if odd else part for index, part in enumerate(parts) for odd in (index % 2,)]
+
+    def fill(record: "ConsumerRecord") -> bytes:
+        return b"".join(step if isinstance(step, bytes) else step(record) for step in steps)
+
+    return fill
+
+
+def _names(fields: dict[bytes, Formatter]) -> list[str]:
+    return [f"%{token.decode()}" for token in fields]
+
+
+def to_json(record: "ConsumerRecord") -> dict[str, Any]:
+    """A record as JSON; bytes that are not UTF-8 go as base64 under `key_base64` and so on."""
+    return {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        **_text("key", record.key),
+        **_text("value", record.value),
+        "headers": [{"name": name, **_text("value", value)} for name, value in record.headers],
+    }
+
+
+def _text(name: str, value: bytes | None) -> dict[str, str | None]:
+    try:
+        return {name: None if value is None else value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value or b"").decode()}
+
+
+def from_json(fields: Any) -> dict[str, Any]:
+    """Arguments of `Producer.send` from a JSON object; ValueError with the reason if it is none."""
+    if not isinstance(fields, dict):
+        raise ValueError("not a JSON object")
+    headers = fields.get("headers") or []
+    if isinstance(headers, dict):
+        headers = [{"name": name, "value": value} for name, value in headers.items()]
+    return {
+        "key": _bytes(fields, "key"),
+        "value": _bytes(fields, "value"),
+        "headers": [(str(header["name"]), _bytes(header, "value")) for header in headers],
+        "partition": fields.get("partition"),
+        "timestamp": fields.get("timestamp"),
+    }
+
+
+def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
+    encoded = fields.get(f"{name}_base64")
+    if encoded is not None:
+        return base64.b64decode(encoded, validate=True)
+    value = fields.get(name)
+    if value is None or isinstance(value, str):
+        return None if value is None else value.encode()
+    import json
+
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,0 +1,148 @@
+"""`levada config`: settings of topics and brokers."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from levada.cli.failures import EXIT_NOT_FOUND, Failure, did_you_mean
+from levada.cli.options import (
+    complete_topics,
+    connects,
+    existing_topic,
+    parse_settings,
+    prints,
+    say,
+    with_client,
+)
+from levada.cli.output import Output, emit
+
+if TYPE_CHECKING:
+    from levada.net.admin import Resource
+    from levada.net.client import Client
+
+
+def _complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return complete_topics(ctx, param, incomplete) if ctx.params.get("resource") == "topic" else []
+
+
+resource_argument = click.argument("resource", metavar="topic|broker", type=click.Choice(["topic", "broker"]))
+name_argument = click.argument("name", metavar="NAME", shell_complete=_complete_name)
+
+
+@click.group()
+def config() -> None:
+    """Show and change the settings of topics (by name) and brokers (by node id).
+
+    \b
+    Examples:
+      levada config describe topic orders
+      levada config set topic orders retention.ms=86400000
+      levada config unset topic orders retention.ms
+      levada config describe broker 1 --all
+    """
+
+
+@config.command()
+@resource_argument
+@name_argument
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@click.option("-a", "--all", "everything", is_flag=True, help="Also show settings that have their default.")
+@prints
+@connects
+def describe(
+    resource: "Resource",
+    name: str,
+    keys: tuple[str, ...],
+    everything: bool,
+    output: Output,
+    bootstrap: str,
+    timeout: float,
+) -> None:
+    """Show settings: those that are not defaults, those named, or all of them.
+
+    \b
+    Examples:
+      levada config describe topic orders
+      levada config describe topic orders retention.ms segment.bytes
+      levada config describe broker 1 --all -o json
+    """
+
+    async def work(client: "Client") -> list[dict[str, Any]]:
+        await _check(client, resource, name)
+        entries = await client.admin.describe_configs(resource, name)
+        for key in keys:
+            if all(entry.name != key for entry in entries):
+                known = [entry.name for entry in entries]
+                raise Failure(f"no such setting: {key}{did_you_mean(key, known)}", EXIT_NOT_FOUND)
+        return [
+            {
+                "name": entry.name,
+                "value": "(hidden)" if entry.is_sensitive else entry.value,
+                "source": entry.source,
+                "read_only": entry.is_read_only,
+                "documentation": entry.documentation,
+            }
+            for entry in entries
+            if (entry.name in keys if keys else everything or entry.source != "default")
+        ]
+
+    rows = with_client(bootstrap, timeout, work)
+    if not rows and output == "table":
+        say(f"{resource} {name} has nothing but defaults; try: --all")
+        return
+    emit(rows, output, ("name", "value", "source"))
+
+
+@config.command("set")
+@resource_argument
+@name_argument
+@click.argument("settings", metavar="KEY=VALUE...", nargs=-1, required=True)
+@connects
+def set_values(
+    resource: "Resource", name: str, settings: tuple[str, ...], bootstrap: str, timeout: float
+) -> None:
+    """Change settings.
+
+    \b
+    Examples:
+      levada config set topic orders retention.ms=86400000 max.message.bytes=2097152
+      levada config set broker 1 log.retention.ms=3600000
+    """
+    _alter(resource, name, {**parse_settings(settings, "KEY=VALUE")}, bootstrap, timeout)
+
+
+@config.command()
+@resource_argument
+@name_argument
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@connects
+def unset(resource: "Resource", name: str, keys: tuple[str, ...], bootstrap: str, timeout: float) -> None:
+    """Let settings have their defaults again.
+
+    \b
+    Examples:
+      levada config unset topic orders retention.ms
+    """
+    _alter(resource, name, dict.fromkeys(keys), bootstrap, timeout)
+
+
+def _alter(
+    resource: "Resource", name: str, changes: dict[str, str | None], bootstrap: str, timeout: float
+) -> None:
+    async def work(client: "Client") -> None:
+        await _check(client, resource, name)
+        await client.admin.alter_configs(resource, name, changes)
+
+    with_client(bootstrap, timeout, work)
+    say(f"altered {resource} {name}")
+
+
+async def _check(client: "Client", resource: "Resource", name: str) -> None:
+    if resource == "topic":
+        await existing_topic(client, name)
+    elif not name.isdecimal():
+        raise click.BadParameter(f"{name!r} is not a node id", param_hint="NAME")
+    elif int(name) not in (brokers := (await client.metadata(())).brokers):
+        known = ", ".join(map(str, sorted(brokers)))
+        raise Failure(f"no such broker: {name}; there are {known}", EXIT_NOT_FOUND)

@@ -1,0 +1,83 @@
+"""The command `levada`: loads only the command that was asked for, and turns what goes wrong into words and a code."""
+
+import os
+import sys
+from importlib import import_module
+
+import click
+
+from levada.cli.failures import EXIT_FAILED, EXIT_INTERRUPTED, explain
+
+# Each command: the module that holds it, and what it is for.
+COMMANDS = {
+    "start": ("levada.cli.start", "Start a broker."),
+    "topic": ("levada.cli.topic", "List, create, describe, alter and delete topics."),
+    "produce": ("levada.cli.produce", "Send records from standard input or files."),
+    "consume": ("levada.cli.consume", "Print the records of a topic."),
+    "config": ("levada.cli.config", "Show and change the settings of topics and brokers."),
+    "cluster": ("levada.cli.cluster", "Describe the cluster and its brokers."),
+    "completion": ("levada.cli.completion", "Print the completion script of a shell."),
+}
+
+
+class Commands(click.Group):
+    """Knows the commands by name and imports one when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(COMMANDS[name][0]), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="levada", message="levada %(version)s")
+def levada() -> None:
+    """A message broker that speaks Kafka's protocol, and the tools to use it.
+
+    \b
+    Examples:
+      levada start --data ./data
+      levada topic create orders -p 3
+      echo hello | levada produce orders
+      levada consume orders -e
+
+    Tools connect to 127.0.0.1:9092, to LEVADA_BOOTSTRAP if it is set, or to what -b names.
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command and exit with its code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run a command; 0 ok, 1 failed, 2 usage, 3 cannot connect, 4 not found, 5 denied, 6 timeout."""
+    try:
+        levada.main(arguments, prog_name="levada", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Who read the output has enough. Python would flush it once more at exit and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except Exception as error:
+        failure = explain(error)
+        if failure is None:
+            raise
+        failure.show()
+        return failure.exit_code
+    return 0

@@ -1,0 +1,70 @@
+"""Data on standard output: aligned columns for people, JSON for programs."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import click
+
+Output = Literal["table", "json", "jsonl"]
+Row = Mapping[str, Any]
+SPACE = 3
+
+
+def emit(rows: Sequence[Row], output: Output, columns: Sequence[str] | None = None) -> None:
+    """Print rows; a table shows only `columns`, JSON shows everything."""
+    if output == "table":
+        click.echo(table(rows, columns or (list(rows[0]) if rows else [])), nl=False, color=wants_color())
+        return
+    import json
+
+    if output == "json":
+        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    for row in rows:
+        click.echo(json.dumps(row, ensure_ascii=False))
+
+
+def emit_one(thing: Row, output: Output) -> None:
+    """Print one thing as JSON."""
+    import json
+
+    click.echo(json.dumps(thing, indent=2 if output == "json" else None, ensure_ascii=False))
+
+
+def table(rows: Sequence[Row], columns: Sequence[str]) -> str:
+    """Columns as wide as they must be, numbers to the right; nothing but the heads if there are no rows."""
+    cells = [[_text(row.get(column)) for column in columns] for row in rows]
+    heads = [column.upper().replace("_", " ") for column in columns]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    numeric = [bool(rows) and all(_is_number(row.get(column)) for row in rows) for column in columns]
+    lines = [click.style(_line(heads, widths, numeric), bold=True)]
+    lines += [_line(row, widths, numeric) for row in cells]
+    return "".join(line + "\n" for line in lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
+    padded = (
+        cell.rjust(width) if right else cell.ljust(width)
+        for cell, width, right in zip(cells, widths, numeric, strict=True)
+    )
+    return (" " * SPACE).join(padded).rstrip()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+def wants_color() -> bool | None:
+    """None lets click decide by the terminal; NO_COLOR (no-color.org) decides first."""
+    return False if os.environ.get("NO_COLOR") else None

@@ -1,0 +1,232 @@
+"""`levada produce`: lines, files or JSON become records."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from levada.cli.codecs import from_json, unescape
+from levada.cli.failures import EXIT_USAGE, Failure, no_such_topic
+from levada.cli.options import connects, parse_settings, say, topic_argument, with_client
+from levada.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from levada.net.client import Client
+    from levada.net.producer import Compression, RecordMetadata
+
+READ_BYTES = 65_536
+RECORD_BYTES_MAX = 100 * 1024 * 1024
+
+
+@click.command()
+@topic_argument
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(exists=True, dir_okay=False))
+@click.option("-l", "--lines", is_flag=True, help="Send each line of the files, not each file, as a record.")
+@click.option("-k", "--key", help="The key of every record.")
+@click.option("-K", "--key-delimiter", metavar="TEXT", help="What separates key and value in a line.")
+@click.option("-D", "--delimiter", metavar="TEXT", default="\\n", help="What ends a record.  [default: \\n]")
+@click.option(
+    "-H", "--header", "headers", metavar="NAME=VALUE", multiple=True, help="A header of every record."
+)
+@click.option("-p", "--partition", type=click.IntRange(min=0), help="The partition; else by key, or spread.")
+@click.option("-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]), default="none",
+              show_default=True, help="How to compress.")  # fmt: skip
+@click.option("-Z", "--null", "empty_is_null", is_flag=True, help="Send empty keys and values as null.")
+@click.option("-c", "--count", type=click.IntRange(min=1), help="Stop after so many records.")
+@click.option("-T", "--tee", is_flag=True, help="Also print what is sent.")
+@click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True,
+              help="Who must have a record before it counts as sent.")  # fmt: skip
+@click.option("-i", "--input", "input_format", type=click.Choice(["raw", "jsonl"]), default="raw", show_default=True,
+              help="jsonl reads what `levada consume -o jsonl` writes.")  # fmt: skip
+@click.option("-q", "--quiet", is_flag=True, help="Do not say how many records were sent.")
+@connects
+def produce(topic: str, bootstrap: str, timeout: float, quiet: bool, acks: str, **given: Any) -> None:
+    """Send each line of standard input as a record, or each FILE as one.
+
+    \b
+    Examples:
+      echo hello | levada produce orders
+      levada produce orders -K: < pairs.txt
+      levada produce images *.png -H type=png
+      levada produce logs -l access.log -z zstd
+      levada consume old -e -o jsonl | levada produce new -i jsonl
+    """
+    reading = Reading(**given)
+    level: Literal[0, 1, "all"] = "all" if acks == "all" else (0 if acks == "0" else 1)
+
+    async def work(client: "Client") -> int:
+        try:
+            await client.topic(topic, create=True)
+        except KafkaError as error:
+            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            raise no_such_topic(topic, (await client.metadata()).topics) from None
+        return await _send_all(client, topic, reading, level, int(timeout * 1000))
+
+    sent = with_client(bootstrap, timeout, work)
+    if not quiet and sys.stderr.isatty():
+        say(f"% sent {sent} {'record' if sent == 1 else 'records'} to {topic}")
+
+
+async def _send_all(
+    client: "Client", topic: str, reading: "Reading", acks: Literal[0, 1, "all"], timeout_ms: int
+) -> int:
+    failures: list[BaseException] = []
+
+    def settled(answer: "asyncio.Future[RecordMetadata]") -> None:
+        if not answer.cancelled() and (error := answer.exception()) is not None:
+            failures.append(error)
+
+    sent = 0
+    async with client.producer(
+        acks=acks, compression=reading.compression, delivery_timeout_ms=timeout_ms
+    ) as producer:
+        async for record in reading.records():
+            answer = await producer.send(topic, **record)
+            answer.add_done_callback(settled)
+            sent += 1
+            if failures or sent == reading.count:
+                break
+        await producer.flush()
+        await asyncio.sleep(0)  # let the callbacks of the last records run
+    if failures:
+        say(f"% {len(failures)} of {sent} records were not stored")
+        raise failures[0]
+    return sent
+
+
+class Reading:
+    """Turns the input into records."""
+
+    def __init__(
+        self,
+        *,
+        files: tuple[str, ...],
+        lines: bool,
+        key: str | None,
+        key_delimiter: str | None,
+        delimiter: str,
+        headers: tuple[str, ...],
+        partition: int | None,
+        compression: "Compression",
+        empty_is_null: bool,
+        count: int | None,
+        tee: bool,
+        input_format: str,
+    ) -> None:
+        self.compression = compression
+        self.count = count
+        self._files = files
+        self._whole_files = bool(files) and not lines and input_format == "raw"
+        self._key = None if key is None else key.encode()
+        self._key_delimiter = None if key_delimiter is None else unescape(key_delimiter)
+        self._delimiter = b"\n" if input_format == "jsonl" else unescape(delimiter)
+        self._headers = [(name, value.encode()) for name, value in parse_settings(headers, "-H").items()]
+        self._partition = partition
+        self._empty_is_null = empty_is_null
+        self._tee = tee
+        self._json = input_format == "jsonl"
+        if not self._delimiter or self._key_delimiter == b"":
+            raise click.UsageError("a delimiter must not be empty")
+
+    async def records(self) -> AsyncIterator[dict[str, Any]]:
+        """Arguments of `Producer.send`, one after the other."""
+        number = 0
+        async for text in self._texts():
+            number += 1
+            if self._tee:
+                sys.stdout.buffer.write(text + self._delimiter)
+                sys.stdout.buffer.flush()
+            yield self._from_json(text, number) if self._json else self._from_text(text)
+
+    async def _texts(self) -> AsyncIterator[bytes]:
+        if not self._files:
+            async for text in _split(sys.stdin.fileno(), self._delimiter):
+                yield text
+        for name in self._files:
+            descriptor = os.open(name, os.O_RDONLY)
+            try:
+                if self._whole_files:
+                    yield b"".join([chunk async for chunk in _chunks(descriptor)])
+                    continue
+                async for text in _split(descriptor, self._delimiter):
+                    yield text
+            finally:
+                os.close(descriptor)
+
+    def _from_text(self, text: bytes) -> dict[str, Any]:
+        key, value = self._key, text
+        if self._key_delimiter is not None and not self._whole_files:
+            before, found, after = text.partition(self._key_delimiter)
+            if found:
+                key, value = before, after
+        return {
+            "key": self._null(key),
+            "value": self._null(value),
+            "headers": self._headers,
+            "partition": self._partition,
+        }
+
+    def _from_json(self, text: bytes, number: int) -> dict[str, Any]:
+        import json
+
+        try:
+            record = from_json(json.loads(text))
+        except (ValueError, KeyError, TypeError) as error:
+            raise Failure(f"line {number} of the input: {error}", EXIT_USAGE) from None
+        record["headers"] += self._headers
+        if self._partition is not None:
+            record["partition"] = self._partition
+        if self._key is not None:
+            record["key"] = self._key
+        return record
+
+    def _null(self, value: bytes | None) -> bytes | None:
+        return None if self._empty_is_null and not value else value
+
+
+async def _split(descriptor: int, delimiter: bytes) -> AsyncIterator[bytes]:
+    """The texts between delimiters as soon as they are there; what follows the last one counts if it is not empty."""
+    rest = b""
+    async for chunk in _chunks(descriptor):
+        *texts, rest = (rest + chunk).split(delimiter)
+        for text in texts:
+            yield text
+        if len(rest) > RECORD_BYTES_MAX:
+            raise Failure(f"no delimiter within {RECORD_BYTES_MAX} bytes of input", hint="try: -D")
+    if rest:
+        yield rest
+
+
+async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
+    """What can be read, until the end. A thread that nobody joins reads, so that Ctrl-C need not wait for a line."""
+    loop = asyncio.get_running_loop()
+    while True:
+        answer: asyncio.Future[bytes] = loop.create_future()
+        Thread(target=_read, args=(descriptor, loop, answer), daemon=True).start()
+        chunk = await answer
+        if not chunk:
+            return
+        yield chunk
+
+
+def _read(descriptor: int, loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[bytes]") -> None:
+    try:
+        chunk = os.read(descriptor, READ_BYTES)
+    except OSError as error:
+        _tell(loop, answer, answer.set_exception, error)
+    else:
+        _tell(loop, answer, answer.set_result, chunk)
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[bytes]", act: Callable[[Any], None], what: object
+) -> None:
+    try:
+        loop.call_soon_threadsafe(lambda: None if answer.done() else act(what))
+    except RuntimeError:
+        pass  # the command has ended meanwhile

@@ -1,0 +1,71 @@
+"""`levada start`: a broker in the foreground."""
+
+import os
+
+import click
+
+from levada.cli.failures import EXIT_USAGE, Failure
+from levada.cli.options import parse_settings, say
+
+
+@click.command()
+@click.argument(
+    "properties", metavar="[SERVER.PROPERTIES]", required=False, type=click.Path(exists=True, dir_okay=False)
+)
+@click.option("--data", metavar="DIR", help="Where to keep the logs (log.dirs).  [default: levada-data]")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Listen on this port of 127.0.0.1; 0 takes a free one."
+)
+@click.option(
+    "--listener", "listeners", metavar="NAME://HOST:PORT", multiple=True, help="Where to listen (listeners)."
+)
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any setting, by Kafka's name.")
+def start(
+    properties: str | None,
+    data: str | None,
+    port: int | None,
+    listeners: tuple[str, ...],
+    settings: tuple[str, ...],
+) -> None:
+    """Start a broker; Ctrl-C or SIGTERM stops it.
+
+    Settings have Kafka's names. They come from a server.properties, from KAFKA_ variables (KAFKA_LOG_RETENTION_MS for
+    log.retention.ms) and from flags; the later one wins.
+
+    \b
+    Examples:
+      levada start
+      levada start --data /var/lib/levada --port 9092
+      levada start server.properties
+      levada start --set log.retention.ms=3600000 --set num.partitions=3
+    """
+    if port is not None and listeners:
+        raise click.UsageError("--port and --listener exclude one another")
+    flags = parse_settings(settings, "--set")
+    if data is not None:
+        flags["log.dirs"] = data
+    if port is not None:
+        flags["listeners"] = f"PLAINTEXT://127.0.0.1:{port}"
+    if listeners:
+        flags["listeners"] = ",".join(listeners)
+    _run(properties, flags)
+
+
+def _run(properties: str | None, flags: dict[str, str]) -> None:
+    from levada.config import BrokerConfig
+    from levada.errors import KafkaError
+    from levada.properties import merged
+
+    text = ""
+    if properties is not None:
+        with open(properties, encoding="utf-8") as file:
+            text = file.read()
+    try:
+        config, warnings = BrokerConfig.load(merged(text=text, environment=os.environ, flags=flags))
+    except KafkaError as error:
+        raise Failure(error.detail, EXIT_USAGE) from None
+    for warning in warnings:
+        say(f"warning: {warning}")
+    from levada.server import run
+
+    run(config)
