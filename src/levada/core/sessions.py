@@ -14,7 +14,6 @@ bytes of a response are few. Without a session (most clients but Java's) all thi
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from uuid import UUID
 
 from levada.errors import ErrorCode, KafkaError
 
@@ -26,7 +25,7 @@ PARTITIONS_MAX = 500_000  # remembered in all sessions together
 
 _EPOCH_MAX = 0x7FFFFFFF
 
-TopicKey = str | UUID  # requests up to version 12 say names, later ones ids
+TopicKey = bytes  # as on the wire: a name in requests up to version 12, an id in later ones
 
 
 @dataclass(slots=True)

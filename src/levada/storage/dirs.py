@@ -20,7 +20,7 @@ from levada.model import TopicPartition
 from levada.properties import parse
 from levada.storage.checkpoints import BadCheckpointError, decode_offsets, encode_offsets
 from levada.storage.disk import Disk, read_file, remove_tree, write_atomically
-from levada.storage.names import METADATA_FILE, is_deleted_directory, parse_partition_directory
+from levada.storage.names import METADATA_FILE, deleted_directory, is_deleted_directory, parse_partition_directory
 
 FORMAT = 1
 META_FILE = "meta.properties"
@@ -122,6 +122,11 @@ class LogDir:
             text = f"version: 0\ntopic_id: {encode_uuid(topic_id)}"
             write_atomically(self._disk, os.path.join(directory, METADATA_FILE), text.encode(), durable=False)
         return directory
+
+    def set_aside(self, found: FoundPartition) -> None:
+        """Give up the folder of a partition whose topic is gone; `remove_deleted` frees its space."""
+        _log.warning("removing a partition of a deleted topic", directory=found.directory)
+        self._disk.rename(found.directory, self._name(deleted_directory(str(found.partition))))
 
     def remove_deleted(self) -> None:
         """Free the space of deleted partitions; for a thread."""

@@ -96,7 +96,8 @@ def read_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Batc
 
 def crc_is_valid(batch: memoryview) -> bool:
     """Whether one whole batch carries the CRC of its bytes."""
-    return crc32c(batch[CRC_START:]) == _CRC.unpack_from(batch, _CRC_AT)[0]
+    (crc,) = _CRC.unpack_from(batch, _CRC_AT)
+    return bool(crc32c(batch[CRC_START:]) == crc)
 
 
 def iterate_headers(data: memoryview) -> Iterator[tuple[int, BatchHeader]]:

@@ -61,7 +61,7 @@ def versions_known(api_key: int) -> range:
 def request_header_is_flexible(api_key: int, version: int) -> bool:
     """Whether tagged fields follow the client id."""
     known = APIS.get(api_key)
-    return known is not None and version >= known.flexible
+    return known is not None and known.flexible <= version <= known.last
 
 
 def response_header_is_flexible(api_key: int, version: int) -> bool:

@@ -1,0 +1,89 @@
+"""A whole request that failed, as its API tells it: Kafka has no common place for an error.
+
+Some responses have one error code, others one for each topic, partition or resource that was asked about. `ITEMS`
+says for the latter where the request names them and where the response does.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from levada.errors import KafkaError
+from levada.wire import messages
+from levada.wire.schema import Struct
+from levada.wire.versions import APIS
+
+
+class Items(NamedTuple):
+    """For each item in the request's list there is one in the response's list, which names it again."""
+
+    asked: str
+    answered: str
+    names: tuple[tuple[str, str], ...]  # field of the response's item, field of the request's item
+    inner: "Items | None" = None
+
+
+def _same(*names: str) -> tuple[tuple[str, str], ...]:
+    return tuple((name, name) for name in names)
+
+
+_BY_PARTITION = Items("partitions", "partitions", _same("partition_index"))
+_RESOURCES = _same("resource_type", "resource_name")
+
+ITEMS: dict[str, Items] = {
+    "produce": Items(
+        "topic_data",
+        "responses",
+        _same("name", "topic_id"),
+        Items("partition_data", "partition_responses", _same("index")),
+    ),
+    "fetch": Items(
+        "topics",
+        "responses",
+        _same("topic", "topic_id"),
+        Items("partitions", "partitions", (("partition_index", "partition"),)),
+    ),
+    "list_offsets": Items("topics", "topics", _same("name"), _BY_PARTITION),
+    "delete_records": Items("topics", "topics", _same("name"), _BY_PARTITION),
+    "offset_for_leader_epoch": Items(
+        "topics", "topics", _same("topic"), Items("partitions", "partitions", _same("partition"))
+    ),
+    "metadata": Items("topics", "topics", _same("name", "topic_id")),
+    "create_topics": Items("topics", "topics", _same("name")),
+    "delete_topics": Items("topics", "responses", _same("name", "topic_id")),
+    "create_partitions": Items("topics", "results", _same("name")),
+    "describe_topic_partitions": Items("topics", "topics", _same("name")),
+    "describe_configs": Items("resources", "results", _RESOURCES),
+    "alter_configs": Items("resources", "responses", _RESOURCES),
+    "incremental_alter_configs": Items("resources", "responses", _RESOURCES),
+    "find_coordinator": Items("coordinator_keys", "coordinators", (("key", ""),)),
+}
+
+
+def error_response(api_key: int, request: Any, error: KafkaError) -> Any:
+    """The response that says of everything asked that it failed."""
+    api = APIS[api_key]
+    _, _, shape = messages.structs(api, api.last, "response")
+    response = _with_error(shape, shape.default(), error)
+    items = ITEMS.get(api.name)
+    return response if items is None else _fill(shape, response, items, request, error)
+
+
+def _fill(shape: Struct, response: Any, items: Items, request: Any, error: KafkaError) -> Any:
+    field = shape.find(items.answered)
+    assert field is not None and field.struct is not None
+    answers = []
+    for asked in getattr(request, items.asked) or ():
+        names = {name: getattr(asked, source) if source else asked for name, source in items.names}
+        answer = replace(_with_error(field.struct, field.struct.default(), error), **names)
+        if items.inner is not None:
+            answer = _fill(field.struct, answer, items.inner, asked, error)
+        answers.append(answer)
+    return replace(response, **{items.answered: tuple(answers)})
+
+
+def _with_error(shape: Struct, blank: Any, error: KafkaError) -> Any:
+    if shape.find("error_code") is not None:
+        blank = replace(blank, error_code=error.code)
+    if shape.find("error_message") is not None:
+        blank = replace(blank, error_message=error.detail or None)
+    return blank

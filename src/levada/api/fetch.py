@@ -1,0 +1,184 @@
+"""Fetch: consumers pull, and wait here when there is nothing yet (R4, R5, R30).
+
+Records leave as views of the mapped segments, never copied. A Fetch that finds less than it asked for becomes a long
+poll: a small object at each of its partitions and one timer.
+"""
+
+from levada.api.registry import handles_frames
+from levada.broker.broker import Broker
+from levada.broker.partitions import Partition
+from levada.broker.waiting import Answer, LongPoll
+from levada.core.sessions import FetchContext, FetchPartition
+from levada.errors import ErrorCode, KafkaError
+from levada.net.listener import Connection
+from levada.storage.slices import NOTHING, Slice
+from levada.wire.connection import Reply
+from levada.wire.fetch import (
+    TOPIC_IDS_FROM,
+    VERSIONS,
+    FetchRequest,
+    PartitionData,
+    read_request,
+    write_response,
+)
+
+NO_SESSION = 0
+
+
+@handles_frames("fetch", versions=VERSIONS)
+def fetch(
+    broker: Broker,
+    connection: Connection,
+    view: memoryview,
+    position: int,
+    stop: int,
+    version: int,
+    correlation_id: int,
+) -> None:
+    """Read what is there, or wait for it."""
+    request = read_request(view, position, stop, version)
+    wanted = [
+        FetchPartition(topic, index, offset, limit, start, epoch, last_epoch)
+        for topic, index, epoch, offset, last_epoch, start, limit in request.partitions
+    ]
+    try:
+        context = broker.sessions.begin(
+            request.session_id,
+            request.session_epoch,
+            wanted,
+            request.forgotten,
+            by_topic_id=version >= TOPIC_IDS_FROM,
+            privileged=request.replica_id >= 0,
+            now_ms=broker.clock.now_ms(),
+        )
+    except KafkaError as error:
+        connection.reply(write_response(version, correlation_id, error.code, NO_SESSION, []))
+        return
+    reading = Reading(broker, connection, request, context, version, correlation_id)
+    reading.read()
+    if reading.cold:
+        reading.warm()
+    elif reading.size >= request.min_bytes or reading.failed or request.max_wait_ms <= 0 or not reading.found:
+        connection.reply(reading.encode())
+    else:
+        connection.reply(
+            LongPoll(
+                connection,
+                reading.found,
+                request.min_bytes - reading.size,
+                reading.answer,
+                broker.call_later,
+                request.max_wait_ms,
+            )
+        )
+
+
+class Reading:
+    """One Fetch being answered; it may be read a second time after a wait."""
+
+    __slots__ = (
+        "_broker",
+        "_connection",
+        "_context",
+        "_correlation_id",
+        "_request",
+        "_results",
+        "_version",
+        "cold",
+        "failed",
+        "found",
+        "size",
+    )
+
+    def __init__(
+        self,
+        broker: Broker,
+        connection: Connection,
+        request: FetchRequest,
+        context: FetchContext,
+        version: int,
+        correlation_id: int,
+    ) -> None:
+        self._broker = broker
+        self._connection = connection
+        self._request = request
+        self._context = context
+        self._version = version
+        self._correlation_id = correlation_id
+        self._results: list[PartitionData] = []
+        self.size = 0
+        self.failed = False  # whether some partition has an error, which is not waited with
+        self.found: list[Partition] = []  # the partitions that can be waited for
+        self.cold: list[Slice] = []  # what must come from the disk first
+
+    def read(self) -> None:
+        """Read each partition in turn, within the limits of the request."""
+        self._results.clear()
+        self.found.clear()
+        self.cold.clear()
+        self.size, self.failed = 0, False
+        room = min(self._request.max_bytes, self._broker.config.fetch_max_bytes)
+        for wanted in self._context.partitions:
+            try:
+                partition = self._broker.route(wanted.topic, wanted.partition, self._version)
+                self._results.append(self._read_partition(partition, wanted, room - self.size))
+                self.found.append(partition)
+            except KafkaError as error:
+                self.failed = True
+                self._results.append(_failure(wanted, error))
+
+    def _read_partition(self, partition: Partition, wanted: FetchPartition, room: int) -> PartitionData:
+        """At least one batch is served to the first partition that has one, however big it is."""
+        if self._request.replica_id >= 0:
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"broker {self._request.replica_id} is no replica of {partition.topic}-{partition.index}",
+            )
+        partition.check_leader_epoch(wanted.current_leader_epoch)
+        limit = min(wanted.max_bytes, room)
+        if limit <= 0 and self.size:
+            piece = NOTHING
+        else:
+            piece = partition.read(wanted.fetch_offset, limit, minimum_one=not self.size)
+            if piece.cold:
+                self.cold.append(piece)
+        self.size += piece.size
+        partition.bytes_out += piece.size
+        return PartitionData(
+            wanted.topic,
+            wanted.partition,
+            ErrorCode.NONE,
+            partition.high_watermark,
+            partition.last_stable_offset,
+            partition.log.log_start_offset,
+            piece.views,
+            piece.size,
+        )
+
+    def answer(self) -> Reply:
+        """The wait is over: what is there now."""
+        self.read()
+        return self.encode()
+
+    def encode(self) -> Reply:
+        """The frame, with those partitions that the session's client must hear of."""
+        context = self._context
+        if context.superseded:
+            error = ErrorCode.INVALID_FETCH_SESSION_EPOCH
+            return write_response(self._version, self._correlation_id, error, NO_SESSION, [])
+        told = [
+            data
+            for wanted, data in zip(context.partitions, self._results, strict=True)
+            if context.include(wanted, data.high_watermark, data.log_start_offset, data.size, data.error)
+        ]
+        return write_response(self._version, self._correlation_id, 0, context.session_id, told)
+
+    def warm(self) -> None:
+        """Let a thread touch the pages, so that the loop does not wait for the disk, and answer then."""
+        answer = Answer(self._connection)
+        self._connection.reply(answer)
+        self._broker.read_ahead(list(self.cold), lambda: answer.give(self.answer()))
+
+
+def _failure(wanted: FetchPartition, error: KafkaError) -> PartitionData:
+    return PartitionData(wanted.topic, wanted.partition, error.code)

@@ -1,0 +1,155 @@
+"""Places in a log: ListOffsets finds them, DeleteRecords moves the first, OffsetForLeaderEpoch tells where epochs end."""
+
+from collections.abc import Callable
+from typing import Any
+
+from levada.api.registry import Call, handles
+from levada.api.throttling import UNTHROTTLED
+from levada.broker.partitions import Partition
+from levada.errors import ErrorCode, KafkaError
+from levada.wire.lazy import kio_modules
+
+with kio_modules():
+    import kio.schema.delete_records.v2 as delete_records_v2
+    import kio.schema.list_offsets.v11 as list_offsets_v11
+    import kio.schema.offset_for_leader_epoch.v4 as offset_for_leader_epoch_v4
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+NOWHERE = (-1, -1)
+HIGH_WATERMARK = -1  # DeleteRecords: everything that is committed
+
+
+@handles("list_offsets", versions=range(1, 12))
+def list_offsets(
+    call: Call, request: "list_offsets_v11.ListOffsetsRequest"
+) -> "list_offsets_v11.ListOffsetsResponse":
+    """Offsets by time or by name. v4 adds leader epochs, v7 the largest timestamp, v8 and v9 tiers (none here)."""
+    answer = list_offsets_v11.response
+
+    def of_partition(partition: Partition, asked: Any) -> Any:
+        partition.check_leader_epoch(asked.current_leader_epoch)
+        timestamp, offset = _find(partition, asked.timestamp)
+        return answer.ListOffsetsPartitionResponse(
+            partition_index=asked.partition_index,
+            error_code=ErrorCode.NONE,
+            timestamp=timestamp,
+            offset=offset,
+            leader_epoch=partition.leader_epoch if offset >= 0 else -1,
+        )
+
+    def refused(asked: Any, error: KafkaError) -> Any:
+        return answer.ListOffsetsPartitionResponse(
+            partition_index=asked.partition_index, error_code=error.code
+        )
+
+    topics = tuple(
+        answer.ListOffsetsTopicResponse(
+            name=topic.name,
+            partitions=tuple(
+                _each(call, topic.name, asked.partition_index, asked, of_partition, refused)
+                for asked in topic.partitions
+            ),
+        )
+        for topic in request.topics
+    )
+    return answer.ListOffsetsResponse(throttle_time=UNTHROTTLED, topics=topics)
+
+
+def _find(partition: Partition, timestamp: int) -> tuple[int, int]:
+    """(timestamp, offset); the timestamp is -1 for a place that has a name."""
+    if partition.offline:
+        raise partition.storage_error()
+    if timestamp == LATEST:
+        return -1, partition.high_watermark
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        return -1, partition.log_start_offset
+    if timestamp == MAX_TIMESTAMP:
+        return partition.log.max_timestamp()
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return NOWHERE
+    if timestamp < 0:
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} has no meaning here")
+    found = partition.log.offset_for_timestamp(timestamp)
+    return found if found is not None and found[1] < partition.high_watermark else NOWHERE
+
+
+@handles("delete_records", versions=range(0, 3))
+def delete_records(
+    call: Call, request: "delete_records_v2.DeleteRecordsRequest"
+) -> "delete_records_v2.DeleteRecordsResponse":
+    """Trim the beginning of logs on request (R19)."""
+    answer = delete_records_v2.response
+
+    def of_partition(partition: Partition, asked: Any) -> Any:
+        low = partition.delete_records(
+            partition.high_watermark if asked.offset == HIGH_WATERMARK else asked.offset
+        )
+        return answer.DeleteRecordsPartitionResult(
+            partition_index=asked.partition_index, low_watermark=low, error_code=ErrorCode.NONE
+        )
+
+    def refused(asked: Any, error: KafkaError) -> Any:
+        return answer.DeleteRecordsPartitionResult(
+            partition_index=asked.partition_index, low_watermark=-1, error_code=error.code
+        )
+
+    topics = tuple(
+        answer.DeleteRecordsTopicResult(
+            name=topic.name,
+            partitions=tuple(
+                _each(call, topic.name, asked.partition_index, asked, of_partition, refused)
+                for asked in topic.partitions
+            ),
+        )
+        for topic in request.topics
+    )
+    return answer.DeleteRecordsResponse(throttle_time=UNTHROTTLED, topics=topics)
+
+
+@handles("offset_for_leader_epoch", versions=range(2, 5))
+def offset_for_leader_epoch(
+    call: Call, request: "offset_for_leader_epoch_v4.OffsetForLeaderEpochRequest"
+) -> "offset_for_leader_epoch_v4.OffsetForLeaderEpochResponse":
+    """Where an epoch ended, so that a reader or follower can tell that its log has diverged."""
+    answer = offset_for_leader_epoch_v4.response
+
+    def of_partition(partition: Partition, asked: Any) -> Any:
+        partition.check_leader_epoch(asked.current_leader_epoch)
+        epoch, end_offset = partition.epoch_end(asked.leader_epoch)
+        return answer.EpochEndOffset(
+            error_code=ErrorCode.NONE, partition=asked.partition, leader_epoch=epoch, end_offset=end_offset
+        )
+
+    def refused(asked: Any, error: KafkaError) -> Any:
+        return answer.EpochEndOffset(error_code=error.code, partition=asked.partition)
+
+    topics = tuple(
+        answer.OffsetForLeaderTopicResult(
+            topic=topic.topic,
+            partitions=tuple(
+                _each(call, topic.topic, asked.partition, asked, of_partition, refused)
+                for asked in topic.partitions
+            ),
+        )
+        for topic in request.topics
+    )
+    return answer.OffsetForLeaderEpochResponse(throttle_time=UNTHROTTLED, topics=topics)
+
+
+def _each(
+    call: Call,
+    topic: str,
+    index: int,
+    asked: Any,
+    of_partition: Callable[[Partition, Any], Any],
+    refused: Callable[[Any, KafkaError], Any],
+) -> Any:
+    try:
+        return of_partition(call.broker.partition(topic, index), asked)
+    except KafkaError as error:
+        return refused(asked, error)

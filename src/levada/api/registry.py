@@ -1,0 +1,227 @@
+"""From a frame to its handler and back.
+
+Each API key has one handler, declared where it is written; what ApiVersions says is derived from these declarations.
+Produce and Fetch take the frame itself, the others get a request in one shape, whatever version the client spoke.
+A client's mistake is a `KafkaError`; a frame that cannot be read closes its connection, as in Kafka.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from struct import Struct
+from typing import Any, NamedTuple, TypeVar
+
+import structlog
+from levada.api.failures import error_response
+from levada.broker.broker import Broker
+from levada.broker.faults import Fault, Faults
+from levada.broker.waiting import Answer
+from levada.errors import ErrorCode, KafkaError
+from levada.net.listener import Connection, Dispatch
+from levada.wire import messages
+
+log = structlog.get_logger(__name__)
+
+HEADER = Struct(">hhih")  # api key, version, correlation id, length of the client id
+HEADER_BYTES = HEADER.size
+API_VERSIONS_KEY = 18
+
+
+class Call:
+    """Who asks, and whom."""
+
+    __slots__ = ("api_version", "broker", "client_id", "connection", "listener")
+
+    def __init__(self, broker: Broker, connection: Connection, api_version: int) -> None:
+        self.broker = broker
+        self.connection = connection
+        self.api_version = api_version
+        self.client_id = connection.client_id
+        self.listener = connection.listener_name
+
+
+class Handler(NamedTuple):
+    """What answers one API key."""
+
+    api_key: int
+    name: str
+    versions: range
+    advertised_from: int
+    function: Callable[..., Any]
+    reads_frames: bool
+
+
+HANDLERS: dict[int, Handler] = {}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def handles(name: str, versions: range) -> Callable[[Function], Function]:
+    """Declare the handler of an API, by kio's name for it: a function of (call, request) to a response."""
+
+    def declare(function: Function) -> Function:
+        _add(Handler(messages.api_key(name), name, versions, versions.start, function, reads_frames=False))
+        return function
+
+    return declare
+
+
+def handles_frames(
+    name: str, versions: range, advertised_from: int | None = None
+) -> Callable[[Function], Function]:
+    """Declare a handler on the hot path.
+
+    It is called with (broker, connection, view, position, stop, version, correlation id), reads its request from
+    view[position:stop] in place and answers through the connection.
+    """
+
+    def declare(function: Function) -> Function:
+        first = versions.start if advertised_from is None else advertised_from
+        _add(Handler(messages.api_key(name), name, versions, first, function, reads_frames=True))
+        return function
+
+    return declare
+
+
+def _add(handler: Handler) -> None:
+    assert handler.api_key not in HANDLERS, f"{handler.name} has two handlers"
+    HANDLERS[handler.api_key] = handler
+
+
+def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
+    """The function that gets every frame of every connection."""
+    frame_handlers = {
+        (handler.api_key, version): handler.function
+        for handler in HANDLERS.values()
+        if handler.reads_frames
+        for version in handler.versions
+    }
+    counts = broker.request_counts
+    unpack = HEADER.unpack_from
+
+    def dispatch(connection: Connection, view: memoryview, start: int, stop: int) -> None:
+        position = start + HEADER_BYTES
+        if position > stop:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "a request shorter than its header")
+        api_key, version, correlation_id, client_id_bytes = unpack(view, start)
+        counts[api_key] += 1
+        position += client_id_bytes if client_id_bytes > 0 else 0
+        handler = frame_handlers.get((api_key, version))
+        if handler is not None and not faults:
+            handler(broker, connection, view, position, stop, version, correlation_id)
+            return
+        request = _Request(broker, connection, bytearray(view[start:stop]))
+        fault = faults.decide(api_key) if faults else None
+        if fault is None:
+            request.handle()
+        else:
+            request.suffer(fault)
+
+    return dispatch
+
+
+class _Request:
+    """A request off the hot path."""
+
+    __slots__ = (
+        "api_key",
+        "broker",
+        "connection",
+        "correlation_id",
+        "frame",
+        "handler",
+        "position",
+        "version",
+    )
+
+    def __init__(self, broker: Broker, connection: Connection, frame: bytearray) -> None:
+        header = messages.read_request_header(memoryview(frame))
+        handler = HANDLERS.get(header.api_key)
+        if handler is None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown API key {header.api_key}")
+        if header.api_version not in handler.versions and header.api_key != API_VERSIONS_KEY:
+            raise KafkaError(
+                ErrorCode.UNSUPPORTED_VERSION, f"{handler.name} version {header.api_version} is not served"
+            )
+        connection.client_id = header.client_id
+        self.broker = broker
+        self.connection = connection
+        self.frame = frame
+        self.handler = handler
+        self.api_key, self.version, self.correlation_id, _, self.position = header
+
+    def handle(self) -> None:
+        """Read, decide, answer; or leave a task to do so."""
+        function = self.handler.function
+        if self.handler.reads_frames:
+            body = HEADER_BYTES + len((self.connection.client_id or "").encode())
+            function(
+                self.broker,
+                self.connection,
+                memoryview(self.frame),
+                body,
+                len(self.frame),
+                self.version,
+                self.correlation_id,
+            )
+            return
+        request = self._read()
+        try:
+            result = function(Call(self.broker, self.connection, self.version), request)
+        except Exception as error:
+            result = self._failed(error, request)
+        if inspect.isawaitable(result):
+            self._await(result, request)
+        else:
+            self.connection.reply(self._encode(result))
+
+    def _read(self) -> object:
+        """The request; None for ApiVersions in a version that is not known, refused in the oldest one."""
+        if self.version not in self.handler.versions:
+            self.version = 0
+            return None
+        return messages.read_request(
+            self.api_key, self.version, memoryview(self.frame).toreadonly(), self.position
+        )
+
+    def _encode(self, response: object) -> bytes:
+        head = messages.write_response_header(self.api_key, self.version, self.correlation_id)
+        body = messages.write_response(self.api_key, self.version, response)
+        return (len(head) + len(body)).to_bytes(4, "big") + head + body
+
+    def _await(self, result: Awaitable[object], request: object) -> None:
+        answer = Answer(self.connection)
+
+        async def finish() -> None:
+            try:
+                response = await result
+            except Exception as error:
+                response = self._failed(error, request)
+            answer.give(self._encode(response))
+
+        self.broker.tasks.start(f"api-{self.handler.name}", finish())
+        self.connection.reply(answer)
+
+    def _failed(self, error: Exception, request: object) -> object:
+        if not isinstance(error, KafkaError):
+            log.error("a handler failed", api=self.handler.name, version=self.version, exc_info=error)
+            error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "a bug in the broker; its log has the trace")
+        return error_response(self.api_key, request, error)
+
+    def suffer(self, fault: Fault) -> None:
+        """Carry out a fault that a test ordered."""
+        if fault.delay_s:
+            self.connection.delayed = True
+            self.broker.call_later(fault.delay_s, self._after_delay, fault._replace(delay_s=0.0))
+        elif fault.drop:
+            self.connection.close("dropped by an ordered fault")
+        elif fault.error is not None:
+            ordered = KafkaError(fault.error, "an ordered fault")
+            self.connection.reply(self._encode(error_response(self.api_key, self._read(), ordered)))
+        else:
+            self.handle()
+
+    def _after_delay(self, rest: Fault) -> None:
+        self.connection.delayed = False
+        if not self.connection.closed:
+            self.suffer(rest)
+            self.connection.wake()

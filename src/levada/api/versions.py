@@ -1,0 +1,30 @@
+"""ApiVersions: what this broker can be asked, derived from the handlers themselves."""
+
+from levada.api.registry import API_VERSIONS_KEY, HANDLERS, Call, handles
+from levada.api.throttling import UNTHROTTLED
+from levada.errors import ErrorCode
+from levada.wire.lazy import kio_modules
+
+with kio_modules():
+    import kio.schema.api_versions.v4 as shapes
+
+
+@handles("api_versions", versions=range(0, 5))
+def api_versions(call: Call, request: "shapes.ApiVersionsRequest | None") -> "shapes.ApiVersionsResponse":
+    """Tell the range of each API. v3 adds the client's name (KIP-511) and features (KIP-584).
+
+    Without a request the client spoke a version that is not known here: it gets the error and the range to try.
+    """
+    refused = request is None
+    ranges = tuple(
+        shapes.response.ApiVersion(
+            api_key=handler.api_key, min_version=handler.advertised_from, max_version=handler.versions[-1]
+        )
+        for handler in sorted(HANDLERS.values())
+        if not refused or handler.api_key == API_VERSIONS_KEY
+    )
+    return shapes.ApiVersionsResponse(
+        error_code=ErrorCode.UNSUPPORTED_VERSION if refused else ErrorCode.NONE,
+        api_keys=ranges,
+        throttle_time=UNTHROTTLED,
+    )

@@ -1,0 +1,180 @@
+"""One broker: what it knows (the image), what it leads (the partitions), and how it follows the one with the other.
+
+Level-triggered: `reconcile` compares the image with the partitions that are open and makes them agree, whatever
+happened in between. Handlers find everything they need here.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import structlog
+
+from levada.broker.controller import Controller
+from levada.broker.logdirs import LogDirs
+from levada.broker.partitions import Edges, Partition
+from levada.broker.tasks import Tasks
+from levada.clock import Clock
+from levada.config import BrokerConfig, TopicConfig
+from levada.core.controller import PRODUCER_ID_BLOCK, AllocateProducerIds
+from levada.core.image import ClusterImage, TopicImage
+from levada.core.sessions import FetchSessions
+from levada.errors import ErrorCode, KafkaError
+from levada.metadata.store import MetadataStore
+from levada.net.turn import Turn
+from levada.storage.slices import Slice, warm
+from levada.wire.produce import TOPIC_IDS_FROM
+
+log = structlog.get_logger(__name__)
+
+SESSION_ID_MAX: Final = (1 << 31) - 1
+READ_THREADS: Final = 2
+
+
+class Broker:
+    """The parts of one node."""
+
+    def __init__(
+        self, config: BrokerConfig, clock: Clock, store: MetadataStore, log_dirs: LogDirs, turn: Turn
+    ) -> None:
+        self.config = config
+        self.node_id = config.node_id
+        self.clock = clock
+        self.tasks = Tasks()
+        self.log_dirs = log_dirs
+        self.turn = turn
+        self.image = ClusterImage()
+        self.controller = Controller(store, self.reconcile)
+        self.partitions: dict[tuple[str, int], Partition] = {}
+        self.request_counts: Counter[int] = Counter()  # by API key
+        self.sessions = FetchSessions(
+            config.max_incremental_fetch_session_cache_slots, lambda: random.randint(1, SESSION_ID_MAX)
+        )
+        self._loop = asyncio.get_running_loop()
+        self.call_later = self._loop.call_later
+        self._by_name: dict[bytes, list[Partition | None]] = {}  # the same partitions, as requests name them
+        self._by_id: dict[bytes, list[Partition | None]] = {}
+        self._open = False  # partitions are opened once the directories are known to be ours
+        self._producer_ids = range(0)
+        self._readers = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read-ahead")
+
+    # Finding partitions.
+
+    def route(self, topic: bytes, index: int, version: int) -> Partition:
+        """The partition that a Produce or Fetch names by its topic's name or, in newer versions, its id."""
+        if version >= TOPIC_IDS_FROM:
+            found = self._by_id.get(topic)
+            if found is None:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "no topic has this id")
+        else:
+            found = self._by_name.get(topic)
+        if found is not None and 0 <= index < len(found):
+            partition = found[index]
+            if partition is not None:
+                return partition
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another broker leads this partition")
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic or partition")
+
+    def partition(self, topic: str, index: int) -> Partition:
+        """The partition of that name."""
+        return self.route(topic.encode(), index, 0)
+
+    # Following the image.
+
+    def reconcile(self, image: ClusterImage) -> None:
+        """Open, grow, alter and delete partitions until they are what the image says."""
+        former, self.image = self.image, image
+        if self._open:
+            self._reconcile(former, image)
+
+    def open(self) -> None:
+        """Open every partition of the image; from then on follow it."""
+        self._open = True
+        self._reconcile(ClusterImage(), self.image)
+        self.log_dirs.settled()
+
+    def _reconcile(self, former: ClusterImage, image: ClusterImage) -> None:
+        for name, topic in former.topics.items():
+            current = image.topics.get(name)
+            if current is None or current.id != topic.id:
+                self._delete(topic)
+        defaults_changed = former.broker_configs != image.broker_configs
+        for name, topic in image.topics.items():
+            if defaults_changed or former.topics.get(name) is not topic:
+                self._follow(topic)
+
+    def topic_config(self, topic: TopicImage) -> TopicConfig:
+        """The settings of a topic: its own, the cluster's, the defaults."""
+        return TopicConfig.build(self.current_config(), topic.configs)
+
+    def current_config(self) -> BrokerConfig:
+        """The broker's settings with what was altered while it runs."""
+        altered: dict[str, str] = {}
+        for name in ("", str(self.node_id)):
+            altered.update(self.image.broker_configs.get(name, {}))
+        return self.config.with_overrides(altered) if altered else self.config
+
+    def _follow(self, topic: TopicImage) -> None:
+        config = self.topic_config(topic)
+        routes: list[Partition | None] = []
+        for index, state in enumerate(topic.partitions):
+            partition = self.partitions.get((topic.name, index))
+            if state.leader != self.node_id:
+                routes.append(None)
+                continue
+            if partition is None:
+                partition = self.log_dirs.open_partition(topic, index, state.leader_epoch, config, self.edges)
+                if partition is None:
+                    routes.append(None)
+                    continue
+                self.partitions[topic.name, index] = partition
+            elif partition.log.config != config:
+                partition.configure(config)
+            partition.in_sync_replicas = len(state.isr)
+            routes.append(partition)
+        self._by_name[topic.name.encode()] = self._by_id[topic.id.bytes] = routes
+
+    def _delete(self, topic: TopicImage) -> None:
+        self._by_name.pop(topic.name.encode(), None)
+        self._by_id.pop(topic.id.bytes, None)
+        for index in range(len(topic.partitions)):
+            partition = self.partitions.pop((topic.name, index), None)
+            if partition is not None:
+                self.log_dirs.delete_partition(partition)
+
+    # Edges of the partitions.
+
+    @property
+    def edges(self) -> Edges:
+        return Edges(self.turn, self.log_dirs.sync_soon, self.log_dirs.failed)
+
+    def read_ahead(self, pieces: Sequence[Slice], done: Callable[[], None]) -> None:
+        """Read from the disk in a thread, so that the loop finds it in the page cache; then call `done`."""
+
+        def read() -> None:
+            for piece in pieces:
+                warm(self.log_dirs.disk, piece)
+
+        self._loop.run_in_executor(self._readers, read).add_done_callback(lambda _: done())
+
+    # Producer ids.
+
+    async def next_producer_id(self) -> int:
+        """An id that no producer has had; taken from the store a block at a time."""
+        while not self._producer_ids:
+            image = await self.controller.submit(AllocateProducerIds())
+            if not self._producer_ids:
+                first = image.next_producer_id - PRODUCER_ID_BLOCK
+                self._producer_ids = range(first, image.next_producer_id)
+        taken, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
+        return taken
+
+    async def stop(self) -> None:
+        """Finish the background work, then close the logs cleanly."""
+        await self.tasks.stop()
+        await self.controller.stop()
+        self._readers.shutdown(wait=True, cancel_futures=True)
+        self.log_dirs.close(self.partitions.values())

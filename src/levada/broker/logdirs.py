@@ -1,0 +1,251 @@
+"""The broker's data directories: where a partition's log is opened or made, and what a broken disk takes with it.
+
+An I/O error takes its directory offline with every partition in it; the process and the other directories go on.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+
+from levada.broker.durability import GroupCommit
+from levada.broker.partitions import Edges, Partition
+from levada.clock import Clock
+from levada.config import BrokerConfig, TopicConfig
+from levada.core.image import TopicImage
+from levada.model import TopicPartition
+from levada.storage.dirs import FoundPartition, LogDir, LogDirError
+from levada.storage.disk import Disk
+from levada.storage.handles import Handles
+from levada.storage.log import Log
+
+log = structlog.get_logger(__name__)
+
+
+class LogDirs:
+    """All of `log.dirs`."""
+
+    def __init__(self, config: BrokerConfig, disk: Disk, clock: Clock) -> None:
+        self.disk = disk
+        self.paths = list(config.log_dirs)
+        self._config = config
+        self._clock = clock
+        self._handles = Handles(disk, config.levada_open_files_max)
+        self._dirs: list[LogDir] = []
+        self._unopened: list[str] = []  # directories that failed at the start
+        self._found: dict[TopicPartition, tuple[LogDir, FoundPartition]] = {}  # on disk, not yet opened
+        self._homes: dict[Partition, LogDir] = {}  # of every open partition
+        self._commits: dict[str, GroupCommit] = {}
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="log-files")
+        self._loop = asyncio.get_running_loop()
+        self._starting = True
+
+    # At the start.
+
+    def lock(self) -> None:
+        """Take the directories for this process. One that fails is offline; if all fail there is no broker."""
+        for path in self.paths:
+            try:
+                log_dir = LogDir.open(path, self.disk, node_id=self._config.node_id)
+            except OSError as error:
+                log.error("log dir is offline", log_dir=path, error=str(error))
+                self._unopened.append(path)
+                continue
+            self._dirs.append(log_dir)
+            for found in log_dir.partitions():
+                self._found[found.partition] = (log_dir, found)
+        if not self._dirs:
+            raise LogDirError(f"no data directory can be used: {', '.join(self.paths)}")
+
+    @property
+    def first(self) -> str:
+        """The directory that also holds the metadata."""
+        return self._dirs[0].path
+
+    @property
+    def cluster_id(self) -> str | None:
+        """The cluster that the directories belong to, if they have been used before."""
+        return next((log_dir.cluster_id for log_dir in self._dirs if log_dir.cluster_id), None)
+
+    def join(self, cluster_id: str) -> None:
+        """Make all directories this cluster's; LogDirError if one is another's."""
+        for log_dir in self._dirs:
+            log_dir.join(cluster_id)
+        unclean = sum(1 for log_dir, _ in self._found.values() if not log_dir.was_clean)
+        if unclean:
+            log.info("the last stop was not clean: checking logs", partitions=unclean)
+
+    def settled(self) -> None:
+        """All partitions of the image are open: what else is on disk belongs to topics that are gone."""
+        self._starting = False
+        for log_dir, found in self._found.values():
+            log_dir.set_aside(found)
+        self._found.clear()
+        self._free_space()
+
+    # Partitions.
+
+    def open_partition(
+        self, topic: TopicImage, index: int, leader_epoch: int, config: TopicConfig, edges: Edges
+    ) -> Partition | None:
+        """Open the log of a partition, or begin one; None if its directory cannot be used."""
+        name = TopicPartition(topic.name, index)
+        log_dir, found = self._found.pop(name, (None, None))
+        if found is not None and found.topic_id not in (None, topic.id):
+            assert log_dir is not None
+            log_dir.set_aside(found)
+            log_dir = found = None
+        if log_dir is None:
+            if self._starting and self._unopened:
+                return None  # it may be in a directory that is offline: an empty log would hide its data
+            log_dir = self._emptiest()
+        if log_dir is None or log_dir.offline:
+            return None
+        try:
+            segments = self._open_log(log_dir, name, topic, config, existed=found is not None)
+            partition = Partition(topic.name, topic.id, index, leader_epoch, segments, edges)
+        except OSError as error:
+            self._take_offline(log_dir, error)
+            return None
+        self._homes[partition] = log_dir
+        return partition
+
+    def _open_log(
+        self, log_dir: LogDir, name: TopicPartition, topic: TopicImage, config: TopicConfig, existed: bool
+    ) -> Log:
+        return Log.open(
+            log_dir.create_partition(name, topic.id),
+            config,
+            self.disk,
+            now_ms=self._clock.now_ms(),
+            clean=log_dir.was_clean or not existed,
+            recovery_point=log_dir.recovery_points.get(name, 0) if existed else 0,
+            log_start_offset=log_dir.log_start_offsets.get(name, 0) if existed else 0,
+            handles=self._handles,
+        )
+
+    def _emptiest(self) -> LogDir | None:
+        counts = {log_dir.path: 0 for log_dir in self._dirs}
+        for log_dir in self._homes.values():
+            counts[log_dir.path] += 1
+        usable = [log_dir for log_dir in self._dirs if not log_dir.offline]
+        return min(usable, key=lambda log_dir: counts[log_dir.path], default=None)
+
+    def home(self, partition: Partition) -> LogDir:
+        """The directory that a partition lives in."""
+        return self._homes[partition]
+
+    @property
+    def dirs(self) -> list[LogDir]:
+        """The directories that were usable at the start."""
+        return self._dirs
+
+    def delete_partition(self, partition: Partition) -> None:
+        """Take a partition's log away; its space is freed by a thread."""
+        log_dir = self._homes.pop(partition)
+        offline = partition.offline
+        partition.go_offline()
+        if not offline:
+            try:
+                partition.log.delete()
+            except OSError as error:
+                self._take_offline(log_dir, error)
+        self._free_space()
+
+    def _free_space(self) -> None:
+        def remove() -> None:
+            for log_dir in self._dirs:
+                if not log_dir.offline:
+                    log_dir.remove_deleted()
+
+        self._in_thread(remove)
+
+    def apply_retention(self, partition: Partition, now_ms: int) -> None:
+        """Give up what the topic no longer keeps."""
+        try:
+            if partition.log.apply_retention(now_ms, partition.high_watermark):
+                self._in_thread(partition.log.unlink_removed)
+        except OSError as error:
+            self.failed(partition, error)
+
+    # Durability and failure.
+
+    def sync_soon(self, partition: Partition) -> None:
+        """Have a partition's log fsynced by the group commit of its directory."""
+        log_dir = self._homes.get(partition)
+        if log_dir is None or log_dir.offline:
+            return
+        commit = self._commits.get(log_dir.path)
+        if commit is None:
+            commit = self._commits[log_dir.path] = GroupCommit(log_dir.path, self.failed)
+        commit.ask(partition)
+
+    def failed(self, partition: Partition, error: OSError) -> None:
+        """The disk under a partition is broken."""
+        log_dir = self._homes.get(partition)
+        if log_dir is not None:
+            self._take_offline(log_dir, error)
+
+    def _take_offline(self, log_dir: LogDir, error: OSError) -> None:
+        if log_dir.fail(error):
+            for partition, home in self._homes.items():
+                if home is log_dir:
+                    partition.go_offline()
+
+    @property
+    def offline(self) -> list[str]:
+        """The directories that cannot be used until the next start."""
+        return self._unopened + [log_dir.path for log_dir in self._dirs if log_dir.offline]
+
+    def checkpoint(self, partitions: Iterable[Partition]) -> None:
+        """Write down where each log is fsynced and where it starts, in a thread."""
+        self._in_thread(self._checkpoint_of(partitions))
+
+    def _checkpoint_of(self, partitions: Iterable[Partition]) -> Callable[[], None]:
+        """What to write, taken now and written when called."""
+        points: dict[str, dict[TopicPartition, int]] = {log_dir.path: {} for log_dir in self._dirs}
+        starts: dict[str, dict[TopicPartition, int]] = {log_dir.path: {} for log_dir in self._dirs}
+        for partition in partitions:
+            home = self._homes.get(partition)
+            if home is not None:
+                name = TopicPartition(partition.topic, partition.index)
+                points[home.path][name] = partition.log.recovery_point
+                starts[home.path][name] = partition.log.log_start_offset
+
+        def write() -> None:
+            for log_dir in self._dirs:
+                if not log_dir.offline:
+                    log_dir.write_recovery_points(points[log_dir.path])
+                    log_dir.write_log_start_offsets(starts[log_dir.path])
+
+        return write
+
+    def _in_thread(self, work: Callable[[], None]) -> None:
+        """Run file work off the loop; what fails there is said and breaks nothing that is running."""
+
+        def run() -> None:
+            try:
+                work()
+            except OSError as error:
+                log.error("work on files failed", error=str(error))
+
+        self._loop.run_in_executor(self._threads, run)
+
+    def close(self, partitions: Iterable[Partition]) -> None:
+        """Close every log cleanly and let the directories go."""
+        for commit in self._commits.values():
+            commit.close()
+        self._threads.shutdown(wait=True)
+        closed = []
+        for partition in partitions:
+            if not partition.offline:
+                try:
+                    partition.close()
+                    closed.append(partition)
+                except OSError as error:
+                    self.failed(partition, error)
+        self._checkpoint_of(closed)()
+        for log_dir in self._dirs:
+            log_dir.close(clean=not self._starting)
+        self._handles.close_all()

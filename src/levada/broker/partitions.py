@@ -1,0 +1,358 @@
+"""A partition as its leader runs it: what a batch must be to enter the log, and who hears of it afterwards.
+
+The middle of the hot path. `append` checks a batch where it was received, sets its offset and queues it; `publish`,
+at the end of the turn, writes what was queued and only then moves the high watermark, so that nobody sees or is told
+of a record that is not in the file (append reserves, publish publishes). With `levada.acks.wait.for.fsync` the
+watermark waits for the disk as well.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+from uuid import UUID
+
+import structlog
+from crc32c import crc32c
+
+from levada.broker.waiting import Waiter
+from levada.config import TopicConfig
+from levada.core.producers import CorruptSnapshotError, ProducerStates
+from levada.errors import ErrorCode, KafkaError
+from levada.model import Codec
+from levada.net.turn import Turn
+from levada.storage.log import Log
+from levada.storage.slices import Slice
+from levada.wire.batches import (
+    CODEC_MASK,
+    CONTROL_BIT,
+    CRC_START,
+    HEADER,
+    HEADER_BYTES,
+    LOG_OVERHEAD,
+    MAGIC,
+    PLACE,
+    TRANSACTIONAL_BIT,
+    decode,
+    stamp_append_time,
+)
+from levada.wire.produce import Fill
+
+log = structlog.get_logger(__name__)
+
+READ_COMMITTED = 1
+SEQUENCE_NONE = -1
+
+_UNUSUAL = CONTROL_BIT | TRANSACTIONAL_BIT
+_CODEC_MAX = int(Codec.ZSTD)
+_unpack_header = HEADER.unpack_from
+_pack_place = PLACE.pack_into
+
+
+class Edges(NamedTuple):
+    """What a partition needs of the broker around it."""
+
+    turn: Turn
+    sync_soon: Callable[["Partition"], None]  # have the log fsynced by the group commit, then call `synced`
+    failed: Callable[["Partition", OSError], None]  # the disk under this partition is broken
+
+
+class Partition:
+    """One log that this broker leads."""
+
+    __slots__ = (
+        "_after_max_ms",
+        "_announced_bytes",
+        "_before_max_ms",
+        "_edges",
+        "_dirty_since_ms",
+        "_flush_messages",
+        "_flush_ms",
+        "_keyed",
+        "_message_bytes_max",
+        "_queued",
+        "_segment_bytes",
+        "_unflushed",
+        "_waits_for_fsync",
+        "bytes_in",
+        "bytes_out",
+        "high_watermark",
+        "in_sync_replicas",
+        "index",
+        "leader_epoch",
+        "log",
+        "messages_in",
+        "min_insync_replicas",
+        "offline",
+        "producers",
+        "stamps_append_time",
+        "templates",
+        "topic",
+        "topic_id",
+        "waiters",
+    )
+
+    def __init__(
+        self, topic: str, topic_id: UUID, index: int, leader_epoch: int, segments: Log, edges: Edges
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.index = index
+        self.leader_epoch = leader_epoch
+        self.log = segments
+        self.producers = _load_producers(segments)
+        self.in_sync_replicas = 1
+        self.high_watermark = segments.log_end_offset
+        self.offline = False
+        self.waiters: set[Waiter] = set()
+        self.templates: dict[int, Fill] = {}  # answers to a single batch, by version
+        self.messages_in = self.bytes_in = self.bytes_out = 0
+        self._edges = edges
+        self._announced_bytes = 0  # of bytes_in, those that waiters have heard of
+        self._queued = False  # whether the turn knows of appends here
+        self._unflushed = 0  # messages since the last fsync
+        self._dirty_since_ms = 0  # when unsynced data was first seen; 0 if there is none
+        segments.assign_epoch(leader_epoch)
+        segments.on_roll = self.save_producers
+        self.configure(segments.config)
+
+    def configure(self, config: TopicConfig) -> None:
+        """Take over the topic's settings."""
+        self.log.config = config
+        self.stamps_append_time = config.message_timestamp_type == "LogAppendTime"
+        self.min_insync_replicas = config.min_insync_replicas
+        self._message_bytes_max = config.max_message_bytes
+        self._segment_bytes = config.segment_bytes
+        self._after_max_ms = config.message_timestamp_after_max_ms
+        self._before_max_ms = config.message_timestamp_before_max_ms
+        self._keyed = "compact" in config.cleanup_policy
+        self._flush_messages = config.flush_messages
+        self._flush_ms = config.flush_ms
+        self._waits_for_fsync = config.levada_acks_wait_for_fsync
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Where read_committed readers stop; without open transactions it is the high watermark."""
+        return self.high_watermark
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.log.log_start_offset
+
+    # Writing.
+
+    def append(self, view: memoryview, start: int, stop: int, now_ms: int) -> int:
+        """Check and queue the batch view[start:stop]; its base offset, also when it is a duplicate."""
+        size = stop - start
+        if size < HEADER_BYTES:
+            raise KafkaError(
+                ErrorCode.INVALID_RECORD, "a Produce must carry one record batch for a partition"
+            )
+        (
+            _,
+            length,
+            _,
+            magic,
+            crc,
+            attributes,
+            last_offset_delta,
+            _,
+            max_timestamp,
+            producer_id,
+            producer_epoch,
+            base_sequence,
+            count,
+        ) = _unpack_header(view, start)
+        if length + LOG_OVERHEAD != size or magic != MAGIC or size > self._message_bytes_max:
+            raise self._misshapen(length, magic, size)
+        batch = view[start:stop]
+        if crc32c(batch[CRC_START:]) != crc:
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC does not match its bytes")
+        if (
+            count != last_offset_delta + 1
+            or not 0 < count < size
+            or attributes & _UNUSUAL
+            or attributes & CODEC_MASK > _CODEC_MAX
+            or self._keyed
+        ):
+            self._check_unusual(batch, attributes, last_offset_delta, count)
+        if self.stamps_append_time:
+            stamp_append_time(batch, now_ms)
+            max_timestamp = now_ms
+        elif max_timestamp - now_ms > self._after_max_ms or now_ms - max_timestamp > self._before_max_ms:
+            raise KafkaError(ErrorCode.INVALID_TIMESTAMP, f"timestamp {max_timestamp} is too far from now")
+        if self.offline:
+            raise self.storage_error()
+        if producer_id >= 0:
+            if base_sequence < 0:
+                raise KafkaError(ErrorCode.INVALID_RECORD, "a producer id without a sequence number")
+            first = self.producers.check(producer_id, producer_epoch, base_sequence, count)
+            if first >= 0:
+                return first
+        segments = self.log
+        base_offset = segments.next_offset
+        _pack_place(view, start, base_offset, length, self.leader_epoch)
+        try:
+            segments.reserve(batch, count, max_timestamp, now_ms)
+        except OSError as error:
+            self._edges.failed(self, error)
+            raise self.storage_error() from None
+        if producer_id >= 0:
+            self.producers.apply(
+                producer_id,
+                producer_epoch,
+                base_sequence,
+                base_offset + last_offset_delta,
+                count,
+                max_timestamp,
+            )
+        self.messages_in += count
+        self.bytes_in += size
+        if not self._queued:
+            self._queued = True
+            self._edges.turn.add_publisher(self)
+        return base_offset
+
+    def _misshapen(self, length: int, magic: int, size: int) -> KafkaError:
+        if magic != MAGIC:
+            return KafkaError(ErrorCode.INVALID_RECORD, f"a batch of magic {magic}; only 2 is accepted")
+        if length + LOG_OVERHEAD < size:
+            return KafkaError(ErrorCode.INVALID_RECORD, "a Produce may carry one batch for a partition only")
+        if length + LOG_OVERHEAD > size:
+            return KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch is shorter than it says")
+        return KafkaError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"a batch of {size} bytes; max.message.bytes of {self.topic} is {self._message_bytes_max}",
+        )
+
+    def _check_unusual(self, batch: memoryview, attributes: int, last_offset_delta: int, count: int) -> None:
+        """A batch that must be refused or looked into: more records than bytes, or keys that must be there."""
+        if attributes & CONTROL_BIT:
+            raise KafkaError(ErrorCode.INVALID_RECORD, "clients may not write control records")
+        if attributes & TRANSACTIONAL_BIT:
+            raise KafkaError(ErrorCode.INVALID_TXN_STATE, "no transaction is open for this producer")
+        if count <= 0 or count != last_offset_delta + 1:
+            raise KafkaError(
+                ErrorCode.INVALID_RECORD, f"{count} records, but offsets for {last_offset_delta + 1}"
+            )
+        keyless = [i for i, record in enumerate(decode(batch)) if record.key is None]
+        if keyless and self._keyed:
+            raise KeylessRecordsError(keyless)
+
+    def publish(self) -> None:
+        """Write what was queued; then move the high watermark, or have the disk asked to."""
+        self._queued = False
+        if self.offline:
+            return
+        segments = self.log
+        before = segments.log_end_offset
+        try:
+            segments.publish()
+        except OSError as error:
+            self._edges.failed(self, error)
+            return
+        published = segments.log_end_offset - before
+        if self._waits_for_fsync:
+            self._edges.sync_soon(self)
+            return
+        self._advance(segments.log_end_offset)
+        if self._flush_messages <= (unflushed := self._unflushed + published):
+            self._edges.sync_soon(self)
+        else:
+            self._unflushed = unflushed
+
+    def synced(self) -> None:
+        """The group commit has brought everything below the recovery point to the disk."""
+        self._unflushed = self.log.log_end_offset - self.log.recovery_point
+        if self._waits_for_fsync and self.log.recovery_point > self.high_watermark:
+            self._advance(self.log.recovery_point)
+
+    def flush_if_due(self, now_ms: int) -> None:
+        """Ask for an fsync when data has waited for it as long as flush.ms allows."""
+        if self.log.recovery_point >= self.log.log_end_offset:
+            self._dirty_since_ms = 0
+        elif not self._dirty_since_ms:
+            self._dirty_since_ms = now_ms
+        elif now_ms - self._dirty_since_ms >= self._flush_ms:
+            self._dirty_since_ms = now_ms
+            self._edges.sync_soon(self)
+
+    def _advance(self, high_watermark: int) -> None:
+        self.high_watermark = high_watermark
+        fresh = self.bytes_in - self._announced_bytes
+        self._announced_bytes = self.bytes_in
+        if self.waiters:
+            for waiter in list(self.waiters):
+                waiter.news(fresh)
+
+    def go_offline(self) -> None:
+        """Stop serving: the disk is broken, or the partition is deleted. Whoever waits is answered now."""
+        self.offline = True
+        for waiter in list(self.waiters):
+            waiter.news(0)
+
+    def storage_error(self) -> KafkaError:
+        return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {self.topic}-{self.index} is offline")
+
+    # Reading.
+
+    def read(self, offset: int, max_bytes: int, minimum_one: bool) -> Slice:
+        """Batches from `offset` that readers may see."""
+        if self.offline:
+            raise self.storage_error()
+        return self.log.read(offset, max_bytes, self.high_watermark, minimum_one)
+
+    def delete_records(self, offset: int) -> int:
+        """Trim the log's beginning; the new first offset."""
+        if self.offline:
+            raise self.storage_error()
+        if not 0 <= offset <= self.high_watermark:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is not in the log")
+        self.log.delete_records(offset)
+        return self.log.log_start_offset
+
+    def epoch_end(self, leader_epoch: int) -> tuple[int, int]:
+        """The largest epoch up to this one, and where it ends for readers."""
+        epoch, end_offset = self.log.epoch_end_offset(leader_epoch)
+        return epoch, min(end_offset, self.high_watermark)
+
+    def check_leader_epoch(self, epoch: int) -> None:
+        """A client that knows another epoch than ours must look for the leader again."""
+        if epoch >= 0 and epoch != self.leader_epoch:
+            older = epoch < self.leader_epoch
+            code = ErrorCode.FENCED_LEADER_EPOCH if older else ErrorCode.UNKNOWN_LEADER_EPOCH
+            raise KafkaError(code, f"epoch {epoch}, but {self.leader_epoch} leads {self.topic}-{self.index}")
+
+    def close(self) -> None:
+        """A clean end: everything is on disk, and the next start need not read the log."""
+        self.save_producers(self.log.log_end_offset)
+        self.log.close(clean=True)
+
+    def save_producers(self, offset: int) -> None:
+        """Keep what is known of producers with the log, as of `offset`, the base of the next batch."""
+        if len(self.producers):
+            self.log.write_snapshot(offset, self.producers.encode_snapshot())
+
+
+def _load_producers(segments: Log) -> ProducerStates:
+    """The producers of a log: its newest good snapshot, and the batches after it."""
+    states, start = ProducerStates(), segments.log_start_offset
+    for offset in segments.snapshots():
+        try:
+            states = ProducerStates.decode_snapshot(segments.read_snapshot(offset) or b"")
+            start = offset
+            break
+        except CorruptSnapshotError as error:
+            log.warning(
+                "producer snapshot is damaged", directory=segments.directory, offset=offset, why=str(error)
+            )
+    states.replay(segments.headers(start))
+    return states
+
+
+class KeylessRecordsError(KafkaError):
+    """Records without a key in a compacted topic, told one by one as Kafka does."""
+
+    def __init__(self, positions: list[int]) -> None:
+        super().__init__(
+            ErrorCode.INVALID_RECORD, "One or more records have been rejected: compacted topics need keys"
+        )
+        self.positions = positions

@@ -1,0 +1,166 @@
+"""Assembly: builds every part of a broker from its config by hand, starts and stops them in order."""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+
+import structlog
+
+from levada.api import cluster, configs, fetch, offsets, produce, producers, topics, versions  # noqa: F401 (handlers)
+from levada.api.registry import dispatcher
+from levada.broker.broker import Broker
+from levada.broker.faults import Faults
+from levada.broker.housekeeping import Housekeeping
+from levada.broker.logdirs import LogDirs
+from levada.broker.metrics import MetricsServer
+from levada.clock import Clock, SystemClock
+from levada.config import BrokerConfig
+from levada.core.image import BrokerImage
+from levada.errors import KafkaError
+from levada.metadata.sqlite import SqliteStore
+from levada.metadata.store import StoreError
+from levada.model import Endpoint
+from levada.net.listener import Limits, Listener
+from levada.net.memory import ReceiveMemory
+from levada.net.turn import Turn
+from levada.storage.dirs import LogDirError
+from levada.storage.disk import OsDisk
+
+log = structlog.get_logger(__name__)
+
+METADATA_FILE = "levada-metadata.db"
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop where there is one; the standard loop is slower and otherwise the same."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+class Server:
+    """One running broker."""
+
+    def __init__(
+        self, config: BrokerConfig, faults: Faults | None = None, clock: Clock | None = None
+    ) -> None:
+        self._config = config
+        self._faults = Faults() if faults is None else faults
+        self._clock = clock or SystemClock()
+        self._listeners: list[Listener] = []
+        self._metrics: MetricsServer | None = None
+        self.endpoints: list[Endpoint] = []  # where clients connect
+        self.broker: Broker
+
+    async def start(self) -> None:
+        """Open the logs, join the cluster, then let clients in."""
+        config = self._config
+        turn = Turn(asyncio.get_running_loop().call_soon)
+        memory = ReceiveMemory(turn.end)
+        turn.on_end(memory.reset)
+        log_dirs = LogDirs(config, OsDisk(), self._clock)
+        log_dirs.lock()
+        try:
+            store = SqliteStore(os.path.join(log_dirs.first, METADATA_FILE), self._clock)
+            self.broker = broker = Broker(config, self._clock, store, log_dirs, turn)
+            dispatch = dispatcher(broker, self._faults)
+            for endpoint in config.endpoints:
+                listener = Listener(endpoint.listener, dispatch, turn, memory, _limits(config))
+                self._listeners.append(listener)
+                port = listener.bind(endpoint.host, endpoint.port)
+                self.endpoints.append(endpoint._replace(port=port))
+            advertised = _advertised(config, self.endpoints)
+            image = BrokerImage(config.node_id, advertised, config.broker_rack)
+            await broker.controller.start(image, log_dirs.cluster_id)
+            log_dirs.join(broker.image.cluster_id)
+            broker.open()
+            Housekeeping(broker).start()
+            self._metrics = await MetricsServer.start(broker, self._listeners)
+            for listener in self._listeners:
+                await listener.serve()
+        except BaseException:
+            await self.stop()
+            raise
+        gc.collect()
+        gc.freeze()
+
+    @property
+    def metrics_address(self) -> str | None:
+        """host:port of /metrics and /healthz."""
+        return self._metrics and self._metrics.address
+
+    async def stop(self) -> None:
+        """Let clients go, then close the logs so that the next start trusts them."""
+        for listener in self._listeners:
+            await listener.stop()
+        if self._metrics is not None:
+            await self._metrics.stop()
+        if hasattr(self, "broker"):
+            await self.broker.stop()
+
+
+def _limits(config: BrokerConfig) -> Limits:
+    return Limits(
+        frame_bytes_max=config.socket_request_max_bytes,
+        requests_in_flight_max=config.levada_connection_requests_in_flight_max,
+        queued_bytes_max=config.levada_connection_queued_bytes_max,
+        connections_max=config.max_connections,
+        connections_per_ip_max=config.max_connections_per_ip,
+        idle_ms_max=config.connections_max_idle_ms,
+    )
+
+
+def _advertised(config: BrokerConfig, bound: list[Endpoint]) -> tuple[Endpoint, ...]:
+    """What clients are told: the advertised listeners, with the port that was taken where they name none."""
+    ports = {endpoint.listener: endpoint.port for endpoint in bound}
+    return tuple(
+        endpoint._replace(port=endpoint.port or ports[endpoint.listener])
+        for endpoint in config.advertised_endpoints
+    )
+
+
+async def _serve_until_told(config: BrokerConfig) -> None:
+    server = Server(config)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    await server.start()
+    for line in _greeting(server):
+        _say(line)
+    await stopping.wait()
+    _say("Stopping.")
+    await server.stop()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _greeting(server: Server) -> list[str]:
+    broker = server.broker
+    addresses = ", ".join(f"{endpoint.host}:{endpoint.port}" for endpoint in server.endpoints)
+    lines = [
+        f"Levada broker {broker.node_id} of cluster {broker.image.cluster_id}",
+        f"  data      {', '.join(broker.log_dirs.paths)} ({len(broker.partitions)} partitions)",
+        f"  connect   bootstrap.servers={addresses}",
+    ]
+    if server.metrics_address:
+        lines.append(f"  metrics   http://{server.metrics_address}/metrics")
+    return lines
+
+
+def run(config: BrokerConfig) -> None:
+    """Run a broker in this process until SIGTERM or SIGINT. A reason not to start is one sentence on stderr."""
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(_serve_until_told(config))
+    except (KafkaError, LogDirError, StoreError, OSError) as error:
+        detail = error.detail if isinstance(error, KafkaError) else str(error)
+        sys.stderr.write(f"levada: cannot start: {detail}\n")
+        raise SystemExit(1) from None

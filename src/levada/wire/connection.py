@@ -1,0 +1,80 @@
+"""One client's conversation, without its socket: bytes become frames, answers leave in the order of the requests.
+
+Kafka's protocol has no way to answer out of order, and clients pipeline: a Produce behind a long-polling Fetch waits
+for it. So each request takes a place in the outbox when it is read; answers that are known stay there as bytes, the
+others as objects that are asked when their turn comes.
+"""
+
+from collections import deque
+from struct import Struct
+from typing import Protocol
+
+from levada.errors import ErrorCode, KafkaError
+
+SIZE = Struct(">i")
+SIZE_BYTES = 4
+FRAME_BYTES_MIN = 8  # api key, version, correlation id
+
+Buffer = bytes | memoryview
+Reply = bytes | list[Buffer]
+
+
+class Pending(Protocol):
+    """A place in the outbox whose answer may not be known yet."""
+
+    def collect(self) -> Reply | None:
+        """The answer, or None while it must be waited for."""
+        ...
+
+    def give_up(self) -> None:
+        """The client is gone: stop waiting."""
+        ...
+
+
+class Outbox:
+    """The answers of one connection, oldest first."""
+
+    __slots__ = ("_places",)
+
+    def __init__(self) -> None:
+        self._places: deque[Reply | Pending] = deque()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, place: Reply | Pending) -> None:
+        """Take the next place, with an answer or with what will give it."""
+        self._places.append(place)
+
+    def collect(self) -> list[Buffer]:
+        """Everything that can be sent now: all answers before the first that is still unknown."""
+        buffers: list[Buffer] = []
+        places = self._places
+        while places:
+            place = places[0]
+            reply = place if isinstance(place, bytes | list) else place.collect()
+            if reply is None:
+                break
+            places.popleft()
+            if isinstance(reply, bytes):
+                buffers.append(reply)
+            else:
+                buffers += reply
+        return buffers
+
+    def clear(self) -> list[Pending]:
+        """Forget everything (the client is gone); what was still awaited is returned, to be given up."""
+        left = [place for place in self._places if not isinstance(place, bytes | list)]
+        self._places.clear()
+        return left
+
+
+def frame_end(view: memoryview, position: int, frame_bytes_max: int) -> int:
+    """Where the frame that starts at `position` (with its size) ends, once its four size bytes are there."""
+    (size,) = SIZE.unpack_from(view, position)
+    if FRAME_BYTES_MIN <= size <= frame_bytes_max:
+        return position + SIZE_BYTES + int(size)
+    raise KafkaError(
+        ErrorCode.INVALID_REQUEST,
+        f"a request of {size} bytes; socket.request.max.bytes allows {FRAME_BYTES_MIN} to {frame_bytes_max}",
+    )

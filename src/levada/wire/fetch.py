@@ -1,0 +1,263 @@
+"""Fetch by hand, like Produce: read in place, answered with views of the log that are never copied.
+
+v4 isolation level; v5 log start offset; v7 sessions (KIP-227); v9 leader epoch; v11 rack; v12 flexible and last
+fetched epoch; v13 topic ids; v15 replica state as a tagged field. The general codec is the oracle in the tests.
+"""
+
+from collections.abc import Sequence
+from struct import Struct
+from struct import error as StructError
+from typing import NamedTuple
+
+from levada.errors import ErrorCode, KafkaError
+from levada.wire.primitives import (
+    INT,
+    TWO_INTS,
+    count_bytes,
+    read_bytes,
+    read_count,
+    skip_tags,
+    string_bytes,
+    uvarint,
+    uvarint_bytes,
+)
+
+VERSIONS = range(4, 19)
+SESSIONS_FROM = 7
+FLEXIBLE_FROM = 12
+TOPIC_IDS_FROM = 13
+CONSUMER = -1  # the replica id of an ordinary reader
+NO_EPOCH = -1
+NO_ABORTED = (b"\xff\xff\xff\xff", b"\0")  # a null list of aborted transactions: legacy, flexible
+
+_REPLICA_STATE_TAG = 1
+_REPLICA_STATE = Struct(">iq")
+_LIMITS = Struct(">iiib")  # max wait, min bytes, max bytes, isolation
+
+
+class PartitionFetch(NamedTuple):
+    """What a reader wants of one partition."""
+
+    topic: bytes  # its name or id, as on the wire
+    partition: int
+    current_leader_epoch: int
+    fetch_offset: int
+    last_fetched_epoch: int
+    log_start_offset: int
+    max_bytes: int
+
+
+class FetchRequest(NamedTuple):
+    """One Fetch."""
+
+    replica_id: int
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    isolation_level: int
+    session_id: int
+    session_epoch: int
+    partitions: list[PartitionFetch]
+    forgotten: list[tuple[bytes, int]]
+
+
+class PartitionData(NamedTuple):
+    """What a reader gets of one partition; `records` are whole batches."""
+
+    topic: bytes
+    partition: int
+    error: int
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start_offset: int = -1
+    records: Sequence[memoryview | bytes] = ()
+    size: int = 0
+    diverging: tuple[int, int] | None = None
+
+
+def _partition_struct(version: int) -> Struct:
+    layout = ">i"
+    layout += "i" if version >= 9 else ""
+    layout += "q"
+    layout += "i" if version >= FLEXIBLE_FROM else ""
+    layout += "q" if version >= 5 else ""
+    return Struct(layout + "i")
+
+
+_PARTITION = {version: _partition_struct(version) for version in VERSIONS}
+
+
+def read_request(view: memoryview, position: int, stop: int, version: int) -> FetchRequest:
+    """The Fetch whose body (after the client id) is view[position:stop]."""
+    try:
+        request, position = _read(view, position, stop, version)
+    except (StructError, IndexError):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "a Fetch ends early") from None
+    if position != stop:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{stop - position} bytes after a Fetch")
+    return request
+
+
+def _read(view: memoryview, position: int, stop: int, version: int) -> tuple[FetchRequest, int]:
+    flexible = version >= FLEXIBLE_FROM
+    if flexible:
+        position = skip_tags(view, position, stop)
+    replica_id = CONSUMER
+    if version < 15:
+        (replica_id,) = INT.unpack_from(view, position)
+        position += 4
+    max_wait_ms, min_bytes, max_bytes, isolation = _LIMITS.unpack_from(view, position)
+    position += 13
+    session_id, session_epoch = 0, -1
+    if version >= SESSIONS_FROM:
+        session_id, session_epoch = TWO_INTS.unpack_from(view, position)
+        position += 8
+    partitions, position = _read_partitions(view, position, stop, version)
+    forgotten: list[tuple[bytes, int]] = []
+    if version >= SESSIONS_FROM:
+        forgotten, position = _read_forgotten(view, position, stop, version)
+    if version >= 11:
+        _, position = read_bytes(view, position, stop, flexible)
+    if flexible:
+        replica_id, position = _read_tags(view, position, stop, replica_id)
+    request = FetchRequest(
+        replica_id,
+        max_wait_ms,
+        min_bytes,
+        max_bytes,
+        isolation,
+        session_id,
+        session_epoch,
+        partitions,
+        forgotten,
+    )
+    return request, position
+
+
+def _read_topic(view: memoryview, position: int, stop: int, version: int) -> tuple[bytes, int]:
+    if version >= TOPIC_IDS_FROM:
+        return bytes(view[position : position + 16]), position + 16
+    name, position = read_bytes(view, position, stop, version >= FLEXIBLE_FROM)
+    return name or b"", position
+
+
+def _read_partitions(
+    view: memoryview, position: int, stop: int, version: int
+) -> tuple[list[PartitionFetch], int]:
+    flexible = version >= FLEXIBLE_FROM
+    layout = _PARTITION[version]
+    partitions: list[PartitionFetch] = []
+    topics, position = read_count(view, position, stop, flexible)
+    for _ in range(topics):
+        topic, position = _read_topic(view, position, stop, version)
+        count, position = read_count(view, position, stop, flexible)
+        for _ in range(count):
+            fields = layout.unpack_from(view, position)
+            position += layout.size
+            if flexible:
+                partitions.append(PartitionFetch(topic, *fields))
+                position = skip_tags(view, position, stop)
+            elif version >= 9:
+                index, epoch, offset, start, limit = fields
+                partitions.append(PartitionFetch(topic, index, epoch, offset, NO_EPOCH, start, limit))
+            else:
+                partitions.append(
+                    PartitionFetch(topic, fields[0], NO_EPOCH, fields[1], NO_EPOCH, -1, fields[-1])
+                )
+        if flexible:
+            position = skip_tags(view, position, stop)
+    return partitions, position
+
+
+def _read_forgotten(
+    view: memoryview, position: int, stop: int, version: int
+) -> tuple[list[tuple[bytes, int]], int]:
+    flexible = version >= FLEXIBLE_FROM
+    forgotten: list[tuple[bytes, int]] = []
+    topics, position = read_count(view, position, stop, flexible)
+    for _ in range(topics):
+        topic, position = _read_topic(view, position, stop, version)
+        count, position = read_count(view, position, stop, flexible)
+        for _ in range(count):
+            forgotten.append((topic, INT.unpack_from(view, position)[0]))
+            position += 4
+        if flexible:
+            position = skip_tags(view, position, stop)
+    return forgotten, position
+
+
+def _read_tags(view: memoryview, position: int, stop: int, replica_id: int) -> tuple[int, int]:
+    """The request's tagged fields: of them only the replica's id matters here."""
+    count, position = uvarint(view, position)
+    for _ in range(count):
+        tag, position = uvarint(view, position)
+        length, position = uvarint(view, position)
+        if length > stop - position:
+            raise IndexError
+        if tag == _REPLICA_STATE_TAG:
+            replica_id = _REPLICA_STATE.unpack_from(view, position)[0]
+        position += length
+    return replica_id, position
+
+
+def write_response(
+    version: int, correlation_id: int, error: int, session_id: int, results: list[PartitionData]
+) -> list[bytes | memoryview]:
+    """The whole frame, size included, as buffers to be sent one after the other."""
+    flexible = version >= FLEXIBLE_FROM
+    body = bytearray(8)  # the frame's size and the correlation id, set last
+    body += b"\0\0\0\0\0" if flexible else b"\0\0\0\0"  # header tags, throttle time
+    if version >= SESSIONS_FROM:
+        body += error.to_bytes(2, "big", signed=True)
+        body += session_id.to_bytes(4, "big", signed=True)
+    topics: dict[bytes, list[PartitionData]] = {}
+    for result in results:
+        topics.setdefault(result.topic, []).append(result)
+    body += count_bytes(len(topics), flexible)
+    buffers: list[bytes | memoryview] = []
+    size = 0
+    for topic, group in topics.items():
+        body += topic if version >= TOPIC_IDS_FROM else string_bytes(topic, flexible)
+        body += count_bytes(len(group), flexible)
+        for data in group:
+            _write_partition(body, data, version)
+            if data.size:
+                buffers.append(bytes(body))
+                buffers.extend(data.records)
+                size += len(body) + data.size
+                body = bytearray()
+            body += _tags(data, flexible)
+        body += b"\0" if flexible else b""
+    body += b"\0" if flexible else b""
+    buffers.append(bytes(body))
+    size += len(body)
+    buffers[0] = TWO_INTS.pack(size - 4, correlation_id) + buffers[0][8:]
+    return buffers
+
+
+_HEAD = Struct(">ihqq")
+_HEAD_START = Struct(">ihqqq")
+
+
+def _write_partition(body: bytearray, data: PartitionData, version: int) -> None:
+    """Everything of a partition up to the length of its records."""
+    flexible = version >= FLEXIBLE_FROM
+    if version >= 5:
+        body += _HEAD_START.pack(
+            data.partition, data.error, data.high_watermark, data.last_stable_offset, data.log_start_offset
+        )
+    else:
+        body += _HEAD.pack(data.partition, data.error, data.high_watermark, data.last_stable_offset)
+    body += NO_ABORTED[flexible]
+    if version >= 11:
+        body += b"\xff\xff\xff\xff"  # no preferred read replica
+    body += uvarint_bytes(data.size + 1) if flexible else INT.pack(data.size)
+
+
+def _tags(data: PartitionData, flexible: bool) -> bytes:
+    if not flexible:
+        return b""
+    if data.diverging is None:
+        return b"\0"
+    epoch = _REPLICA_STATE.pack(*data.diverging) + b"\0"
+    return b"\1\0" + uvarint_bytes(len(epoch)) + epoch
