@@ -38,8 +38,10 @@ ROWS = (
     small("idempotent-8", "the same, idempotent", loads.one_message(8, idempotent=True, seconds=SECONDS)),
     bulk("16K-8", "16 KiB batches, 8 connections", loads.batches(8, 1024, 16 << 10, round_bytes=ROUND_BYTES)),
     bulk("64K-8", "64 KiB batches, 8 connections", loads.batches(8, 1024, 64 << 10, round_bytes=ROUND_BYTES)),
-    bulk("fetch-64K", "fetch 64 KiB, 1 connection", loads.fetch(1, 64 << 10, stored_bytes=ROUND_BYTES, seconds=SECONDS)),
-    bulk("fetch-1M", "fetch 1 MiB, 1 connection", loads.fetch(1, 1 << 20, stored_bytes=ROUND_BYTES, seconds=SECONDS)),
+    bulk("fetch-64K", "fetch 64 KiB, 1 connection",
+         loads.fetch(1, 64 << 10, stored_bytes=ROUND_BYTES, seconds=SECONDS)),
+    bulk("fetch-1M", "fetch 1 MiB, 1 connection",
+         loads.fetch(1, 1 << 20, stored_bytes=ROUND_BYTES, seconds=SECONDS)),
     small("latency", "1,000 messages/s, each consumed at once", loads.end_to_end(messages=1_000)),
 )  # fmt: skip
 
@@ -57,7 +59,7 @@ class _Request:
 
 
 def calibrate() -> float:
-    """CPU microseconds of one turn of a loop that does in small what a broker does: Python, checksum, copies, sockets."""
+    """CPU microseconds of a turn of a loop that does what a broker does: Python, checksums, copies, sockets."""
     header, source, target = Struct(">ihq"), bytearray(16 << 10), bytearray(16 << 10)
     known = {index: index for index in range(64)}
     left, right = socket.socketpair()
@@ -90,7 +92,7 @@ def measure(row: Row, broker: Broker) -> tuple[float, float]:
 class Measured:
     """The rounds of a row so far."""
 
-    __slots__ = ("row", "rounds")
+    __slots__ = ("rounds", "row")
 
     def __init__(self, row: Row) -> None:
         self.row = row

@@ -33,7 +33,7 @@ class Row:
     cost: str = "cpu_us_per_mb"
     goals: tuple[Goal, ...] = ()
     default: bool = True  # only with FULL=1 otherwise
-    rounds: int = 3
+    rounds: int = 5
 
 
 LABELS = {

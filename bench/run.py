@@ -36,14 +36,18 @@ def progress(text: str) -> None:
 BEGAN = time.perf_counter()
 
 
-def start(broker: Broker, starts: int) -> dict[str, float]:
-    """Start it several times; it keeps running after the last."""
-    broker.prepare()
+def start(broker: Broker, root: Path, starts: int) -> dict[str, float]:
+    """Start several of its kind on empty data directories; only the last keeps running."""
     times = []
-    for number in range(starts):
-        if number:
-            broker.stop()
-        times.append(broker.start())
+    for _ in range(starts - 1):
+        short_lived = type(broker)(root)
+        try:
+            short_lived.prepare()
+            times.append(short_lived.start())
+        finally:
+            short_lived.remove()
+    broker.prepare()
+    times.append(broker.start())
     progress(f"{broker.name} answers after {median(times):.2f} s")
     return {"start_s": median(times)}
 
@@ -96,9 +100,13 @@ def measure_row(row: Row, brokers: Sequence[Broker], rounds: int) -> dict[str, A
     return measured
 
 
-def measure(rows: Sequence[Row], brokers: Sequence[Broker], options: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    rows: Sequence[Row], brokers: Sequence[Broker], root: Path, options: argparse.Namespace
+) -> dict[str, Any]:
     """Everything of one run."""
-    process = {broker.name: start(broker, 1 if options.rows else STARTS[broker.name]) for broker in brokers}
+    process = {
+        broker.name: start(broker, root, 1 if options.rows else STARTS[broker.name]) for broker in brokers
+    }
     time.sleep(IDLE_S)
     read_memory(brokers, process, "idle")
     for broker in brokers:
@@ -157,7 +165,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="levada-bench-", dir=options.data) as root:
         brokers = chosen_brokers(options.only, Path(root))
         try:
-            measured = measure(rows, brokers, options)
+            measured = measure(rows, brokers, Path(root), options)
         finally:
             for broker in brokers:
                 broker.remove()
