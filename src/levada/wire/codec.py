@@ -116,6 +116,13 @@ def only(elements: Sequence[Any]) -> Any:
     return elements[0]
 
 
+def not_null(value: Any) -> Any:
+    """What a version without null for it can carry."""
+    if value is None:
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "this version cannot say null")
+    return value
+
+
 def milliseconds(duration: timedelta) -> int:
     """A duration as Kafka writes it."""
     return duration // MILLISECOND

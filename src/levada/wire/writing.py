@@ -15,6 +15,7 @@ from levada.wire.codec import (
     Memo,
     Source,
     milliseconds,
+    not_null,
     only,
     packer,
     parse_path,
@@ -104,7 +105,9 @@ class _Writer:
         self.version = version
         self.flexible = flexible
         self.source = Source(f"write {message} v{version}")
-        self.source.names.update(uv=UVARINTS, only=only, milliseconds=milliseconds, timestamp=timestamp)
+        self.source.names.update(
+            uv=UVARINTS, only=only, not_null=not_null, milliseconds=milliseconds, timestamp=timestamp
+        )
         self.pending: list[tuple[str, str]] = []  # fixed-width fields that wait to be packed together
 
     def flush(self) -> None:
@@ -141,17 +144,22 @@ class _Writer:
             expression = f"{value}.{field.name}"
             if _is_extra(shape, here):
                 expression = f"getattr({value}, {field.name!r}, {self.source.constant(here.default)})"
-            return self.without_null(expression, field, here), here
+            return self.without_null(expression, field, here, path), here
         move = versions.MOVES[path][field.name]
         expression, target = self.follow(value, move.path, shape, path, entered)
+        expression = self.without_null(expression, field, target, path)
         if move.lower is not None:
             expression = f"{self.source.constant(move.lower)}({expression})"
         return expression, target
 
-    def without_null(self, expression: str, field: Field, here: Field) -> str:
-        """Null is written as empty in versions that have no null; only strings and lists were extended so."""
+    def without_null(self, expression: str, field: Field, here: Field, path: str) -> str:
+        """Versions without null for a field: a response says empty, a request that means null cannot be sent."""
         if field.nullable or not here.nullable or field.kafka_type == "uuid":
             return expression
+        if field.is_array and not here.is_array:
+            return f"tuple([not_null(e) for e in {expression}])"
+        if ".request" in path and field.name not in versions.EMPTY_WAS_NULL.get(path, ()):
+            return f"not_null({expression})"
         return f"({expression} or {'()' if field.is_array else repr('')})"
 
     def follow(
