@@ -85,8 +85,6 @@ class Server:
         except BaseException:
             await self.stop()
             raise
-        gc.collect()
-        gc.freeze()
 
     @property
     def metrics_address(self) -> str | None:
@@ -130,6 +128,8 @@ async def _serve_until_told(config: BrokerConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     await server.start()
+    gc.collect()
+    gc.freeze()  # what a broker starts with stays; this process has no other owner whose garbage it might be
     for line in _greeting(server):
         _say(line)
     await stopping.wait()

@@ -58,9 +58,9 @@ def binaries(wheel: Path, downloads: Path, tmp_path_factory: pytest.TempPathFact
 def bootstrap(binaries: Path, tmp_path: Path) -> Iterator[str]:
     """A broker of the installed wheel, started as a user would; it must stop cleanly on SIGTERM."""
     command = [str(binaries / "levada"), "start", "--port", "0", "--data", str(tmp_path / "data")]
-    environment = os.environ | {"LEVADA_METRICS_LISTENER": ""}
+    command += ["--set", "levada.metrics.listener="]
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout
         seen = ""
@@ -92,6 +92,6 @@ def test_the_core_is_a_small_download(wheel: Path, downloads: Path) -> None:
 
 def test_an_installed_broker_answers(binaries: Path, bootstrap: str) -> None:
     levada = binaries / "levada"
-    run(levada, "topic", "create", "orders", "--bootstrap", bootstrap)
-    run(levada, "produce", "orders", "--bootstrap", bootstrap, stdin="one\ntwo\n")
-    assert run(levada, "consume", "orders", "--bootstrap", bootstrap, "--exit") == "one\ntwo\n"
+    run(levada, "topic", "create", "orders", "-b", bootstrap)
+    run(levada, "produce", "orders", "-b", bootstrap, stdin="one\ntwo\n")
+    assert run(levada, "consume", "orders", "-b", bootstrap, "-e") == "one\ntwo\n"
