@@ -16,22 +16,16 @@ import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from tests.cache import executable
+from tests.kafka_jars import kafka_jars
+
 from bench import wire
 
-KAFKA_VERSION = "4.3.1"
 KAFKA_JVM = (
     *("-Xmx1G", "-Xms1G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
-    *(
-        "-XX:InitiatingHeapOccupancyPercent=35",
-        "-XX:+ExplicitGCInvokesConcurrent",
-        "-Djava.awt.headless=true",
-    ),
+    *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
 )
 START_TIMEOUT_S = 60.0
-POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
-<groupId>levada</groupId><artifactId>kafka-jars</artifactId><version>1</version><dependencies>{}</dependencies></project>
-"""
-DEPENDENCY = "<dependency><groupId>org.apache.kafka</groupId><artifactId>{}</artifactId><version>{}</version>"
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 
@@ -47,25 +41,7 @@ def java() -> str:
     for home in sorted(Path("/usr/lib/jvm").glob("*25*")):
         if (home / "bin/java").is_file():
             return str(home / "bin/java")
-    found = shutil.which("java")
-    if found is None:
-        raise FileNotFoundError("no Java found: Apache Kafka needs one to be compared with")
-    return found
-
-
-def kafka_jars() -> Path:
-    """The directory of Kafka's jars, fetched once (54 MB, about two minutes)."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "levada"
-    jars = cache / f"kafka-{KAFKA_VERSION}"
-    if not any(jars.glob("kafka-tools-*.jar")):
-        with tempfile.TemporaryDirectory() as work:
-            artifacts = ("kafka_2.13", "kafka-tools")
-            pom = Path(work) / "pom.xml"
-            wanted = (DEPENDENCY.format(name, KAFKA_VERSION) + "</dependency>" for name in artifacts)
-            pom.write_text(POM.format("".join(wanted)))
-            command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies"]
-            subprocess.run([*command, f"-DoutputDirectory={jars}"], check=True, stdout=sys.stderr)
-    return jars
+    return executable("java")
 
 
 def java_command(main: str, *arguments: str, options: tuple[str, ...] = ()) -> list[str]:
@@ -86,7 +62,7 @@ class Broker(ABC):
 
     @classmethod
     def available(cls, root: Path) -> "Broker":
-        """One of this kind; an OSError or a failed command says why there can be none."""
+        """One of this kind; `Unavailable` says why there can be none."""
         return cls(root)
 
     @abstractmethod

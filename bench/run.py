@@ -17,8 +17,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tests.cache import Unavailable
+from tests.kafka_jars import KAFKA_VERSION
+
 from bench import loads, machine, report, results
-from bench.brokers import KAFKA_VERSION, Broker, Kafka, Levada
+from bench.brokers import Broker, Kafka, Levada
 from bench.outcome import ROOT
 from bench.rows import ROWS, Row
 from bench.wire import BrokerError
@@ -127,7 +130,7 @@ def chosen_brokers(only: str | None, root: Path) -> list[Broker]:
     for kind in kinds:
         try:
             brokers.append(kind.available(root))
-        except (OSError, subprocess.CalledProcessError) as problem:
+        except Unavailable as problem:
             progress(f"without {kind.name}: {problem}")
     return brokers
 

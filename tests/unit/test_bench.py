@@ -1,0 +1,142 @@
+"""The benchmarks' own arithmetic: what they send is valid, what they report follows from what was measured."""
+
+import os
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from bench import chart, machine, report, results, wire
+from bench.outcome import Outcome
+from bench.rows import ROWS, Goal
+
+from levada.wire import batches
+
+
+def outcome(
+    *, seconds: float = 2.0, broker: float = 1.8, generator: float = 0.4, idle: float = 0.4
+) -> Outcome:
+    return Outcome(
+        seconds=seconds,
+        requests=100_000,
+        bytes=200_000_000,
+        latency={"p50_ms": 0.2, "p99_ms": 0.5, "p999_ms": 1.0},
+        broker=machine.Usage(broker / 2, broker / 2),
+        generator=machine.Usage(generator, 0.0),
+        idle=idle,
+        steal=0.0,
+    )
+
+
+def found(*, kafka_fails: bool = False) -> dict[str, Any]:
+    """As a run with two of the rows leaves it."""
+    rows: dict[str, Any] = {}
+    for row in (row for row in ROWS if row.key in ("one-8", "latency")):
+        sides: dict[str, Any] = {}
+        for name in ("levada", "kafka"):
+            figures = results.figures(outcome(broker=0.5 if name == "levada" else 2.5))
+            sides[name] = {**figures, "bottleneck": results.bottleneck(figures), "rounds": [1.0]}
+        rows[row.key] = {"title": row.title, "metric": row.metric, "cost": row.cost, "errors": {}, **sides}
+    if kafka_fails:
+        del rows["one-8"]["kafka"]
+        rows["one-8"]["errors"] = {"kafka": "no"}
+    memory = {
+        "rss_idle_mb": 30.0,
+        "rss_anon_idle_mb": 20.0,
+        "rss_loaded_mb": 60.0,
+        "rss_anon_loaded_mb": 40.0,
+    }
+    process = {"levada": {"start_s": 0.2, **memory}, "kafka": {"start_s": 4.0, **memory}}
+    about = {"cores": "2", "cpu": "x"}
+    return {
+        "when": "then",
+        "revision": "r",
+        "kafka": "4.3.1",
+        "machine": about,
+        "rows": rows,
+        "process": process,
+    }
+
+
+def test_a_generated_batch_is_a_valid_record_batch() -> None:
+    batch = wire.batch(15, 1024, producer_id=7, producer_epoch=1)
+    assert batches.crc_is_valid(memoryview(batch))
+    records = batches.decode(memoryview(batch))
+    assert [len(record.value or b"") for record in records] == [1024] * 15
+    assert [record.offset for record in records] == list(range(15))
+
+
+def test_a_produce_frame_says_where_its_batch_is() -> None:
+    batch = wire.batch(1, 100)
+    frame, at = wire.produce(bytes(16), 3, batch)
+    assert frame[at : at + len(batch)] == batch
+    assert wire.I32.unpack_from(frame)[0] == len(frame) - 4
+
+
+@pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 1 << 20])
+def test_varints_come_back(value: int) -> None:
+    assert wire.read_varint(wire.varint(value), 0) == (value, len(wire.varint(value)))
+
+
+def test_cpu_is_counted_per_request_and_megabyte() -> None:
+    figures = results.figures(outcome())
+    assert figures["requests_per_s"] == 50_000
+    assert figures["mb_per_s"] == 100
+    assert figures["cpu_us_per_request"] == pytest.approx(18)
+    assert figures["cpu_us_per_mb"] == pytest.approx(9_000)
+    assert figures["user_us_per_mb"] + figures["system_us_per_mb"] == pytest.approx(9_000)
+
+
+@pytest.mark.parametrize(
+    ("broker", "generator", "idle", "others", "limit"),
+    [
+        (0.95, 0.3, 0.3, 0.0, "the broker"),
+        (0.3, 0.95, 0.3, 0.0, "the load generator"),
+        (1.5, 0.4, 0.02, 0.03, "all cores busy"),
+        (0.4, 0.3, 0.6, 0.0, "waiting for each other"),
+        (0.9, 0.3, 0.05, 0.35, "other processes"),
+    ],
+)
+def test_a_row_names_its_limit(
+    broker: float, generator: float, idle: float, others: float, limit: str
+) -> None:
+    row = {"broker_cores": broker, "generator_cores": generator, "idle": idle, "others": others}
+    assert results.bottleneck(row).startswith(limit)
+
+
+def test_goals_are_bounds_on_ratios() -> None:
+    assert Goal("mb_per_s", at_least=1.5).is_met(1.5)
+    assert not Goal("mb_per_s", at_least=1.5).is_met(1.49)
+    assert Goal("cpu_us_per_mb", at_most=0.6).is_met(0.6)
+    assert not Goal("cpu_us_per_mb", at_most=0.6).is_met(0.61)
+
+
+def test_the_report_says_what_was_met_and_what_was_missed() -> None:
+    text = report.markdown(found(), found())
+    assert "CPU ≤ 0.3 x: met" in text
+    assert "rate ≥ 3 x: **missed**, 1.00 x" in text
+    assert "start ≤ 0.125 x: met" in text
+    assert "Against the run of then" in text
+
+
+def test_a_failed_row_is_reported_and_not_judged() -> None:
+    text = report.markdown(found(kafka_fails=True), None)
+    assert "failed" in text
+    assert "rate ≥ 3 x: not measured" in text
+
+
+def test_the_chart_is_well_formed() -> None:
+    drawn = ElementTree.fromstring(chart.svg(found(kafka_fails=True)))
+    assert drawn.tag.endswith("svg")
+
+
+def test_only_the_place_between_the_markers_changes(tmp_path: Any) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    report.put_between_markers(page, "new")
+    assert page.read_text() == f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n"
+
+
+def test_own_cpu_time_is_seen() -> None:
+    used = machine.usage(os.getpid())
+    assert used.total > 0
+    assert machine.memory(os.getpid()).rss > 1
