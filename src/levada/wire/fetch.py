@@ -161,8 +161,9 @@ def _read_partitions(
                 index, epoch, offset, start, limit = fields
                 partitions.append(PartitionFetch(topic, index, epoch, offset, NO_EPOCH, start, limit))
             else:
+                start = fields[2] if version >= 5 else -1
                 partitions.append(
-                    PartitionFetch(topic, fields[0], NO_EPOCH, fields[1], NO_EPOCH, -1, fields[-1])
+                    PartitionFetch(topic, fields[0], NO_EPOCH, fields[1], NO_EPOCH, start, fields[-1])
                 )
         if flexible:
             position = skip_tags(view, position, stop)
