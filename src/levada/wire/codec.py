@@ -10,11 +10,10 @@ This module has what both directions share; `writing` and `reading` hold one eac
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from struct import Struct as Packer
-from typing import Any
+from typing import Any, NamedTuple
 
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.schema import EPOCH, Field, Struct
@@ -92,8 +91,7 @@ class Source:
         return compiled
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A step of a path into a shape: a name, and how it is entered."""
 
     name: str

@@ -6,7 +6,6 @@ slices stop at the end, and the position past it fails at the next read or at th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from struct import Struct as Packer
 from typing import Any, NoReturn
@@ -128,14 +127,6 @@ def compile_reader(message: str, version: int, old: Struct, shape: Struct) -> Ca
     )
     source.line(f"return {value}")
     return source.function("read", "data, budget")
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """A field that was read: the expression that gives it in the shape's terms."""
-
-    expression: str
-    field: Field
 
 
 class _Reader:

@@ -5,11 +5,11 @@ The codec compiles from these few facts, so that no other module needs to know h
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin
+from typing import Any, NamedTuple, get_args, get_origin
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -27,8 +27,7 @@ IMPLICIT_DEFAULTS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """One field of a struct, as one version declares it."""
 
     name: str
@@ -51,8 +50,7 @@ class Field:
         return IMPLICIT_DEFAULTS.get(self.kafka_type, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Struct:
+class Struct(NamedTuple):
     """The fields of one message class in wire order."""
 
     cls: type

@@ -11,7 +11,6 @@ A test walks all APIs and versions and fails for a field that has neither a plac
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
@@ -125,8 +124,7 @@ APIS: dict[int, Api] = {
 SHAPES = frozenset({"produce", "fetch", "metadata", "offset_commit", "offset_fetch", "update_features"})
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """Where a field of old versions lives in the shape, and how its value is translated if it is."""
 
     path: str
