@@ -34,7 +34,8 @@ def write(disk: Disk, directory: str, offset: int, data: bytes) -> None:
 
 
 def remove(disk: Disk, directory: str, above: int) -> None:
-    """Remove those that tell of more than the log holds."""
+    """Remove those that tell of more than the log holds, for good: later the log will hold other batches there."""
     for offset in offsets(disk, directory):
         if offset > above:
             disk.unlink(_path(directory, offset))
+    disk.fsync_dir(directory)
