@@ -27,18 +27,17 @@ from levada.settings import (
 
 COMPRESSION_TYPES: Final = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 TIMESTAMP_TYPES: Final = ("CreateTime", "LogAppendTime")
-WEEK_MS: Final = 7 * 24 * 3_600_000
-DAY_MS: Final = 24 * 3_600_000
-MINUTE_MS: Final = 60_000
+REPLICA: Final = r"\*|[0-9]+:[0-9]+"  # partition:broker
 HOUR_MS: Final = 3_600_000
+DAY_MS: Final = 24 * HOUR_MS
+WEEK_MS: Final = 7 * DAY_MS
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class BrokerConfig:
     """How this broker runs."""
 
-    # What was set in files, environment and flags, as text: everything else is a default.
-    given: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, str] = field(default_factory=dict)  # what was set at the start; all else is a default
 
     # Identity and listeners
     node_id: int = setting(1, "The id of this broker.", minimum=0, aliases=("broker.id",))
@@ -170,11 +169,8 @@ class BrokerConfig:
             else:
                 warnings.append(without_effect(name, text, BROKER_NAMES))
         config = BrokerConfig(given=given, **_parsed(BROKER_SETTINGS, given))
-        listeners.check(
-            config.endpoints(),
-            config.advertised_endpoints(),
-            beyond_loopback=config.levada_allow_plaintext_beyond_loopback,
-        )
+        beyond_loopback = config.levada_allow_plaintext_beyond_loopback
+        listeners.check(config.endpoints, config.advertised_endpoints, beyond_loopback=beyond_loopback)
         TopicConfig.build(config, {})
         return config, warnings
 
@@ -182,10 +178,12 @@ class BrokerConfig:
         """This config with settings altered while the broker runs; `given` stays what the start was given."""
         return replace(self, **_parsed(BROKER_SETTINGS, dynamic)) if dynamic else self
 
+    @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """Where to listen. An empty host is every interface."""
         return self._endpoints(self.listeners)
 
+    @property
     def advertised_endpoints(self) -> tuple[Endpoint, ...]:
         """Where clients shall connect, by listener."""
         return self._endpoints(self.advertised_listeners or self.listeners)
@@ -263,7 +261,9 @@ class TopicConfig:
     index_interval_bytes: int = setting(
         4096, "The index gets an entry after so many bytes.", minimum=0, synonyms="log.index.interval.bytes"
     )
-    leader_replication_throttled_replicas: Strings = setting((), "Leaders whose replication is throttled.")
+    leader_replication_throttled_replicas: Strings = setting(
+        (), "Leaders that are throttled.", pattern=REPLICA
+    )
     local_retention_bytes: Long = setting(-2, "Part of tiered storage; -2 for retention.bytes.", minimum=-2)
     local_retention_ms: Long = setting(-2, "Part of tiered storage; -2 for retention.ms.", minimum=-2)
     max_compaction_lag_ms: Long = setting(

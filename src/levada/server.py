@@ -8,7 +8,18 @@ import sys
 
 import structlog
 
-from levada.api import cluster, configs, fetch, offsets, produce, producers, topics, versions  # noqa: F401 (handlers)
+from levada.api import (  # noqa: F401 (handlers)
+    cluster,
+    configs,
+    fetch,
+    logdirs,
+    offsets,
+    produce,
+    producers,
+    telemetry,
+    topics,
+    versions,
+)
 from levada.api.registry import dispatcher
 from levada.broker.broker import Broker
 from levada.broker.faults import Faults

@@ -72,6 +72,8 @@ class Setting(NamedTuple):
     choices: tuple[str, ...] = ()
     # The choices that Levada honours where that is fewer than Kafka knows.
     honoured: tuple[str, ...] = ()
+    # What the value, or each part of a list, must match.
+    pattern: str = ""
     # A broker setting that may be altered while the broker runs.
     dynamic: bool = False
     # Other names of the same setting, read when the name itself is not given.
@@ -140,17 +142,16 @@ class Setting(NamedTuple):
             if value != self.special or self.special is None:
                 self._check_bounds(value)
             return
-        if self.choices:
-            parts = value if isinstance(value, tuple) else (value,)
-            for part in parts:
-                if part not in self.choices:
-                    raise self.rejected(f"{part!r} is not one of {', '.join(self.choices)}")
-                if self.honoured and part not in self.honoured:
-                    raise self.rejected(
-                        f"{part!r} is not available in Levada, only {', '.join(self.honoured)}"
-                    )
-        elif self.honoured and self.render(value) not in self.honoured:
-            raise self.rejected(f"only {', '.join(self.honoured)} is available in Levada")
+        for part in value if isinstance(value, tuple) else (self.render(value),):
+            self._check_part(part or "")
+
+    def _check_part(self, part: str) -> None:
+        if self.choices and part not in self.choices:
+            raise self.rejected(f"{part!r} is not one of {', '.join(self.choices)}")
+        if self.honoured and part not in self.honoured:
+            raise self.rejected(f"{part!r} is not available in Levada, only {', '.join(self.honoured)}")
+        if self.pattern and not re.fullmatch(self.pattern, part):
+            raise self.rejected(f"{part!r} is not of the form {self.pattern}")
 
     def _check_bounds(self, value: float) -> None:
         # Written so that NaN fails too.

@@ -64,8 +64,13 @@ class Controller:
 
         A cluster id that data dirs already carry must be the store's.
         """
-        self._follow(await self._store.open(self._follow))
-        self._lease = await self._store.acquire(f"/brokers/{broker.id}", self._lease_lost)
+        try:
+            self._follow(await self._store.open(self._follow))
+            self._lease = await self._store.acquire(f"/brokers/{broker.id}", self._lease_lost)
+        except StoreError as error:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        except ValueError as error:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"metadata cannot be read: {error}") from error
         if self._lease is None:
             raise KafkaError(
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION, f"another broker with node.id {broker.id} is running"

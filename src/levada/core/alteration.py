@@ -3,13 +3,13 @@
 What is stored is only what was set; a value is checked before it is stored, never when it is read back.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, NamedTuple
 
 from levada.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, TopicConfig
+from levada.core import topic_names
 from levada.core.image import CLUSTER_DEFAULT, BrokerConfigsChanged, Change, ClusterImage, TopicChanged
 from levada.errors import ErrorCode, KafkaError
 from levada.settings import ConfigType, Setting, nearest
@@ -71,7 +71,7 @@ def altered(image: ClusterImage, command: AlterConfigs | IncrementalAlterConfigs
     if command.type is ResourceType.TOPIC:
         TopicConfig.build(BROKER_DEFAULTS, configs)
     else:
-        _check_broker(configs, former)
+        _check_broker(configs)
     if configs == former:
         return []
     if command.type is ResourceType.TOPIC:
@@ -81,30 +81,28 @@ def altered(image: ClusterImage, command: AlterConfigs | IncrementalAlterConfigs
 
 def _current(image: ClusterImage, type_: ResourceType, resource: str) -> Mapping[str, str]:
     if type_ is ResourceType.TOPIC:
+        topic_names.check(resource)
         topic = image.topics.get(resource)
         if topic is None:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{resource}' does not exist.")
         return topic.configs
     if resource != CLUSTER_DEFAULT and resource not in map(str, image.brokers):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"no broker has the id {resource!r}")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"No broker has the id {resource}.")
     return image.broker_configs.get(resource, {})
 
 
 def _folded(
     former: Mapping[str, str], alterations: tuple[Alteration, ...], settings: Mapping[str, Setting]
 ) -> dict[str, str]:
-    repeated = [name for name, times in Counter(item.name for item in alterations).items() if times > 1]
-    if repeated:
-        raise KafkaError(
-            ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys: {', '.join(repeated)}"
-        )
+    if len({item.name for item in alterations}) < len(alterations):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
     configs = dict(former)
     for name, operation, value in alterations:
         if operation is Operation.DELETE:
             configs.pop(name, None)
             continue
         if value is None:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for: {name}")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {name}")
         if operation is Operation.SET:
             configs[name] = value
             continue
@@ -126,12 +124,15 @@ def _edited_list(present: str, operation: Operation, value: str) -> str:
     return ",".join(part for part in parts if part not in given)
 
 
-def _check_broker(configs: Mapping[str, str], former: Mapping[str, str]) -> None:
+def _check_broker(configs: Mapping[str, str]) -> None:
     for name, text in configs.items():
         known = BROKER_SETTINGS.get(name)
         if known is None:
             hint = nearest(name, BROKER_SETTINGS)
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name}: there is no such setting{hint}")
-        known.parse(text)
-        if not known.dynamic and former.get(name) != text:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: {name}")
+        if not known.dynamic:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: [{name}]")
+        try:
+            known.parse(text)
+        except KafkaError as error:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, error.detail) from error  # Kafka's code for brokers

@@ -99,16 +99,22 @@ def find_topic(image: ClusterImage, topic: str | UUID) -> TopicImage:
     if isinstance(topic, UUID):
         name = image.topic_names.get(topic)
         if name is None:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {topic}")
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
         return image.topics[name]
     found = image.topics.get(topic)
     if found is None:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no such topic: {topic}")
+        raise KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
+        )
     return found
 
 
 def _create_topic(image: ClusterImage, command: CreateTopic) -> list[Change]:
     topic_names.check(command.name)
+    if command.name == topic_names.KAFKA_METADATA:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"Creation of internal topic {command.name} is prohibited."
+        )
     if command.name in image.topics:
         raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{command.name}' already exists.")
     collision = topic_names.colliding(command.name, image.topics)
@@ -160,7 +166,7 @@ def _check_assignments(image: ClusterImage, assignments: Assignments, replicatio
         if not replicas:
             why = "includes an empty replica list"
         elif len(set(replicas)) < len(replicas):
-            why = f"includes a broker more than once: {', '.join(map(str, replicas))}"
+            why = f"includes the broker {max(replicas, key=list(replicas).count)} more than once"
         elif len(replicas) != replication_factor:
             why = f"includes a partition with {len(replicas)} replica(s), others have {replication_factor}"
         else:
@@ -173,19 +179,17 @@ def _check_assignments(image: ClusterImage, assignments: Assignments, replicatio
 
 def _placed(image: ClusterImage, topic_id: UUID, first: int, count: int, factor: int) -> Assignments:
     """Spread new partitions: leaders round robin from a place of the topic's own, replicas on those after."""
-    if count < 1:
-        raise KafkaError(
-            ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
-        )
-    if count > PARTITIONS_PER_COMMAND_MAX:
-        raise KafkaError(
-            ErrorCode.POLICY_VIOLATION, f"Excessively large number of partitions per request: {count}"
-        )
     if factor < 1:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             "Replication factor must be larger than 0, or -1 to use the default value.",
         )
+    if count < 1:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
+        )
+    if count > PARTITIONS_PER_COMMAND_MAX:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     brokers = sorted(image.brokers)
     if factor > len(brokers):
         raise KafkaError(

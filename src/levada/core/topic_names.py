@@ -7,6 +7,8 @@ from typing import Final
 from levada.errors import ErrorCode, KafkaError
 
 LENGTH_MAX: Final = 249
+INTERNAL: Final = frozenset(("__consumer_offsets", "__transaction_state", "__share_group_state"))
+KAFKA_METADATA: Final = "__cluster_metadata"  # where Kafka keeps what Levada keeps in its store
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
 
@@ -15,7 +17,7 @@ def check(name: str) -> None:
     if not name:
         raise _invalid("the empty string is not allowed")
     if name in (".", ".."):
-        raise _invalid("'.' or '..' is not allowed")
+        raise _invalid(f"'{name}' is not allowed")
     if len(name) > LENGTH_MAX:
         raise _invalid(
             f"the length of '{name[:LENGTH_MAX]}' is longer than the max allowed length {LENGTH_MAX}"
@@ -28,7 +30,7 @@ def check(name: str) -> None:
 
 def is_internal(name: str) -> bool:
     """Whether brokers keep their own state in it."""
-    return name in ("__consumer_offsets", "__transaction_state", "__share_group_state")
+    return name in INTERNAL
 
 
 def colliding(name: str, others: Iterable[str]) -> str | None:

@@ -147,12 +147,14 @@ class _File:
         self._database.close()
 
     def commit(self, writes: Sequence[Write], lease: Lease | None) -> int:
-        with self._transaction():
-            if lease is not None and not self.leases.is_held(lease):
-                raise LeaseLostError(f"the lease {lease.name} has a later holder")
-            for write in writes:
-                self._write(write)
-        self._follow()
+        try:
+            with self._transaction():
+                if lease is not None and not self.leases.is_held(lease):
+                    raise LeaseLostError(f"the lease {lease.name} has a later holder")
+                for write in writes:
+                    self._write(write)
+        finally:
+            self._follow()  # after a conflict too: who tries again must know what the other wrote
         return self._revision
 
     def poll(self) -> None:

@@ -1,0 +1,309 @@
+"""Settings of topics and brokers: what they are, where each comes from, and how they are altered.
+
+A value comes from the strongest of its sources: set for the topic, for this broker, for all brokers, given at the
+start, or the default. DescribeConfigs tells them all as synonyms, in that order.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from functools import cache
+from typing import Any, NamedTuple
+
+from levada.api.registry import Call, handles
+from levada.api.throttling import UNTHROTTLED
+from levada.broker.broker import Broker
+from levada.config import BROKER_SETTINGS, TOPIC_SETTINGS
+from levada.core import topic_names
+from levada.core.alteration import Alteration, AlterConfigs, IncrementalAlterConfigs, Operation, ResourceType
+from levada.core.controller import find_topic
+from levada.core.image import CLUSTER_DEFAULT, TopicImage
+from levada.errors import ErrorCode, KafkaError
+from levada.settings import Setting
+from levada.wire.lazy import kio_modules
+
+with kio_modules():
+    import kio.schema.alter_configs.v2 as alter_configs_v2
+    import kio.schema.describe_configs.v4 as describe_configs_v4
+    import kio.schema.incremental_alter_configs.v1 as incremental_alter_configs_v1
+    import kio.schema.list_config_resources.v1 as list_config_resources_v1
+
+CLIENT_METRICS = 16
+LISTED_TYPES = (ResourceType.TOPIC, ResourceType.BROKER)
+KNOWN_TYPES = frozenset((2, 4, 8, 16, 32))  # with broker loggers, client metrics and groups
+
+
+class Source(IntEnum):
+    """Where a value comes from, by the numbers of the protocol."""
+
+    TOPIC_CONFIG = 1
+    DYNAMIC_BROKER_CONFIG = 2
+    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
+    STATIC_BROKER_CONFIG = 4
+    DEFAULT_CONFIG = 5
+
+
+class Origin(NamedTuple):
+    """One source of a value: the name it has there, and the text."""
+
+    name: str
+    text: str | None
+    source: Source
+
+
+class Entry(NamedTuple):
+    """A setting as DescribeConfigs tells it; its origins begin with the one that counts."""
+
+    setting: Setting
+    text: str | None
+    read_only: bool
+    origins: list[Origin]
+
+    @property
+    def source(self) -> Source:
+        return self.origins[0].source if self.origins else Source.DEFAULT_CONFIG
+
+
+@cache
+def _defaults() -> Mapping[str, str]:
+    texts = {item.name: item.render(item.default) for item in BROKER_SETTINGS.values()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _origins(broker: Broker, *names: str) -> list[Origin]:
+    """The sources of a broker's setting, or of several that stand for one another, the strongest first."""
+    altered = broker.image.broker_configs
+    layers: tuple[tuple[Source, Mapping[str, str]], ...] = (
+        (Source.DYNAMIC_BROKER_CONFIG, altered.get(str(broker.node_id), {})),
+        (Source.DYNAMIC_DEFAULT_BROKER_CONFIG, altered.get(CLUSTER_DEFAULT, {})),
+        (Source.STATIC_BROKER_CONFIG, broker.config.given),
+        (Source.DEFAULT_CONFIG, _defaults()),
+    )
+    found = [Origin(name, layer[name], source) for source, layer in layers for name in names if name in layer]
+    # As in Kafka, what stands before the first name is not told: an hourly retention that was never overridden.
+    while found and found[0].name != names[0]:
+        del found[0]
+    return found
+
+
+def topic_entries(broker: Broker, topic: TopicImage) -> list[Entry]:
+    """All settings of a topic."""
+    config = broker.topic_config(topic)
+    entries = []
+    for setting in TOPIC_SETTINGS.values():
+        names = [synonym.name for synonym in setting.synonyms]
+        origins = _origins(broker, *names) if names else []
+        text = topic.configs.get(setting.name)
+        if text is None:
+            text = setting.render(getattr(config, setting.attribute))
+        else:
+            origins.insert(0, Origin(setting.name, text, Source.TOPIC_CONFIG))
+        entries.append(Entry(setting, text, False, origins))
+    return entries
+
+
+def broker_entries(broker: Broker) -> list[Entry]:
+    """All settings of this broker."""
+    config = broker.current_config()
+    return [
+        Entry(
+            setting,
+            setting.render(getattr(config, setting.attribute)),
+            not setting.dynamic,
+            _origins(broker, setting.name),
+        )
+        for setting in BROKER_SETTINGS.values()
+    ]
+
+
+def _cluster_entries(broker: Broker) -> list[Entry]:
+    """The settings that were altered for all brokers."""
+    return [
+        Entry(
+            BROKER_SETTINGS[name],
+            text,
+            False,
+            [Origin(name, text, Source.DYNAMIC_DEFAULT_BROKER_CONFIG)],
+        )
+        for name, text in broker.image.broker_configs.get(CLUSTER_DEFAULT, {}).items()
+    ]
+
+
+@handles("describe_configs", versions=range(1, 5))
+def describe_configs(
+    call: Call, request: "describe_configs_v4.DescribeConfigsRequest"
+) -> "describe_configs_v4.DescribeConfigsResponse":
+    """Settings with their sources. v3 adds types and documentation (KIP-569)."""
+    answer = describe_configs_v4.response
+    results = []
+    for resource in request.resources:
+        error, entries = None, []
+        try:
+            entries = _described(call.broker, resource.resource_type, resource.resource_name)
+        except KafkaError as refused:
+            error = refused
+        wanted = resource.configuration_keys
+        results.append(
+            answer.DescribeConfigsResult(
+                error_code=error.code if error else ErrorCode.NONE,
+                error_message=error.detail if error else "",
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+                configs=tuple(
+                    _told(entry, request) for entry in entries if not wanted or entry.setting.name in wanted
+                ),
+            )
+        )
+    return answer.DescribeConfigsResponse(throttle_time=UNTHROTTLED, results=tuple(results))
+
+
+def _described(broker: Broker, type_: int, name: str) -> list[Entry]:
+    if type_ == ResourceType.TOPIC:
+        topic_names.check(name)
+        return topic_entries(broker, find_topic(broker.image, name))
+    if type_ != ResourceType.BROKER:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Settings of resource type {type_} are not available.")
+    if name == CLUSTER_DEFAULT:
+        return _cluster_entries(broker)
+    if not name.isdecimal():
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}")
+    if int(name) != broker.node_id:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Unexpected broker id, expected {broker.node_id} or empty string, but received {name}",
+        )
+    return broker_entries(broker)
+
+
+def _told(entry: Entry, request: "describe_configs_v4.DescribeConfigsRequest") -> Any:
+    answer = describe_configs_v4.response
+    setting = entry.setting
+    return answer.DescribeConfigsResourceResult(
+        name=setting.name,
+        value=None if setting.sensitive else entry.text,
+        read_only=entry.read_only,
+        config_source=entry.source,
+        is_sensitive=setting.sensitive,
+        synonyms=tuple(
+            answer.DescribeConfigsSynonym(
+                name=origin.name, value=None if setting.sensitive else origin.text, source=origin.source
+            )
+            for origin in (entry.origins if request.include_synonyms else ())
+        ),
+        config_type=setting.type,
+        documentation=setting.doc if request.include_documentation else None,
+    )
+
+
+@handles("alter_configs", versions=range(3))
+async def alter_configs(
+    call: Call, request: "alter_configs_v2.AlterConfigsRequest"
+) -> "alter_configs_v2.AlterConfigsResponse":
+    """Replace all settings of a resource by those given; what is not given falls back to its default."""
+
+    def command(type_: ResourceType, resource: Any) -> AlterConfigs:
+        for item in resource.configs:
+            if item.value is None:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {item.name}")
+        configs = {item.name: item.value for item in resource.configs}
+        if len(configs) < len(resource.configs):
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
+        return AlterConfigs(type_, resource.resource_name, configs)
+
+    answer = alter_configs_v2.response
+    responses = await _altered(call, request, command, answer.AlterConfigsResourceResponse)
+    return answer.AlterConfigsResponse(throttle_time=UNTHROTTLED, responses=responses)
+
+
+@handles("incremental_alter_configs", versions=range(2))
+async def incremental_alter_configs(
+    call: Call, request: "incremental_alter_configs_v1.IncrementalAlterConfigsRequest"
+) -> "incremental_alter_configs_v1.IncrementalAlterConfigsResponse":
+    """Alter the settings named and leave the others (KIP-339)."""
+
+    def command(type_: ResourceType, resource: Any) -> IncrementalAlterConfigs:
+        try:
+            alterations = tuple(
+                Alteration(item.name, Operation(item.config_operation), item.value)
+                for item in resource.configs
+            )
+        except ValueError:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Unknown kind of alteration.") from None
+        return IncrementalAlterConfigs(type_, resource.resource_name, alterations)
+
+    answer = incremental_alter_configs_v1.response
+    responses = await _altered(call, request, command, answer.AlterConfigsResourceResponse)
+    return answer.IncrementalAlterConfigsResponse(throttle_time=UNTHROTTLED, responses=responses)
+
+
+async def _altered(
+    call: Call, request: Any, command_of: Callable[[ResourceType, Any], Any], response: Callable[..., Any]
+) -> tuple[Any, ...]:
+    """Carry out all alterations in one commit, and answer for each resource."""
+    times = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
+    errors: dict[int, KafkaError | None] = {}
+    commands: dict[int, AlterConfigs | IncrementalAlterConfigs] = {}
+    for place, resource in enumerate(request.resources):
+        try:
+            if times[resource.resource_type, resource.resource_name] > 1:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
+            commands[place] = command_of(_resource_type(call.broker, resource), resource)
+        except KafkaError as error:
+            errors[place] = error
+    decision = await call.broker.controller.submit_all(
+        list(commands.values()), validate_only=request.validate_only
+    )
+    errors.update(zip(commands, decision.errors, strict=True))
+    responses = []
+    for place, resource in enumerate(request.resources):
+        refused = errors[place]
+        responses.append(
+            response(
+                error_code=refused.code if refused else ErrorCode.NONE,
+                error_message=refused.detail if refused else None,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+        )
+    return tuple(responses)
+
+
+def _resource_type(broker: Broker, resource: Any) -> ResourceType:
+    name = resource.resource_name
+    if resource.resource_type == ResourceType.TOPIC:
+        return ResourceType.TOPIC
+    if resource.resource_type != ResourceType.BROKER:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.resource_type}")
+    if name != CLUSTER_DEFAULT and not name.isdecimal():
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}")
+    if name not in (CLUSTER_DEFAULT, str(broker.node_id)):
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Unexpected broker id, expected {broker.node_id}, but received {name}",
+        )
+    return ResourceType.BROKER
+
+
+@handles("list_config_resources", versions=range(2))
+def list_config_resources(
+    call: Call, request: "list_config_resources_v1.ListConfigResourcesRequest"
+) -> "list_config_resources_v1.ListConfigResourcesResponse":
+    """What has settings. v0 asks only for client metrics, of which there are none; v1 for all (KIP-1142)."""
+    answer = list_config_resources_v1.response
+    types = request.resource_types or ((CLIENT_METRICS,) if call.api_version == 0 else LISTED_TYPES)
+    if not KNOWN_TYPES.issuperset(types):
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"Unknown resource types among {types}")
+    image = call.broker.image
+    names: dict[int, list[str]] = {
+        ResourceType.BROKER: [str(broker_id) for broker_id in image.brokers],
+        ResourceType.TOPIC: list(image.topics),
+    }
+    return answer.ListConfigResourcesResponse(
+        throttle_time=UNTHROTTLED,
+        error_code=ErrorCode.NONE,
+        config_resources=tuple(
+            answer.ConfigResource(resource_name=name, resource_type=type_)
+            for type_ in dict.fromkeys(types)
+            for name in names.get(type_, ())
+        ),
+    )

@@ -1,0 +1,46 @@
+"""Metrics that clients offer to push (KIP-714): none are wanted, and clients are told so for a day.
+
+A client that gets an error asks again or writes to its log; one that is told to push nothing stays quiet.
+"""
+
+from datetime import timedelta
+from uuid import uuid4
+
+from levada.api.registry import Call, handles
+from levada.api.throttling import UNTHROTTLED
+from levada.errors import ErrorCode
+from levada.wire.lazy import kio_modules
+
+with kio_modules():
+    import kio.schema.get_telemetry_subscriptions.v0 as get_telemetry_subscriptions_v0
+    import kio.schema.push_telemetry.v0 as push_telemetry_v0
+
+ASK_AGAIN_AFTER = timedelta(days=1)
+TELEMETRY_BYTES_MAX = 1 << 20
+ALL_CODECS = (4, 3, 1, 2)  # zstd, lz4, gzip, snappy, as Kafka lists them
+
+
+@handles("get_telemetry_subscriptions", versions=range(1))
+def get_telemetry_subscriptions(
+    call: Call, request: "get_telemetry_subscriptions_v0.GetTelemetrySubscriptionsRequest"
+) -> "get_telemetry_subscriptions_v0.GetTelemetrySubscriptionsResponse":
+    """No metrics are asked for; a client without an id gets one."""
+    return get_telemetry_subscriptions_v0.GetTelemetrySubscriptionsResponse(
+        throttle_time=UNTHROTTLED,
+        error_code=ErrorCode.NONE,
+        client_instance_id=request.client_instance_id or uuid4(),
+        subscription_id=0,
+        accepted_compression_types=ALL_CODECS,
+        push_interval=ASK_AGAIN_AFTER,
+        telemetry_max_bytes=TELEMETRY_BYTES_MAX,
+        delta_temporality=True,
+        requested_metrics=(),
+    )
+
+
+@handles("push_telemetry", versions=range(1))
+def push_telemetry(
+    call: Call, request: "push_telemetry_v0.PushTelemetryRequest"
+) -> "push_telemetry_v0.PushTelemetryResponse":
+    """Metrics nobody asked for are taken and dropped."""
+    return push_telemetry_v0.PushTelemetryResponse(throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE)
