@@ -20,7 +20,12 @@ from levada.model import TopicPartition
 from levada.properties import parse
 from levada.storage.checkpoints import BadCheckpointError, decode_offsets, encode_offsets
 from levada.storage.disk import Disk, read_file, remove_tree, write_atomically
-from levada.storage.names import METADATA_FILE, deleted_directory, is_deleted_directory, parse_partition_directory
+from levada.storage.names import (
+    METADATA_FILE,
+    deleted_directory,
+    is_deleted_directory,
+    parse_partition_directory,
+)
 
 FORMAT = 1
 META_FILE = "meta.properties"

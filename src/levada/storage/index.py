@@ -71,11 +71,15 @@ class SparseIndex:
         data = self._disk.pread(self.handles.fd(self.handle), count * size, number * size)
         return list(self._entry.iter_unpack(data[: len(data) // size * size]))
 
+    def entry(self, number: int) -> Entry | None:
+        """One entry; None where the file has lost it."""
+        if number >= self.stored:
+            return self.tail[number - self.stored]
+        found = self.run(number, 1)
+        return found[0] if found else None
+
     def last(self) -> Entry | None:
-        if self.tail:
-            return self.tail[-1]
-        stored = self.run(self.stored - 1, 1) if self.stored else []
-        return stored[0] if stored else None
+        return self.entry(len(self) - 1) if len(self) else None
 
     def floor(self, column: int, value: int, hint: int = -1, span: int = 0) -> tuple[int, Entry] | None:
         """The last entry whose `column` is at most `value`, with its number.
@@ -87,19 +91,25 @@ class SparseIndex:
         if tail and key(tail[0]) <= value:
             place = bisect_right(tail, value, key=key) - 1
             return self.stored + place, tail[place]
-        low, high = 0, self.stored  # the answer, if any, is in [low - 1, high)
-        if 0 <= hint < high:
-            low, high = hint, min(high, hint + span)
-        while high - low > TAIL_ENTRIES_MAX and hint < 0:
+        if 0 <= hint < self.stored:
+            low, count = hint, span
+        else:
+            low, count = self._narrow(key, value)
+        entries = self.run(low, count) if self.stored else []
+        place = bisect_right(entries, value, key=key) - 1
+        return (low + place, entries[place]) if place >= 0 else None
+
+    def _narrow(self, key: Callable[[Entry], int], value: int) -> tuple[int, int]:
+        """The first number and the count of a few stored entries that hold the last one up to `value`."""
+        low, high = 0, self.stored
+        while high - low > TAIL_ENTRIES_MAX:
             middle = (low + high) // 2
             found = self.run(middle, 1)
             if found and key(found[0]) <= value:
                 low = middle
             else:
                 high = middle
-        entries = self.run(low, high - low) if high > low else []
-        place = bisect_right(entries, value, key=key) - 1
-        return (low + place, entries[place]) if place >= 0 else None
+        return low, high - low
 
     def reset(self) -> None:
         """Forget every entry, in memory and on disk."""

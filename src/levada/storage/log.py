@@ -74,10 +74,7 @@ class Log:
         self._reader = Reader(self.segments, config.index_interval_bytes)
         self._queue: list[memoryview] = []
         self._failure: OSError | None = None
-        self._names_dirty: tuple[str, ...] = (
-            directory,
-            os.path.dirname(directory),
-        )  # folders with names not yet fsynced
+        self._names_dirty = frozenset((directory, os.path.dirname(directory)))  # folders not yet fsynced
         self._truncations = 0
         self._take_active()
 
@@ -96,14 +93,14 @@ class Log:
     ) -> Self:
         """Open what the folder holds, or begin a log in it. `handles` are shared by all logs of a broker."""
         recovered = Recovery(directory, config, disk, now_ms).run(clean, recovery_point, log_start_offset)
-        handles = handles or Handles(disk, HANDLES_ALONE)
+        handles = Handles(disk, HANDLES_ALONE) if handles is None else handles
         for segment in recovered.segments:
             segment.use(handles)
         log = cls(directory, config, disk, handles, recovered)
         log.log_start_offset = max(log_start_offset, log.segments[0].base_offset)
         log.recovery_point = min(recovery_point, log.log_end_offset)
         if clean:
-            log.recovery_point, log._names_dirty = log.log_end_offset, ()
+            log.recovery_point, log._names_dirty = log.log_end_offset, frozenset()
         if config.levada_acks_wait_for_fsync and not clean:
             log.flush()  # a killed process leaves batches in the page cache; a retry of one is answered at once
         return log
@@ -220,14 +217,21 @@ class Log:
         self.publish()
         if not self.active.size:
             return
-        self.active.seal()
+        try:
+            self.active.seal()
+            self._begin_segment(now_ms)
+        except OSError as error:
+            self._fail(error)
+            raise
+        if self.on_roll:
+            self.on_roll(self.next_offset)
+
+    def _begin_segment(self, now_ms: int) -> None:
         segment = Segment(self.directory, self.next_offset, self._disk, self._handles, now_ms)
         self._handles.open(segment.handle, create=True)
-        self._names_dirty = (self.directory, *self._names_dirty)
+        self._names_dirty |= {self.directory}
         self._reader.append(segment)
         self._take_active()
-        if self.on_roll:
-            self.on_roll(segment.base_offset)
 
     # -- reading
 
@@ -323,21 +327,27 @@ class Log:
         assert not self._queue
         if offset >= self.log_end_offset:
             return
+        self._truncations += 1
+        created_ms = self.active.created_ms
         segment, position, _ = self._reader.locate(offset)
         header = segment.header_at(position)
-        end_offset = min(offset, header.base_offset) if header else offset
-        number = self.segments.index(segment)
-        self._truncations += 1
-        drop_segments(self._reader.drop(number + 1, len(self.segments)))
-        cut(segment, position)
-        segment.rebuild_indexes(self._config.index_interval_bytes)
-        self.next_offset = self.log_end_offset = end_offset
+        kept = self.segments.index(segment) + 1 if offset >= segment.base_offset else 0
+        drop_segments(self._reader.drop(kept, len(self.segments)))
+        self.next_offset = self.log_end_offset = min(offset, header.base_offset) if header else offset
+        if kept:
+            cut(segment, position)
+            segment.rebuild_indexes(self._config.index_interval_bytes)
+            self._take_active()
+        else:
+            self._begin_segment(created_ms)
+        self._truncated(self.log_end_offset)
+
+    def _truncated(self, end_offset: int) -> None:
         self.log_start_offset = min(self.log_start_offset, end_offset)
         self.recovery_point = min(self.recovery_point, end_offset)
         leader_epochs.cut_end(self.epochs, end_offset)
         leader_epochs.store(self._disk, self.directory, self.epochs)
         snapshots.remove(self._disk, self.directory, above=end_offset)
-        self._take_active()
 
     def delete(self) -> str:
         """Take the whole log away; the folder under its new name, for `remove_tree` in a thread."""
@@ -355,7 +365,7 @@ class Log:
             raise self._failure
         end_offset, truncations = self.log_end_offset, self._truncations
         segments = list(self.segments)  # taken after the offset: they hold everything below it
-        names_dirty, self._names_dirty = self._names_dirty, ()
+        names_dirty, self._names_dirty = self._names_dirty, frozenset()
         try:
             for number, segment in enumerate(segments):
                 if number + 1 == len(segments) or segments[number + 1].base_offset > self.recovery_point:

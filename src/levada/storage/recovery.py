@@ -15,11 +15,12 @@ import structlog
 from levada.config import TopicConfig
 from levada.errors import ErrorCode, KafkaError
 from levada.storage import epochs as leader_epochs
+from levada.storage import snapshots
 from levada.storage.disk import TEMPORARY_SUFFIX, Disk, write_all
 from levada.storage.epochs import Epochs
 from levada.storage.handles import Handles
 from levada.storage.leftovers import tidy
-from levada.storage.names import LOG_SUFFIX, SNAPSHOT_SUFFIX, file_name
+from levada.storage.names import LOG_SUFFIX, SNAPSHOT_SUFFIX
 from levada.storage.segment import RELATIVE_OFFSET_MAX, SCAN_BLOCK_BYTES, BrokenBatchError, Segment
 from levada.wire.batches import BatchHeader, crc_is_valid
 
@@ -58,9 +59,7 @@ class Recovery:
     def _run(self, clean: bool, recovery_point: int, log_start_offset: int) -> Recovered:
         if not self._disk.exists(self._directory):
             self._disk.mkdir(self._directory)
-            self._disk.fsync_dir(
-                os.path.dirname(self._directory)
-            )  # or a power cut takes the folder and all in it
+            self._disk.fsync_dir(os.path.dirname(self._directory))  # or a power cut takes all that is in it
         files = tidy(self._disk, self._directory)
         segments = [self._segment(name.offset) for name in files if name.suffix == LOG_SUFFIX]
         known_epochs = leader_epochs.load(self._disk, self._directory)
@@ -76,9 +75,8 @@ class Recovery:
         leader_epochs.cut_end(epochs, end_offset)
         if epochs != (known_epochs or []):
             leader_epochs.store(self._disk, self._directory, epochs)
-        for offset in [name.offset for name in files if name.suffix == SNAPSHOT_SUFFIX]:
-            if offset > end_offset:
-                self._disk.unlink(os.path.join(self._directory, file_name(offset, SNAPSHOT_SUFFIX)))
+        if any(name.suffix == SNAPSHOT_SUFFIX and name.offset > end_offset for name in files):
+            snapshots.remove(self._disk, self._directory, above=end_offset)
         return Recovered(segments, end_offset, epochs)
 
     def _segment(self, base_offset: int) -> Segment:
@@ -166,22 +164,10 @@ def _agreed_end(segment: Segment, interval: int) -> int | None:
                 return None
     except BrokenBatchError:
         return None
-    if header is None or not crc_is_valid(batch) or not _load_max_timestamp(segment, last_time, interval):
+    if header is None or not crc_is_valid(batch) or not segment.time_entry_is_true(*last_time, interval):
         return None
+    segment.max_timestamp, segment.max_timestamp_offset = last_time[0], segment.base_offset + last_time[1]
     return header.last_offset + 1
-
-
-def _load_max_timestamp(segment: Segment, last_time: tuple[int, int], interval: int) -> bool:
-    """Take the greatest timestamp from the time index, if the batch it points to has it."""
-    timestamp, relative = last_time
-    position, _ = segment.locate(segment.base_offset + relative, interval)
-    header = segment.header_at(position)
-    segment.max_timestamp, segment.max_timestamp_offset = timestamp, segment.base_offset + relative
-    return (
-        header is not None
-        and header.max_timestamp == timestamp
-        and header.last_offset == segment.max_timestamp_offset
-    )
 
 
 def _epochs_of(segments: list[Segment]) -> Epochs:
@@ -198,6 +184,8 @@ def drop_segments(segments: list[Segment]) -> None:
     for segment in reversed(segments):
         segment.remove()
         segment.unlink_removed()
+    if segments:  # for good: one that a power cut brings back would stand behind other batches
+        segments[0].disk.fsync_dir(os.path.dirname(segments[0].path))
 
 
 def cut(segment: Segment, size: int) -> None:

@@ -16,6 +16,7 @@ from levada.wire.batches import HEADER_BYTES, LOG_OVERHEAD, MAGIC, BatchHeader, 
 
 HEADER_BLOCK_BYTES = 8 * 1024
 SCAN_BLOCK_BYTES = 1024 * 1024
+WRONG_ENTRIES_MAX = 8  # after so many wrong entries the whole index is made again
 RELATIVE_OFFSET_MAX = 2**31 - 1
 
 Placed = tuple[int, BatchHeader, memoryview]  # position of a batch, its header, its bytes (or some of them)
@@ -162,15 +163,25 @@ class Segment:
 
         The position is `size` when every batch ends before.
         """
-        found = self.index.floor(0, offset - self.base_offset)
-        number, (relative, start) = found or (-1, (-1, 0))
-        if found and not self.entry_is_true(relative, start):
-            self.rebuild_indexes(interval)
-            return self.locate(offset, interval)
+        number, start = self._start_for(offset, interval)
         for position, header, _ in self.walk(start):
             if header.last_offset >= offset:
                 return position, number
         return self.size, number
+
+    def _start_for(self, offset: int, interval: int) -> tuple[int, int]:
+        """The number and position of the last index entry at or before `offset` that is true."""
+        relative = offset - self.base_offset
+        found = self.index.floor(0, relative)
+        if found is None:
+            return -1, 0
+        for number in range(found[0], max(-1, found[0] - WRONG_ENTRIES_MAX), -1):
+            entry = self.index.entry(number)
+            if entry and entry[0] <= relative and (number >= self.index.stored or self.entry_is_true(*entry)):
+                return number, entry[1]
+        self.rebuild_indexes(interval)
+        found = self.index.floor(0, relative)
+        return (found[0], found[1][1]) if found else (-1, 0)
 
     def end_of_batches(self, start: int, max_bytes: int, minimum_one: bool) -> tuple[int, int]:
         """Where at most `max_bytes` of whole batches from `start` end, and the offset after them."""
@@ -187,6 +198,13 @@ class Segment:
         """Whether an index entry tells of a batch; that of an empty index is (-1, 0)."""
         header = self.header_at(position)
         return header is not None and relative in (-1, header.last_offset - self.base_offset)
+
+    def time_entry_is_true(self, timestamp: int, relative: int, interval: int) -> bool:
+        """Whether the batch that an entry of the time index tells of has this timestamp."""
+        last_offset = self.base_offset + relative
+        position, _ = self.locate(last_offset, interval)
+        header = self.header_at(position)
+        return header is not None and (header.max_timestamp, header.last_offset) == (timestamp, last_offset)
 
     def header_at(self, position: int) -> BatchHeader | None:
         """The header at a position that may be no batch's; None where it cannot be one."""

@@ -22,6 +22,9 @@ def offset_for_timestamp(
 
 def _search(segment: Segment, timestamp: int, start_offset: int, interval: int) -> Record | None:
     earlier = segment.time_index.floor(0, timestamp - 1)
+    if earlier and not segment.time_entry_is_true(*earlier[1], interval):
+        segment.rebuild_indexes(interval)
+        earlier = segment.time_index.floor(0, timestamp - 1)
     relative = earlier[1][1] if earlier else 0
     start, _ = segment.locate(max(segment.base_offset + relative, start_offset), interval)
     for position, header, _ in segment.walk(start):
