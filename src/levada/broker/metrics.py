@@ -5,6 +5,7 @@ JMX exporter, so that existing dashboards work.
 """
 
 import asyncio
+import errno
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ log = structlog.get_logger(__name__)
 
 REQUEST_BYTES_MAX: Final = 8 * 1024
 PATIENCE_S: Final = 5.0
+SETTING: Final = "levada.metrics.listener"
 
 
 class Collector:
@@ -137,10 +139,19 @@ class MetricsServer:
             return None
         pages = cls(broker, listeners)
         host, _, port = broker.config.levada_metrics_listener.rpartition(":")
-        pages._server = await asyncio.start_server(pages._serve, host, int(port), limit=REQUEST_BYTES_MAX)
+        try:
+            pages._server = await pages._listen(host, int(port))
+        except OSError as error:
+            # A second broker on this host is no reason to fail, unless this very port was asked for.
+            if error.errno != errno.EADDRINUSE or SETTING in broker.config.given:
+                raise
+            pages._server = await pages._listen(host, 0)
         taken = pages._server.sockets[0].getsockname()
         pages.address = f"{taken[0]}:{taken[1]}"
         return pages
+
+    async def _listen(self, host: str, port: int) -> asyncio.Server:
+        return await asyncio.start_server(self._serve, host, port, limit=REQUEST_BYTES_MAX)
 
     async def stop(self) -> None:
         assert self._server is not None
