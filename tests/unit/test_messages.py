@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
+from datetime import timedelta
 from random import Random
 from typing import Any
 
@@ -19,7 +20,8 @@ from levada.wire import messages
 from levada.wire.primitives import uvarint_bytes
 from levada.wire.versions import Api
 
-METADATA, HEARTBEAT, ELECT_LEADERS, PRODUCE = 3, 12, 43, 0
+METADATA, HEARTBEAT, ELECT_LEADERS, PRODUCE, OFFSET_COMMIT = 3, 12, 43, 0, 8
+DAYS_MAX_MS = 999_999_999 * 86_400_000
 MEBIBYTE = 1 << 20
 NO_TOPICS_AND_FLAGS = b"\x01\x00\x00"
 
@@ -92,6 +94,14 @@ def test_the_budget_is_one_for_the_whole_message() -> None:
     data = b"\x00" + struct.pack(">i", 4) + topics + bytes(4)
     request = messages.read_request(ELECT_LEADERS, 1, data, 0)
     assert sum(len(topic.partitions) for topic in request.topic_partitions) == 240_000
+
+
+@pytest.mark.parametrize("retention_ms", [-(2**63), -1, 0, 86_400_000, 2**63 - 1])
+def test_durations_beyond_pythons_are_as_long_as_can_be(retention_ms: int) -> None:
+    """OffsetCommit v2 with a retention of Long.MAX_VALUE means forever; it is no mistake of the client."""
+    data = b"\x00\x01g" + struct.pack(">ihqi", 1, 0, retention_ms, 0)
+    retention = messages.read_request(OFFSET_COMMIT, 2, data, 0).retention_time
+    assert retention == timedelta(milliseconds=max(min(retention_ms, DAYS_MAX_MS), -DAYS_MAX_MS))
 
 
 def test_unknown_tags_are_passed_over() -> None:

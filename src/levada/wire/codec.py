@@ -38,6 +38,7 @@ FORMATS = {
 }
 
 MEMO_ENTRIES_MAX = 1_024
+NO_UUID = bytes(16)
 MILLISECOND = timedelta(milliseconds=1)
 
 

@@ -13,15 +13,14 @@ from uuid import UUID
 
 from levada.errors import ErrorCode
 from levada.wire import versions
-from levada.wire.codec import FORMATS, Memo, Source, packer, parse_path, require
+from levada.wire.codec import FORMATS, MILLISECOND, NO_UUID, Memo, Source, packer, parse_path, require
 from levada.wire.primitives import uvarint
 from levada.wire.schema import EPOCH, Field, Struct
 
 TAG_BYTES_MIN = 2
-NO_UUID = bytes(16)
 NO_DURATION = timedelta(0)
-LONGEST = timedelta.max // timedelta(milliseconds=1)
-LATEST = (datetime.max.replace(tzinfo=EPOCH.tzinfo) - EPOCH) // timedelta(milliseconds=1)
+LONGEST = timedelta.min // -MILLISECOND
+LATEST = (datetime.max.replace(tzinfo=EPOCH.tzinfo) - EPOCH) // MILLISECOND
 ERRORS = {code.value: code for code in ErrorCode}
 
 

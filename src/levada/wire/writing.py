@@ -12,6 +12,7 @@ from typing import Any
 from levada.wire import versions
 from levada.wire.codec import (
     FORMATS,
+    NO_UUID,
     Memo,
     Source,
     milliseconds,
@@ -26,8 +27,6 @@ from levada.wire.primitives import uvarint_bytes
 from levada.wire.schema import Field, Struct
 
 MEMO_LENGTH_MAX = 64  # characters or elements of what is worth keeping
-
-NO_UUID = bytes(16)
 
 
 class _Encodings(Memo):
