@@ -267,14 +267,14 @@ def find_coordinator(
     call: Call, request: "find_coordinator_v6.FindCoordinatorRequest"
 ) -> "find_coordinator_v6.FindCoordinatorResponse":
     """Whom to ask for a group or transaction: this node. v4 asks for many at once (KIP-699), v6 for share groups."""
-    if request.key_type not in COORDINATOR_TYPES:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown coordinator type {request.key_type}")
     answer = find_coordinator_v6.response
     here = next((broker for broker in _brokers(call) if broker[0] == call.broker.node_id), None)
     coordinators = []
     for key in request.coordinator_keys:
         node_id, host, port, error = int(NO_LEADER), "", -1, ErrorCode.NONE
-        if request.key_type == SHARE and not _is_share_key(key):
+        if request.key_type not in COORDINATOR_TYPES or (
+            request.key_type == SHARE and not _is_share_key(key)
+        ):
             error = ErrorCode.INVALID_REQUEST
         elif here is None:
             error = ErrorCode.COORDINATOR_NOT_AVAILABLE

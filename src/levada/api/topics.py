@@ -17,7 +17,6 @@ with kio_modules():
     import kio.schema.delete_topics.v6 as delete_topics_v6
 
 BROKERS_DEFAULT = -1
-DUPLICATE_NAME = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
 
 
 @handles("create_topics", versions=range(2, 8))
@@ -31,7 +30,7 @@ async def create_topics(
     for topic in request.topics:
         try:
             if times[topic.name] > 1:
-                raise DUPLICATE_NAME
+                raise _duplicate_name()
             commands[topic.name] = _creation(call, topic)
         except KafkaError as error:
             errors[topic.name] = error
@@ -40,6 +39,10 @@ async def create_topics(
         throttle_time=UNTHROTTLED,
         topics=tuple(_created(call, decision, name, errors[name]) for name in times),
     )
+
+
+def _duplicate_name() -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
 
 
 async def _submit(
@@ -144,7 +147,7 @@ async def delete_topics(
         try:
             topic = find_topic(image, _only_one(*key))
             if times > 1 or topic.name in (name for name, _ in found.values()):
-                raise DUPLICATE_NAME
+                raise _duplicate_name()
             found[key] = topic.name, topic.id
             commands[key] = DeleteTopic(topic.id)
         except KafkaError as error:
@@ -181,7 +184,7 @@ async def create_partitions(
     """Give topics more partitions, up to a count in all (R15)."""
     times = Counter(topic.name for topic in request.topics)
     errors: dict[str, KafkaError | None] = {
-        name: DUPLICATE_NAME for name, occurrences in times.items() if occurrences > 1
+        name: _duplicate_name() for name, occurrences in times.items() if occurrences > 1
     }
     commands: dict[str, Command] = {
         topic.name: CreatePartitions(
