@@ -10,11 +10,11 @@ import socket
 import struct
 import types
 import typing
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import Any, NamedTuple, Self
 
+import crc32c
 from kio.index import load_entity_schema
 from kio.schema.index import schema_name_map
 from kio.serial import entity_reader, entity_writer
@@ -22,7 +22,6 @@ from kio.static.constants import EntityType
 from tests.compat.drivers.base import CODECS, WAIT_S
 
 _BATCH = struct.Struct(">qiibIhiqqqhii")
-LEADER_UNKNOWN = -1
 
 
 class Batch(NamedTuple):
@@ -115,6 +114,25 @@ def versions_known(api: str) -> list[int]:
     return sorted(schema_name_map[api])
 
 
+def fitting(api: str, version: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that this version of a request has; the rest is left out, at every level."""
+    return _fitting(load_entity_schema(api, version, EntityType.request), fields)
+
+
+def _fitting(schema: type[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(schema)
+    return {name: _fitting_value(hints[name], value) for name, value in fields.items() if name in hints}
+
+
+def _fitting_value(hint: Any, value: Any) -> Any:
+    inner = next((part for part in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(part)), None)
+    if inner is None or value is None:
+        return value
+    if isinstance(value, Mapping):
+        return _fitting(typing.cast("type[Any]", inner), value)
+    return [_fitting(typing.cast("type[Any]", inner), one) for one in value]
+
+
 def build(schema: type[Any], fields: Mapping[str, Any]) -> Any:
     """A message of kio's class from a plain dict."""
     hints = typing.get_type_hints(schema)
@@ -163,11 +181,50 @@ def _bytes(entity: Any) -> bytes:
     return buffer.getvalue()
 
 
-@contextmanager
-def connection(bootstrap: str) -> Iterator[Connection]:
-    """A connection for the length of a test."""
-    with Connection(bootstrap) as one:
-        yield one
+def batch(
+    *values: bytes | None,
+    keys: Sequence[bytes | None] = (),
+    timestamp: int = 1_700_000_000_000,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    attributes: int = 0,
+    record_count: int | None = None,
+) -> bytes:
+    """A record batch of uncompressed records; `producer` is id, epoch and first sequence."""
+    records = b"".join(
+        _record(number, value, keys[number] if keys else b"key") for number, value in enumerate(values)
+    )
+    count = len(values) if record_count is None else record_count
+    checked = struct.pack(">hiqqqhii", attributes, len(values) - 1, timestamp, timestamp, *producer, count)
+    checked += records
+    head = struct.pack(">qiibI", 0, 4 + 1 + 4 + len(checked), -1, 2, crc32c.crc32c(checked))
+    return head + checked
+
+
+def _record(delta: int, value: bytes | None, key: bytes | None) -> bytes:
+    body = b"\0" + _varint(0) + _varint(delta) + _field(key) + _field(value) + _varint(0)
+    return _varint(len(body)) + body
+
+
+def _field(value: bytes | None) -> bytes:
+    return _varint(-1) if value is None else _varint(len(value)) + value
+
+
+def _varint(number: int) -> bytes:
+    """A zigzag varint."""
+    rest = (number << 1) ^ (number >> 63)
+    result = bytearray()
+    while rest > 0x7F:
+        result.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    result.append(rest)
+    return bytes(result)
+
+
+def produce(one: Connection, topic: str, records: bytes | None, version: int = 12, acks: int = -1) -> Any:
+    """One partition's part of a Produce by name."""
+    place = {"name": topic, "partition_data": [{"index": 0, "records": records}]}
+    response = one.call("produce", version, {"acks": acks, "timeout": 10_000, "topic_data": [place]})
+    return response.responses[0].partition_responses[0]
 
 
 def fetch(

@@ -1,0 +1,96 @@
+"""Kafka's own DumpLogSegments reads what the log writes and finds no error (issue 3, section 3)."""
+
+import random
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from levada.core.producers import ProducerStates
+from levada.model import Codec
+from levada.storage.log import Log
+from levada.wire.batches import read_header
+from tests.cache import Unavailable
+from tests.kafka_jars import java
+from tests.logs import NOW_MS, make_batch, open_log
+
+TOOL = "org.apache.kafka.tools.DumpLogSegments"
+CODECS = list(Codec)
+
+
+def dump(files: Sequence[Path], *options: str) -> str:
+    try:
+        command = java(TOOL, *options, "--files", ",".join(map(str, files)))
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+def fill(log: Log) -> None:
+    """A few hundred batches of every codec and many sizes, with timestamps that also go back."""
+    chance = random.Random(4)
+    producers = ProducerStates()
+    for number in range(400):
+        count = chance.randrange(1, 20)
+        timestamp = NOW_MS + number * 10 - chance.randrange(2_000)
+        value = chance.randbytes(chance.choice([10, 300, 3_000]) // count)
+        batch = make_batch(log.next_offset, count, value, timestamp, number // 200, CODECS[number % 5])
+        log.assign_epoch(number // 200)
+        header = read_header(batch)
+        producers.apply(chance.randrange(5), 0, number, log.next_offset + count - 1, count, header.max_timestamp)
+        log.reserve(memoryview(batch), count, header.max_timestamp, NOW_MS)
+        if number % 7 == 0:
+            log.publish()
+    log.publish()
+    log.write_snapshot(log.log_end_offset, producers.encode_snapshot())
+
+
+@pytest.fixture(scope="module", params=["closed", "recovered"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log closed cleanly, and one whose indexes were lost and made again."""
+    path = tmp_path_factory.mktemp("data") / "orders.eu-west_1-7"
+    options = {"segment_bytes": 50_000, "index_interval_bytes": 1_000}
+    log = open_log(path, **options)
+    fill(log)
+    log.close(clean=True)
+    if request.param == "recovered":
+        for file in [*path.glob("*index"), path / "leader-epoch-checkpoint"]:
+            file.unlink()
+        with (sorted(path.glob("*.log"))[-1]).open("ab") as tail:
+            tail.write(b"torn")
+        log = open_log(path, clean=False, **options)
+        log.close(clean=True)
+    return path
+
+
+def test_kafka_reads_every_record(folder: Path) -> None:
+    logs = sorted(folder.glob("*.log"))
+    assert len(logs) > 3
+    output = dump(logs, "--deep-iteration")
+    assert output.count("isvalid: true") == 400
+    assert "isvalid: false" not in output
+    assert "Error" not in output and "WARN" not in output and "mismatch" not in output.lower()
+    with_records = open_log(folder)
+    assert output.count("| offset: ") == with_records.log_end_offset
+    with_records.close(clean=False)
+
+
+@pytest.mark.parametrize("option", ["--deep-iteration", "--index-sanity-check", "--verify-index-only"])
+def test_kafka_agrees_with_the_indexes(folder: Path, option: str) -> None:
+    files = sorted([*folder.glob("*.index"), *folder.glob("*.timeindex")])
+    assert sum(file.stat().st_size > 0 for file in files) > 6
+    output = dump(files, option)
+    for complaint in ("Mismatches", "out of order", "not found", "Found timestamp mismatch", "Exception", "corrupt"):
+        assert complaint not in output, output
+    if option == "--deep-iteration":
+        assert output.count("offset: ") > 100
+    if option == "--index-sanity-check":
+        assert output.count("passed sanity check") + output.count("is empty") == len(files)
+
+
+def test_kafka_reads_the_producer_snapshot(folder: Path) -> None:
+    output = dump(sorted(folder.glob("*.snapshot")))
+    assert output.count("producerId: ") == 5
