@@ -174,11 +174,14 @@ class SimDisk:
     # What a test does
 
     def kill(self) -> None:
-        """The process is gone (kill -9), the page cache is not; clean pages may be read from the device again."""
+        """The process is gone (kill -9); the page cache is not."""
         self._restart("kill")
-        if self.random.random() < 0.5:
-            for _, file in self._root.files():
-                file.drop_clean_pages()
+
+    def remount(self) -> None:
+        """The process is gone, and what is not dirty will be read from the device: a failed fsync shows."""
+        self._restart("remount")
+        for _, file in self._root.files():
+            file.drop_clean_pages()
 
     def cut_power(self) -> None:
         """The machine is gone: of what was not synced any part is left."""

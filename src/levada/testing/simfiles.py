@@ -2,7 +2,7 @@
 
 A written byte is safe only after `fsync` of its file, a name only after `fsync_dir` of its directory. Of the
 rest a cut keeps any part: nothing, all, a prefix torn at any byte, or any subset of the sectors with zeros or
-garbage between; of the names any prefix of their changes, or any subset.
+garbage between. Changes of names survive in order, as file systems with a journal keep them, up to any one.
 """
 
 from collections.abc import Iterator
@@ -101,12 +101,8 @@ class SimDirectory:
         self._pending.clear()
 
     def cut_power(self, random: Random) -> None:
-        if random.random() < 0.5:  # a journal that keeps the order
-            kept = self._pending[: random.randint(0, len(self._pending))]
-        else:
-            kept = [names for names in self._pending if random.random() < 0.5]
         self.entries = dict(self._durable)
-        for names in kept:
+        for names in self._pending[: random.randint(0, len(self._pending))]:
             _apply(self.entries, names)
         self.fsync()
         for name in sorted(self.entries):
