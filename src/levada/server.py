@@ -100,7 +100,7 @@ class Server:
     @property
     def metrics_address(self) -> str | None:
         """host:port of /metrics and /healthz."""
-        return self._metrics and self._metrics.address
+        return None if self._metrics is None else self._metrics.address
 
     async def stop(self) -> None:
         """Let clients go, then close the logs so that the next start trusts them."""

@@ -4,11 +4,14 @@ Any broker answers from its image (R47). Without access control a client that as
 """
 
 from collections.abc import Awaitable, Iterable
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
+from levada.broker.broker import Broker
 from levada.broker.controller import new_topic_id
 from levada.core import topic_names
 from levada.core.controller import Command, CreateTopic, find_topic
@@ -31,12 +34,16 @@ ALL_TOPIC_OPERATIONS = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
 ALL_CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 AUTO_CREATED_MAX = 100  # topics made for one request; a client that asks for more asks again
 
+TOLD_SPARE = 1_000
 PARTITIONS_PER_PAGE_MAX = 2_000
 
 BROKER_ENDPOINTS = 1
 CONTROLLER_ENDPOINTS = 2
 COORDINATOR_TYPES = frozenset((0, 1, 2))  # groups, transactions, share partitions
 SHARE = 2
+
+# By broker and topic: the image of a topic, what could serve it, and how it was told.
+_told: WeakKeyDictionary[Broker, dict[str, tuple[TopicImage, Any, Any]]] = WeakKeyDictionary()
 
 
 @handles("metadata", versions=range(14))
@@ -77,13 +84,13 @@ def _to_create(call: Call, request: "metadata_v13.MetadataRequest") -> list[str]
 def _metadata(call: Call, request: "metadata_v13.MetadataRequest") -> "metadata_v13.MetadataResponse":
     answer = metadata_v13.response
     image = call.broker.image
-    operations = ALL_TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED_FOR
-    topics: Iterable[Any]
     if request.topics is None:
-        topics = [_topic(call, topic, operations) for topic in image.topics.values()]
+        topics = _topics(call, image.topics.values())
     else:
         asked = dict.fromkeys((topic.name, topic.topic_id) for topic in request.topics)
-        topics = [_asked_topic(call, name, topic_id, operations) for name, topic_id in asked]
+        topics = [_asked_topic(call, name, topic_id) for name, topic_id in asked]
+    if request.include_topic_authorized_operations:
+        topics = [_with_operations(topic) for topic in topics]
     return metadata_v13.MetadataResponse(
         throttle_time=UNTHROTTLED,
         brokers=tuple(
@@ -110,18 +117,41 @@ def _brokers(call: Call) -> list[tuple[int, str, int, str | None]]:
     ]
 
 
-def _asked_topic(call: Call, name: str | None, topic_id: UUID | None, operations: int) -> Any:
+def _topics(call: Call, topics: Iterable[TopicImage]) -> list[Any]:
+    """Topics as told before, as long as they and what can serve them are the same: clients ask far more often."""
+    broker = call.broker
+    told = _told.setdefault(broker, {})
+    if len(told) > 2 * len(broker.image.topics) + TOLD_SPARE:
+        told.clear()  # mostly topics that are gone
+    serving = tuple(broker.image.brokers), tuple(broker.log_dirs.offline)
+    answers = []
+    for topic in topics:
+        entry = told.get(topic.name)
+        if entry is None or entry[0] is not topic or entry[1] != serving:
+            entry = told[topic.name] = topic, serving, _topic(call, topic)
+        answers.append(entry[2])
+    return answers
+
+
+def _asked_topic(call: Call, name: str | None, topic_id: UUID | None) -> Any:
     try:
         if topic_id is None:
             topic_names.check(name or "")
-        return _topic(call, find_topic(call.broker.image, topic_id or name or ""), operations)
+        return _topics(call, [find_topic(call.broker.image, topic_id or name or "")])[0]
     except KafkaError as error:
         return metadata_v13.response.MetadataResponseTopic(
             error_code=error.code, name=name, topic_id=topic_id, partitions=()
         )
 
 
-def _topic(call: Call, topic: TopicImage, operations: int) -> Any:
+def _with_operations(topic: Any) -> Any:
+    """What the client may do, if there is such a topic."""
+    if topic.error_code != ErrorCode.NONE:
+        return topic
+    return replace(topic, topic_authorized_operations=ALL_TOPIC_OPERATIONS)
+
+
+def _topic(call: Call, topic: TopicImage) -> Any:
     answer = metadata_v13.response
     partition = answer.MetadataResponsePartition
     return answer.MetadataResponseTopic(
@@ -130,7 +160,6 @@ def _topic(call: Call, topic: TopicImage, operations: int) -> Any:
         topic_id=topic.id,
         is_internal=topic_names.is_internal(topic.name),
         partitions=tuple([partition(**_state(call, topic, index)) for index in range(len(topic.partitions))]),
-        topic_authorized_operations=operations,
     )
 
 

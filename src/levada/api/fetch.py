@@ -48,29 +48,13 @@ def fetch(
             wanted,
             request.forgotten,
             by_topic_id=version >= TOPIC_IDS_FROM,
-            privileged=request.replica_id >= 0,
+            privileged=False,  # no follower reads here, whatever replica id a client claims
             now_ms=broker.clock.now_ms(),
         )
     except KafkaError as error:
         connection.reply(write_response(version, correlation_id, error.code, NO_SESSION, []))
         return
-    reading = Reading(broker, connection, request, context, version, correlation_id)
-    reading.read()
-    if reading.cold:
-        reading.warm()
-    elif reading.size >= request.min_bytes or reading.failed or request.max_wait_ms <= 0 or not reading.found:
-        connection.reply(reading.encode())
-    else:
-        connection.reply(
-            LongPoll(
-                connection,
-                reading.found,
-                request.min_bytes - reading.size,
-                reading.answer,
-                broker.call_later,
-                request.max_wait_ms,
-            )
-        )
+    Reading(broker, connection, request, context, version, correlation_id).begin()
 
 
 class Reading:
@@ -110,6 +94,21 @@ class Reading:
         self.failed = False  # whether some partition has an error, which is not waited with
         self.found: list[Partition] = []  # the partitions that can be waited for
         self.cold: list[Slice] = []  # what must come from the disk first
+
+    def begin(self) -> None:
+        """Answer at once, after the disk, or after a wait."""
+        request = self._request
+        self.read()
+        missing = request.min_bytes - self.size
+        if self.cold:
+            self.warm()
+        elif missing <= 0 or self.failed or request.max_wait_ms <= 0 or not self.found:
+            self._connection.reply(self.encode())
+        else:
+            call_later = self._broker.call_later
+            self._connection.reply(
+                LongPoll(self._connection, self.found, missing, self.answer, call_later, request.max_wait_ms)
+            )
 
     def read(self) -> None:
         """Read each partition in turn, within the limits of the request."""

@@ -1,4 +1,4 @@
-"""Places in a log: ListOffsets finds them, DeleteRecords moves the first, OffsetForLeaderEpoch tells where epochs end."""
+"""Places in a log: ListOffsets finds them, DeleteRecords moves the first, OffsetForLeaderEpoch tells epochs apart."""
 
 from collections.abc import Callable
 from typing import Any
@@ -78,7 +78,7 @@ def _find(partition: Partition, timestamp: int) -> tuple[int, int]:
     return found if found is not None and found[1] < partition.high_watermark else NOWHERE
 
 
-@handles("delete_records", versions=range(0, 3))
+@handles("delete_records", versions=range(3))
 def delete_records(
     call: Call, request: "delete_records_v2.DeleteRecordsRequest"
 ) -> "delete_records_v2.DeleteRecordsResponse":

@@ -9,11 +9,11 @@ with kio_modules():
     import kio.schema.init_producer_id.v6 as shapes
 
 
-@handles("init_producer_id", versions=range(0, 7))
+@handles("init_producer_id", versions=range(7))
 async def init_producer_id(
     call: Call, request: "shapes.InitProducerIdRequest"
 ) -> "shapes.InitProducerIdResponse":
-    """Give out an id that nobody had before, with epoch 0. v3 lets a producer name its old id, v6 prepares (KIP-939)."""
+    """Give out an id that nobody had before, with epoch 0. v3 lets a producer name its old id."""
     if request.transactional_id is not None:
         raise KafkaError(
             ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,

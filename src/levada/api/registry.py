@@ -11,6 +11,7 @@ from struct import Struct
 from typing import Any, NamedTuple, TypeVar
 
 import structlog
+
 from levada.api.failures import error_response
 from levada.broker.broker import Broker
 from levada.broker.faults import Fault, Faults
@@ -104,7 +105,7 @@ def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "a request shorter than its header")
         api_key, version, correlation_id, client_id_bytes = unpack(view, start)
         counts[api_key] += 1
-        position += client_id_bytes if client_id_bytes > 0 else 0
+        position += max(0, client_id_bytes)
         handler = frame_handlers.get((api_key, version))
         if handler is not None and not faults:
             handler(broker, connection, view, position, stop, version, correlation_id)
@@ -167,7 +168,7 @@ class _Request:
         request = self._read()
         try:
             result = function(Call(self.broker, self.connection, self.version), request)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (the one place where a bug becomes an answer)
             result = self._failed(error, request)
         if inspect.isawaitable(result):
             self._await(result, request)
@@ -194,7 +195,7 @@ class _Request:
         async def finish() -> None:
             try:
                 response = await result
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 (the same for handlers that wait)
                 response = self._failed(error, request)
             answer.give(self._encode(response))
 

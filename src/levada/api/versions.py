@@ -9,7 +9,7 @@ with kio_modules():
     import kio.schema.api_versions.v4 as shapes
 
 
-@handles("api_versions", versions=range(0, 5))
+@handles("api_versions", versions=range(5))
 def api_versions(call: Call, request: "shapes.ApiVersionsRequest | None") -> "shapes.ApiVersionsResponse":
     """Tell the range of each API. v3 adds the client's name (KIP-511) and features (KIP-584).
 

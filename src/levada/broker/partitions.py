@@ -7,6 +7,7 @@ watermark waits for the disk as well.
 """
 
 from collections.abc import Callable
+from struct import Struct
 from typing import NamedTuple
 from uuid import UUID
 
@@ -25,7 +26,6 @@ from levada.wire.batches import (
     CODEC_MASK,
     CONTROL_BIT,
     CRC_START,
-    HEADER,
     HEADER_BYTES,
     LOG_OVERHEAD,
     MAGIC,
@@ -43,7 +43,8 @@ SEQUENCE_NONE = -1
 
 _UNUSUAL = CONTROL_BIT | TRANSACTIONAL_BIT
 _CODEC_MAX = int(Codec.ZSTD)
-_unpack_header = HEADER.unpack_from
+# The fields of a batch's header that decide over it; the rest is not looked at.
+_unpack_checked = Struct(">8xi4xbIhi8xqqhii").unpack_from
 _pack_place = PLACE.pack_into
 
 
@@ -62,8 +63,8 @@ class Partition:
         "_after_max_ms",
         "_announced_bytes",
         "_before_max_ms",
-        "_edges",
         "_dirty_since_ms",
+        "_edges",
         "_flush_messages",
         "_flush_ms",
         "_keyed",
@@ -146,66 +147,51 @@ class Partition:
             raise KafkaError(
                 ErrorCode.INVALID_RECORD, "a Produce must carry one record batch for a partition"
             )
-        (
-            _,
-            length,
-            _,
-            magic,
-            crc,
-            attributes,
-            last_offset_delta,
-            _,
-            max_timestamp,
-            producer_id,
-            producer_epoch,
-            base_sequence,
-            count,
-        ) = _unpack_header(view, start)
+        fields = _unpack_checked(view, start)
+        length, magic, crc, attributes, delta, max_timestamp, producer_id, epoch, sequence, count = fields
         if length + LOG_OVERHEAD != size or magic != MAGIC or size > self._message_bytes_max:
             raise self._misshapen(length, magic, size)
         batch = view[start:stop]
         if crc32c(batch[CRC_START:]) != crc:
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC does not match its bytes")
         if (
-            count != last_offset_delta + 1
+            count != delta + 1
             or not 0 < count < size
             or attributes & _UNUSUAL
             or attributes & CODEC_MASK > _CODEC_MAX
             or self._keyed
         ):
-            self._check_unusual(batch, attributes, last_offset_delta, count)
+            self._check_unusual(batch, attributes, delta, count)
         if self.stamps_append_time:
             stamp_append_time(batch, now_ms)
             max_timestamp = now_ms
         elif max_timestamp - now_ms > self._after_max_ms or now_ms - max_timestamp > self._before_max_ms:
             raise KafkaError(ErrorCode.INVALID_TIMESTAMP, f"timestamp {max_timestamp} is too far from now")
+        if producer_id < 0:
+            return self._take(batch, length, count, max_timestamp, now_ms)
+        if sequence < 0:
+            raise KafkaError(ErrorCode.INVALID_RECORD, "a producer id without a sequence number")
+        first = self.producers.check(producer_id, epoch, sequence, count)
+        if first >= 0:
+            return first
+        base_offset = self._take(batch, length, count, max_timestamp, now_ms)
+        self.producers.apply(producer_id, epoch, sequence, base_offset + delta, count, max_timestamp)
+        return base_offset
+
+    def _take(self, batch: memoryview, length: int, count: int, max_timestamp: int, now_ms: int) -> int:
+        """Set the batch's offset and leader epoch in place, and queue it for the end of the turn."""
         if self.offline:
             raise self.storage_error()
-        if producer_id >= 0:
-            if base_sequence < 0:
-                raise KafkaError(ErrorCode.INVALID_RECORD, "a producer id without a sequence number")
-            first = self.producers.check(producer_id, producer_epoch, base_sequence, count)
-            if first >= 0:
-                return first
         segments = self.log
         base_offset = segments.next_offset
-        _pack_place(view, start, base_offset, length, self.leader_epoch)
+        _pack_place(batch, 0, base_offset, length, self.leader_epoch)
         try:
             segments.reserve(batch, count, max_timestamp, now_ms)
         except OSError as error:
             self._edges.failed(self, error)
             raise self.storage_error() from None
-        if producer_id >= 0:
-            self.producers.apply(
-                producer_id,
-                producer_epoch,
-                base_sequence,
-                base_offset + last_offset_delta,
-                count,
-                max_timestamp,
-            )
         self.messages_in += count
-        self.bytes_in += size
+        self.bytes_in += len(batch)
         if not self._queued:
             self._queued = True
             self._edges.turn.add_publisher(self)

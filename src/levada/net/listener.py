@@ -186,6 +186,9 @@ class Connection(asyncio.BufferedProtocol):
             self._reading = False
             self.transport.pause_reading()
 
+    def _is_held_back(self) -> bool:
+        return self._slow or self.delayed
+
     def _resume(self) -> None:
         held, self._held = self._held, b""
         self._cut(memoryview(bytearray(held)), 0, len(held))
@@ -223,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
             if self.transport.get_write_buffer_size() > self._listener.limits.queued_bytes_max:
                 self.close("the client does not read its answers")
                 return
-        if not (self._reading or self._slow or self.delayed):
+        if not self._reading and not self._is_held_back():
             self._resume()
 
     def close(self, reason: str) -> None:
