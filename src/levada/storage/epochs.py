@@ -1,6 +1,6 @@
 """Which leader epoch began at which offset of a log: what replicas compare to find where they part.
 
-The file is written without fsync, since every batch carries its epoch and the list can be made again.
+The file is written without fsync: recovery learns the epochs of what is not yet fsynced from the batches.
 """
 
 import os
@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from operator import itemgetter
 
 from levada.storage.checkpoints import BadCheckpointError, decode_epochs, encode_epochs
-from levada.storage.disk import Disk, read_file, write_atomically
+from levada.storage.disk import Disk, fsync_file, read_file, write_atomically
 from levada.storage.names import EPOCHS_FILE
 
 Epochs = list[tuple[int, int]]  # (leader epoch, its first offset); both rise
@@ -29,6 +29,13 @@ def load(disk: Disk, directory: str) -> Epochs | None:
 def store(disk: Disk, directory: str, epochs: Epochs) -> None:
     """Replace the stored list."""
     write_atomically(disk, os.path.join(directory, EPOCHS_FILE), encode_epochs(epochs), durable=False)
+
+
+def fsync(disk: Disk, directory: str) -> None:
+    """Make the stored list survive a crash, before batches that it tells of count as fsynced."""
+    path = os.path.join(directory, EPOCHS_FILE)
+    if disk.exists(path):
+        fsync_file(disk, path)
 
 
 def assign(epochs: Epochs, epoch: int, start_offset: int) -> bool:

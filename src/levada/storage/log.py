@@ -98,9 +98,9 @@ class Log:
             segment.use(handles)
         log = cls(directory, config, disk, handles, recovered)
         log.log_start_offset = max(log_start_offset, log.segments[0].base_offset)
-        log.recovery_point = min(recovery_point, log.log_end_offset)
-        if clean:
-            log.recovery_point, log._names_dirty = log.log_end_offset, frozenset()
+        log.recovery_point = log.log_end_offset if clean else min(recovery_point, log.log_end_offset)
+        if clean and log.active.size:
+            log._names_dirty = frozenset()  # they were fsynced with the active segment's batches
         if config.levada_acks_wait_for_fsync and not clean:
             log.flush()  # a killed process leaves batches in the page cache; a retry of one is answered at once
         return log
@@ -266,7 +266,11 @@ class Log:
     def assign_epoch(self, leader_epoch: int) -> None:
         """Batches from `next_offset` on are written under this leader epoch."""
         if leader_epochs.assign(self.epochs, leader_epoch, self.next_offset):
-            leader_epochs.store(self._disk, self.directory, self.epochs)
+            self._store_epochs()
+
+    def _store_epochs(self) -> None:
+        leader_epochs.store(self._disk, self.directory, self.epochs)
+        self._names_dirty |= {self.directory}
 
     def epoch_end_offset(self, leader_epoch: int) -> tuple[int, int]:
         """The largest epoch known up to `leader_epoch` and where it ends; (-1, -1) if that is unknown."""
@@ -292,7 +296,7 @@ class Log:
         if offset > self.log_start_offset:
             self.log_start_offset = offset
             leader_epochs.cut_start(self.epochs, offset)
-            leader_epochs.store(self._disk, self.directory, self.epochs)
+            self._store_epochs()
 
     def apply_retention(self, now_ms: int, end_offset: int | None = None) -> int:
         """Take out the segments that are too old or too many, wholly below `end_offset`; how many they were.
@@ -346,7 +350,7 @@ class Log:
         self.log_start_offset = min(self.log_start_offset, end_offset)
         self.recovery_point = min(self.recovery_point, end_offset)
         leader_epochs.cut_end(self.epochs, end_offset)
-        leader_epochs.store(self._disk, self.directory, self.epochs)
+        self._store_epochs()
         snapshots.remove(self._disk, self.directory, above=end_offset)
 
     def delete(self) -> str:
@@ -370,6 +374,8 @@ class Log:
             for number, segment in enumerate(segments):
                 if number + 1 == len(segments) or segments[number + 1].base_offset > self.recovery_point:
                     segment.fsync()
+            if names_dirty:
+                leader_epochs.fsync(self._disk, self.directory)
             for directory in names_dirty:
                 self._disk.fsync_dir(directory)
         except OSError as error:

@@ -57,9 +57,7 @@ class Recovery:
             self._handles.close_all()
 
     def _run(self, clean: bool, recovery_point: int, log_start_offset: int) -> Recovered:
-        if not self._disk.exists(self._directory):
-            self._disk.mkdir(self._directory)
-            self._disk.fsync_dir(os.path.dirname(self._directory))  # or a power cut takes all that is in it
+        self._disk.mkdir(self._directory)
         files = tidy(self._disk, self._directory)
         segments = [self._segment(name.offset) for name in files if name.suffix == LOG_SUFFIX]
         known_epochs = leader_epochs.load(self._disk, self._directory)
@@ -180,11 +178,14 @@ def _epochs_of(segments: list[Segment]) -> Epochs:
 
 
 def drop_segments(segments: list[Segment]) -> None:
-    """Remove segments from the end of a log, the newest first, so that a crash in between leaves no hole."""
+    """Remove segments from the end of a log, for good: later it will hold other batches at their offsets.
+
+    The newest goes first, so that a crash in between leaves no hole.
+    """
     for segment in reversed(segments):
         segment.remove()
         segment.unlink_removed()
-    if segments:  # for good: one that a power cut brings back would stand behind other batches
+    if segments:
         segments[0].disk.fsync_dir(os.path.dirname(segments[0].path))
 
 
