@@ -63,10 +63,8 @@ class BrokerConfig:
     )
 
     # Limits
-    max_connections: int = setting(INT_MAX, "Connections at once.", minimum=0, dynamic=True)
-    max_connections_per_ip: int = setting(
-        INT_MAX, "Connections at once from one address.", minimum=0, dynamic=True
-    )
+    max_connections: int = setting(INT_MAX, "Connections at once.", minimum=0)
+    max_connections_per_ip: int = setting(INT_MAX, "Connections at once from one address.", minimum=0)
     connections_max_idle_ms: Long = setting(600_000, "A connection idle for so long is closed; -1 for never.")
     socket_request_max_bytes: int = setting(100 << 20, "The largest request.", minimum=1)
     socket_listen_backlog_size: int = setting(50, "Connections that wait to be accepted.", minimum=1)
