@@ -102,6 +102,21 @@ def test_the_commands_do_what_is_shown(folder: Path, greeting_and_address: tuple
     assert ran >= 4
 
 
+def test_the_demo_says_what_is_shown(folder: Path) -> None:
+    """Lines may be left out in the README, with dots in their place; none may be made up."""
+    shown = dict(steps())["make demo"]
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "demo.py")],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0
+    assert set(shape(shown)) - {"..."} <= set(shape(result.stdout)), result.stdout
+
+
 def test_the_python_does_what_it_says(folder: Path, greeting_and_address: tuple[str, str]) -> None:
     _, address = greeting_and_address
     scripts = [block for block in blocks("python") if "def test_" not in block]

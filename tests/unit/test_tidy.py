@@ -49,11 +49,18 @@ def test_a_module_is_short_and_says_why_it_exists(path: Path) -> None:
     assert ast.get_docstring(tree), "no module docstring"
 
 
+def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """From `def` to the end, without the docstring: the help of a command is prose."""
+    lines = (function.end_lineno or 0) - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is not None:
+        lines -= (first.end_lineno or 0) - first.lineno + 1
+    return lines
+
+
 @pytest.mark.parametrize("path", SOURCE, ids=name_of)
 def test_functions_are_short(path: Path) -> None:
-    lengths = {
-        node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions(ast.parse(path.read_text()))
-    }
+    lengths = {node.name: code_lines(node) for node in functions(ast.parse(path.read_text()))}
     assert {name: lines for name, lines in lengths.items() if lines > FUNCTION_LINES_MAX} == {}
 
 
