@@ -61,6 +61,8 @@ class BrokerConfig:
     levada_metrics_listener: str = setting(
         "127.0.0.1:9404", "host:port of /metrics and /healthz; empty for none, port 0 for a free one."
     )
+    levada_log_format: str = setting("text", "How log lines are written.", choices=("text", "json"))
+    levada_log_level: str = setting("info", "Lines below are left out.", choices=("debug", "info", "warning"))
 
     # Limits
     max_connections: int = setting(INT_MAX, "Connections at once.", minimum=0)

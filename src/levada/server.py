@@ -6,8 +6,7 @@ import os
 import signal
 import sys
 
-import structlog
-
+from levada import logs
 from levada.api import (  # noqa: F401 (handlers)
     cluster,
     configs,
@@ -38,8 +37,6 @@ from levada.net.memory import ReceiveMemory
 from levada.net.turn import Turn
 from levada.storage.dirs import LogDirError
 from levada.storage.disk import OsDisk
-
-log = structlog.get_logger(__name__)
 
 METADATA_FILE = "levada-metadata.db"
 
@@ -168,6 +165,7 @@ def _greeting(server: Server) -> list[str]:
 
 def run(config: BrokerConfig) -> None:
     """Run a broker in this process until SIGTERM or SIGINT. A reason not to start is one sentence on stderr."""
+    logs.configure(config.levada_log_format, config.levada_log_level)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_serve_until_told(config))

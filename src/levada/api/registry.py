@@ -10,17 +10,16 @@ from collections.abc import Awaitable, Callable
 from struct import Struct
 from typing import Any, NamedTuple, TypeVar
 
-import structlog
-
 from levada.api.failures import error_response
 from levada.broker.broker import Broker
 from levada.broker.faults import Fault, Faults
 from levada.broker.waiting import Answer
 from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
 from levada.net.listener import Connection, Dispatch
 from levada.wire import messages
 
-log = structlog.get_logger(__name__)
+log = EventLog(__name__)
 
 HEADER = Struct(">hhih")  # api key, version, correlation id, length of the client id
 HEADER_BYTES = HEADER.size

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-import structlog
-
 from levada.broker.controller import Controller
 from levada.broker.logdirs import LogDirs
 from levada.broker.partitions import Edges, Partition
@@ -23,12 +21,13 @@ from levada.core.controller import PRODUCER_ID_BLOCK, AllocateProducerIds
 from levada.core.image import ClusterImage, TopicImage
 from levada.core.sessions import FetchSessions
 from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
 from levada.metadata.store import MetadataStore
 from levada.net.turn import Turn
 from levada.storage.slices import Slice, warm
 from levada.wire.produce import TOPIC_IDS_FROM
 
-log = structlog.get_logger(__name__)
+log = EventLog(__name__)
 
 SESSION_ID_MAX: Final = (1 << 31) - 1
 READ_THREADS: Final = 2

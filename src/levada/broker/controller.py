@@ -11,8 +11,6 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
-import structlog
-
 from levada.core import rows
 from levada.core.controller import Command, decide
 from levada.core.image import (
@@ -24,6 +22,7 @@ from levada.core.image import (
     ControllerChanged,
 )
 from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
 from levada.metadata.store import (
     ABSENT,
     ConflictError,
@@ -35,7 +34,7 @@ from levada.metadata.store import (
     Write,
 )
 
-log = structlog.get_logger(__name__)
+log = EventLog(__name__)
 
 ATTEMPTS_MAX: Final = 20
 RESERVED_IDS: Final = (UUID(int=0), UUID(int=1))  # Kafka's "no id" and its metadata topic

@@ -7,20 +7,19 @@ import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-import structlog
-
 from levada.broker.durability import GroupCommit
 from levada.broker.partitions import Edges, Partition
 from levada.clock import Clock
 from levada.config import BrokerConfig, TopicConfig
 from levada.core.image import TopicImage
+from levada.logs import EventLog
 from levada.model import TopicPartition
 from levada.storage.dirs import FoundPartition, LogDir, LogDirError
 from levada.storage.disk import Disk
 from levada.storage.handles import Handles
 from levada.storage.log import Log
 
-log = structlog.get_logger(__name__)
+log = EventLog(__name__)
 
 
 class LogDirs:

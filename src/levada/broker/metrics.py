@@ -11,16 +11,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from levada.broker.broker import Broker
+from levada.logs import EventLog
 from levada.net.listener import Listener
 from levada.wire.versions import APIS
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-log = structlog.get_logger(__name__)
+log = EventLog(__name__)
 
 REQUEST_BYTES_MAX: Final = 8 * 1024
 PATIENCE_S: Final = 5.0

@@ -11,13 +11,13 @@ from struct import Struct
 from typing import NamedTuple
 from uuid import UUID
 
-import structlog
 from crc32c import crc32c
 
 from levada.broker.waiting import Waiter
 from levada.config import TopicConfig
 from levada.core.producers import CorruptSnapshotError, ProducerStates
 from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
 from levada.model import Codec
 from levada.net.turn import Turn
 from levada.storage.log import Log
@@ -36,7 +36,7 @@ from levada.wire.batches import (
 )
 from levada.wire.produce import Fill
 
-log = structlog.get_logger(__name__)
+log = EventLog(__name__)
 
 READ_COMMITTED = 1
 SEQUENCE_NONE = -1

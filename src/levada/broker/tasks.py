@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import structlog
+from levada.logs import EventLog
 
-log = structlog.get_logger(__name__)
+log = EventLog(__name__)
 
 
 class Tasks:
@@ -32,8 +32,8 @@ class Tasks:
                 await asyncio.sleep(seconds)
                 try:
                     await work()
-                except Exception:
-                    log.exception("background work failed", task=name)
+                except Exception as error:
+                    log.error("background work failed", task=name, exc_info=error)
 
         self.start(name, series())
 

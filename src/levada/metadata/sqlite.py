@@ -13,13 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-import structlog
-
 from levada.clock import Clock
+from levada.logs import EventLog
 from levada.metadata.leases import Leases
 from levada.metadata.store import ABSENT, ConflictError, Lease, LeaseLostError, Row, Rows, StoreError, Write
 
-log = structlog.get_logger(__name__)
+log = EventLog(__name__)
 
 Result = TypeVar("Result")
 

@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
-import structlog
-
 from levada.errors import KafkaError
+from levada.logs import EventLog
 from levada.net.memory import ReceiveMemory
 from levada.net.turn import Turn
 from levada.wire.connection import SIZE_BYTES, Outbox, Pending, Reply, frame_end
 
-log = structlog.get_logger(__name__)
+log = EventLog(__name__)
 
 BACKLOG = 1024
 UNSENT_BYTES_HIGH = 256 * 1024  # the socket's own queue: above it, no further request of this client is begun

@@ -42,7 +42,7 @@ class ReceiveMemory:
         self._lent.clear()
 
     def lend(self, size: int) -> bytearray:
-        """A buffer of at least `size` bytes, at first no more than a mebibyte of it (what a frame claims may be a lie)."""
+        """A buffer for a frame of `size` bytes; at first no more than a mebibyte, since a frame may claim anything."""
         room = ROOM_BYTES_MIN
         while room < min(size, FIRST_BUFFER_BYTES_MAX):
             room *= 2

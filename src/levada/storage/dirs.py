@@ -14,8 +14,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
-import structlog
-
+from levada.logs import EventLog
 from levada.model import TopicPartition
 from levada.properties import parse
 from levada.storage.checkpoints import BadCheckpointError, decode_offsets, encode_offsets
@@ -34,7 +33,7 @@ CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 RECOVERY_POINTS_FILE = "recovery-point-offset-checkpoint"
 LOG_STARTS_FILE = "log-start-offset-checkpoint"
 
-_log = structlog.get_logger("levada.storage")
+_log = EventLog("levada.storage")
 
 
 class LogDirError(Exception):

@@ -10,10 +10,9 @@ Opening uses handles of its own, so that several logs may be opened in threads.
 import os
 from dataclasses import dataclass
 
-import structlog
-
 from levada.config import TopicConfig
 from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
 from levada.storage import epochs as leader_epochs
 from levada.storage import snapshots
 from levada.storage.disk import TEMPORARY_SUFFIX, Disk, write_all
@@ -26,7 +25,7 @@ from levada.wire.batches import BatchHeader, crc_is_valid
 
 HANDLES_WHILE_OPENING = 8
 
-_log = structlog.get_logger("levada.storage")
+_log = EventLog("levada.storage")
 
 
 @dataclass(slots=True)
