@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.cache import Unavailable
-from tests.compat.drivers.base import Driver
+from tests.compat import raw
+from tests.compat.drivers.base import Create, Driver
 from tests.compat.drivers.registry import DRIVERS, drivers_with
 from tests.compat.server import levada
 
@@ -83,7 +84,27 @@ def name() -> str:
 
 
 @pytest.fixture
-def topic(name: str, reference: Driver) -> str:
+def create(broker: str, reference: Driver) -> Create:
+    """Makes a topic and waits until its partitions answer; Kafka replies before they do."""
+
+    def make(topic: str, partitions: int = 1, configs: dict[str, str] | None = None) -> str:
+        reference.create_topic(topic, partitions, configs=configs)
+        with raw.Connection(broker) as wire:
+            for partition in range(partitions):
+                raw.wait_until_served(wire, topic, partition)
+        return topic
+
+    return make
+
+
+@pytest.fixture
+def topic(name: str, create: Create) -> str:
     """An empty topic of one partition."""
-    reference.create_topic(name)
-    return name
+    return create(name)
+
+
+@pytest.fixture
+def wire(broker: str) -> Iterator[raw.Connection]:
+    """A connection without a client."""
+    with raw.Connection(broker) as connection:
+        yield connection

@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import socket
 import struct
+import time
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -112,6 +113,11 @@ class Connection:
 def versions_known(api: str) -> list[int]:
     """The versions that kio can write."""
     return sorted(schema_name_map[api])
+
+
+def api_key(api: str) -> int:
+    """Kafka's number of an API."""
+    return int(load_entity_schema(api, versions_known(api)[-1], EntityType.request).__api_key__)  # type: ignore[attr-defined]
 
 
 def fitting(api: str, version: int, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,6 +242,13 @@ def fetch(
     response = one.call("fetch", 12, fields)
     assert response.error_code == 0
     return response.responses[0].partitions[0]
+
+
+def wait_until_served(one: Connection, topic: str, partition: int = 0) -> None:
+    """Until the partition's leader knows that it leads."""
+    deadline = time.monotonic() + WAIT_S
+    while fetch(one, topic, 0, partition).error_code:
+        assert time.monotonic() < deadline, f"{topic}-{partition} is not served"
 
 
 def headers(records: bytes) -> Iterator[Batch]:

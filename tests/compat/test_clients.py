@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.compat import raw
-from tests.compat.drivers.base import CODECS, ClientError, Driver, Record
+from tests.compat.drivers.base import CODECS, ClientError, Config, Create, Driver, Record, eventually
 from tests.compat.drivers.registry import DRIVERS
 
 NOW = int(time.time() * 1000)
@@ -40,7 +40,7 @@ class TestTopics:
     @pytest.mark.needs("create_topic", "list_topics")
     def test_create_and_list(self, client: Driver, name: str) -> None:
         client.create_topic(name, partitions=3)
-        assert name in client.list_topics()
+        eventually(lambda: name in client.list_topics(), True)
         assert client.describe_topic(name).partitions == 3
 
     @pytest.mark.needs("create_topic")
@@ -83,7 +83,7 @@ class TestTopics:
     @pytest.mark.needs("create_partitions")
     def test_create_partitions(self, client: Driver, topic: str) -> None:
         client.create_partitions(topic, 4)
-        assert client.describe_topic(topic).partitions == 4
+        eventually(lambda: client.describe_topic(topic).partitions, 4)
         client.produce(topic, [Record(b"in the new one")], partition=3)
 
     @pytest.mark.needs("create_partitions")
@@ -96,7 +96,7 @@ class TestTopics:
     @pytest.mark.needs("delete_topic")
     def test_delete(self, client: Driver, topic: str) -> None:
         client.delete_topic(topic)
-        assert topic not in client.list_topics()
+        eventually(lambda: topic in client.list_topics(), False)
         assert failure(client.delete_topic, topic) == "UNKNOWN_TOPIC_OR_PARTITION"
 
     @pytest.mark.needs("delete_topic", "consume")
@@ -143,8 +143,8 @@ class TestCluster:
 
 class TestConfigs:
     @pytest.mark.needs("describe_configs")
-    def test_defaults_and_sources(self, client: Driver, name: str, reference: Driver) -> None:
-        reference.create_topic(name, configs={"retention.ms": "3600000", "cleanup.policy": "compact"})
+    def test_defaults_and_sources(self, client: Driver, name: str, create: Create) -> None:
+        create(name, configs={"retention.ms": "3600000", "cleanup.policy": "compact"})
         configs = client.describe_configs(name)
         assert configs["retention.ms"].value == "3600000"
         assert configs["retention.ms"].source == "DYNAMIC_TOPIC_CONFIG"
@@ -158,8 +158,8 @@ class TestConfigs:
     @pytest.mark.needs("alter_configs")
     def test_alter(self, client: Driver, topic: str) -> None:
         client.alter_configs(topic, {"retention.ms": "7200000"})
-        changed = client.describe_configs(topic)["retention.ms"]
-        assert (changed.value, changed.source) == ("7200000", "DYNAMIC_TOPIC_CONFIG")
+        changed = Config("7200000", "DYNAMIC_TOPIC_CONFIG")
+        eventually(lambda: client.describe_configs(topic)["retention.ms"], changed)
 
     @pytest.mark.needs("alter_configs")
     @pytest.mark.parametrize("bad", [{"retention.ms": "soon"}, {"no.such.setting": "1"}])
@@ -170,6 +170,7 @@ class TestConfigs:
     def test_alter_takes_effect(self, client: Driver, topic: str) -> None:
         client.produce(topic, [Record(b"x" * 5000)])
         client.alter_configs(topic, {"max.message.bytes": "2000"})
+        eventually(lambda: client.describe_configs(topic)["max.message.bytes"].value, "2000")
         assert failure(client.produce, topic, [Record(b"x" * 5000)]) == "MESSAGE_TOO_LARGE"
 
 
@@ -199,8 +200,8 @@ class TestProduce:
         reader = reference if "consume" in client.lacks else client
         assert contents(reader.consume(topic, 1)) == [big.content]
 
-    def test_too_large(self, client: Driver, name: str, reference: Driver) -> None:
-        reference.create_topic(name, configs={"max.message.bytes": "2000"})
+    def test_too_large(self, client: Driver, name: str, create: Create, reference: Driver) -> None:
+        create(name, configs={"max.message.bytes": "2000"})
         assert failure(client.produce, name, [Record(b"x" * 5000)]) == "MESSAGE_TOO_LARGE"
         client.produce(name, [Record(b"fits")])
         assert reference.offsets(name) == (0, 1)
@@ -219,8 +220,10 @@ class TestProduce:
         client.produce(topic, [Record(b"acks")], acks=acks)
         assert contents(reference.consume(topic, 1)) == [(None, b"acks", ())]
 
-    def test_partitions_are_separate(self, client: Driver, name: str, reference: Driver) -> None:
-        reference.create_topic(name, partitions=3)
+    def test_partitions_are_separate(
+        self, client: Driver, name: str, create: Create, reference: Driver
+    ) -> None:
+        create(name, partitions=3)
         for partition in range(3):
             client.produce(name, [Record(b"to %d" % partition)] * (partition + 1), partition=partition)
         assert [reference.offsets(name, partition) for partition in range(3)] == [(0, 1), (0, 2), (0, 3)]
@@ -232,8 +235,8 @@ class TestProduce:
         assert reference.consume(topic, 1)[0].timestamp == NOW - DAY
 
     @pytest.mark.needs("timestamps")
-    def test_log_append_time(self, client: Driver, name: str, reference: Driver) -> None:
-        reference.create_topic(name, configs={"message.timestamp.type": "LogAppendTime"})
+    def test_log_append_time(self, client: Driver, name: str, create: Create, reference: Driver) -> None:
+        create(name, configs={"message.timestamp.type": "LogAppendTime"})
         client.produce(name, [Record(b"then", timestamp=NOW - DAY)])
         reader = reference if "consume" in client.lacks else client
         assert (reader.consume(name, 1)[0].timestamp or 0) >= NOW
@@ -245,8 +248,10 @@ class TestProduce:
         assert failure(client.produce, topic, records) == "INVALID_TIMESTAMP"
 
     @pytest.mark.needs("knows_invalid_record")
-    def test_no_key_on_compacted_topic(self, client: Driver, name: str, reference: Driver) -> None:
-        reference.create_topic(name, configs={"cleanup.policy": "compact"})
+    def test_no_key_on_compacted_topic(
+        self, client: Driver, name: str, create: Create, reference: Driver
+    ) -> None:
+        create(name, configs={"cleanup.policy": "compact"})
         client.produce(name, [Record(b"value", key=b"key")])
         assert failure(client.produce, name, [Record(b"no key")]) == "INVALID_RECORD"
         assert reference.offsets(name) == (0, 1)

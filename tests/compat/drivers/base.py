@@ -4,10 +4,14 @@ A driver wraps one real client. The scenarios of `test_clients.py` speak only th
 runs with every client that has the operations it needs. Errors come as Kafka's own names.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from levada.errors import ErrorCode
+
+T = TypeVar("T")
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 EARLIEST = -2
@@ -121,9 +125,18 @@ class Driver(Protocol):
     def delete_records(self, topic: str, before: int, partition: int = 0) -> None: ...
 
 
-def supports(driver: type[Driver], operation: str) -> bool:
-    """Whether a client has an operation (`headers`, `timestamps` ... are finer than methods)."""
-    return operation not in driver.lacks
+class Create(Protocol):
+    """The fixture that makes a topic ready to use."""
+
+    def __call__(self, topic: str, partitions: int = 1, configs: dict[str, str] | None = None) -> str: ...
+
+
+def eventually(read: Callable[[], T], expected: T) -> None:
+    """Kafka's brokers learn of a change a moment after the reply to it: read until they have."""
+    deadline = time.monotonic() + WAIT_S
+    while (seen := read()) != expected and time.monotonic() < deadline:
+        pass
+    assert seen == expected
 
 
 def as_kafka_name(code: int) -> str:

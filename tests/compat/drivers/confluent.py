@@ -1,5 +1,7 @@
 """confluent-kafka: librdkafka, the client behind most Python, C, .NET and Ruby programs."""
 
+import struct
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -69,7 +71,11 @@ class Confluent:
 
     def describe_topic(self, topic: str) -> Topic:
         described = _wait(self._admin.describe_topics(TopicCollection([topic])))
-        return Topic(len(described.partitions), str(described.topic_id))
+        high, low = (
+            described.topic_id.get_most_significant_bits(),
+            described.topic_id.get_least_significant_bits(),
+        )
+        return Topic(len(described.partitions), str(uuid.UUID(bytes=struct.pack(">qq", high, low))))
 
     def describe_cluster(self) -> Cluster:
         with _errors():
