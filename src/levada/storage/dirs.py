@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import uuid
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
@@ -55,7 +55,7 @@ def encode_uuid(value: uuid.UUID) -> str:
 
 def decode_uuid(text: str) -> uuid.UUID:
     """What `encode_uuid` wrote; ValueError for anything else."""
-    return uuid.UUID(bytes=urlsafe_b64decode(text + "=="))
+    return uuid.UUID(bytes=b64decode(text + "==", altchars=b"-_", validate=True))
 
 
 class LogDir:

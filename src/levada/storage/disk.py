@@ -119,7 +119,7 @@ class OsDisk:
 
 def write_all(disk: Disk, fd: int, views: Sequence[bytes | memoryview], position: int) -> int:
     """Write every byte, however short the single writes are; the position after the last one."""
-    rest = list(views)
+    rest = [view for view in views if len(view)]
     while rest:
         written = disk.pwritev(fd, rest[:IOVECS_MAX], position)
         if written <= 0:
