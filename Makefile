@@ -29,8 +29,9 @@ $(STAMP): requirements/dev.txt pyproject.toml | $(BIN)/python
 demo: $(STAMP)  ## watch a broker at work for 20 seconds (KEEP=1 leaves it running)
 	@$(BIN)/python examples/demo.py
 
-test: $(STAMP)  ## all tests: unit (4 minutes), sim (3), compat with real clients (8)
+test: $(STAMP)  ## all tests: unit (4 minutes), sim (2), badinput (2), compat with real clients (8)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/unit tests/sim
+	$(BIN)/python -m pytest tests/badinput
 	$(BIN)/python -m pytest tests/compat
 
 quick: $(STAMP)  ## what is worth running at each save: under 2 minutes
