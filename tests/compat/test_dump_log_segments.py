@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.cache import Unavailable
+from tests.kafka_jars import java
+from tests.logs import NOW_MS, make_batch, open_log
 
 from levada.core.producers import ProducerStates
 from levada.model import Codec
 from levada.storage.log import Log
 from levada.wire.batches import read_header
-from tests.cache import Unavailable
-from tests.kafka_jars import java
-from tests.logs import NOW_MS, make_batch, open_log
 
 TOOL = "org.apache.kafka.tools.DumpLogSegments"
 CODECS = list(Codec)
@@ -40,7 +40,9 @@ def fill(log: Log) -> None:
         batch = make_batch(log.next_offset, count, value, timestamp, number // 200, CODECS[number % 5])
         log.assign_epoch(number // 200)
         header = read_header(batch)
-        producers.apply(chance.randrange(5), 0, number, log.next_offset + count - 1, count, header.max_timestamp)
+        producers.apply(
+            chance.randrange(5), 0, number, log.next_offset + count - 1, count, header.max_timestamp
+        )
         log.reserve(memoryview(batch), count, header.max_timestamp, NOW_MS)
         if number % 7 == 0:
             log.publish()
@@ -83,7 +85,14 @@ def test_kafka_agrees_with_the_indexes(folder: Path, option: str) -> None:
     files = sorted([*folder.glob("*.index"), *folder.glob("*.timeindex")])
     assert sum(file.stat().st_size > 0 for file in files) > 6
     output = dump(files, option)
-    for complaint in ("Mismatches", "out of order", "not found", "Found timestamp mismatch", "Exception", "corrupt"):
+    for complaint in (
+        "Mismatches",
+        "out of order",
+        "not found",
+        "Found timestamp mismatch",
+        "Exception",
+        "corrupt",
+    ):
         assert complaint not in output, output
     if option == "--deep-iteration":
         assert output.count("offset: ") > 100
