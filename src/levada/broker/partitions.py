@@ -16,6 +16,7 @@ from crc32c import crc32c
 from levada.broker.waiting import Waiter
 from levada.config import TopicConfig
 from levada.core.producers import CorruptSnapshotError, ProducerStates
+from levada.core.topic_names import is_internal
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.model import Codec
@@ -32,6 +33,7 @@ from levada.wire.batches import (
     PLACE,
     TRANSACTIONAL_BIT,
     decode,
+    read_header,
     stamp_append_time,
 )
 from levada.wire.produce import Fill
@@ -67,6 +69,7 @@ class Partition:
         "_edges",
         "_flush_messages",
         "_flush_ms",
+        "_internal",
         "_keyed",
         "_message_bytes_max",
         "_queued",
@@ -107,6 +110,7 @@ class Partition:
         self.templates: dict[int, Fill] = {}  # answers to a single batch, by version
         self.messages_in = self.bytes_in = self.bytes_out = 0
         self._edges = edges
+        self._internal = is_internal(topic)  # written by coordinators only
         self._announced_bytes = 0  # of bytes_in, those that waiters have heard of
         self._queued = False  # whether the turn knows of appends here
         self._unflushed = 0  # messages since the last fsync
@@ -143,10 +147,8 @@ class Partition:
     def append(self, view: memoryview, start: int, stop: int, now_ms: int) -> int:
         """Check and queue the batch view[start:stop]; its base offset, also when it is a duplicate."""
         size = stop - start
-        if size < HEADER_BYTES:
-            raise KafkaError(
-                ErrorCode.INVALID_RECORD, "a Produce must carry one record batch for a partition"
-            )
+        if size < HEADER_BYTES or self._internal:
+            raise self._misplaced(size)
         fields = _unpack_checked(view, start)
         length, magic, crc, attributes, delta, max_timestamp, producer_id, epoch, sequence, count = fields
         if length + LOG_OVERHEAD != size or magic != MAGIC or size > self._message_bytes_max:
@@ -178,6 +180,12 @@ class Partition:
         self.producers.apply(producer_id, epoch, sequence, base_offset + delta, count, max_timestamp)
         return base_offset
 
+    def append_own(self, batch: bytearray, now_ms: int) -> int:
+        """Queue a batch that this broker made itself; where the log ends with it."""
+        header = read_header(batch)
+        self._take(memoryview(batch), header.batch_length, header.record_count, header.max_timestamp, now_ms)
+        return self.log.next_offset
+
     def _take(self, batch: memoryview, length: int, count: int, max_timestamp: int, now_ms: int) -> int:
         """Set the batch's offset and leader epoch in place, and queue it for the end of the turn."""
         if self.offline:
@@ -196,6 +204,15 @@ class Partition:
             self._queued = True
             self._edges.turn.add_publisher(self)
         return base_offset
+
+    def _misplaced(self, size: int) -> KafkaError:
+        if self._internal:
+            return KafkaError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {self.topic}"
+            )
+        return KafkaError(
+            ErrorCode.INVALID_RECORD, f"{size} bytes are no record batch; a Produce must carry one"
+        )
 
     def _misshapen(self, length: int, magic: int, size: int) -> KafkaError:
         if magic != MAGIC:
