@@ -111,7 +111,7 @@ def test_an_index_finds_the_last_entry_up_to_a_value(
             assert index.floor(column, value, hint, 401) == (place, entries[place])
     index.store()
     again = SparseIndex(OFFSET_ENTRY, index.handle.path, disk, Handles(disk, 4))
-    assert again.load() and again.run(0, 500) == entries
+    assert again.load() and [again.entry(number) for number in range(len(again))] == entries
 
 
 def test_small_reads_are_copied_and_large_ones_mapped(tmp_path: Path) -> None:

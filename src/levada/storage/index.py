@@ -64,19 +64,21 @@ class SparseIndex:
             self.stored += len(self.tail)
             self.tail = []
 
-    def run(self, number: int, count: int) -> list[Entry]:
-        """Stored entries from `number` on, at most `count`."""
-        count = min(count, self.stored - number, RUN_ENTRIES_MAX)
+    def _read(self, number: int, count: int) -> bytes:
+        """Stored entries from `number` on, at most `count`, as they are in the file."""
         size = self._entry.size
-        data = self._disk.pread(self.handles.fd(self.handle), count * size, number * size)
-        return list(self._entry.iter_unpack(data[: len(data) // size * size]))
+        count = min(count, self.stored - number, RUN_ENTRIES_MAX)
+        return self._disk.pread(self.handles.fd(self.handle), count * size, number * size)
 
     def entry(self, number: int) -> Entry | None:
         """One entry; None where the file has lost it."""
         if number >= self.stored:
             return self.tail[number - self.stored]
-        found = self.run(number, 1)
-        return found[0] if found else None
+        data = self._read(number, 1)
+        if len(data) < self._entry.size:
+            return None
+        first, second = self._entry.unpack(data)
+        return first, second
 
     def last(self) -> Entry | None:
         return self.entry(len(self) - 1) if len(self) else None
@@ -87,25 +89,30 @@ class SparseIndex:
         With `hint`, the number of an entry known to be at or below, only the `span` entries after it are
         looked at.
         """
-        tail, key = self.tail, _COLUMNS[column]
-        if tail and key(tail[0]) <= value:
-            place = bisect_right(tail, value, key=key) - 1
+        tail = self.tail
+        if tail and tail[0][column] <= value:
+            place = bisect_right(tail, value, key=_COLUMNS[column]) - 1
             return self.stored + place, tail[place]
-        if 0 <= hint < self.stored:
-            low, count = hint, span
-        else:
-            low, count = self._narrow(key, value)
-        entries = self.run(low, count) if self.stored else []
-        place = bisect_right(entries, value, key=key) - 1
-        return (low + place, entries[place]) if place >= 0 else None
+        if not self.stored:
+            return None
+        low, count = (hint, span) if 0 <= hint < self.stored else self._narrow(column, value)
+        data = self._read(low, count)
+        size, unpack = self._entry.size, self._entry.unpack_from
+        place = (
+            bisect_right(range(len(data) // size), value, key=lambda n: unpack(data, n * size)[column]) - 1
+        )
+        if place < 0:
+            return None
+        first, second = unpack(data, place * size)
+        return low + place, (first, second)
 
-    def _narrow(self, key: Callable[[Entry], int], value: int) -> tuple[int, int]:
+    def _narrow(self, column: int, value: int) -> tuple[int, int]:
         """The first number and the count of a few stored entries that hold the last one up to `value`."""
         low, high = 0, self.stored
         while high - low > TAIL_ENTRIES_MAX:
             middle = (low + high) // 2
-            found = self.run(middle, 1)
-            if found and key(found[0]) <= value:
+            found = self.entry(middle)
+            if found and found[column] <= value:
                 low = middle
             else:
                 high = middle
