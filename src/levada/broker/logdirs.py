@@ -12,6 +12,7 @@ from levada.broker.partitions import Edges, Partition
 from levada.clock import Clock
 from levada.config import BrokerConfig, TopicConfig
 from levada.core.image import TopicImage
+from levada.errors import KafkaError
 from levada.logs import EventLog
 from levada.model import TopicPartition
 from levada.storage.dirs import FoundPartition, LogDir, LogDirError
@@ -104,6 +105,9 @@ class LogDirs:
         try:
             segments = self._open_log(log_dir, name, topic, config, existed=found is not None)
             partition = Partition(topic.name, topic.id, index, leader_epoch, segments, edges)
+        except KafkaError as error:
+            log.error("partition is offline, its log is broken", partition=str(name), error=error.detail)
+            return None
         except OSError as error:
             self._take_offline(log_dir, error)
             return None
