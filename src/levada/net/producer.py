@@ -137,6 +137,11 @@ class Producer:
     ) -> None:
         await self.close(flush=error is None)
 
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of the records that wait to be stored, about."""
+        return self._buffered
+
     async def send(
         self,
         topic: str,
@@ -161,7 +166,7 @@ class Producer:
             await self._room.wait()
         if self._closed:
             raise RuntimeError("the producer is closed")
-        lane = self._lane(self._choose(info, key, partition))
+        lane = self._lane(self._choose(info, key, partition, size))
         batch = self._open_batch(lane, size)
         answer: asyncio.Future[RecordMetadata] = self._loop.create_future()
         batch.records.append(record)
@@ -211,7 +216,7 @@ class Producer:
                 answer.cancel()
             self._finished(batch)
 
-    def _choose(self, info: TopicInfo, key: bytes | None, partition: int | None) -> TopicPartition:
+    def _choose(self, info: TopicInfo, key: bytes | None, partition: int | None, size: int) -> TopicPartition:
         count = len(info.partitions)
         if partition is not None:
             if not 0 <= partition < count:
@@ -225,12 +230,15 @@ class Producer:
         current = self._sticky.get(info.name)
         if current is not None and current < count:
             chosen = TopicPartition(info.name, current)
-            lane = self._lanes.get(chosen)
-            if lane is not None and lane.batches and lane.batches[-1].size < self._batch_bytes:
+            if self._fits(self._lanes.get(chosen), size):
                 return chosen
         available = [part.index for part in info.partitions if part.leader >= 0] or range(count)
         self._sticky[info.name] = another_partition(available, current)
         return TopicPartition(info.name, self._sticky[info.name])
+
+    def _fits(self, lane: Lane | None, size: int) -> bool:
+        """Whether the lane's last batch has room."""
+        return lane is not None and bool(lane.batches) and lane.batches[-1].size + size <= self._batch_bytes
 
     def _lane(self, partition: TopicPartition) -> Lane:
         lane = self._lanes.get(partition)
@@ -240,7 +248,7 @@ class Producer:
 
     def _open_batch(self, lane: Lane, size: int) -> Batch:
         """The lane's last batch if the record fits into it, else a new one."""
-        if lane.batches and lane.batches[-1].size + size <= self._batch_bytes:
+        if self._fits(lane, size):
             return lane.batches[-1]
         now = self._loop.time()
         batch = Batch(now + self._linger_s, now + self._delivery_timeout_s, self._loop.create_future())
