@@ -1,9 +1,11 @@
-"""`python -m bench [options]` compares with Kafka; `python -m bench quick [options]` compares with the last record."""
+"""`python -m bench` compares with Kafka, `... quick` with the last record, `... profile ROW` shows where time goes."""
 
 import sys
 
-from bench import quick, run
+from bench import profiling, quick, run
+
+COMMANDS = {"quick": quick.main, "profile": profiling.main}
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    sys.exit(quick.main(arguments[1:]) if arguments[:1] == ["quick"] else run.main(arguments))
+    command = COMMANDS.get(sys.argv[1]) if len(sys.argv) > 1 else None
+    sys.exit(command(sys.argv[2:]) if command else run.main(sys.argv[1:]))

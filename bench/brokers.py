@@ -26,6 +26,11 @@ KAFKA_JVM = (
     *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
 )
 START_TIMEOUT_S = 60.0
+# kio loads hypothesis where it finds it. A user's installation has none, a developer's has: look like the user's.
+WITHOUT_TEST_PACKAGES = (
+    "import sys; sys.modules['hypothesis'] = None; sys.argv[0] = 'levada'; "
+    "from levada.cli.main import main; main()"
+)
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 
@@ -98,7 +103,7 @@ class Broker(ABC):
             )
         while not wire.answers(self.port):
             if self._process.poll() is not None or time.perf_counter() - started > START_TIMEOUT_S:
-                raise wire.BrokerError(f"{self.name} did not start:\n{self.log_path.read_text()[-2_000:]}")
+                raise wire.BrokerError(f"{self.name} did not start:\n{self.last_words()}")
             time.sleep(0.005)
         return time.perf_counter() - started
 
@@ -112,6 +117,10 @@ class Broker(ABC):
             self._process.kill()
             self._process.wait()
         self._process = None
+
+    def last_words(self) -> str:
+        """The end of what it printed, for a reader who asks why a load failed."""
+        return self.log_path.read_text(errors="replace")[-1_500:]
 
     def remove(self) -> None:
         self.stop()
@@ -128,7 +137,7 @@ class Levada(Broker):
 
     def command(self) -> list[str]:
         where = ("--data", str(self.directory / "data"), "--port", str(self.port))
-        return [sys.executable, "-m", "levada", "start", *where]
+        return [sys.executable, "-c", WITHOUT_TEST_PACKAGES, "start", *where]
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH", ""))))

@@ -10,8 +10,8 @@ from typing import Any
 
 from bench import results
 
-WIDTH, ROW_HEIGHT, TOP, BOTTOM = 860, 34, 64, 44
-LABEL_WIDTH = 380
+WIDTH, ROW_HEIGHT, TOP, BOTTOM = 890, 34, 64, 44
+LABEL_WIDTH = 410
 OCTAVES_LEFT, OCTAVES_RIGHT = 5, 5  # 1/32 x to 32 x
 STYLE = """
 text { font: 13px system-ui, -apple-system, 'Segoe UI', sans-serif; fill: #1f2328 }

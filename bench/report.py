@@ -5,6 +5,7 @@ A page is only changed between its markers, so that the words around the tables 
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench import chart, results
@@ -149,9 +150,16 @@ def markdown(found: dict[str, Any], previous: dict[str, Any] | None) -> str:
     ]
     goals += [(goal, results.ratio(found["process"], goal.metric)) for goal in PROCESS_GOALS]
     judged = [goal.is_met(ratio) for goal, ratio in goals if ratio is not None]
+    busy = [
+        side["others"]
+        for row in found["rows"].values()
+        for side in (row.get("levada"), row.get("kafka"))
+        if side
+    ]
+    others = f" Other processes used {median(busy):.0%} of the cores." if busy else ""
     parts = [
         f"{found['when']}, revision {found['revision']}, Apache Kafka {found['kafka']}; {about}.",
-        f"{sum(judged)} of {len(judged)} goals met. Latencies are p50 / p99 / p99.9; a MB is 10^6 bytes.",
+        f"{sum(judged)} of {len(judged)} goals met. Latencies are p50 / p99 / p99.9; a MB is 10^6 bytes.{others}",
         rows_table(found),
         costs_table(found),
         process_table(found),

@@ -78,7 +78,10 @@ def warm_up(broker: Broker, seconds: float) -> None:
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         for kind in kinds:
-            kind(broker)
+            try:
+                kind(broker)
+            except BrokerError as problem:
+                raise BrokerError(f"{broker.name}: {problem}\n{broker.last_words()}") from problem
 
 
 def measure_row(row: Row, brokers: Sequence[Broker], rounds: int) -> dict[str, Any]:
@@ -93,7 +96,7 @@ def measure_row(row: Row, brokers: Sequence[Broker], rounds: int) -> dict[str, A
                 taken[broker.name].append(results.figures(row.run(broker)))
             except (BrokerError, OSError, subprocess.SubprocessError) as problem:
                 errors[broker.name] = str(problem)
-                progress(f"{row.key}: {broker.name} failed: {problem}")
+                progress(f"{row.key}: {broker.name} failed: {problem}\n{broker.last_words()}")
     measured: dict[str, Any] = {"title": row.title, "metric": row.metric, "cost": row.cost, "errors": errors}
     for name, figures in taken.items():
         if figures and name not in errors:
@@ -148,7 +151,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--full", action="store_true", default=os.environ.get("FULL") == "1", help="every row"
     )
     parser.add_argument("--rows", default="", help="only these, by key, with commas; nothing is recorded")
-    parser.add_argument("--rounds", type=int, default=0, help="of each row and broker")
+    parser.add_argument("--rounds", type=int, default=0, help="of each row and broker; nothing is recorded")
     parser.add_argument("--only", choices=("levada", "kafka"), help="one broker alone; nothing is recorded")
     parser.add_argument(
         "--data", type=Path, default=Path("/var/tmp"), help="where both brokers keep their data"
@@ -182,7 +185,7 @@ def main(arguments: Sequence[str]) -> int:
     }
     previous = results.load_results(results.LATEST)
     print(report.markdown(found, previous))
-    if len(brokers) == 2 and not wanted:
+    if len(brokers) == 2 and not wanted and not options.rounds:
         results.save_results(results.LATEST, found)
         report.publish(found, previous)
     return 1 if any(row["errors"] for row in measured["rows"].values()) else 0
