@@ -305,7 +305,7 @@ class TestCluster:
     def test_clients_are_asked_for_no_metrics(self, wire: Connection) -> None:
         answer = newest(wire, "get_telemetry_subscriptions")
         assert (answer.error_code, answer.requested_metrics) == (ErrorCode.NONE, ())
-        assert answer.client_instance_id and answer.push_interval.days == 1
+        assert answer.client_instance_id and answer.push_interval.total_seconds() == 1200
         again = newest(wire, "get_telemetry_subscriptions", client_instance_id=answer.client_instance_id)
         assert again.client_instance_id == answer.client_instance_id
 
