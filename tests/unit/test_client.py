@@ -42,7 +42,7 @@ async def produced(client: Client, topic: str, count: int, **options: Any) -> As
 def test_the_package_offers_the_client_and_nothing_it_does_not_have() -> None:
     assert package.Client is Client
     with pytest.raises(AttributeError, match="no attribute 'Clint'"):
-        _ = package.Clint  # type: ignore[attr-defined]
+        _ = package.Clint
 
 
 @pytest.mark.parametrize(

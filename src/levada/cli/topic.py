@@ -235,16 +235,16 @@ async def _description(client: "Client", name: str) -> dict[str, Any]:
 
     await existing_topic(client, name)
     info = await client.topic(name)
-    led = [TopicPartition(name, part.index) for part in info.partitions if part.leader >= 0]
+    led = [TopicPartition(name, part.partition) for part in info.partitions if part.leader >= 0]
     first = await client.list_offsets(dict.fromkeys(led, EARLIEST))
     last = await client.list_offsets(dict.fromkeys(led, LATEST))
     configs = await client.admin.describe_configs("topic", name)
     partitions = []
     for part in info.partitions:
-        key = TopicPartition(name, part.index)
+        key = TopicPartition(name, part.partition)
         partitions.append(
             {
-                "partition": part.index,
+                "partition": part.partition,
                 "leader": part.leader if part.leader >= 0 else None,
                 "leader_epoch": part.leader_epoch,
                 "replicas": list(part.replicas),

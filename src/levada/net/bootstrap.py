@@ -40,7 +40,7 @@ class BrokerInfo(NamedTuple):
 class PartitionInfo(NamedTuple):
     """A partition and the brokers that hold it."""
 
-    index: int
+    partition: int
     leader: int
     leader_epoch: int
     replicas: tuple[int, ...]
@@ -50,7 +50,7 @@ class PartitionInfo(NamedTuple):
 
 
 class TopicInfo(NamedTuple):
-    """A topic as the brokers describe it; `partitions` is ordered by index."""
+    """A topic as the brokers describe it; `partitions` is ordered by number."""
 
     name: str
     topic_id: UUID | None

@@ -15,6 +15,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.net.bootstrap import Api, BrokerInfo, ClusterMetadata, TopicInfo, error_code
 from levada.net.connection import RESPONSE_BYTES_MAX, Address, Connection, ConnectionFailed
+from levada.net.pool import Pool
 
 if TYPE_CHECKING:
     from levada.net.admin import Admin
@@ -85,12 +86,14 @@ class Client:
         self._response_bytes_max = response_bytes_max
         self._brokers: dict[int, BrokerInfo] = {}
         self._topics: dict[str, TopicInfo] = {}
-        self._connections: dict[Address, Connection] = {}
-        self._opening: dict[Address, asyncio.Task[Connection]] = {}
-        self._closed = False
+        self._pool = self.pool()
 
     async def __aenter__(self) -> "Client":
-        await self._any_connection()
+        try:
+            await self._any_connection()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(
@@ -100,12 +103,7 @@ class Client:
 
     async def close(self) -> None:
         """Close every connection; requests on the way fail with ConnectionFailed."""
-        self._closed = True
-        for opening in self._opening.values():
-            opening.cancel()
-        await asyncio.gather(*self._opening.values(), return_exceptions=True)
-        await asyncio.gather(*(connection.finish() for connection in self._connections.values()))
-        self._connections.clear()
+        await self._pool.close()
 
     # Metadata
 
@@ -268,7 +266,15 @@ class Client:
 
     # Connections
 
-    async def connection(self, node: int | None = None) -> Connection:
+    def pool(self) -> Pool:
+        """Connections of one's own, to keep long polls open on; whoever asks for it closes it."""
+        return Pool(
+            self.client_id,
+            connect_timeout_s=self._connect_timeout_s,
+            response_bytes_max=self._response_bytes_max,
+        )
+
+    async def connection(self, node: int | None = None, pool: Pool | None = None) -> Connection:
         """The connection to a broker, opened if need be; without `node` to any broker."""
         if node is None:
             return await self._any_connection()
@@ -278,50 +284,19 @@ class Client:
             broker = self._brokers.get(node)
         if broker is None:
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"there is no broker {node}")
-        return await self._connect(Address(broker.host, broker.port))
+        return await (pool or self._pool).get(Address(broker.host, broker.port))
 
     async def _any_connection(self) -> Connection:
         """A connection that is open, or to the first broker that answers."""
-        for connection in self._connections.values():
-            if not connection.closed:
-                return connection
+        connection = self._pool.any_open()
+        if connection is not None:
+            return connection
         known = [Address(broker.host, broker.port) for broker in self._brokers.values()]
         random.shuffle(known)
         failures: list[str] = []
         for address in dict.fromkeys(known + self.bootstrap):
             try:
-                return await self._connect(address)
+                return await self._pool.get(address)
             except ConnectionFailed as failure:
                 failures.append(str(failure))
-        raise ConnectionFailed("; ".join(failures))
-
-    async def _connect(self, address: Address) -> Connection:
-        connection = self._connections.get(address)
-        if connection is not None and not connection.closed:
-            return connection
-        if self._closed:
-            raise ConnectionFailed("the client is closed")
-        opening = self._opening.get(address)
-        if opening is None:
-            opening = asyncio.create_task(self._open(address), name=f"connect to {address}")
-            opening.add_done_callback(_look_at)  # its caller may be gone
-            self._opening[address] = opening
-        return await asyncio.shield(opening)
-
-    async def _open(self, address: Address) -> Connection:
-        try:
-            connection = await Connection.open(
-                address,
-                self.client_id,
-                timeout_s=self._connect_timeout_s,
-                response_bytes_max=self._response_bytes_max,
-            )
-            self._connections[address] = connection
-            return connection
-        finally:
-            del self._opening[address]
-
-
-def _look_at(task: asyncio.Task[Connection]) -> None:
-    if not task.cancelled():
-        task.exception()
+        raise ConnectionFailed("; ".join(dict.fromkeys(failures)))

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from struct import Struct
 from struct import error as StructError
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from levada.errors import ErrorCode, KafkaError
 from levada.net.bootstrap import (
@@ -224,8 +224,7 @@ class Connection(asyncio.Protocol):
         self._fail(ConnectionFailed(f"the connection to {self.address} was closed after a timeout"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are transports by what they do only
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:

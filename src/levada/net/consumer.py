@@ -94,7 +94,7 @@ class Consumer:
         partitions = list(self._assign)
         for topic in self._topics:
             info = await self._client.topic(topic)
-            partitions += [TopicPartition(topic, part.index) for part in info.partitions]
+            partitions += [TopicPartition(topic, part.partition) for part in info.partitions]
         offsets = await self._starting_offsets(self._start, list(dict.fromkeys(partitions)))
         for partition, offset in offsets.items():
             self._cursors[partition] = Cursor(partition, offset)

@@ -86,6 +86,7 @@ class Fetcher:
         self._fetch_wait_ms = fetch_wait_ms
         self._buffer_bytes = buffer_bytes
         self._loop = asyncio.get_running_loop()
+        self._pool = client.pool()
         self._cursors: list[Cursor] = []
         self._chunks: deque[Chunk] = deque()
         self._buffered = 0
@@ -104,6 +105,7 @@ class Fetcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._pool.close()
 
     def wake(self) -> None:
         """Look again what there is to fetch."""
@@ -189,7 +191,7 @@ class Fetcher:
         for cursor in cursors:
             topics[cursor.partition.topic] = await self._client.topic(cursor.partition.topic)
         wanted = [Wanted(cursor.partition, cursor.fetch_offset, -1) for cursor in cursors]
-        connection = await self._client.connection(leader)
+        connection = await self._client.connection(leader, self._pool)
         version = connection.version(FETCH)
         body = await connection.send(
             FETCH.key,

@@ -100,12 +100,7 @@ class Producer:
     ) -> None:
         from levada.net.sender import Sender
 
-        if acks not in (0, 1, "all"):
-            raise ValueError(f'acks must be 0, 1 or "all", not {acks!r}')
-        if idempotent and acks != "all":
-            raise ValueError('an idempotent producer needs acks="all"')
-        if compression.upper() not in Codec.__members__:
-            raise ValueError(f"compression must be one of none, gzip, snappy, lz4, zstd, not {compression!r}")
+        _check(acks, compression, idempotent)
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._clock = SystemClock()
@@ -232,7 +227,7 @@ class Producer:
             chosen = TopicPartition(info.name, current)
             if self._fits(self._lanes.get(chosen), size):
                 return chosen
-        available = [part.index for part in info.partitions if part.leader >= 0] or range(count)
+        available = [part.partition for part in info.partitions if part.leader >= 0] or range(count)
         self._sticky[info.name] = another_partition(available, current)
         return TopicPartition(info.name, self._sticky[info.name])
 
@@ -266,6 +261,15 @@ class Producer:
         if not batch.done.done():
             batch.done.set_result(None)
         self._room.set()
+
+
+def _check(acks: Acks, compression: Compression, idempotent: bool | None) -> None:
+    if acks not in (0, 1, "all"):
+        raise ValueError(f'acks must be 0, 1 or "all", not {acks!r}')
+    if idempotent and acks != "all":
+        raise ValueError('an idempotent producer needs acks="all"')
+    if compression.upper() not in Codec.__members__:
+        raise ValueError(f"compression must be one of none, gzip, snappy, lz4, zstd, not {compression!r}")
 
 
 def _size(record: Record) -> int:
