@@ -91,6 +91,9 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self._listener.forget(self)
+        if self._frame is not None:
+            self._memory.discard(self._frame)
+            self._frame = None
         for waiter in self.outbox.clear():
             waiter.give_up()
 
@@ -98,7 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._frame is None:
             return self._memory.room()
         if self._frame_filled == len(self._frame):
-            self._grow()
+            self._frame = self._memory.grow(self._frame, self._frame_size)
         return memoryview(self._frame)[self._frame_filled : min(self._frame_size, len(self._frame))]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -149,16 +152,9 @@ class Connection(asyncio.BufferedProtocol):
             self._frame_size = frame_end(rest, 0, self._listener.limits.frame_bytes_max)
         else:
             self._frame_size = SIZE_BYTES
-        self._frame = self._memory.lend(self._frame_size)
+        self._frame = self._memory.lend(self._frame_size, len(rest))
         self._frame[: len(rest)] = rest
         self._frame_filled = len(rest)
-
-    def _grow(self) -> None:
-        """More of the frame has come than its buffer holds, so it is worth a bigger one."""
-        assert self._frame is not None
-        bigger = bytearray(min(self._frame_size, 4 * len(self._frame)))
-        bigger[: self._frame_filled] = self._frame
-        self._frame = bigger
 
     def _fill(self, nbytes: int) -> None:
         assert self._frame is not None
@@ -167,6 +163,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         view = memoryview(self._frame)
         if self._frame_size == SIZE_BYTES:
+            self._memory.discard(self._frame)
             rest, self._frame = view[:SIZE_BYTES], None
             try:
                 self._keep(rest)
