@@ -62,7 +62,7 @@ class Broker:
     def check_health(self) -> None:
         """The broker is up, its memory bounded, its log free of traces, and healthy clients notice nothing."""
         assert self.process.poll() is None, f"the broker ended: {self.tail()}"
-        assert "Traceback" not in self.log.read_text(), self.tail()
+        assert no_bug(self.log), self.tail()
         assert self.patient is not None
         self.rounds += 1
         with Connection(self.bootstrap) as new:
@@ -104,12 +104,17 @@ class Offender:
         self._broker = broker
         self._socket: socket.socket | None = None
         self.closed = self.kept = 0  # how often the broker hung up, or went on
+        self.answers: list[bytes] = []
 
     def attack(self, frame: bytes) -> bool:
-        """Send a frame and a valid request after it; whether the broker went on and answered the second one."""
+        """Send a frame and a valid request after it; whether the broker went on and answered the second one.
+
+        `answers` then holds what it said to the first.
+        """
         return self.attack_raw(struct.pack(">i", len(frame)) + frame)
 
     def attack_raw(self, data: bytes) -> bool:
+        self.answers = []
         if self._socket is None:
             self._socket = self.connect()
         try:
@@ -136,6 +141,7 @@ class Offender:
             frame = self._receive(size)
             if struct.unpack_from(">i", frame)[0] == PROBE_ID:
                 return
+            self.answers.append(frame)
 
     def _receive(self, size: int) -> bytes:
         received = bytearray()
@@ -165,7 +171,13 @@ def running(directory: Path) -> Iterator[Broker]:
         process.send_signal(signal.SIGTERM)
         process.wait(READY_S)
     assert process.returncode == 0, broker.tail()
-    assert "Traceback" not in log.read_text(), broker.tail()
+    assert no_bug(log), broker.tail()
+
+
+def no_bug(log: Path) -> bool:
+    """Whether the broker's log is free of traces and errors."""
+    text = log.read_text()
+    return "Traceback" not in text and "[error" not in text and "handler failed" not in text
 
 
 def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:

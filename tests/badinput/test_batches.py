@@ -19,10 +19,10 @@ COMPACTED = "compacted"
 BOMB_BYTES = 1 << 30
 
 # With a valid CRC a broker may take these: such values are legal, or, as records, not looked at on the way.
-LEGAL = ("attributes", "base_time", "max_time", "producer_id", "producer_epoch", "base_sequence", "record byte")
+LEGAL = (
     "attributes",
-    "base_timestamp",
-    "max_timestamp",
+    "base_time",
+    "max_time",
     "producer_id",
     "producer_epoch",
     "base_sequence",

@@ -5,11 +5,23 @@ nothing.
 """
 
 import uuid
+from typing import Any
 
 import pytest
+from kio.index import load_entity_schema
+from kio.serial import entity_reader
+from kio.static.constants import EntityType
 from tests.badinput.broker import Broker, Offender
 from tests.badinput.golden import apis, golden, versions
 from tests.badinput.hostile import mutations
+
+
+def is_whole(api: str, version: int, answer: bytes) -> bool:
+    """Whether kio reads every byte of an answer, as of this version."""
+    schema: Any = load_entity_schema(api, version, EntityType.response)
+    _, start = entity_reader(schema.__header_schema__)(answer, 0)
+    _, size = entity_reader(schema)(answer, start)
+    return start + int(size) == len(answer)
 
 
 @pytest.mark.parametrize("api", [name for name, _ in apis()])
@@ -22,6 +34,8 @@ def test_every_field_mutated(api: str, broker: Broker, offender: Offender, topic
                 offender.attack(frame)
             except TimeoutError:
                 pytest.fail(f"{api} v{version}, {what}: neither an answer nor a closed connection")
+            for answer in offender.answers:
+                assert is_whole(api, version, answer), f"{api} v{version}, {what}: no answer of its version"
             if count % 500 == 0:
                 broker.check_health()
     print(f"{count} cases, {offender.closed} connections closed")
