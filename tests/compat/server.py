@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 READY_S = 30.0
-_ADDRESS = re.compile(rb"(127\.0\.0\.1:\d+)")
+_ADDRESS = re.compile(rb"bootstrap\.servers=(\S+)\s")
 
 
 @contextmanager

@@ -20,6 +20,7 @@ MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
+SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}  # by version
 NOWHERE = (-1, -1)
 HIGH_WATERMARK = -1  # DeleteRecords: everything that is committed
 
@@ -33,6 +34,8 @@ def list_offsets(
 
     def of_partition(partition: Partition, asked: Any) -> Any:
         partition.check_leader_epoch(asked.current_leader_epoch)
+        if call.api_version < SINCE.get(asked.timestamp, 0):
+            raise _meaningless(asked.timestamp)
         timestamp, offset = _find(partition, asked.timestamp)
         return answer.ListOffsetsPartitionResponse(
             partition_index=asked.partition_index,
@@ -73,9 +76,13 @@ def _find(partition: Partition, timestamp: int) -> tuple[int, int]:
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return NOWHERE
     if timestamp < 0:
-        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} has no meaning here")
+        raise _meaningless(timestamp)
     found = partition.log.offset_for_timestamp(timestamp)
     return found if found is not None and found[1] < partition.high_watermark else NOWHERE
+
+
+def _meaningless(timestamp: int) -> KafkaError:
+    return KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} has no meaning in this version")
 
 
 @handles("delete_records", versions=range(3))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from levada.api.registry import handles_frames
 from levada.broker.broker import Broker
-from levada.broker.partitions import KeylessRecordsError, Partition
+from levada.broker.partitions import Partition, RefusedRecordsError
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.net.listener import Connection
@@ -193,8 +193,6 @@ def _check_codec(view: memoryview, start: int, end: int) -> None:
 
 
 def _refusal(topic: bytes, index: int, error: KafkaError) -> PartitionResult:
-    record_errors: tuple[tuple[int, str], ...] = ()
-    if isinstance(error, KeylessRecordsError):
-        record_errors = tuple((position, "a compacted topic needs a key") for position in error.positions)
+    record_errors = tuple(error.record_errors) if isinstance(error, RefusedRecordsError) else ()
     message = error.detail or None
     return PartitionResult(topic, index, error.code, error_message=message, record_errors=record_errors)

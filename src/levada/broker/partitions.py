@@ -21,6 +21,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.model import Codec
 from levada.net.turn import Turn
+from levada.settings import LONG_MAX
 from levada.storage.log import Log
 from levada.storage.slices import Slice
 from levada.wire.batches import (
@@ -32,6 +33,7 @@ from levada.wire.batches import (
     MAGIC,
     PLACE,
     TRANSACTIONAL_BIT,
+    Record,
     decode,
     read_header,
     stamp_append_time,
@@ -69,6 +71,7 @@ class Partition:
         "_edges",
         "_flush_messages",
         "_flush_ms",
+        "_inspects",
         "_internal",
         "_keyed",
         "_message_bytes_max",
@@ -129,6 +132,7 @@ class Partition:
         self._after_max_ms = config.message_timestamp_after_max_ms
         self._before_max_ms = config.message_timestamp_before_max_ms
         self._keyed = "compact" in config.cleanup_policy
+        self._inspects = self._keyed or config.message_timestamp_before_max_ms < LONG_MAX
         self._flush_messages = config.flush_messages
         self._flush_ms = config.flush_ms
         self._waits_for_fsync = config.levada_acks_wait_for_fsync
@@ -161,14 +165,14 @@ class Partition:
             or not 0 < count < size
             or attributes & _UNUSUAL
             or attributes & CODEC_MASK > _CODEC_MAX
-            or self._keyed
+            or self._inspects
         ):
-            self._check_unusual(batch, attributes, delta, count)
+            self._check_unusual(batch, attributes, delta, count, now_ms)
         if self.stamps_append_time:
             stamp_append_time(batch, now_ms)
             max_timestamp = now_ms
-        elif max_timestamp - now_ms > self._after_max_ms or now_ms - max_timestamp > self._before_max_ms:
-            raise KafkaError(ErrorCode.INVALID_TIMESTAMP, f"timestamp {max_timestamp} is too far from now")
+        elif max_timestamp - now_ms > self._after_max_ms:
+            raise self._untimely(decode(batch), now_ms)
         if producer_id < 0:
             return self._take(batch, length, count, max_timestamp, now_ms)
         if sequence < 0:
@@ -220,14 +224,16 @@ class Partition:
         if length + LOG_OVERHEAD < size:
             return KafkaError(ErrorCode.INVALID_RECORD, "a Produce may carry one batch for a partition only")
         if length + LOG_OVERHEAD > size:
-            return KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch is shorter than it says")
+            return KafkaError(ErrorCode.INVALID_RECORD, "the batch is shorter than it says")
         return KafkaError(
             ErrorCode.MESSAGE_TOO_LARGE,
             f"a batch of {size} bytes; max.message.bytes of {self.topic} is {self._message_bytes_max}",
         )
 
-    def _check_unusual(self, batch: memoryview, attributes: int, last_offset_delta: int, count: int) -> None:
-        """A batch that must be refused or looked into: more records than bytes, or keys that must be there."""
+    def _check_unusual(
+        self, batch: memoryview, attributes: int, last_offset_delta: int, count: int, now_ms: int
+    ) -> None:
+        """A batch that must be refused or looked into: more records than bytes, keys that must be there, old times."""
         if attributes & CONTROL_BIT:
             raise KafkaError(ErrorCode.INVALID_RECORD, "clients may not write control records")
         if attributes & TRANSACTIONAL_BIT:
@@ -236,9 +242,27 @@ class Partition:
             raise KafkaError(
                 ErrorCode.INVALID_RECORD, f"{count} records, but offsets for {last_offset_delta + 1}"
             )
-        keyless = [i for i, record in enumerate(decode(batch)) if record.key is None]
-        if keyless and self._keyed:
-            raise KeylessRecordsError(keyless)
+        records = decode(batch)
+        if self._keyed:
+            keyless = [
+                (i, "a compacted topic needs a key") for i, record in enumerate(records) if record.key is None
+            ]
+            if keyless:
+                raise RefusedRecordsError(ErrorCode.INVALID_RECORD, "records without a key", keyless)
+        if not self.stamps_append_time:
+            untimely = self._untimely(records, now_ms)
+            if untimely.record_errors:
+                raise untimely
+
+    def _untimely(self, records: list[Record], now_ms: int) -> "RefusedRecordsError":
+        """The records whose time is too far ahead or behind."""
+        first, last = now_ms - self._before_max_ms, now_ms + self._after_max_ms
+        errors = [
+            (position, f"timestamp {record.timestamp} is not within [{first}, {last}]")
+            for position, record in enumerate(records)
+            if not first <= record.timestamp <= last
+        ]
+        return RefusedRecordsError(ErrorCode.INVALID_TIMESTAMP, "timestamps too far from now", errors)
 
     def publish(self) -> None:
         """Write what was queued; then move the high watermark, or have the disk asked to."""
@@ -351,11 +375,9 @@ def _load_producers(segments: Log) -> ProducerStates:
     return states
 
 
-class KeylessRecordsError(KafkaError):
-    """Records without a key in a compacted topic, told one by one as Kafka does."""
+class RefusedRecordsError(KafkaError):
+    """A batch refused for some of its records, which are told one by one as Kafka does: (position, why)."""
 
-    def __init__(self, positions: list[int]) -> None:
-        super().__init__(
-            ErrorCode.INVALID_RECORD, "One or more records have been rejected: compacted topics need keys"
-        )
-        self.positions = positions
+    def __init__(self, code: ErrorCode, detail: str, record_errors: list[tuple[int, str]]) -> None:
+        super().__init__(code, detail)
+        self.record_errors = record_errors

@@ -31,7 +31,9 @@ class Aiokafka:
     """aiokafka's producer, consumer and admin."""
 
     name: ClassVar[str] = "aiokafka"
-    lacks: ClassVar[frozenset[str]] = frozenset({"topic_ids", "sends_any_topic_name", "knows_invalid_record"})
+    lacks: ClassVar[frozenset[str]] = frozenset(
+        {"topic_ids", "sends_any_topic_name", "knows_invalid_record", "describes_without_creating"}
+    )
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
