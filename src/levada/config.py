@@ -4,6 +4,7 @@ An attribute is the setting's name with `_` for `.`. A topic's defaults come fro
 alteration while the broker runs makes a new object: nobody sees half of a change.
 """
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -52,9 +53,7 @@ class BrokerConfig:
         ("PLAINTEXT:PLAINTEXT",),
         "NAME:PROTOCOL of each listener, separated by commas.",
     )
-    controller_listener_names: Strings = setting(
-        (), "Listeners of Kafka's controller: Levada opens none for it."
-    )
+    controller_listener_names: Strings = setting((), "Listeners of Kafka's controller: not opened.")
     levada_allow_plaintext_beyond_loopback: bool = setting(
         False, "Open plaintext listeners to the network, where anyone who can connect can read and write."
     )
@@ -185,8 +184,9 @@ class BrokerConfig:
 
     @property
     def advertised_endpoints(self) -> tuple[Endpoint, ...]:
-        """Where clients shall connect, by listener."""
-        return self._endpoints(self.advertised_listeners or self.listeners)
+        """Where clients shall connect, by listener; a host that was left out is this machine's name."""
+        told = self._endpoints(self.advertised_listeners or self.listeners)
+        return tuple(item if item.host else item._replace(host=socket.gethostname()) for item in told)
 
     def _endpoints(self, texts: Strings) -> tuple[Endpoint, ...]:
         return listeners.parse(texts, self.listener_security_protocol_map, self.controller_listener_names)

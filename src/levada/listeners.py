@@ -11,6 +11,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.model import Endpoint
 
 PORT_MAX: Final = 65_535
+EVERY_ADDRESS: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104 (it is refused)
 LOOPBACK_NAMES: Final = frozenset(("localhost", "::1"))
 
 
@@ -49,6 +50,10 @@ def check(endpoints: Sequence[Endpoint], advertised: Sequence[Endpoint], *, beyo
                 "Set levada.allow.plaintext.beyond.loopback=true if that is meant",
             )
     for endpoint in advertised:
+        if endpoint.host in EVERY_ADDRESS:
+            raise _rejected(
+                "advertised.listeners", f"{endpoint.host} is no address that clients can connect to; name one"
+            )
         if endpoint.listener not in names:
             raise _rejected("advertised.listeners", f"{endpoint.listener} is not among the listeners")
 

@@ -1,5 +1,7 @@
 """Settings: Kafka's names, types, defaults and bounds; where they come from; what is said of strangers."""
 
+import socket
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -240,6 +242,7 @@ def test_a_stranger_is_a_warning_that_says_why(name: str, words: str) -> None:
         ("listeners", "", "there is none"),
         ("listeners", "PLAINTEXT://localhost:1,PLAINTEXT://localhost:2", "different name"),
         ("advertised.listeners", "OTHER://localhost:1", "not among the listeners"),
+        ("advertised.listeners", "PLAINTEXT://0.0.0.0:1", "no address that clients can connect to"),
         ("log.segment.bytes", "large", "not a whole number"),
         ("node.id", "-5", "less than the minimum"),
     ],
@@ -269,6 +272,7 @@ def test_listeners_have_names_protocols_and_advertised_addresses() -> None:
 def test_a_listener_may_be_opened_to_the_network_on_purpose() -> None:
     config = load(listeners="PLAINTEXT://:9092", levada_allow_plaintext_beyond_loopback="true")
     assert not listeners.is_loopback(config.endpoints[0].host)
+    assert config.advertised_endpoints[0].host == socket.gethostname()
 
 
 def test_settings_altered_while_running_make_a_new_config_and_keep_what_was_given() -> None:

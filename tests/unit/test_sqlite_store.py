@@ -368,15 +368,21 @@ async def test_a_second_broker_with_the_same_id_is_refused(tmp_path: Path) -> No
     await controller.stop()
 
 
-@on_a_loop
-async def test_data_of_another_cluster_is_refused(tmp_path: Path) -> None:
-    controller = await started(tmp_path / "m.db", [])
-    await controller.stop()
-    other = Controller(SqliteStore(str(tmp_path / "m.db"), ManualClock()), lambda image: None)
-    with pytest.raises(KafkaError) as caught:
-        await other.start(BrokerImage(1, ()), "another-cluster")
-    assert caught.value.code == ErrorCode.INCONSISTENT_CLUSTER_ID
-    await other.stop()
+@pytest.mark.parametrize(("file", "words"), [("m.db", "belongs to cluster"), ("new.db", "metadata is gone")])
+def test_metadata_that_is_not_of_the_log_dirs_is_refused(tmp_path: Path, file: str, words: str) -> None:
+    """An image that does not know the topics of the log dirs must never be followed: their logs would be removed."""
+
+    async def run() -> None:
+        controller = await started(tmp_path / "m.db", [])
+        await controller.stop()
+        images: list[ClusterImage] = []
+        other = Controller(SqliteStore(str(tmp_path / file), ManualClock()), images.append)
+        with pytest.raises(KafkaError, match=words) as caught:
+            await other.start(BrokerImage(1, ()), "another-cluster")
+        assert caught.value.code == ErrorCode.INCONSISTENT_CLUSTER_ID and images == []
+        await other.stop()
+
+    asyncio.run(run())
 
 
 @on_a_loop

@@ -56,25 +56,33 @@ class Controller:
         self._on_image = on_image
         self._versions: dict[str, int] = {}  # of every row the image is made of
         self._turn = asyncio.Lock()
+        self._early: list[Rows] | None = []  # changes that came while starting
         self._lease: Lease | None = None  # while it is held, no other process is this broker
 
     async def start(self, broker: BrokerImage, cluster_id: str | None = None) -> None:
         """Read the store, make a cluster of it if it is new, and register this broker.
 
-        A cluster id that data dirs already carry must be the store's.
+        `cluster_id` is what used log dirs say.
         """
         try:
-            self._follow(await self._store.open(self._follow))
+            whole = await self._store.open(self._told)
             self._lease = await self._store.acquire(f"/brokers/{broker.id}", self._lease_lost)
+            if self._lease is None:
+                raise KafkaError(
+                    ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+                    f"another broker with node.id {broker.id} is running",
+                )
+            self._advance(whole)
+            _check_cluster(self.image, cluster_id)
+            self._follow(whole)
         except StoreError as error:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         except ValueError as error:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"metadata cannot be read: {error}") from error
-        if self._lease is None:
-            raise KafkaError(
-                ErrorCode.DUPLICATE_BROKER_REGISTRATION, f"another broker with node.id {broker.id} is running"
-            )
-        await self._carry_out(lambda image: _registered(image, broker, cluster_id))
+        early, self._early = self._early, None
+        for news in early or ():
+            self._follow(news)
+        await self._carry_out(lambda image: _registered(image, broker))
 
     async def submit(self, command: Command) -> ClusterImage:
         """Carry out a command; the image is the one it was decided to give, and this broker has followed it."""
@@ -126,8 +134,19 @@ class Controller:
     def _lease_lost(self) -> None:
         log.error("another process has taken this broker's place; nothing is decided here any more")
 
+    def _told(self, news: Rows) -> None:
+        """The store has changed. Nothing is followed before it is sure that this broker may."""
+        if self._early is None:
+            self._follow(news)
+        else:
+            self._early.append(news)
+
     def _follow(self, news: Rows) -> None:
-        """The store has changed: make the next image and tell the broker."""
+        self._advance(news)
+        self._on_image(self.image)
+
+    def _advance(self, news: Rows) -> None:
+        """Make the next image."""
         if news.whole:
             self._versions.clear()
         for row in news.rows:
@@ -138,7 +157,6 @@ class Controller:
         former = ClusterImage() if news.whole else self.image
         changes = (rows.decode(row.key, row.value) for row in news.rows)
         self.image = former.apply([change for change in changes if change is not None], news.revision)
-        self._on_image(self.image)
 
 
 def _decide_all(image: ClusterImage, commands: Sequence[Command]) -> tuple[Decision, list[Change]]:
@@ -156,19 +174,25 @@ def _decide_all(image: ClusterImage, commands: Sequence[Command]) -> tuple[Decis
     return Decision(image, errors), changes
 
 
-def _registered(image: ClusterImage, broker: BrokerImage, cluster_id: str | None) -> list[Change]:
-    if cluster_id and image.cluster_id not in ("", cluster_id):
-        raise KafkaError(
-            ErrorCode.INCONSISTENT_CLUSTER_ID,
-            f"the log dirs belong to cluster {cluster_id}, the metadata to {image.cluster_id}",
-        )
+def _check_cluster(image: ClusterImage, cluster_id: str | None) -> None:
+    """Refuse metadata that is not of the log dirs: topics it does not know would be taken for deleted ones."""
+    if cluster_id is None or image.cluster_id == cluster_id:
+        return
+    if image.cluster_id:
+        why = f"the metadata belongs to cluster {image.cluster_id}"
+    else:
+        why = "its metadata is gone; bring it back, or move the log dirs away to begin anew"
+    raise KafkaError(ErrorCode.INCONSISTENT_CLUSTER_ID, f"the log dirs belong to cluster {cluster_id}: {why}")
+
+
+def _registered(image: ClusterImage, broker: BrokerImage) -> list[Change]:
     # The revision has grown since any earlier registration, so it tells this start from those before.
     changes: list[Change] = [
         BrokerChanged(replace(broker, epoch=image.revision + 1)),
         ControllerChanged(broker.id),
     ]
     if not image.cluster_id:
-        changes.insert(0, ClusterFormed(cluster_id or new_cluster_id()))
+        changes.insert(0, ClusterFormed(new_cluster_id()))
     return changes
 
 

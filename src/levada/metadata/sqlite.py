@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 FORMAT_VERSION: Final = 1
 POLL_S: Final = 0.25  # how late the writes of another process are noticed
 BUSY_TIMEOUT_S: Final = 10.0  # how long another process may hold the file
-CHANGES_KEPT: Final = 10_000  # who is further behind reads the whole store again
+CHANGES_KEPT: Final = 1_000  # who is further behind reads the whole store again
 
 SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS rows"
