@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import resource
 import signal
 import sys
 
@@ -32,6 +33,7 @@ from levada.errors import KafkaError
 from levada.metadata.sqlite import SqliteStore
 from levada.metadata.store import StoreError
 from levada.model import Endpoint
+from levada.net.admission import Admission
 from levada.net.listener import Limits, Listener
 from levada.net.memory import ReceiveMemory
 from levada.net.turn import Turn
@@ -68,7 +70,7 @@ class Server:
         """Open the logs, join the cluster, then let clients in."""
         config = self._config
         turn = Turn(asyncio.get_running_loop().call_soon)
-        memory = ReceiveMemory(turn.end)
+        memory = ReceiveMemory(config.queued_max_request_bytes)
         turn.on_end(memory.reset)
         log_dirs = LogDirs(config, OsDisk(), self._clock)
         log_dirs.lock()
@@ -76,8 +78,9 @@ class Server:
             store = SqliteStore(os.path.join(log_dirs.first, METADATA_FILE), self._clock)
             self.broker = broker = Broker(config, self._clock, store, log_dirs, turn)
             dispatch = dispatcher(broker, self._faults)
+            admission = Admission(config.max_connections, config.max_connections_per_ip)
             for endpoint in config.endpoints:
-                listener = Listener(endpoint.listener, dispatch, turn, memory, _limits(config))
+                listener = Listener(endpoint.listener, dispatch, turn, memory, _limits(config), admission)
                 self._listeners.append(listener)
                 port = listener.bind(endpoint.host, endpoint.port)
                 self.endpoints.append(endpoint._replace(port=port))
@@ -114,8 +117,6 @@ def _limits(config: BrokerConfig) -> Limits:
         frame_bytes_max=config.socket_request_max_bytes,
         requests_in_flight_max=config.levada_connection_requests_in_flight_max,
         queued_bytes_max=config.levada_connection_queued_bytes_max,
-        connections_max=config.max_connections,
-        connections_per_ip_max=config.max_connections_per_ip,
         idle_ms_max=config.connections_max_idle_ms,
     )
 
@@ -163,8 +164,15 @@ def _greeting(server: Server) -> list[str]:
     return lines
 
 
+def _raise_open_files_limit() -> None:
+    """Let this process open as many files as it may: a shell's usual 1,024 is few for segments and clients."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def run(config: BrokerConfig) -> None:
     """Run a broker in this process until SIGTERM or SIGINT. A reason not to start is one sentence on stderr."""
+    _raise_open_files_limit()
     logs.configure(config.levada_log_format, config.levada_log_level)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:

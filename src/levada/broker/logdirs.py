@@ -4,6 +4,7 @@ An I/O error takes its directory offline with every partition in it; the process
 """
 
 import asyncio
+import resource
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,6 +23,8 @@ from levada.storage.log import Log
 
 log = EventLog(__name__)
 
+SYNC_THREADS = 16
+
 
 class LogDirs:
     """All of `log.dirs`."""
@@ -31,7 +34,9 @@ class LogDirs:
         self.paths = list(config.log_dirs)
         self._config = config
         self._clock = clock
-        self._handles = Handles(disk, config.levada_open_files_max)
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # Half of what the process may open is left to clients.
+        self._handles = Handles(disk, min(config.levada_open_files_max, allowed // 2))
         self._dirs: list[LogDir] = []
         self._unopened: list[str] = []  # directories that failed at the start
         self._found: dict[TopicPartition, tuple[LogDir, FoundPartition]] = {}  # on disk, not yet opened
@@ -235,14 +240,29 @@ class LogDirs:
 
         self._loop.run_in_executor(self._threads, run)
 
+    def _sync_all(self, partitions: list[Partition]) -> list[tuple[Partition, OSError | None]]:
+        """Bring all logs to the disk, several at a time, since the disk is what is waited for."""
+
+        def sync(partition: Partition) -> tuple[Partition, OSError | None]:
+            try:
+                partition.log.flush()
+            except OSError as error:
+                return partition, error
+            return partition, None
+
+        with ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="sync") as threads:
+            return list(threads.map(sync, partitions))
+
     def close(self, partitions: Iterable[Partition]) -> None:
         """Close every log cleanly and let the directories go."""
         for commit in self._commits.values():
             commit.close()
         self._threads.shutdown(wait=True)
         closed = []
-        for partition in partitions:
-            if not partition.offline:
+        for partition, error in self._sync_all([one for one in partitions if not one.offline]):
+            if error is not None:
+                self.failed(partition, error)
+            elif not partition.offline:
                 try:
                     partition.close()
                     closed.append(partition)

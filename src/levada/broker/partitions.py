@@ -286,10 +286,14 @@ class Partition:
         else:
             self._unflushed = unflushed
 
+    def crashed(self, error: Exception) -> None:
+        """A bug while publishing: what the log holds is not known any more."""
+        self.go_offline()
+
     def synced(self) -> None:
         """The group commit has brought everything below the recovery point to the disk."""
         self._unflushed = self.log.log_end_offset - self.log.recovery_point
-        if self._waits_for_fsync and self.log.recovery_point > self.high_watermark:
+        if self.log.recovery_point > self.high_watermark:
             self._advance(self.log.recovery_point)
 
     def flush_if_due(self, now_ms: int) -> None:
@@ -325,7 +329,11 @@ class Partition:
         """Batches from `offset` that readers may see."""
         if self.offline:
             raise self.storage_error()
-        return self.log.read(offset, max_bytes, self.high_watermark, minimum_one)
+        try:
+            return self.log.read(offset, max_bytes, self.high_watermark, minimum_one)
+        except OSError as error:
+            self._edges.failed(self, error)
+            raise self.storage_error() from None
 
     def delete_records(self, offset: int) -> int:
         """Trim the log's beginning; the new first offset."""
@@ -355,7 +363,7 @@ class Partition:
 
     def save_producers(self, offset: int) -> None:
         """Keep what is known of producers with the log, as of `offset`, the base of the next batch."""
-        if len(self.producers):
+        if offset and offset not in self.log.snapshots():
             self.log.write_snapshot(offset, self.producers.encode_snapshot())
 
 
