@@ -259,9 +259,9 @@ class LogDirs:
             commit.close()
         self._threads.shutdown(wait=True)
         closed = []
-        for partition, error in self._sync_all([one for one in partitions if not one.offline]):
-            if error is not None:
-                self.failed(partition, error)
+        for partition, failure in self._sync_all([one for one in partitions if not one.offline]):
+            if failure is not None:
+                self.failed(partition, failure)
             elif not partition.offline:
                 try:
                     partition.close()
