@@ -103,7 +103,7 @@ class Reading:
         if self.cold:
             self.warm()
         elif missing <= 0 or self.failed or request.max_wait_ms <= 0 or not self.found:
-            self._connection.reply(self.encode())
+            self._connection.reply(self.encode(), self.size)
         else:
             call_later = self._broker.call_later
             self._connection.reply(

@@ -172,7 +172,7 @@ class _Request:
         if inspect.isawaitable(result):
             self._await(result, request)
         else:
-            self.connection.reply(self._encode(result))
+            self._answer(result)
 
     def _read(self) -> object:
         """The request; None for ApiVersions in a version that is not known, refused in the oldest one."""
@@ -182,6 +182,10 @@ class _Request:
         return messages.read_request(
             self.api_key, self.version, memoryview(self.frame).toreadonly(), self.position
         )
+
+    def _answer(self, response: object) -> None:
+        reply = self._encode(response)
+        self.connection.reply(reply, len(reply))
 
     def _encode(self, response: object) -> bytes:
         head = messages.write_response_header(self.api_key, self.version, self.correlation_id)
@@ -216,7 +220,7 @@ class _Request:
             self.connection.close("dropped by an ordered fault")
         elif fault.error is not None:
             ordered = KafkaError(fault.error, "an ordered fault")
-            self.connection.reply(self._encode(error_response(self.api_key, self._read(), ordered)))
+            self._answer(error_response(self.api_key, self._read(), ordered))
         else:
             self.handle()
 

@@ -57,7 +57,7 @@ class Answer:
 class LongPoll:
     """A Fetch that found less than it asked for."""
 
-    __slots__ = ("_client", "_finish", "_missing_bytes", "_partitions", "_reply", "_timer")
+    __slots__ = ("_client", "_finish", "_missing_bytes", "_partitions", "_ready", "_timer")
 
     def __init__(
         self,
@@ -72,25 +72,26 @@ class LongPoll:
         self._partitions = partitions
         self._missing_bytes = missing_bytes
         self._finish = finish
-        self._reply: Reply | None = None
-        self._timer = call_later(max_wait_ms / 1000, self._answer)
+        self._ready = False
+        self._timer = call_later(max_wait_ms / 1000, self._end)
         for partition in partitions:
             partition.waiters.add(self)
 
     def news(self, published_bytes: int) -> None:
         self._missing_bytes -= published_bytes
         if self._missing_bytes <= 0 or published_bytes == 0:
-            self._answer()
+            self._end()
 
     def collect(self) -> Reply | None:
-        return self._reply
+        """Read only now: by the end of the turn all of its partitions have been written."""
+        return self._finish() if self._ready else None
 
     def give_up(self) -> None:
         self._timer.cancel()
         for partition in self._partitions:
             partition.waiters.discard(self)
 
-    def _answer(self) -> None:
+    def _end(self) -> None:
         self.give_up()
-        self._reply = self._finish()
+        self._ready = True
         self._client.wake()

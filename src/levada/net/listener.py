@@ -6,32 +6,31 @@ The first half of the hot path. Bytes are received into the shared arena, cut in
 
 import asyncio
 import socket
-from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
 from levada.errors import KafkaError
 from levada.logs import EventLog
-from levada.net.memory import ReceiveMemory
+from levada.net.admission import Admission
+from levada.net.memory import PARSED_BYTES_MAX, POSITION_MAX, ReceiveMemory
 from levada.net.turn import Turn
-from levada.wire.connection import SIZE_BYTES, Outbox, Pending, Reply, frame_end
+from levada.wire.connection import SIZE_BYTES, Buffer, Outbox, Pending, Reply, frame_end
 
 log = EventLog(__name__)
 
 BACKLOG = 1024
 UNSENT_BYTES_HIGH = 256 * 1024  # the socket's own queue: above it, no further request of this client is begun
+STOP_SECONDS = 1.0  # for clients to take their last answers when the broker stops
 
 Dispatch = Callable[["Connection", memoryview, int, int], None]
 
 
 class Limits(NamedTuple):
-    """What clients may take, by Kafka's settings."""
+    """What a client may take, by Kafka's settings."""
 
     frame_bytes_max: int
     requests_in_flight_max: int
     queued_bytes_max: int
-    connections_max: int
-    connections_per_ip_max: int
     idle_ms_max: int
 
 
@@ -53,6 +52,7 @@ class Connection(asyncio.BufferedProtocol):
         "client_id",
         "closed",
         "delayed",
+        "host",
         "last_active",
         "listener_name",
         "outbox",
@@ -73,12 +73,12 @@ class Connection(asyncio.BufferedProtocol):
         self._reading = True
         self._slow = False
         self.listener_name = listener.name
-        self.outbox = Outbox()
+        self.outbox = Outbox(UNSENT_BYTES_HIGH)
         self.closed = False
         self.delayed = False  # no further request is begun while the answer to one is held back
         self.client_id: str | None = None
         self.last_active = 0.0
-        self.peer = ""
+        self.host = self.peer = ""
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
 
     # The socket side, called by the loop.
@@ -92,7 +92,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = True
         self._listener.forget(self)
         if self._frame is not None:
-            self._memory.discard(self._frame)
+            self._memory.discard(self._frame, self._frame_size)
             self._frame = None
         for waiter in self.outbox.clear():
             waiter.give_up()
@@ -106,19 +106,22 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_active = self._listener.now()
+        memory = self._memory
         if self._frame is not None:
             self._fill(nbytes)
-            return
-        memory = self._memory
-        start = memory.position
-        memory.position = start + nbytes
-        self._cut(memory.arena, start, start + nbytes)
+        else:
+            start = memory.position
+            memory.position = start + nbytes
+            self._cut(memory.arena, start, start + nbytes)
+        if memory.position > POSITION_MAX or memory.parsed_bytes > PARSED_BYTES_MAX:
+            self._turn.end()  # not in get_buffer: a connection that is closed inside it takes the process with it
 
     def pause_writing(self) -> None:
         self._slow = True
 
     def resume_writing(self) -> None:
         self._slow = False
+        self.last_active = self._listener.now()
         self.wake()
 
     # Frames.
@@ -128,12 +131,19 @@ class Connection(asyncio.BufferedProtocol):
         dispatch = self._dispatch
         frame_bytes_max = self._listener.limits.frame_bytes_max
         in_flight_max = self._listener.limits.requests_in_flight_max
+        queued_bytes_max = self._listener.limits.queued_bytes_max
+        outbox = self.outbox
         try:
             while stop - position >= SIZE_BYTES:
                 end = frame_end(view, position, frame_bytes_max)
                 if end > stop:
                     break
-                if self._slow or self.delayed or len(self.outbox) >= in_flight_max:
+                if (
+                    self._slow
+                    or self.delayed
+                    or len(outbox.places) >= in_flight_max
+                    or outbox.queued_bytes > queued_bytes_max
+                ):
                     self._hold(view[position:stop])
                     return
                 dispatch(self, view, position + SIZE_BYTES, end)
@@ -148,11 +158,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def _keep(self, rest: memoryview) -> None:
         """Begin a buffer for a frame of which only `rest` has come."""
+        size = SIZE_BYTES
         if len(rest) >= SIZE_BYTES:
-            self._frame_size = frame_end(rest, 0, self._listener.limits.frame_bytes_max)
-        else:
-            self._frame_size = SIZE_BYTES
-        self._frame = self._memory.lend(self._frame_size, len(rest))
+            size = frame_end(rest, 0, self._listener.limits.frame_bytes_max)
+        if self._memory.is_full:
+            self._memory.waiting.append(self)
+            self._hold(rest)
+            return
+        self._frame_size = size
+        self._frame = self._memory.lend(size, len(rest))
         self._frame[: len(rest)] = rest
         self._frame_filled = len(rest)
 
@@ -163,7 +177,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         view = memoryview(self._frame)
         if self._frame_size == SIZE_BYTES:
-            self._memory.discard(self._frame)
+            self._memory.discard(self._frame, SIZE_BYTES)
             rest, self._frame = view[:SIZE_BYTES], None
             try:
                 self._keep(rest)
@@ -171,19 +185,17 @@ class Connection(asyncio.BufferedProtocol):
                 self.close(str(error))
             return
         buffer, self._frame = self._frame, None
-        self._memory.give_back(buffer)
+        self._memory.give_back(buffer, self._frame_size)
         self._cut(view, 0, self._frame_size)
 
-    # A client that does not read its answers, or asks more than it may have open, is not read from until it does.
+    # A client that does not read its answers, asks more than it may have open, or begins a frame for which there is no
+    # memory is not read from until that has changed.
 
     def _hold(self, rest: memoryview) -> None:
         self._held = bytes(rest)
         if self._reading:
             self._reading = False
             self.transport.pause_reading()
-
-    def _is_held_back(self) -> bool:
-        return self._slow or self.delayed
 
     def _resume(self) -> None:
         held, self._held = self._held, b""
@@ -194,9 +206,9 @@ class Connection(asyncio.BufferedProtocol):
 
     # Answers.
 
-    def reply(self, place: Reply | Pending) -> None:
-        """Take the next place in the order of answers."""
-        self.outbox.add(place)
+    def reply(self, place: Reply | Pending, size: int = 0) -> None:
+        """Take the next place in the order of answers; `size` is that of an answer in bytes which is known."""
+        self.outbox.add(place, size)
         if not self._queued:
             self._queued = True
             self._turn.add_sender(self)
@@ -209,21 +221,31 @@ class Connection(asyncio.BufferedProtocol):
 
     def send(self) -> None:
         self._queued = False
-        if self.closed or self._slow:
-            return
-        buffers = self.outbox.collect()
-        if buffers:
-            if len(buffers) == 1:
-                self.transport.write(buffers[0])
-            elif all(isinstance(buffer, bytes) for buffer in buffers):
-                self.transport.write(b"".join(buffers))
-            else:
-                self.transport.writelines(buffers)
-            if self.transport.get_write_buffer_size() > self._listener.limits.queued_bytes_max:
-                self.close("the client does not read its answers")
-                return
-        if not self._reading and not self._is_held_back():
+        outbox = self.outbox
+        while not (self.closed or self._slow):
+            buffers = outbox.collect()
+            if buffers:
+                self._write(buffers)
+            if not outbox.more:
+                break
+        if not (self._reading or self._slow or self.delayed or self.closed):
             self._resume()
+
+    def _write(self, buffers: list[Buffer]) -> None:
+        if len(buffers) == 1:
+            self.transport.write(buffers[0])
+        elif all(isinstance(buffer, bytes) for buffer in buffers):
+            self.transport.write(b"".join(buffers))
+        else:
+            self.transport.writelines(buffers)
+
+    def crashed(self, error: Exception) -> None:
+        self.close("a bug in the broker; its log has the trace")
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an answer is owed that is not known yet, or not given on purpose."""
+        return self.delayed or (bool(self.outbox.places) and not self._slow)
 
     def close(self, reason: str) -> None:
         """End the conversation; `reason` is for the log."""
@@ -238,7 +260,13 @@ class Listener:
     """One address that clients connect to."""
 
     def __init__(
-        self, name: str, dispatch: Dispatch, turn: Turn, memory: ReceiveMemory, limits: Limits
+        self,
+        name: str,
+        dispatch: Dispatch,
+        turn: Turn,
+        memory: ReceiveMemory,
+        limits: Limits,
+        admission: Admission,
     ) -> None:
         self.name = name
         self.dispatch = dispatch
@@ -247,12 +275,13 @@ class Listener:
         self.limits = limits
         self.connections: set[Connection] = set()
         self.connections_total = 0
-        self._per_ip: Counter[str] = Counter()
+        self._admission = admission
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._deserted = asyncio.Event()  # when stopping: the last client is gone
 
     def bind(self, host: str, port: int) -> int:
         """Take the address, so that it can be told to clients before they are served; port 0 takes a free one."""
@@ -269,46 +298,54 @@ class Listener:
         self._close_idle()
 
     async def stop(self) -> None:
-        """Accept nobody, and let everybody go."""
+        """Accept nobody, and let everybody go; who does not take its last answers is cut off."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         if self._server is not None:
             self._server.close()
         elif self._socket is not None:
             self._socket.close()
-        for connection in list(self.connections):
-            connection.transport.close()
+        if self.connections:
+            for connection in self.connections:
+                connection.transport.close()
+            timer = self._loop.call_later(STOP_SECONDS, self._cut_off)
+            await self._deserted.wait()
+            timer.cancel()
         if self._server is not None:
             await self._server.wait_closed()
 
+    def _cut_off(self) -> None:
+        for connection in list(self.connections):
+            connection.close("the broker stops")
+
     def admit(self, connection: Connection) -> None:
         """Count a new client, or turn it away."""
-        address = connection.transport.get_extra_info("peername") or ("", 0)
-        connection.peer = f"{address[0]}:{address[1]}"
+        host, port, *_ = connection.transport.get_extra_info("peername") or ("", 0)
+        connection.host = str(host)
+        connection.peer = f"{host}:{port}"
         connection.last_active = self.now()
-        self.connections_total += 1
-        self.connections.add(connection)
-        self._per_ip[str(address[0])] += 1
-        if len(self.connections) > self.limits.connections_max:
-            connection.close(f"max.connections={self.limits.connections_max} is reached")
-        elif self._per_ip[str(address[0])] > self.limits.connections_per_ip_max:
-            connection.close(f"max.connections.per.ip={self.limits.connections_per_ip_max} is reached")
+        refusal = self._admission.enter(connection.host)
+        if refusal:
+            connection.close(refusal)
+        else:
+            self.connections_total += 1
+            self.connections.add(connection)
 
     def forget(self, connection: Connection) -> None:
         """A client is gone."""
         if connection in self.connections:
             self.connections.discard(connection)
-            host = connection.peer.rpartition(":")[0]
-            self._per_ip[host] -= 1
-            if not self._per_ip[host]:
-                del self._per_ip[host]
+            self._admission.leave(connection.host)
+            if not self.connections:
+                self._deserted.set()
 
     def _close_idle(self) -> None:
+        """A client that waits for an answer is not idle, one that does not take its answers is."""
         if self.limits.idle_ms_max < 0:
             return
         seconds_max = self.limits.idle_ms_max / 1000
         now = self.now()
         for connection in list(self.connections):
-            if now - connection.last_active > seconds_max and not len(connection.outbox):
+            if now - connection.last_active > seconds_max and not connection.is_waiting:
                 connection.close("idle for longer than connections.max.idle.ms")
-        self._idle_timer = self._loop.call_later(max(1.0, seconds_max / 10), self._close_idle)
+        self._idle_timer = self._loop.call_later(min(max(seconds_max / 10, 0.05), 60.0), self._close_idle)

@@ -8,12 +8,20 @@ between 19 and 6 microseconds a request.
 from collections.abc import Callable
 from typing import Protocol
 
+from levada.logs import EventLog
+
+log = EventLog(__name__)
+
 
 class Publisher(Protocol):
     """Something with queued appends (a partition)."""
 
     def publish(self) -> None:
-        """Write them, and wake who waits for them. Never raises: a failed disk is an answer, not an error."""
+        """Write them, and wake who waits for them. A failed disk is an answer, not an exception."""
+        ...
+
+    def crashed(self, error: Exception) -> None:
+        """`publish` has a bug: give this one up."""
         ...
 
 
@@ -21,7 +29,11 @@ class Sender(Protocol):
     """Something with answers to send (a connection)."""
 
     def send(self) -> None:
-        """Send those that are ready. Never raises."""
+        """Send those that are ready."""
+        ...
+
+    def crashed(self, error: Exception) -> None:
+        """`send` has a bug: give this one up."""
         ...
 
 
@@ -58,14 +70,28 @@ class Turn:
         self._call_soon(self.end)
 
     def end(self) -> None:
-        """Write, wake, send. Publishing may make connections ready; sending may bring appends of held requests."""
+        """Write, wake, send. Publishing may make connections ready; sending may bring appends of held requests.
+
+        A bug that shows in one of them must not keep the others from their turn, this time and ever after.
+        """
         while self._publishers or self._senders:
             publishers, self._publishers = self._publishers, []
             for publisher in publishers:
-                publisher.publish()
+                try:
+                    publisher.publish()
+                except Exception as error:  # noqa: BLE001 (told with its trace)
+                    _crashed(publisher, error)
             senders, self._senders = self._senders, []
             for sender in senders:
-                sender.send()
+                try:
+                    sender.send()
+                except Exception as error:  # noqa: BLE001 (told with its trace)
+                    _crashed(sender, error)
         self._scheduled = False
         for action in self._on_end:
             action()
+
+
+def _crashed(who: Publisher | Sender, error: Exception) -> None:
+    log.error("the end of a turn failed", who=type(who).__name__, exc_info=error)
+    who.crashed(error)

@@ -34,22 +34,28 @@ class Pending(Protocol):
 class Outbox:
     """The answers of one connection, oldest first."""
 
-    __slots__ = ("_places",)
+    __slots__ = ("_at_once_max", "more", "places", "queued_bytes")
 
-    def __init__(self) -> None:
-        self._places: deque[Reply | Pending] = deque()
+    def __init__(self, at_once_max: int) -> None:
+        self.places: deque[Reply | Pending] = deque()  # one for each request that is not answered
+        self._at_once_max = at_once_max
+        self.more = False  # whether the last `collect` left answers for the next
+        self.queued_bytes = 0  # of answers added since the outbox was last empty
 
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def add(self, place: Reply | Pending) -> None:
-        """Take the next place, with an answer or with what will give it."""
-        self._places.append(place)
+    def add(self, place: Reply | Pending, size: int = 0) -> None:
+        """Take the next place, with an answer of `size` bytes or with what will give it."""
+        self.places.append(place)
+        if size:
+            self.queued_bytes += size
 
     def collect(self) -> list[Buffer]:
-        """Everything that can be sent now: all answers before the first that is still unknown."""
+        """What can be sent now: all answers before the first that is still unknown.
+
+        It ends early after a large one that was read from the log, since the client may be slow to take it.
+        """
         buffers: list[Buffer] = []
-        places = self._places
+        places = self.places
+        self.more = False
         while places:
             place = places[0]
             reply = place if isinstance(place, bytes | list) else place.collect()
@@ -60,12 +66,17 @@ class Outbox:
                 buffers.append(reply)
             else:
                 buffers += reply
+                if sum(map(len, reply)) >= self._at_once_max and places:
+                    self.more = True
+                    return buffers
+        if not places:
+            self.queued_bytes = 0
         return buffers
 
     def clear(self) -> list[Pending]:
         """Forget everything (the client is gone); what was still awaited is returned, to be given up."""
-        left = [place for place in self._places if not isinstance(place, bytes | list)]
-        self._places.clear()
+        left = [place for place in self.places if not isinstance(place, bytes | list)]
+        self.places.clear()
         return left
 
 
