@@ -255,15 +255,11 @@ class TopicConfig:
         minimum=0,
         synonyms="log.flush.interval.ms log.flush.scheduler.interval.ms",
     )
-    follower_replication_throttled_replicas: Strings = setting(
-        (), "Followers whose replication is throttled."
-    )
+    follower_replication_throttled_replicas: Strings = setting((), "Throttled followers.", pattern=REPLICA)
     index_interval_bytes: int = setting(
         4096, "The index gets an entry after so many bytes.", minimum=0, synonyms="log.index.interval.bytes"
     )
-    leader_replication_throttled_replicas: Strings = setting(
-        (), "Leaders that are throttled.", pattern=REPLICA
-    )
+    leader_replication_throttled_replicas: Strings = setting((), "Throttled leaders.", pattern=REPLICA)
     local_retention_bytes: Long = setting(-2, "Part of tiered storage; -2 for retention.bytes.", minimum=-2)
     local_retention_ms: Long = setting(-2, "Part of tiered storage; -2 for retention.ms.", minimum=-2)
     max_compaction_lag_ms: Long = setting(

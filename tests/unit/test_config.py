@@ -148,6 +148,7 @@ def test_what_a_topic_sets_itself_wins() -> None:
         ("message.timestamp.type", "createtime"),
         ("remote.storage.enable", "true"),
         ("leader.replication.throttled.replicas", "a:b"),
+        ("follower.replication.throttled.replicas", "0:1,1"),
         ("min.insync.replicas", "0"),
     ],
 )
