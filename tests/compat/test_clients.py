@@ -121,7 +121,9 @@ class TestTopics:
 
     @pytest.mark.needs("sends_any_topic_name")
     def test_auto_creation_refuses_bad_names(self, client: Driver) -> None:
-        assert failure(client.produce, "not valid!", [Record(b"x")]) == "INVALID_TOPIC_EXCEPTION"
+        refused = failure(client.produce, "not valid!", [Record(b"x")])
+        # librdkafka now and then reports its own "no such topic" instead of the broker's answer, with Kafka too.
+        assert refused in ("INVALID_TOPIC_EXCEPTION", "UNKNOWN_TOPIC_OR_PARTITION")
 
 
 class TestCluster:
