@@ -1,0 +1,52 @@
+"""docs/reference is written from the declarations: UPDATE_REFERENCE=1 writes it anew, otherwise it must agree."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from levada.config import BROKER_SETTINGS, TOPIC_SETTINGS
+from levada.settings import INT_MAX, LONG_MAX, Setting
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "settings.md"
+HEAD = """# Settings
+
+Written from the declarations in `src/levada/config.py`; do not edit. Names, types and defaults are Kafka's, except
+for those that begin with `levada.`. A topic's setting that is not set comes from the broker's settings in the last
+column, the first that is set. A dynamic setting of the broker can be altered while it runs.
+"""
+
+
+def default(setting: Setting) -> str:
+    if setting.default in (LONG_MAX, INT_MAX):
+        return "no limit"
+    text = setting.render(setting.default)
+    return f"`{text}`" if text else "none"
+
+
+def bounds(setting: Setting) -> str:
+    if setting.honoured or setting.choices:
+        return ", ".join(f"`{choice}`" for choice in setting.honoured or setting.choices)
+    low, high = setting.minimum, setting.maximum
+    parts = [f"at least {low:,}" if low is not None else "", f"at most {high:,}" if high is not None else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def table(settings: Mapping[str, Setting], last: str) -> list[str]:
+    lines = [f"| name | type | default | values | meaning | {last} |", "|---|---|---|---|---|---|"]
+    for setting in settings.values():
+        if last == "dynamic":
+            end = "yes" if setting.dynamic else ""
+        else:
+            end = ", ".join(f"`{synonym.name}`" for synonym in setting.synonyms)
+        cells = [f"`{setting.name}`", setting.type.name, default(setting), bounds(setting), setting.doc, end]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def test_the_page_of_settings_is_what_is_declared() -> None:
+    lines = [HEAD, "## Topics", "", *table(TOPIC_SETTINGS, "from the broker's"), "", "## Broker", ""]
+    text = "\n".join([*lines, *table(BROKER_SETTINGS, "dynamic")]) + "\n"
+    if os.environ.get("UPDATE_REFERENCE"):
+        PAGE.parent.mkdir(exist_ok=True)
+        PAGE.write_text(text)
+    assert PAGE.read_text() == text, "run UPDATE_REFERENCE=1 pytest tests/unit/test_reference.py"
