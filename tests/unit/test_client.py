@@ -99,9 +99,12 @@ def test_the_client_runs_on_uvloop(levada: EmbeddedBroker) -> None:
     topic = levada.topic()
 
     async def work() -> None:
-        async with Client(levada.bootstrap) as client, produced(client, topic, 500):
-            async with client.consumer(topic) as consumer:
-                assert [record.offset for record in await read(consumer, 500)] == list(range(500))
+        async with (
+            Client(levada.bootstrap) as client,
+            produced(client, topic, 500),
+            client.consumer(topic) as consumer,
+        ):
+            assert [record.offset for record in await read(consumer, 500)] == list(range(500))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work())

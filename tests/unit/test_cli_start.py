@@ -1,0 +1,122 @@
+"""`levada start`: a broker from files, variables and flags, until it is told to stop."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from levada.testing import EmbeddedBroker
+
+BATCH_S = 60
+
+
+@contextmanager
+def started(*arguments: str, **environment: str) -> Iterator[tuple["subprocess.Popen[str]", str, list[str]]]:
+    """A broker in a process: the process, where to connect, and what it said."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "levada", "start", "--set", "levada.metrics.listener=", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **environment},
+        text=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    said: list[str] = []
+    try:
+        for line in process.stdout:
+            said.append(line)
+            if found := re.search(r"bootstrap\.servers=(\S+)", line):
+                yield process, found[1], said
+                break
+        else:
+            pytest.fail(f"it did not start: {process.stderr.read()}")
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=BATCH_S)
+
+
+def levada(bootstrap: str, *arguments: str) -> str:
+    process = subprocess.run(
+        [sys.executable, "-m", "levada", *arguments, "-b", bootstrap],
+        capture_output=True,
+        text=True,
+        timeout=BATCH_S,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_it_says_where_to_connect_and_stops_cleanly(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with started("--data", str(data), "--port", "0") as (process, bootstrap, said):
+        assert str(data) in "".join(said)
+        levada(bootstrap, "topic", "create", "orders", "-p", "2")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(BATCH_S) == 0
+    with started("--data", str(data), "--port", "0") as (process, bootstrap, _):
+        assert levada(bootstrap, "topic", "list", "-q") == "orders\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(BATCH_S) == 0
+
+
+def test_flags_win_over_variables_over_files(tmp_path: Path) -> None:
+    """Settings have Kafka's names wherever they come from."""
+    properties = tmp_path / "server.properties"
+    properties.write_text(
+        f"log.dirs={tmp_path / 'data'}\nlisteners=PLAINTEXT://127.0.0.1:0\n"
+        "num.partitions=2\nlog.retention.hours=1\nmessage.max.bytes=1000\nnum.io.threads=8\n"
+    )
+    arguments = (str(properties), "--set", "message.max.bytes=3000")
+    with started(*arguments, KAFKA_NUM_PARTITIONS="3", KAFKA_MESSAGE_MAX_BYTES="2000") as (
+        process,
+        bootstrap,
+        _,
+    ):
+        shown = levada(bootstrap, "config", "describe", "broker", "1", "num.partitions", "message.max.bytes")
+        assert [line.split()[1] for line in shown.splitlines()[1:]] == ["3000", "3"]
+        process.terminate()
+        _, errors = process.communicate(timeout=BATCH_S)
+        assert "warning: num.io.threads has no effect" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "nonsense"], "is not key=value"),
+        (["--set", "num.partitions=many"], "num.partitions"),
+        (["--set", "levada.metrics.listner=x"], "levada.metrics.listener"),
+        (["--port", "70000"], "70000"),
+        (["--port", "1", "--listener", "PLAINTEXT://127.0.0.1:1"], "exclude one another"),
+        (["no-such-file.properties"], "no-such-file.properties"),
+    ],
+)
+def test_what_cannot_be_started(arguments: list[str], message: str, tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "levada", "start", "--data", str(tmp_path), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=BATCH_S,
+    )
+    assert process.returncode == 2
+    assert message in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def test_a_port_that_is_taken(levada_broker: EmbeddedBroker, tmp_path: Path) -> None:
+    port = levada_broker.bootstrap.rpartition(":")[2]
+    process = subprocess.run(
+        [sys.executable, "-m", "levada", "start", "--data", str(tmp_path), "--port", port],
+        capture_output=True,
+        text=True,
+        timeout=BATCH_S,
+    )
+    assert process.returncode == 1
+    assert "in use" in process.stderr
+    assert "Traceback" not in process.stderr
