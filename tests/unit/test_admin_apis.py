@@ -147,6 +147,16 @@ class TestTopics:
             "good": ErrorCode.NONE,
         }
 
+    def test_a_request_for_too_many_partitions_makes_none(self, wire: Connection) -> None:
+        topics = [
+            {"name": f"many-{number}", "num_partitions": 6_000, "replication_factor": 1}
+            for number in range(2)
+        ]
+        answers = newest(wire, "create_topics", topics=topics).topics
+        assert {answer.error_code for answer in answers} == {ErrorCode.POLICY_VIOLATION}
+        (seen,) = metadata(wire, {"name": "many-0"}).topics
+        assert seen.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
     def test_validation_alone_makes_nothing(self, wire: Connection) -> None:
         topic = {"name": "only-validated", "num_partitions": 3, "replication_factor": 1}
         (answer,) = newest(wire, "create_topics", topics=[topic], validate_only=True).topics
@@ -191,6 +201,7 @@ class TestTopics:
             return ErrorCode(answer.error_code)
 
         assert grow(2) == grow(1) == ErrorCode.INVALID_PARTITIONS
+        assert grow(20_000) == ErrorCode.POLICY_VIOLATION
         assert grow(5, validate_only=True) == grow(4) == ErrorCode.NONE
         (seen,) = metadata(wire, {"name": "growing"}).topics
         assert [partition.partition_index for partition in seen.partitions] == [0, 1, 2, 3]

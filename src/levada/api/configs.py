@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.broker import Broker
-from levada.config import BROKER_SETTINGS, TOPIC_SETTINGS
+from levada.config import BROKER_SETTINGS, TOPIC_SETTINGS, TopicConfig
 from levada.core import topic_names
 from levada.core.alteration import Alteration, AlterConfigs, IncrementalAlterConfigs, Operation, ResourceType
 from levada.core.controller import find_topic
@@ -86,19 +86,31 @@ def _origins(broker: Broker, *names: str) -> list[Origin]:
     return found
 
 
-def topic_entries(broker: Broker, topic: TopicImage) -> list[Entry]:
-    """All settings of a topic."""
-    config = broker.topic_config(topic)
+def inherited_entries(broker: Broker) -> list[Entry]:
+    """All settings of a topic that sets none."""
+    config = TopicConfig.build(broker.current_config(), {})
+    return [
+        Entry(
+            setting,
+            setting.render(getattr(config, setting.attribute)),
+            False,
+            _origins(broker, *(synonym.name for synonym in setting.synonyms)) if setting.synonyms else [],
+        )
+        for setting in TOPIC_SETTINGS.values()
+    ]
+
+
+def topic_entries(topic: TopicImage, inherited: list[Entry]) -> list[Entry]:
+    """All settings of a topic: its own before those inherited."""
     entries = []
-    for setting in TOPIC_SETTINGS.values():
-        names = [synonym.name for synonym in setting.synonyms]
-        origins = _origins(broker, *names) if names else []
-        text = topic.configs.get(setting.name)
-        if text is None:
-            text = setting.render(getattr(config, setting.attribute))
+    for entry in inherited:
+        name = entry.setting.name
+        own = topic.configs.get(name)
+        if own is None:
+            entries.append(entry)
         else:
-            origins.insert(0, Origin(setting.name, text, Source.TOPIC_CONFIG))
-        entries.append(Entry(setting, text, False, origins))
+            origins = [Origin(name, own, Source.TOPIC_CONFIG), *entry.origins]
+            entries.append(entry._replace(text=own, origins=origins))
     return entries
 
 
@@ -135,11 +147,13 @@ def describe_configs(
 ) -> "describe_configs_v4.DescribeConfigsResponse":
     """Settings with their sources. v3 adds types and documentation (KIP-569)."""
     answer = describe_configs_v4.response
+    inherited = inherited_entries(call.broker)
     results = []
-    for resource in request.resources:
+    # A resource named again is told once, so that no request makes more answers than there are resources.
+    for resource in {(item.resource_type, item.resource_name): item for item in request.resources}.values():
         error, entries = None, []
         try:
-            entries = _described(call.broker, resource.resource_type, resource.resource_name)
+            entries = _described(call.broker, resource.resource_type, resource.resource_name, inherited)
         except KafkaError as refused:
             error = refused
         wanted = resource.configuration_keys
@@ -157,10 +171,10 @@ def describe_configs(
     return answer.DescribeConfigsResponse(throttle_time=UNTHROTTLED, results=tuple(results))
 
 
-def _described(broker: Broker, type_: int, name: str) -> list[Entry]:
+def _described(broker: Broker, type_: int, name: str, inherited: list[Entry]) -> list[Entry]:
     if type_ == ResourceType.TOPIC:
         topic_names.check(name)
-        return topic_entries(broker, find_topic(broker.image, name))
+        return topic_entries(find_topic(broker.image, name), inherited)
     if type_ != ResourceType.BROKER:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Settings of resource type {type_} are not available.")
     if name == CLUSTER_DEFAULT:

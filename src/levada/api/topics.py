@@ -1,13 +1,23 @@
 """Topics made, grown and removed. Each topic of a request succeeds or fails alone, in one commit with the others."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
-from levada.api.configs import topic_entries
+from levada.api.configs import Entry, inherited_entries, topic_entries
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.controller import Decision, new_topic_id
-from levada.core.controller import Command, CreatePartitions, CreateTopic, DeleteTopic, find_topic
+from levada.config import BrokerConfig
+from levada.core.controller import (
+    PARTITIONS_PER_REQUEST_MAX,
+    Command,
+    CreatePartitions,
+    CreateTopic,
+    DeleteTopic,
+    find_topic,
+)
+from levada.core.image import ClusterImage
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.lazy import kio_modules
 
@@ -25,20 +35,29 @@ async def create_topics(
 ) -> "create_topics_v7.CreateTopicsResponse":
     """Make topics. v5 answers with their settings (KIP-525), v7 with their ids (KIP-516)."""
     times = Counter(topic.name for topic in request.topics)
+    config = call.broker.current_config()
     errors: dict[str, KafkaError | None] = {}
-    commands: dict[str, Command] = {}
+    commands: dict[str, CreateTopic] = {}
     for topic in request.topics:
         try:
             if times[topic.name] > 1:
                 raise _duplicate_name()
-            commands[topic.name] = _creation(call, topic)
+            commands[topic.name] = _creation(config, topic)
         except KafkaError as error:
             errors[topic.name] = error
+    _check_count(sum(len(command.assignments) or command.partitions for command in commands.values()))
     decision = await _submit(call, commands, errors, validate_only=request.validate_only)
+    inherited = inherited_entries(call.broker)
     return create_topics_v7.CreateTopicsResponse(
         throttle_time=UNTHROTTLED,
-        topics=tuple(_created(call, decision, name, errors[name]) for name in times),
+        topics=tuple(_created(decision.image, inherited, name, errors[name]) for name in times),
     )
+
+
+def _check_count(partitions: int) -> None:
+    """Refuse a request that asks for more at once than a broker could make without making everybody wait."""
+    if partitions > PARTITIONS_PER_REQUEST_MAX:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
 
 
 def _duplicate_name() -> KafkaError:
@@ -46,7 +65,7 @@ def _duplicate_name() -> KafkaError:
 
 
 async def _submit(
-    call: Call, commands: dict[Any, Command], errors: dict[Any, KafkaError | None], *, validate_only: bool
+    call: Call, commands: Mapping[Any, Command], errors: dict[Any, KafkaError | None], *, validate_only: bool
 ) -> Decision:
     """Carry out the commands and note what became of each."""
     decision = await call.broker.controller.submit_all(list(commands.values()), validate_only=validate_only)
@@ -54,8 +73,7 @@ async def _submit(
     return decision
 
 
-def _creation(call: Call, topic: Any) -> CreateTopic:
-    config = call.broker.current_config()
+def _creation(config: BrokerConfig, topic: Any) -> CreateTopic:
     configs = {}
     for item in topic.configs:
         if item.value is None:
@@ -103,13 +121,13 @@ def _manual_assignments(topic: Any) -> list[tuple[int, ...]]:
     return [replicas[index] for index in range(len(replicas))]
 
 
-def _created(call: Call, decision: Decision, name: str, error: KafkaError | None) -> Any:
+def _created(image: ClusterImage, inherited: list[Entry], name: str, error: KafkaError | None) -> Any:
     answer = create_topics_v7.response
     if error is not None:
         return answer.CreatableTopicResult(
             name=name, topic_id=None, error_code=error.code, error_message=error.detail or None, configs=None
         )
-    topic = decision.image.topics[name]
+    topic = image.topics[name]
     configs = tuple(
         answer.CreatableTopicConfigs(
             name=entry.setting.name,
@@ -118,7 +136,7 @@ def _created(call: Call, decision: Decision, name: str, error: KafkaError | None
             config_source=entry.source,
             is_sensitive=entry.setting.sensitive,
         )
-        for entry in topic_entries(call.broker, topic)
+        for entry in topic_entries(topic, inherited)
     )
     return answer.CreatableTopicResult(
         name=name,
@@ -143,11 +161,13 @@ async def delete_topics(
     errors: dict[Any, KafkaError | None] = {}
     commands: dict[Any, Command] = {}
     found: dict[Any, tuple[str, Any]] = {}
+    names: set[str] = set()
     for key, times in asked.items():
         try:
             topic = find_topic(image, _only_one(*key))
-            if times > 1 or topic.name in (name for name, _ in found.values()):
+            if times > 1 or topic.name in names:
                 raise _duplicate_name()
+            names.add(topic.name)
             found[key] = topic.name, topic.id
             commands[key] = DeleteTopic(topic.id)
         except KafkaError as error:
@@ -195,6 +215,14 @@ async def create_partitions(
         for topic in request.topics
         if topic.name not in errors
     }
+    topics = call.broker.image.topics
+    _check_count(
+        sum(
+            topic.count - len(topics[topic.name].partitions)
+            for topic in request.topics
+            if topic.name in topics
+        )
+    )
     await _submit(call, commands, errors, validate_only=request.validate_only)
     answer = create_partitions_v3.response
     results = []

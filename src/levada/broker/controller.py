@@ -20,6 +20,7 @@ from levada.core.image import (
     ClusterFormed,
     ClusterImage,
     ControllerChanged,
+    Draft,
 )
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
@@ -162,16 +163,17 @@ class Controller:
 def _decide_all(image: ClusterImage, commands: Sequence[Command]) -> tuple[Decision, list[Change]]:
     errors: list[KafkaError | None] = []
     changes: list[Change] = []
+    draft = Draft(image)
     for command in commands:
         try:
-            decided = decide(image, command)
+            decided = decide(draft.image, command)
         except KafkaError as error:
             errors.append(error)
             continue
         errors.append(None)
         changes += decided
-        image = image.apply(decided)
-    return Decision(image, errors), changes
+        draft.absorb(decided)
+    return Decision(draft.image, errors), changes
 
 
 def _check_cluster(image: ClusterImage, cluster_id: str | None) -> None:

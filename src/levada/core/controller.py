@@ -20,13 +20,14 @@ from levada.core.image import (
     TopicChanged,
     TopicImage,
     TopicRemoved,
+    flat_name,
 )
 from levada.errors import ErrorCode, KafkaError
 
 PRODUCER_ID_BLOCK: Final = 1_000
 PRODUCER_ID_MAX: Final = (1 << 63) - 1
-# What one command may create, so that a number on the wire cannot fill the memory; Kafka's limit.
-PARTITIONS_PER_COMMAND_MAX: Final = 10_000
+# What one request may create, so that a number on the wire cannot fill the memory; Kafka's limit.
+PARTITIONS_PER_REQUEST_MAX: Final = 10_000
 
 Assignments: TypeAlias = Sequence[
     Sequence[int]
@@ -117,7 +118,7 @@ def _create_topic(image: ClusterImage, command: CreateTopic) -> list[Change]:
         )
     if command.name in image.topics:
         raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{command.name}' already exists.")
-    collision = topic_names.colliding(command.name, image.topics)
+    collision = image.flat_names.get(flat_name(command.name))
     if collision is not None:
         raise KafkaError(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
@@ -188,7 +189,7 @@ def _placed(image: ClusterImage, topic_id: UUID, first: int, count: int, factor:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
         )
-    if count > PARTITIONS_PER_COMMAND_MAX:
+    if count > PARTITIONS_PER_REQUEST_MAX:
         raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     brokers = sorted(image.brokers)
     if factor > len(brokers):

@@ -7,7 +7,7 @@ them rebuilds the image.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from levada.model import NO_LEADER, Endpoint
@@ -127,47 +127,72 @@ class ClusterImage:
     brokers: Mapping[int, BrokerImage] = field(default_factory=dict)
     topics: Mapping[str, TopicImage] = field(default_factory=dict)
     topic_names: Mapping[UUID, str] = field(default_factory=dict)  # exactly the ids of `topics`
+    flat_names: Mapping[str, str] = field(
+        default_factory=dict
+    )  # exactly the names of `topics` by their flat form
     broker_configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def apply(self, changes: Iterable[Change], revision: int | None = None) -> "ClusterImage":
         """The image after the changes. Cannot fail; the revision grows by one unless told."""
-        fields: dict[str, Any] = {
-            "brokers": dict(self.brokers),
-            "topics": dict(self.topics),
-            "topic_names": dict(self.topic_names),
-            "broker_configs": dict(self.broker_configs),
-            "revision": self.revision + 1 if revision is None else revision,
-        }
+        draft = Draft(self)
+        draft.absorb(changes)
+        return replace(draft.image, revision=self.revision + 1 if revision is None else revision)
+
+
+class Draft:
+    """An image in the making: its maps are its own and take changes in place, however many come one by one."""
+
+    __slots__ = ("_broker_configs", "_brokers", "_flat_names", "_topic_names", "_topics", "image")
+
+    def __init__(self, image: ClusterImage) -> None:
+        self._brokers = dict(image.brokers)
+        self._topics = dict(image.topics)
+        self._topic_names = dict(image.topic_names)
+        self._flat_names = dict(image.flat_names)
+        self._broker_configs = dict(image.broker_configs)
+        self.image = replace(
+            image,
+            brokers=self._brokers,
+            topics=self._topics,
+            topic_names=self._topic_names,
+            flat_names=self._flat_names,
+            broker_configs=self._broker_configs,
+        )
+
+    def absorb(self, changes: Iterable[Change]) -> None:
+        """Take changes in."""
         for change in changes:
             match change:
-                case TopicChanged() | TopicRemoved():
-                    _apply_topic(fields["topics"], fields["topic_names"], change)
+                case TopicChanged(topic):
+                    self._forget_names(topic.name)
+                    self._topics[topic.name] = topic
+                    self._topic_names[topic.id] = topic.name
+                    self._flat_names[flat_name(topic.name)] = topic.name
+                case TopicRemoved(name):
+                    self._forget_names(name)
+                    self._topics.pop(name, None)
                 case BrokerChanged(broker):
-                    fields["brokers"][broker.id] = broker
+                    self._brokers[broker.id] = broker
                 case BrokerRemoved(broker_id):
-                    fields["brokers"].pop(broker_id, None)
+                    self._brokers.pop(broker_id, None)
                 case BrokerConfigsChanged(name, configs):
-                    fields["broker_configs"].pop(name, None)
+                    self._broker_configs.pop(name, None)
                     if configs:
-                        fields["broker_configs"][name] = configs
+                        self._broker_configs[name] = configs
                 case ProducerIdsAllocated(next_producer_id):
-                    fields["next_producer_id"] = next_producer_id
+                    self.image = replace(self.image, next_producer_id=next_producer_id)
                 case ClusterFormed(cluster_id):
-                    fields["cluster_id"] = cluster_id
+                    self.image = replace(self.image, cluster_id=cluster_id)
                 case ControllerChanged(controller_id):
-                    fields["controller_id"] = controller_id
-        return replace(self, **fields)
+                    self.image = replace(self.image, controller_id=controller_id)
+
+    def _forget_names(self, name: str) -> None:
+        former = self._topics.get(name)
+        if former is not None:
+            del self._topic_names[former.id]
+            self._flat_names.pop(flat_name(name), None)
 
 
-def _apply_topic(
-    topics: dict[str, TopicImage], topic_names: dict[UUID, str], change: TopicChanged | TopicRemoved
-) -> None:
-    name = change.topic.name if isinstance(change, TopicChanged) else change.name
-    former = topics.get(name)
-    if former is not None:
-        del topic_names[former.id]
-    if isinstance(change, TopicChanged):
-        topics[name] = change.topic
-        topic_names[change.topic.id] = name
-    else:
-        topics.pop(name, None)
+def flat_name(topic: str) -> str:
+    """A topic's name as metrics write it, in which two topics must differ."""
+    return topic.replace(".", "_")

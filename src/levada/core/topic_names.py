@@ -1,7 +1,6 @@
 """Which names a topic may have: Kafka's rules, since a name becomes a directory and part of a metric."""
 
 import re
-from collections.abc import Iterable
 from typing import Final
 
 from levada.errors import ErrorCode, KafkaError
@@ -31,14 +30,6 @@ def check(name: str) -> None:
 def is_internal(name: str) -> bool:
     """Whether brokers keep their own state in it."""
     return name in INTERNAL
-
-
-def colliding(name: str, others: Iterable[str]) -> str | None:
-    """Another name that is the same once `.` is `_`, as in metrics."""
-    if "." not in name and "_" not in name:
-        return None
-    flat = name.replace(".", "_")
-    return next((other for other in others if other != name and other.replace(".", "_") == flat), None)
 
 
 def _invalid(why: str) -> KafkaError:
