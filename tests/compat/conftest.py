@@ -13,7 +13,7 @@ from tests.cache import Unavailable
 from tests.compat import raw
 from tests.compat.drivers.base import Create, Driver
 from tests.compat.drivers.registry import DRIVERS, drivers_with
-from tests.compat.server import levada
+from tests.compat.server import Server
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,8 +38,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if other:
         yield other
         return
-    with levada(tmp_path_factory.mktemp("broker") / "data") as address:
-        yield address
+    with Server(tmp_path_factory.mktemp("broker")) as server:
+        yield server.address
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +63,19 @@ def connect(broker: str) -> Iterator[Callable[[type[Driver]], Driver]]:
     yield get
     for driver in living.values():
         driver.close()
+
+
+@pytest.fixture(scope="session")
+def available(connect: Callable[[type[Driver]], Driver]) -> list[type[Driver]]:
+    """The clients that can be had on this machine; what is missing is a skip where a test is about it."""
+    found = []
+    for driver in DRIVERS:
+        try:
+            connect(driver)
+        except pytest.skip.Exception:
+            continue
+        found.append(driver)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """kafka-python: the oldest client written in Python alone."""
 
+import gc
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -45,6 +46,11 @@ class KafkaPython:
         for producer in self._producers.values():
             producer.close()
         self._admin.close()
+        self._producers.clear()
+        del self._admin
+        with warnings.catch_warnings():  # it leaves sockets open that the broker closed
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
     def create_topic(
         self,

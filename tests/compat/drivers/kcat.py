@@ -36,6 +36,7 @@ class Kcat:
             "alter_configs",
             "delete_records",
             "describe_cluster",
+            "long_lived",
             "describes_without_creating",
             "cluster_id",
             "topic_ids",

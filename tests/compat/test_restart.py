@@ -1,0 +1,105 @@
+"""Clients that live through a restart of the broker, clean or killed: nothing acknowledged is lost, nothing doubled.
+
+A killed process loses nothing either, since its writes are in the page cache (R23), and the producers' sequence
+numbers survive with the log (R20), so that a retry of what was written before the end is known as a duplicate.
+"""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from tests.compat.drivers.base import Driver, Record
+from tests.compat.drivers.registry import drivers_with
+from tests.compat.raw import Connection
+from tests.compat.server import Server
+
+pytestmark = pytest.mark.skipif(
+    bool(os.environ.get("COMPAT_BOOTSTRAP")),
+    reason="restarts a broker of its own, not that of COMPAT_BOOTSTRAP",
+)
+
+ROUNDS = 30
+RECORDS = 20
+
+
+def expected() -> list[bytes]:
+    return [b"%d" % number for number in range(ROUNDS * RECORDS)]
+
+
+class Writer(threading.Thread):
+    """One client that writes in small rounds and knows nothing of restarts."""
+
+    def __init__(self, client: Driver) -> None:
+        super().__init__(name=client.name)
+        self.client = client
+        self.topic = f"restart-{client.name}"
+        self.under_way = threading.Event()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        values = expected()
+        try:
+            for start in range(0, len(values), RECORDS):
+                records = [Record(value) for value in values[start : start + RECORDS]]
+                self.client.produce(self.topic, records, idempotent=True)
+                if start >= RECORDS * 3:
+                    self.under_way.set()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.under_way.set()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["clean", "killed"])
+def test_writers_go_on(tmp_path: Path, how: signal.Signals, available: list[type[Driver]]) -> None:
+    chosen = [driver for driver in drivers_with(("long_lived",)) if driver in available]
+    with Server(tmp_path) as server:
+        writers = [Writer(driver(server.address)) for driver in chosen]
+        try:
+            for writer in writers:
+                writer.client.create_topic(writer.topic)
+            for writer in writers:
+                writer.start()
+            for writer in writers:
+                writer.under_way.wait()
+            server.stop(how)
+            server.start()
+            for writer in writers:
+                writer.join()
+            assert {writer.name: writer.error for writer in writers if writer.error} == {}
+            (reader, *_) = (writer.client for writer in writers)
+            for writer in writers:
+                count = reader.offsets(writer.topic)[1]
+                values = [record.value for record in reader.consume(writer.topic, count)]
+                assert values == expected(), writer.name
+        finally:
+            for writer in writers:
+                writer.join()
+                writer.client.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["clean", "killed"])
+def test_topics_and_settings_survive(
+    tmp_path: Path, how: signal.Signals, available: list[type[Driver]]
+) -> None:
+    with Server(tmp_path) as server:
+        client = available[0](server.address)
+        client.create_topic("kept", partitions=3, configs={"retention.ms": "123456"})
+        client.produce("kept", [Record(b"x")] * 5, partition=2)
+        client.delete_records("kept", 2, partition=2)
+        before = client.describe_topic("kept"), client.describe_cluster().cluster_id
+        server.stop(how)
+        server.start()
+        with Connection(server.address) as wire:
+            assert wire.call("metadata", 12, {"topics": []}).brokers
+        again = available[0](server.address)
+        assert (again.describe_topic("kept"), again.describe_cluster().cluster_id) == before
+        assert again.describe_configs("kept")["retention.ms"].value == "123456"
+        first, end = again.offsets("kept", partition=2)
+        assert end == 5
+        if (
+            how is signal.SIGTERM
+        ):  # as in Kafka, a kill may bring back what DeleteRecords removed a moment ago
+            assert first == 2
