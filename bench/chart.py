@@ -64,8 +64,9 @@ def _entries(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _ratios(row: dict[str, Any]) -> tuple[str, float | None, float | None] | None:
     """Title, how much more is better, how much less is better."""
-    if row["metric"] == "p99_ms":
-        title, rate, cost = f"{row['title']}: p99", None, results.ratio(row, "p99_ms")
+    if row["metric"].endswith("_ms"):
+        title = f"{row['title']}: p99" if row["metric"] == "p99_ms" else row["title"]
+        rate, cost = None, results.ratio(row, row["metric"])
     else:
         title, rate, cost = row["title"], results.ratio(row, row["metric"]), results.ratio(row, row["cost"])
     return None if rate is None and cost is None else (title, rate, cost)

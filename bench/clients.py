@@ -18,6 +18,8 @@ from bench.outcome import Meter, Outcome, run_module
 from bench.wire import BrokerError
 
 CHUNK = 1_000  # messages handed to or taken from librdkafka with one call
+QUEUED_MESSAGES, QUEUED_BYTES = 100_000, 128 << 20  # its queue holds so many messages; memory stays small
+TOOL_TIMEOUT_S = 180.0
 JAVA_OPTIONS = ("-Xmx512M", "-Xms512M", "-XX:+UseG1GC")
 
 
@@ -41,14 +43,13 @@ class ClientLoad:
 def produce(load: ClientLoad) -> Outcome:
     """With librdkafka's own batching; only acks is Kafka's old default, so that no replication is waited for."""
     failures: list[str] = []
-    producer = Producer(
-        {"bootstrap.servers": load.bootstrap, "acks": 1, "queue.buffering.max.kbytes": 256 << 10}
-    )
+    producer = Producer({"bootstrap.servers": load.bootstrap, "acks": 1})
     producer.list_topics(load.topic, 10)
+    queued_max = min(QUEUED_MESSAGES, QUEUED_BYTES // load.value_bytes)
     chunk = [{"value": b"v" * load.value_bytes} for _ in range(CHUNK)]
     meter, started = Meter(load.pid), time.perf_counter()
     for number in range(load.messages // CHUNK):
-        while len(producer) > 100_000 - CHUNK:  # its queue holds 100,000 messages
+        while len(producer) > queued_max - CHUNK:
             producer.poll(0.001)
         accepted = producer.produce_batch(load.topic, chunk, partition=number % load.partitions)
         if accepted != CHUNK:
@@ -63,9 +64,9 @@ def produce(load: ClientLoad) -> Outcome:
 
 def consume(load: ClientLoad) -> Outcome:
     """All partitions by assignment from their start, until so many messages have come."""
-    consumer = Consumer(
-        {"bootstrap.servers": load.bootstrap, "group.id": "bench", "enable.auto.commit": False}
-    )
+    settings = {"bootstrap.servers": load.bootstrap, "group.id": "bench", "enable.auto.commit": False}
+    # A broker that fills the queue of librdkafka would be punished by a pause of a second: make it short for all.
+    consumer = Consumer({**settings, "fetch.queue.backoff.ms": 5})
     consumer.assign([TopicPartition(load.topic, index, 0) for index in range(load.partitions)])
     first = consumer.consume(1, 30)
     meter, started, messages = Meter(load.pid), time.perf_counter(), len(first)
@@ -108,8 +109,12 @@ def producer_performance(load: ClientLoad) -> Outcome:
 
 def end_to_end_latency(load: ClientLoad) -> Outcome:
     """Kafka's EndToEndLatency: one message after the other, each consumed before the next is produced."""
-    arguments = (load.bootstrap, load.topic, str(load.messages), "1", str(load.value_bytes))
-    command = java_command("org.apache.kafka.tools.EndToEndLatency", *arguments, options=JAVA_OPTIONS)
+    command = java_command(
+        "org.apache.kafka.tools.EndToEndLatency",
+        *("--bootstrap-server", load.bootstrap, "--topic", load.topic, "--num-records", str(load.messages)),
+        *("--producer-acks", "1", "--record-size", str(load.value_bytes)),
+        options=JAVA_OPTIONS,
+    )
     meter = Meter(load.pid)
     started = time.perf_counter()
     text = _output(command)
@@ -125,10 +130,9 @@ def end_to_end_latency(load: ClientLoad) -> Outcome:
 
 
 def _output(command: list[str]) -> str:
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
-    if done.returncode:
-        raise BrokerError(f"{command[-1]}: {done.stderr[-500:]}")
-    return done.stdout
+    """All it says. Its exit code is not asked: EndToEndLatency commits offsets after its last result."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S)
+    return done.stdout + done.stderr
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def value_of(row: dict[str, Any], broker: str) -> str:
         return "failed" if broker in row["errors"] else ""
     if row["metric"] == "p99_ms":
         return " / ".join(f"{figures[name]:.2f}" for name in ("p50_ms", "p99_ms", "p999_ms")) + " ms"
-    unit = {"requests_per_s": "/s", "mb_per_s": " MB/s"}[row["metric"]]
+    unit = {"requests_per_s": "/s", "mb_per_s": " MB/s", "average_ms": " ms"}[row["metric"]]
     return number(figures[row["metric"]]) + unit
 
 
