@@ -6,11 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
@@ -46,10 +47,15 @@ class Shell:
         self.environment = {**os.environ, "LEVADA_BOOTSTRAP": bootstrap}
         self.environment.pop("NO_COLOR", None)
 
-    def __call__(self, *arguments: str, stdin: bytes = b"", **environment: str) -> Ended:
+    def __call__(
+        self, *arguments: str, stdin: bytes = b"", environment: Mapping[str, str] = MappingProxyType({})
+    ) -> Ended:
         """Run a command in this process, which saves the time of starting one."""
         out, err = TextIOWrapper(BytesIO()), TextIOWrapper(BytesIO())
-        with TemporaryFile("w+", newline="") as file, patch.dict(os.environ, self.environment | environment):
+        with (
+            TemporaryFile("w+", newline="") as file,
+            patch.dict(os.environ, {**self.environment, **environment}),
+        ):
             file.buffer.write(stdin)
             file.seek(0)
             with redirect_stdout(out), redirect_stderr(err), patch("sys.stdin", file):
@@ -59,7 +65,7 @@ class Shell:
                     code = int(ending.code or 0)
                 out.flush()
                 err.flush()
-        return Ended(code, out.buffer.getvalue(), err.buffer.getvalue())  # type: ignore[attr-defined]
+        return Ended(code, out.buffer.getvalue(), err.buffer.getvalue())
 
     def apart(self, *arguments: str, stdin: bytes = b"") -> Ended:
         """Run a command in a process of its own."""
@@ -377,7 +383,8 @@ def test_completion_knows_topics_and_is_silent_without_a_broker(shell: Shell) ->
 
     def complete(words: str, **environment: str) -> Ended:
         count = str(len(words.split(" ")) - 1)
-        return shell(_LEVADA_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=count, **environment)
+        asked = {"_LEVADA_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": count}
+        return shell(environment=asked | environment)
 
     assert complete("levada topic describe o").out == "plain,orders\n"
     assert complete("levada consume ").out == "plain,orders\nplain,payments\n"

@@ -219,14 +219,10 @@ def test_a_lost_connection_loses_no_record(levada: EmbeddedBroker, api: str) -> 
                 await client.topic(topic)
                 await producer.send(topic, b"0")
             levada.drop(api)
-            client.forget(topic) if api == "metadata" else None
+            if api == "metadata":
+                client.forget(topic)
             for number in range(1, 20):
-                while True:
-                    try:
-                        await producer.send(topic, b"%d" % number)
-                        break
-                    except ConnectionFailed:
-                        assert api == "metadata"
+                await producer.send(topic, b"%d" % number)
 
     run(levada, work, retry_backoff_ms=5)
     assert [record.value for record in levada.records(topic)] == [b"%d" % number for number in range(20)]
@@ -472,6 +468,20 @@ def test_offsets_of_partitions_by_time(levada: EmbeddedBroker) -> None:
             await client.list_offsets({TopicPartition(topic, 9): LATEST})
 
     run(levada, work, retry_backoff_ms=5)
+
+
+def test_partitions_that_were_added_are_found_in_time(levada: EmbeddedBroker) -> None:
+    """R15."""
+    topic = levada.topic()
+
+    async def work(client: Client) -> None:
+        assert len((await client.topic(topic)).partitions) == 1
+        async with Client(levada.bootstrap) as other:
+            await other.admin.create_partitions(topic, 3)
+        while len((await client.topic(topic)).partitions) == 1:
+            await asyncio.sleep(0.005)
+
+    run(levada, work, metadata_max_age_ms=20)
 
 
 def test_administration(levada: EmbeddedBroker) -> None:

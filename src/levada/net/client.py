@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.net.bootstrap import Api, BrokerInfo, ClusterMetadata, TopicInfo, error_code
-from levada.net.connection import RESPONSE_BYTES_MAX, Address, Connection, ConnectionFailed
+from levada.net.connection import RESPONSE_BYTES_MAX, Address, Connection, ConnectionFailed, RequestTimedOut
 from levada.net.pool import Pool
 
 if TYPE_CHECKING:
@@ -76,16 +76,19 @@ class Client:
         request_timeout_ms: int = 30_000,
         connect_timeout_ms: int = 10_000,
         retry_backoff_ms: int = 100,
+        metadata_max_age_ms: int = 300_000,
         response_bytes_max: int = RESPONSE_BYTES_MAX,
     ) -> None:
         self.bootstrap = parse_bootstrap(bootstrap)
         self.client_id = client_id
         self.request_timeout_ms = request_timeout_ms
         self.retry_backoff_s = retry_backoff_ms / 1000
+        self._metadata_max_age_s = metadata_max_age_ms / 1000
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._response_bytes_max = response_bytes_max
         self._brokers: dict[int, BrokerInfo] = {}
         self._topics: dict[str, TopicInfo] = {}
+        self._learned: dict[str, float] = {}  # when each of them was
         self._pool = self.pool()
 
     async def __aenter__(self) -> "Client":
@@ -116,26 +119,37 @@ class Client:
         for name, topic in found.topics.items():
             if topic.error == ErrorCode.NONE:
                 self._topics[name] = topic
+                self._learned[name] = asyncio.get_running_loop().time()
             else:
                 self._topics.pop(name, None)
         return found
 
     async def topic(self, name: str, *, create: bool = False, refresh: bool = False) -> TopicInfo:
-        """One topic, from memory unless `refresh`; waits for a topic that is being created."""
+        """One topic, from memory unless `refresh`; waits for a topic that is being created, and for brokers."""
         known = self._topics.get(name)
-        if known is not None and not refresh:
+        if known is not None and not refresh and self._is_fresh(name):
             return known
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.request_timeout_ms / 1000
         while True:
-            topic = (await self.metadata([name], create=create)).topics.get(name)
-            code = error_code(topic.error) if topic else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            if topic and code is ErrorCode.NONE and topic.partitions:
-                return topic
-            starting = code is ErrorCode.LEADER_NOT_AVAILABLE or (create and code in MOVED)
-            if not starting or loop.time() > deadline:
-                raise KafkaError(code, f"topic {name}")
+            failure: Exception
+            try:
+                topic = (await self.metadata([name], create=create)).topics.get(name)
+            except (ConnectionFailed, RequestTimedOut) as error:
+                failure, passing = error, not self._pool.closed
+            else:
+                code = error_code(topic.error) if topic else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if topic and code is ErrorCode.NONE and topic.partitions:
+                    return topic
+                failure = KafkaError(code, f"topic {name}")
+                passing = code is ErrorCode.LEADER_NOT_AVAILABLE or (create and code in MOVED)
+            if not passing or loop.time() > deadline:
+                raise failure
             await asyncio.sleep(self.retry_backoff_s)
+
+    def _is_fresh(self, topic: str) -> bool:
+        """Whether a topic was asked about lately: partitions are added without notice."""
+        return asyncio.get_running_loop().time() - self._learned[topic] < self._metadata_max_age_s
 
     async def leader(self, partition: TopicPartition, *, refresh: bool = False) -> int:
         """The node that leads a partition; KafkaError if there is no such partition or no leader now."""

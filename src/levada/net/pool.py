@@ -18,7 +18,7 @@ class Pool:
         self._response_bytes_max = response_bytes_max
         self._connections: dict[Address, Connection] = {}
         self._opening: dict[Address, asyncio.Task[Connection]] = {}
-        self._closed = False
+        self.closed = False
 
     def any_open(self) -> Connection | None:
         """A connection that is open, if there is one."""
@@ -29,7 +29,7 @@ class Pool:
         connection = self._connections.get(address)
         if connection is not None and not connection.closed:
             return connection
-        if self._closed:
+        if self.closed:
             raise ConnectionFailed("the client is closed")
         opening = self._opening.get(address)
         if opening is None:
@@ -40,7 +40,7 @@ class Pool:
 
     async def close(self) -> None:
         """Close every connection after what was written has left."""
-        self._closed = True
+        self.closed = True
         for opening in self._opening.values():
             opening.cancel()
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
