@@ -150,11 +150,13 @@ class Connection(asyncio.BufferedProtocol):
                 if self.closed:
                     return
                 position = end
+            if position < stop:
+                self._keep(view[position:stop])
         except KafkaError as error:
             self.close(str(error))
-            return
-        if position < stop:
-            self._keep(view[position:stop])
+        except Exception as error:  # a bug in a handler costs its client the connection, no more
+            log.error("a request failed", peer=self.peer, client_id=self.client_id, exc_info=error)
+            self.crashed(error)
 
     def _keep(self, rest: memoryview) -> None:
         """Begin a buffer for a frame of which only `rest` has come."""
@@ -287,6 +289,8 @@ class Listener:
         """Take the address, so that it can be told to clients before they are served; port 0 takes a free one."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        # Those who connect inherit it; asyncio's own loop sets it only for sockets that name their protocol.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return int(self._socket.getsockname()[1])
 
     async def serve(self) -> None:
