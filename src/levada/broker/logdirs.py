@@ -82,7 +82,7 @@ class LogDirs:
             log.info("the last stop was not clean: checking logs", partitions=unclean)
 
     def settled(self) -> None:
-        """All partitions of the image are open: what else is on disk belongs to topics that are gone."""
+        """All partitions of the image are open: what else is on disk is set aside."""
         self._starting = False
         for log_dir, found in self._found.values():
             log_dir.set_aside(found)

@@ -21,9 +21,9 @@ from levada.storage.checkpoints import BadCheckpointError, decode_offsets, encod
 from levada.storage.disk import Disk, read_file, remove_tree, write_atomically
 from levada.storage.names import (
     METADATA_FILE,
-    deleted_directory,
     is_deleted_directory,
     parse_partition_directory,
+    stray_directory,
 )
 
 FORMAT = 1
@@ -128,9 +128,15 @@ class LogDir:
         return directory
 
     def set_aside(self, found: FoundPartition) -> None:
-        """Give up the folder of a partition whose topic is gone; `remove_deleted` frees its space."""
-        _log.warning("removing a partition of a deleted topic", directory=found.directory)
-        self._disk.rename(found.directory, self._name(deleted_directory(str(found.partition))))
+        """Put away the folder of a partition that the cluster does not know.
+
+        Its topic was deleted while this broker was down, or the metadata is older than the data: people decide.
+        """
+        path = self._name(stray_directory(str(found.partition)))
+        _log.warning(
+            "partition is not in the cluster's metadata; its data is kept until you remove it", kept=path
+        )
+        self._disk.rename(found.directory, path)
 
     def remove_deleted(self) -> None:
         """Free the space of deleted partitions; for a thread."""

@@ -19,6 +19,7 @@ METADATA_FILE = "partition.metadata"
 
 _DIRECTORY_NAME_MAX = 255
 _DELETE_SUFFIX = "-delete"
+_STRAY_SUFFIX = "-stray"
 
 
 def file_name(offset: int, suffix: str) -> str:
@@ -51,7 +52,16 @@ def parse_partition_directory(name: str) -> TopicPartition | None:
 
 def deleted_directory(name: str) -> str:
     """The name under which a partition's folder waits for its removal."""
-    ending = f".{uuid.uuid4().hex}{_DELETE_SUFFIX}"
+    return _renamed(name, _DELETE_SUFFIX)
+
+
+def stray_directory(name: str) -> str:
+    """The name under which the folder of a partition that nobody knows is kept for people to look at."""
+    return _renamed(name, _STRAY_SUFFIX)
+
+
+def _renamed(name: str, suffix: str) -> str:
+    ending = f".{uuid.uuid4().hex}{suffix}"
     return name[: _DIRECTORY_NAME_MAX - len(ending)] + ending
 
 
