@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from levada import listeners
+from levada.coordinator_settings import CoordinatorSettings
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Endpoint
 from levada.settings import (
@@ -18,7 +19,6 @@ from levada.settings import (
     LONG_MAX,
     Long,
     Setting,
-    Short,
     Strings,
     declared,
     nearest,
@@ -35,7 +35,7 @@ WEEK_MS: Final = 7 * DAY_MS
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class BrokerConfig:
+class BrokerConfig(CoordinatorSettings):
     """How this broker runs."""
 
     given: Mapping[str, str] = field(default_factory=dict)  # what was set at the start; all else is a default
@@ -89,8 +89,6 @@ class BrokerConfig:
     default_replication_factor: int = setting(1, "Replicas of a topic created without a number.", minimum=1)
     auto_create_topics_enable: bool = setting(True, "Create a topic when a client first asks for it.")
     delete_topic_enable: bool = setting(True, "Allow topics to be deleted.")
-    offsets_topic_num_partitions: int = setting(50, "Partitions of __consumer_offsets.", minimum=1)
-    offsets_topic_replication_factor: Short = setting(1, "Replicas of __consumer_offsets.", minimum=1)
     producer_id_expiration_ms: int = setting(
         DAY_MS, "Sequence numbers of a producer idle for so long are forgotten.", minimum=1, dynamic=True
     )

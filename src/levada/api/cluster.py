@@ -13,6 +13,7 @@ from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.broker import Broker
 from levada.broker.controller import new_topic_id
+from levada.broker.coordinators import Coordinators
 from levada.core import topic_names
 from levada.core.controller import Command, CreateTopic, find_topic
 from levada.core.image import TopicImage
@@ -294,8 +295,27 @@ def describe_cluster(
 @handles("find_coordinator", versions=range(7))
 def find_coordinator(
     call: Call, request: "find_coordinator_v6.FindCoordinatorRequest"
+) -> "find_coordinator_v6.FindCoordinatorResponse | Awaitable[find_coordinator_v6.FindCoordinatorResponse]":
+    """Whom to ask for a group or transaction: this node. v4 asks for many at once (KIP-699), v6 for share groups.
+
+    The first question makes the internal topic; whoever asks meanwhile waits with it instead of asking again.
+    """
+    coordinators = call.broker.coordinators.get(request.key_type)
+    if coordinators is None or coordinators.exists or not request.coordinator_keys:
+        return _coordinators(call, request)
+    return _coordinators_once_made(call, request, coordinators)
+
+
+async def _coordinators_once_made(
+    call: Call, request: "find_coordinator_v6.FindCoordinatorRequest", coordinators: Coordinators[Any]
 ) -> "find_coordinator_v6.FindCoordinatorResponse":
-    """Whom to ask for a group or transaction: this node. v4 asks for many at once (KIP-699), v6 for share groups."""
+    await coordinators.create_topic()
+    return _coordinators(call, request)
+
+
+def _coordinators(
+    call: Call, request: "find_coordinator_v6.FindCoordinatorRequest"
+) -> "find_coordinator_v6.FindCoordinatorResponse":
     answer = find_coordinator_v6.response
     here = next((broker for broker in _brokers(call) if broker[0] == call.broker.node_id), None)
     coordinators = []

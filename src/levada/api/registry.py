@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from levada.api.failures import error_response
 from levada.broker.broker import Broker
 from levada.broker.faults import Fault, Faults
-from levada.broker.waiting import Answer
+from levada.broker.waiting import Answer, Deferred
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.net.listener import Connection, Dispatch
@@ -169,7 +169,9 @@ class _Request:
             result = function(Call(self.broker, self.connection, self.version), request)
         except Exception as error:  # noqa: BLE001 (the one place where a bug becomes an answer)
             result = self._failed(error, request)
-        if inspect.isawaitable(result):
+        if isinstance(result, Deferred):
+            self._defer(result, request)
+        elif inspect.isawaitable(result):
             self._await(result, request)
         else:
             self._answer(result)
@@ -191,6 +193,20 @@ class _Request:
         head = messages.write_response_header(self.api_key, self.version, self.correlation_id)
         body = messages.write_response(self.api_key, self.version, response)
         return (len(head) + len(body)).to_bytes(4, "big") + head + body
+
+    def _defer(self, deferred: Deferred, request: object) -> None:
+        answer = Answer(self.connection)
+
+        def finish(result: object) -> None:
+            response = self._failed(result, request) if isinstance(result, Exception) else result
+            try:
+                answer.give(self._encode(response))
+            except Exception as error:
+                log.error("a response cannot be written", api=self.handler.name, exc_info=error)
+                self.connection.close("a bug in the broker; its log has the trace")
+
+        deferred.then(finish)
+        self.connection.reply(answer)
 
     def _await(self, result: Awaitable[object], request: object) -> None:
         answer = Answer(self.connection)

@@ -9,9 +9,10 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 from levada.broker.controller import Controller
+from levada.broker.coordinators import Coordinators
 from levada.broker.logdirs import LogDirs
 from levada.broker.partitions import Edges, Partition
 from levada.broker.tasks import Tasks
@@ -48,6 +49,10 @@ class Broker:
         self.image = ClusterImage()
         self.controller = Controller(store, self.reconcile)
         self.partitions: dict[tuple[str, int], Partition] = {}
+        self.followers: list[
+            Callable[[ClusterImage, ClusterImage], None]
+        ] = []  # told when the image is followed
+        self.coordinators: dict[int, Coordinators[Any]] = {}  # by FindCoordinator's key type
         self.request_counts: Counter[int] = Counter()  # by API key
         self.sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, lambda: random.randint(1, SESSION_ID_MAX)
@@ -104,6 +109,8 @@ class Broker:
         for name, topic in image.topics.items():
             if defaults_changed or former.topics.get(name) is not topic:
                 self._follow(topic)
+        for follower in self.followers:
+            follower(former, image)
 
     def topic_config(self, topic: TopicImage) -> TopicConfig:
         """The settings of a topic: its own, the cluster's, the defaults."""
@@ -173,6 +180,8 @@ class Broker:
 
     async def stop(self) -> None:
         """Finish the background work, then close the logs cleanly."""
+        for coordinators in self.coordinators.values():
+            coordinators.close()
         await self.tasks.stop()
         await self.controller.stop()
         self._readers.shutdown(wait=True, cancel_futures=True)

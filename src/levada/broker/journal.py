@@ -58,6 +58,13 @@ class Journal:
         self._waiting.append((goal, committed))
         self.partition.waiters.add(self)
 
+    def after_all(self, committed: Committed) -> None:
+        """Call `committed` when everything appended so far is; at once if it is already."""
+        if self._waiting:
+            self._waiting.append((self._waiting[-1][0], committed))
+        else:
+            committed(None)
+
     def news(self, published_bytes: int) -> None:
         """The partition has moved on, or has failed."""
         partition, waiting = self.partition, self._waiting

@@ -1,12 +1,12 @@
 """Answers that must wait, each a small object in its connection's outbox: no task, no future, no queue.
 
 A long poll waits for bytes to be published in any of its partitions or for its timer, whichever is first. A Produce
-waits for the high watermark to pass its last record.
+waits for the high watermark to pass its last record. A coordinator gives its responses when its journal is committed.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol
 
 from levada.wire.connection import Reply
 
@@ -52,6 +52,83 @@ class Answer:
 
     def give_up(self) -> None:
         """Nothing to stop: what was begun (a topic being created) is finished without its client."""
+
+
+class Deferred:
+    """A response that a handler promises: given once, by whoever holds it, as a response or as an exception.
+
+    A handler may return it, or `await` it where it has more to do afterwards.
+    """
+
+    __slots__ = ("_convert", "_result", "_then")
+
+    _PENDING = object()
+
+    def __init__(self, convert: Callable[[Any], Any] | None = None) -> None:
+        self._convert = convert  # from what is given to what is heard
+        self._result: Any = self._PENDING
+        self._then: Callable[[Any], None] | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._result is not self._PENDING
+
+    def give(self, result: Any) -> None:
+        """Answer; an exception says that it failed. A second answer is not heard."""
+        if self.done:
+            return
+        if self._convert is not None and not isinstance(result, Exception):
+            try:
+                result = self._convert(result)
+            except Exception as error:  # noqa: BLE001 (a bug of this answer, told by whoever hears it)
+                result = error
+        self._result = result
+        if self._then is not None:
+            self._then(result)
+
+    def then(self, hear: Callable[[Any], None]) -> None:
+        """Have `hear` called with the response or the exception, at once if it is known; once at most."""
+        assert self._then is None, "somebody listens already"
+        self._then = hear
+        if self.done:
+            hear(self._result)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def hear(result: Any) -> None:
+            if future.cancelled():
+                return
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        self.then(hear)
+        return future.__await__()
+
+
+def together(parts: Sequence[Deferred], convert: Callable[[list[Any]], Any]) -> Deferred:
+    """One response from many; a part that failed comes as its exception."""
+    whole = Deferred(convert)
+    results: list[Any] = [None] * len(parts)
+    missing = len(parts)
+
+    def listen(position: int) -> Callable[[Any], None]:
+        def hear(result: Any) -> None:
+            nonlocal missing
+            results[position] = result
+            missing -= 1
+            if not missing:
+                whole.give(results)
+
+        return hear
+
+    for position, part in enumerate(parts):
+        part.then(listen(position))
+    if not parts:
+        whole.give(results)
+    return whole
 
 
 class LongPoll:

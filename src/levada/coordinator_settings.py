@@ -1,0 +1,37 @@
+"""Settings of the coordinators (groups and transactions), under Kafka's names with Kafka's defaults.
+
+They are part of `BrokerConfig`, which inherits them; here they have room. Replication factors are 1 where Kafka has
+3, since a broker on its own must be able to make its internal topics.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from levada.settings import INT_MAX, Long, Short, setting
+
+MINUTE_MS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class CoordinatorSettings:
+    """How groups are coordinated."""
+
+    offsets_topic_num_partitions: int = setting(50, "Partitions of __consumer_offsets.", minimum=1)
+    offsets_topic_replication_factor: Short = setting(1, "Replicas of __consumer_offsets.", minimum=1)
+    offsets_topic_segment_bytes: int = setting(100 << 20, "Segments of __consumer_offsets.", minimum=1)
+    offsets_retention_minutes: int = setting(
+        7 * 24 * 60, "How long offsets are kept after a group is empty or its topic unsubscribed.", minimum=1
+    )
+    offsets_retention_check_interval_ms: Long = setting(
+        10 * MINUTE_MS, "How often offsets that are kept no longer are looked for.", minimum=1
+    )
+    offset_metadata_max_bytes: int = setting(4096, "The largest text committed with an offset.")
+    offsets_commit_timeout_ms: int = setting(
+        5_000, "How long a coordinator waits for its own writes to be committed.", minimum=1
+    )
+    group_min_session_timeout_ms: int = setting(6_000, "The shortest session timeout a member may ask for.")
+    group_max_session_timeout_ms: int = setting(30 * MINUTE_MS, "The longest one.")
+    group_initial_rebalance_delay_ms: int = setting(
+        3_000, "How long a new group waits for more members before its first assignment.", minimum=0
+    )
+    group_max_size: int = setting(INT_MAX, "Members that a group may have.", minimum=1)
