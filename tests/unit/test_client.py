@@ -319,6 +319,46 @@ def test_a_topic_made_again_is_another_topic(levada: EmbeddedBroker) -> None:
     run(levada, work, retry_backoff_ms=5)
 
 
+def test_what_is_not_bytes_is_refused_at_once(levada: EmbeddedBroker) -> None:
+    topic = levada.topic()
+
+    async def work(client: Client) -> None:
+        async with client.producer() as producer:
+            with pytest.raises(TypeError, match="bytes, not str"):
+                await producer.send(topic, "text")  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="bytes, not int"):
+                await producer.send(topic, b"", headers=[("n", 1)])  # type: ignore[list-item]
+            broken = await producer.send(topic, b"", timestamp="now")  # type: ignore[arg-type]
+            with pytest.raises(TypeError):
+                await broken
+            await producer.send_and_wait(topic, b"fine")
+
+    def expected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        assert context["message"] == "a producer's task failed"
+
+    async def quiet(client: Client) -> None:
+        asyncio.get_running_loop().set_exception_handler(expected)
+        await work(client)
+
+    run(levada, quiet)
+    assert [record.value for record in levada.records(topic)] == [b"fine"]
+
+
+def test_closing_a_consumer_ends_a_wait(levada: EmbeddedBroker) -> None:
+    topic = levada.topic()
+
+    async def work(client: Client) -> None:
+        consumer = client.consumer(topic)
+        await consumer.start()
+        waiting = asyncio.create_task(consumer.poll())
+        await asyncio.sleep(0)
+        await consumer.close()
+        with pytest.raises(RuntimeError, match="the consumer is closed"):
+            await waiting
+
+    run(levada, work)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -94,13 +94,19 @@ class Fetcher:
         self._changed = asyncio.Event()
         self._fetching: dict[int, asyncio.Task[None]] = {}  # at most one long poll to each leader
         self._runner: asyncio.Task[None] | None = None
+        self._crash: BaseException | None = None  # a bug of ours, for the caller to see
+        self._stopped = False
 
     def start(self, cursors: Iterable[Cursor]) -> None:
         self._cursors = list(cursors)
         self._changed.set()
         self._runner = self._loop.create_task(self._run(), name="consumer")
+        self._runner.add_done_callback(self._ended)
 
     async def stop(self) -> None:
+        """Stop fetching; whoever waits for a batch is told."""
+        self._stopped = True
+        self._arrived.set()
         tasks = [*self._fetching.values(), *([self._runner] if self._runner else [])]
         for task in tasks:
             task.cancel()
@@ -124,8 +130,9 @@ class Fetcher:
                     if batch is not None:
                         return batch
                 self._drop()
-            if self._runner is not None and self._runner.done():
-                self._runner.result()
+            if self._crash is not None:
+                raise self._crash
+            if self._stopped:
                 raise RuntimeError("the consumer is closed")
             self._arrived.clear()
             try:
@@ -160,7 +167,13 @@ class Fetcher:
             for leader, cursors in idle.items():
                 if leader not in self._fetching:
                     task = self._loop.create_task(self._fetch(leader, cursors), name=f"fetch from {leader}")
+                    task.add_done_callback(self._ended)
                     self._fetching[leader] = task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (crash := task.exception()) is not None:
+            self._crash = crash
+            self._arrived.set()
 
     async def _fetch(self, leader: int, cursors: list[Cursor]) -> None:
         generations = {cursor.partition: cursor.generation for cursor in cursors}
@@ -238,7 +251,7 @@ class Fetcher:
             self._fail(cursor, KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{cursor.partition}: no whole batch"))
             return
         cursor.fetch_offset = max(cursor.fetch_offset, batches[-1][1].last_offset + 1)
-        decoded = _decode(cursor, answer, batches)
+        decoded = decode_batches(cursor, answer, batches)
         self._append(Chunk(cursor, cursor.generation, len(answer.records), decoded))
 
     def _append(self, chunk: Chunk) -> None:
@@ -265,7 +278,7 @@ class Fetcher:
         self._changed.set()
 
 
-def _decode(
+def decode_batches(
     cursor: Cursor, answer: Fetched, batches: list[tuple[int, BatchHeader]]
 ) -> Iterator[DecodedBatch]:
     """Batch by batch, without control records and without what was aborted."""

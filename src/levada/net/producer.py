@@ -273,7 +273,16 @@ def _check(acks: Acks, compression: Compression, idempotent: bool | None) -> Non
 
 
 def _size(record: Record) -> int:
-    size = RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
+    """Bytes of a record, about; TypeError if it is not made of bytes."""
+    size = RECORD_OVERHEAD_BYTES + _length(record.key) + _length(record.value)
     for name, value in record.headers:
-        size += len(name) + len(value or b"") + 2
+        size += len(name) + _length(value) + 2
     return size
+
+
+def _length(value: bytes | None) -> int:
+    if value is None:
+        return 0
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"keys and values are bytes, not {type(value).__name__}: encode it first")
+    return len(value)

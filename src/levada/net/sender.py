@@ -139,6 +139,10 @@ class Sender:
                 for lane, batch in taken:
                     self._settle_failure(lane, batch, failure)
                 return
+            except Exception as bug:
+                for lane, batch in taken:
+                    self._give_up(lane, batch, bug)
+                raise
         for lane, batch in taken:
             answer = answers.get(lane.partition)
             if answer is None:
@@ -261,10 +265,15 @@ class Sender:
             backoff_s = min(self._client.retry_backoff_s * 2 ** min(batch.attempts, 10), BACKOFF_S_MAX)
             self._loop.call_later(backoff_s, self._retry, lane)
             return
+        self._give_up(lane, batch, failure)
+
+    def _give_up(self, lane: Lane, batch: Batch, failure: Exception) -> None:
         self._begin_anew(lane)
         for future in batch.answers:
             if not future.done():
-                future.set_exception(_copy(failure))
+                future.set_exception(
+                    type(failure)(*failure.args)
+                )  # its own, since raising one adds to its trace
         self._release(lane, batch)
 
     def _retry(self, lane: Lane) -> None:
@@ -291,8 +300,3 @@ class Sender:
 
 def _succeeded(task: asyncio.Task[tuple[int, int]]) -> bool:
     return not task.cancelled() and task.exception() is None
-
-
-def _copy(failure: Failure) -> Failure:
-    """Each waiter gets an exception of its own, since raising one adds to its traceback."""
-    return type(failure)(*failure.args)
