@@ -1,0 +1,130 @@
+"""Record batches: kio reads what we write, every codec comes back, and a broken batch gives an error of the protocol."""
+
+import gzip
+import os
+from random import Random
+
+import cramjam
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kio.records.readers import read_batch
+
+from levada.errors import ErrorCode, KafkaError
+from levada.model import Codec, TimestampType
+from levada.wire import batches, compression
+from levada.wire.batches import HEADER_BYTES, Record
+
+blobs = st.none() | st.binary(max_size=300)
+headers = st.lists(st.tuples(st.text(max_size=20), blobs), max_size=4).map(tuple)
+records = st.lists(
+    st.builds(Record, st.just(0), st.integers(0, 2**40), blobs, blobs, headers), min_size=1, max_size=20
+)
+
+
+def placed(given_records: list[Record], base_offset: int) -> list[Record]:
+    return [record._replace(offset=base_offset + n) for n, record in enumerate(given_records)]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(records, st.sampled_from(Codec), st.integers(0, 2**50))
+def test_what_is_written_comes_back(given_records: list[Record], codec: Codec, base_offset: int) -> None:
+    """R13, R14: key, value, headers, timestamps and order survive every codec."""
+    batch = memoryview(batches.encode(given_records, base_offset=base_offset, codec=codec))
+    header = batches.read_header(batch)
+    assert batches.crc_is_valid(batch)
+    assert header.size == len(batch)
+    assert header.codec is codec
+    assert header.last_offset == base_offset + len(given_records) - 1
+    assert header.max_timestamp == max(record.timestamp for record in given_records)
+    assert batches.decode(batch) == placed(given_records, base_offset)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(records)
+def test_kio_reads_what_we_write(given_records: list[Record]) -> None:
+    batch, size = read_batch(bytes(batches.encode(given_records, producer_id=7, base_sequence=3)), 0)
+    assert size > HEADER_BYTES
+    assert (batch.producer_id, batch.base_sequence) == (7, 3)
+    assert [(r.offset, r.key, r.value) for r in batch.records] == [
+        (n, r.key, r.value) for n, r in enumerate(given_records)
+    ]
+    assert [[(h.key, h.value) for h in r.headers] for r in batch.records] == [
+        [(name.encode(), value) for name, value in r.headers] for r in given_records
+    ]
+
+
+def test_append_time_is_signed_anew() -> None:
+    batch = memoryview(batches.encode([Record(0, 5, None, b"x"), Record(1, 9, None, b"y")]))
+    batches.stamp_append_time(batch, 1_000)
+    assert batches.crc_is_valid(batch)
+    assert batches.read_header(batch).timestamp_type is TimestampType.LOG_APPEND_TIME
+    assert [record.timestamp for record in batches.decode(batch)] == [1_000, 1_000]
+
+
+def test_headers_stop_before_an_incomplete_batch() -> None:
+    one = bytes(batches.encode([Record(0, 0, None, b"a")]))
+    found = list(batches.iterate_headers(memoryview(one + one[:-1])))
+    assert [position for position, _ in found] == [0]
+
+
+BOMB = bytes(40 << 20)
+BOMBS = {
+    Codec.GZIP: gzip.compress(BOMB),
+    Codec.SNAPPY: bytes(cramjam.snappy.compress_raw(BOMB)),
+    Codec.LZ4: bytes(cramjam.lz4.compress(BOMB)),
+    Codec.ZSTD: bytes(cramjam.zstd.compress(BOMB)),
+}
+
+
+@pytest.mark.parametrize("codec", BOMBS)
+def test_a_decompression_bomb_is_refused(codec: Codec) -> None:
+    with pytest.raises(KafkaError) as refused:
+        compression.decompress(codec, memoryview(BOMBS[codec]), 1 << 20)
+    assert refused.value.code is ErrorCode.CORRUPT_MESSAGE
+
+
+@pytest.mark.parametrize("codec", BOMBS)
+def test_garbage_is_refused(codec: Codec) -> None:
+    random = Random(codec)
+    for size in (0, 1, 7, 100, 5_000):
+        data = memoryview(random.randbytes(size))
+        if codec is Codec.SNAPPY and not size:
+            continue  # raw snappy of nothing is nothing
+        with pytest.raises(KafkaError):
+            compression.decompress(codec, data, 1 << 20)
+
+
+def test_raw_snappy_of_librdkafka_is_read() -> None:
+    data = os.urandom(1_000) * 3
+    assert (
+        bytes(
+            compression.decompress(
+                Codec.SNAPPY, memoryview(bytes(cramjam.snappy.compress_raw(data))), 1 << 20
+            )
+        )
+        == data
+    )
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_damaged_batches_raise_only_kafka_errors(codec: Codec) -> None:
+    random = Random(codec)
+    whole = batches.encode(
+        [Record(0, n, b"key", os.urandom(30), (("h", b"v"),)) for n in range(20)], codec=codec
+    )
+    for _ in range(500):
+        damaged = bytearray(whole)
+        damaged[random.randrange(HEADER_BYTES, len(damaged))] = random.randrange(256)
+        try:
+            batches.decode(memoryview(damaged), 1 << 20)
+        except KafkaError as error:
+            code = error.code
+            assert code is ErrorCode.CORRUPT_MESSAGE
+
+
+def test_more_records_than_bytes_are_refused_before_any_is_made() -> None:
+    batch = batches.encode([Record(0, 0, None, b"a")])
+    batch[HEADER_BYTES - 4 : HEADER_BYTES] = (2**31 - 1).to_bytes(4, "big")
+    with pytest.raises(KafkaError, match="2147483647 records"):
+        batches.decode(memoryview(batch))
