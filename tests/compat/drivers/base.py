@@ -7,11 +7,9 @@ runs with every client that has the operations it needs. Errors come as Kafka's 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 from levada.errors import ErrorCode
-
-T = TypeVar("T")
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 EARLIEST = -2
@@ -131,7 +129,7 @@ class Create(Protocol):
     def __call__(self, topic: str, partitions: int = 1, configs: dict[str, str] | None = None) -> str: ...
 
 
-def eventually(read: Callable[[], T], expected: T) -> None:
+def eventually(read: Callable[[], object], expected: object) -> None:
     """Kafka's brokers learn of a change a moment after the reply to it: read until they have."""
     deadline = time.monotonic() + WAIT_S
     while (seen := read()) != expected and time.monotonic() < deadline:

@@ -39,7 +39,7 @@ class Confluent:
     lacks: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, bootstrap: str) -> None:
-        self._common = {"bootstrap.servers": bootstrap, "log_level": 0}
+        self._common: dict[str, Any] = {"bootstrap.servers": bootstrap, "log_level": 0}
         self._admin = AdminClient(self._common)
         self._producers: dict[tuple[str, str, bool], Producer] = {}
 

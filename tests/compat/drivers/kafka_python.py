@@ -32,7 +32,7 @@ class KafkaPython:
     """kafka-python's producer, consumer and admin."""
 
     name: ClassVar[str] = "kafka-python"
-    lacks: ClassVar[frozenset[str]] = frozenset({"sends_any_topic_name"})
+    lacks: ClassVar[frozenset[str]] = frozenset({"sends_any_topic_name", "null_headers"})
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap

@@ -35,14 +35,12 @@ class Kcat:
             "describe_configs",
             "alter_configs",
             "delete_records",
-            "describe_cluster",
-            "long_lived",
             "describes_without_creating",
             "cluster_id",
             "topic_ids",
             "timestamps",
-            "offsets_reported",
             "empty_values",
+            "long_lived",
         }
     )
 

@@ -136,13 +136,18 @@ class Program:
         acks: str = "all",
         idempotent: bool = False,
     ) -> list[int]:
-        settings = {"partition": partition, "codec": codec, "acks": acks, "idempotent": idempotent}
+        settings: dict[str, Any] = {
+            "partition": partition,
+            "codec": codec,
+            "acks": acks,
+            "idempotent": idempotent,
+        }
         offsets = self._call("produce", topic=topic, records=[_to_json(r) for r in records], **settings)
         return list(offsets) if acks != "0" else []
 
     def consume(self, topic: str, count: int, offset: int = EARLIEST, partition: int = 0) -> list[Record]:
         wait_ms = int(WAIT_S * 1000)
-        place = {"topic": topic, "partition": partition, "offset": offset}
+        place: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset}
         records = self._call("consume", count=count, wait_ms=wait_ms, **place)
         if len(records) < count:
             raise ClientError("NO_ANSWER", f"{len(records)} of {count} records came")
@@ -188,7 +193,7 @@ class Kafkajs(Program):
     """kafkajs; it consumes only by groups, so other clients read what it wrote."""
 
     name: ClassVar[str] = "kafkajs"
-    lacks: ClassVar[frozenset[str]] = frozenset({"consume", "topic_ids"})
+    lacks: ClassVar[frozenset[str]] = frozenset({"consume", "topic_ids", "null_headers"})
 
     def command(self) -> list[str]:
         node, npm = executable("node"), executable("npm")
