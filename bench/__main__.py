@@ -1,11 +1,30 @@
 """`python -m bench` compares with Kafka, `... quick` with the last record, `... profile ROW` shows where time goes."""
 
+import signal
 import sys
+from types import FrameType
 
 from bench import profiling, quick, run
+from bench.wire import BrokerError
 
 COMMANDS = {"quick": quick.main, "profile": profiling.main}
 
-if __name__ == "__main__":
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    """A benchmark that is told to stop takes its brokers with it."""
+    sys.exit(143)
+
+
+def main() -> int:
+    """Run the command that was asked for."""
+    signal.signal(signal.SIGTERM, _stop)
     command = COMMANDS.get(sys.argv[1]) if len(sys.argv) > 1 else None
-    sys.exit(command(sys.argv[2:]) if command else run.main(sys.argv[1:]))
+    try:
+        return command(sys.argv[2:]) if command else run.main(sys.argv[1:])
+    except BrokerError as problem:
+        print(problem, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
