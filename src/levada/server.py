@@ -38,9 +38,10 @@ from levada.net.listener import Limits, Listener
 from levada.net.memory import ReceiveMemory
 from levada.net.turn import Turn
 from levada.storage.dirs import LogDirError
-from levada.storage.disk import OsDisk
+from levada.storage.disk import Disk, OsDisk
 
 METADATA_FILE = "levada-metadata.db"
+FILES_RESERVED = 256  # for the store, the listeners, threads that open files, clients being turned away
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -56,11 +57,17 @@ class Server:
     """One running broker."""
 
     def __init__(
-        self, config: BrokerConfig, faults: Faults | None = None, clock: Clock | None = None
+        self,
+        config: BrokerConfig,
+        faults: Faults | None = None,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
     ) -> None:
         self._config = config
         self._faults = Faults() if faults is None else faults
         self._clock = clock or SystemClock()
+        self._disk = disk or OsDisk()
+        self._log_dirs: LogDirs | None = None
         self._listeners: list[Listener] = []
         self._metrics: MetricsServer | None = None
         self.endpoints: list[Endpoint] = []  # where clients connect
@@ -72,13 +79,14 @@ class Server:
         turn = Turn(asyncio.get_running_loop().call_soon)
         memory = ReceiveMemory(config.queued_max_request_bytes)
         turn.on_end(memory.reset)
-        log_dirs = LogDirs(config, OsDisk(), self._clock)
-        log_dirs.lock()
+        open_files_max, connections_max = _shares_of_files(config)
+        self._log_dirs = log_dirs = LogDirs(config, self._disk, self._clock, open_files_max)
         try:
-            store = SqliteStore(os.path.join(log_dirs.first, METADATA_FILE), self._clock)
+            log_dirs.lock()
+            store = SqliteStore(_metadata_file(log_dirs), self._clock)
             self.broker = broker = Broker(config, self._clock, store, log_dirs, turn)
             dispatch = dispatcher(broker, self._faults)
-            admission = Admission(config.max_connections, config.max_connections_per_ip)
+            admission = Admission(connections_max, config.max_connections_per_ip)
             for endpoint in config.endpoints:
                 listener = Listener(endpoint.listener, dispatch, turn, memory, _limits(config), admission)
                 self._listeners.append(listener)
@@ -110,6 +118,31 @@ class Server:
             await self._metrics.stop()
         if hasattr(self, "broker"):
             await self.broker.stop()
+        elif self._log_dirs is not None:
+            self._log_dirs.close(())
+
+
+def _metadata_file(log_dirs: LogDirs) -> str:
+    """The store's file. Where it is gone, partitions must not pass for those of deleted topics."""
+    path = os.path.join(log_dirs.first, METADATA_FILE)
+    if log_dirs.hold_partitions and not os.path.exists(path):
+        raise LogDirError(
+            f"{path} is missing, but there are partitions in {', '.join(log_dirs.paths)}: "
+            "restore it, or move the partitions away"
+        )
+    return path
+
+
+def _shares_of_files(config: BrokerConfig) -> tuple[int, int]:
+    """How many files logs may have open, and how many connections there may be.
+
+    A client must not be able to take the descriptor that an append needs.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return config.levada_open_files_max, config.max_connections
+    files = min(config.levada_open_files_max, limit // 2)
+    return files, min(config.max_connections, limit - files - min(FILES_RESERVED, limit // 8))
 
 
 def _limits(config: BrokerConfig) -> Limits:

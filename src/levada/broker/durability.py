@@ -23,6 +23,7 @@ class GroupCommit:
         self._failed = failed
         self._asked: dict[Partition, None] = {}  # in the order of asking
         self._running = False
+        self._closed = False
 
     def ask(self, partition: Partition) -> None:
         """Have everything that is published in the partition synced soon; `partition.synced` follows."""
@@ -31,7 +32,8 @@ class GroupCommit:
             self._begin()
 
     def close(self) -> None:
-        """Finish what is running."""
+        """Finish what is running; what was asked for besides is synced when its log is closed."""
+        self._closed = True
         self._thread.shutdown(wait=True)
 
     def _begin(self) -> None:
@@ -59,5 +61,5 @@ class GroupCommit:
                 partition.synced()
             else:
                 self._failed(partition, error)
-        if self._asked:
+        if self._asked and not self._closed:
             self._begin()

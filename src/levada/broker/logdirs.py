@@ -4,7 +4,6 @@ An I/O error takes its directory offline with every partition in it; the process
 """
 
 import asyncio
-import resource
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,18 +28,19 @@ SYNC_THREADS = 16
 class LogDirs:
     """All of `log.dirs`."""
 
-    def __init__(self, config: BrokerConfig, disk: Disk, clock: Clock) -> None:
+    def __init__(self, config: BrokerConfig, disk: Disk, clock: Clock, open_files_max: int) -> None:
         self.disk = disk
         self.paths = list(config.log_dirs)
         self._config = config
         self._clock = clock
-        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # Half of what the process may open is left to clients.
-        self._handles = Handles(disk, min(config.levada_open_files_max, allowed // 2))
+        self._handles = Handles(disk, open_files_max)
         self._dirs: list[LogDir] = []
         self._unopened: list[str] = []  # directories that failed at the start
         self._found: dict[TopicPartition, tuple[LogDir, FoundPartition]] = {}  # on disk, not yet opened
         self._homes: dict[Partition, LogDir] = {}  # of every open partition
+        self._damaged: dict[
+            TopicPartition, LogDir
+        ] = {}  # logs that could not be opened, and are left as they are
         self._commits: dict[str, GroupCommit] = {}
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="log-files")
         self._loop = asyncio.get_running_loop()
@@ -49,24 +49,29 @@ class LogDirs:
     # At the start.
 
     def lock(self) -> None:
-        """Take the directories for this process. One that fails is offline; if all fail there is no broker."""
+        """Take the directories for this process. One that fails is offline; without the first there is no broker."""
         for path in self.paths:
             try:
                 log_dir = LogDir.open(path, self.disk, node_id=self._config.node_id)
             except OSError as error:
+                if path == self.paths[0]:
+                    raise LogDirError(f"{path}, which holds the metadata, cannot be used: {error}") from error
                 log.error("log dir is offline", log_dir=path, error=str(error))
                 self._unopened.append(path)
                 continue
             self._dirs.append(log_dir)
             for found in log_dir.partitions():
                 self._found[found.partition] = (log_dir, found)
-        if not self._dirs:
-            raise LogDirError(f"no data directory can be used: {', '.join(self.paths)}")
 
     @property
     def first(self) -> str:
         """The directory that also holds the metadata."""
         return self._dirs[0].path
+
+    @property
+    def hold_partitions(self) -> bool:
+        """Whether there are partitions on disk that wait to be opened."""
+        return bool(self._found)
 
     @property
     def cluster_id(self) -> str | None:
@@ -112,6 +117,7 @@ class LogDirs:
             partition = Partition(topic.name, topic.id, index, leader_epoch, segments, edges)
         except KafkaError as error:
             log.error("partition is offline, its log is broken", partition=str(name), error=error.detail)
+            self._damaged[name] = log_dir
             return None
         except OSError as error:
             self._take_offline(log_dir, error)
@@ -214,9 +220,12 @@ class LogDirs:
         """What to write, taken now and written when called."""
         points: dict[str, dict[TopicPartition, int]] = {log_dir.path: {} for log_dir in self._dirs}
         starts: dict[str, dict[TopicPartition, int]] = {log_dir.path: {} for log_dir in self._dirs}
+        for name, home in self._damaged.items():
+            points[home.path][name] = home.recovery_points.get(name, 0)
+            starts[home.path][name] = home.log_start_offsets.get(name, 0)
         for partition in partitions:
-            home = self._homes.get(partition)
-            if home is not None:
+            if partition in self._homes:
+                home = self._homes[partition]
                 name = TopicPartition(partition.topic, partition.index)
                 points[home.path][name] = partition.log.recovery_point
                 starts[home.path][name] = partition.log.log_start_offset
@@ -224,8 +233,11 @@ class LogDirs:
         def write() -> None:
             for log_dir in self._dirs:
                 if not log_dir.offline:
-                    log_dir.write_recovery_points(points[log_dir.path])
-                    log_dir.write_log_start_offsets(starts[log_dir.path])
+                    try:
+                        log_dir.write_recovery_points(points[log_dir.path])
+                        log_dir.write_log_start_offsets(starts[log_dir.path])
+                    except OSError as error:
+                        self._loop.call_soon_threadsafe(self._take_offline, log_dir, error)
 
         return write
 
@@ -268,7 +280,12 @@ class LogDirs:
                     closed.append(partition)
                 except OSError as error:
                     self.failed(partition, error)
-        self._checkpoint_of(closed)()
+        if not self._starting:
+            self._checkpoint_of(closed)()
         for log_dir in self._dirs:
-            log_dir.close(clean=not self._starting)
+            unused = log_dir.was_clean and not self._homes  # a start that failed early has changed nothing
+            try:
+                log_dir.close(clean=unused or not self._starting)
+            except OSError as error:
+                self._take_offline(log_dir, error)
         self._handles.close_all()

@@ -119,7 +119,7 @@ class Partition:
         self._unflushed = 0  # messages since the last fsync
         self._dirty_since_ms = 0  # when unsynced data was first seen; 0 if there is none
         segments.assign_epoch(leader_epoch)
-        segments.on_roll = self.save_producers
+        segments.on_roll = self._rolled
         self.configure(segments.config)
 
     def configure(self, config: TopicConfig) -> None:
@@ -360,6 +360,11 @@ class Partition:
         """A clean end: everything is on disk, and the next start need not read the log."""
         self.save_producers(self.log.log_end_offset)
         self.log.close(clean=True)
+
+    def _rolled(self, offset: int) -> None:
+        """A segment is full: recovery after a crash need not read it again if it is synced."""
+        self.save_producers(offset)
+        self._edges.sync_soon(self)
 
     def save_producers(self, offset: int) -> None:
         """Keep what is known of producers with the log, as of `offset`, the base of the next batch."""
