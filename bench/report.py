@@ -170,7 +170,7 @@ def markdown(found: dict[str, Any], previous: dict[str, Any] | None) -> str:
 
 
 def short_markdown(found: dict[str, Any]) -> str:
-    """For the README: one line a row."""
+    """For the README: the chart, and one line a row."""
     lines: list[tuple[str, ...]] = [
         (
             row["title"],
@@ -186,7 +186,10 @@ def short_markdown(found: dict[str, Any]) -> str:
         shown = (number(found["process"][name][metric]) + unit for name in ("levada", "kafka"))
         if metric in LABELS:
             lines.append((title, *shown, times(results.ratio(found["process"], metric)), ""))
-    return table(("load", "Levada", "Kafka", "Levada : Kafka", "broker CPU : Kafka"), lines)
+    picture = f"![Levada compared with Apache Kafka]({CHART.relative_to(ROOT)})"
+    return f"{picture}\n\n" + table(
+        ("load", "Levada", "Kafka", "Levada : Kafka", "broker CPU : Kafka"), lines
+    )
 
 
 def publish(found: dict[str, Any], previous: dict[str, Any] | None) -> None:

@@ -124,6 +124,12 @@ def test_a_failed_row_is_reported_and_not_judged() -> None:
     assert "rate ≥ 3 x: not measured" in text
 
 
+def test_the_readme_gets_the_chart_and_a_line_a_row() -> None:
+    text = report.short_markdown(found())
+    assert "docs/benchmarks.svg" in text
+    assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2 + 2 + 3
+
+
 def test_the_chart_is_well_formed() -> None:
     drawn = ElementTree.fromstring(chart.svg(found(kafka_fails=True)))
     assert drawn.tag.endswith("svg")
