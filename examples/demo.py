@@ -214,6 +214,7 @@ class Broker:
                 break
         self.start_s = time.monotonic() - began
         if not self.bootstrap:
+            self.stop()
             raise SystemExit("the broker did not start")
 
     def stop(self) -> int:
