@@ -67,6 +67,7 @@ class Reading:
         "_correlation_id",
         "_request",
         "_results",
+        "_served",
         "_version",
         "cold",
         "failed",
@@ -90,6 +91,7 @@ class Reading:
         self._version = version
         self._correlation_id = correlation_id
         self._results: list[PartitionData] = []
+        self._served: list[tuple[Partition, int]] = []  # with how many bytes
         self.size = 0
         self.failed = False  # whether some partition has an error, which is not waited with
         self.found: list[Partition] = []  # the partitions that can be waited for
@@ -113,6 +115,7 @@ class Reading:
     def read(self) -> None:
         """Read each partition in turn, within the limits of the request."""
         self._results.clear()
+        self._served.clear()
         self.found.clear()
         self.cold.clear()
         self.size, self.failed = 0, False
@@ -141,8 +144,9 @@ class Reading:
             piece = partition.read(wanted.fetch_offset, limit, minimum_one=not self.size)
             if piece.cold:
                 self.cold.append(piece)
-        self.size += piece.size
-        partition.bytes_out += piece.size
+        if piece.size:
+            self.size += piece.size
+            self._served.append((partition, piece.size))
         return PartitionData(
             wanted.topic,
             wanted.partition,
@@ -165,6 +169,8 @@ class Reading:
         if context.superseded:
             error = ErrorCode.INVALID_FETCH_SESSION_EPOCH
             return write_response(self._version, self._correlation_id, error, NO_SESSION, [])
+        for partition, size in self._served:
+            partition.bytes_out += size
         told = [
             data
             for wanted, data in zip(context.partitions, self._results, strict=True)

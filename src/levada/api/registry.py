@@ -198,12 +198,7 @@ class _Request:
         answer = Answer(self.connection)
 
         def finish(result: object) -> None:
-            response = self._failed(result, request) if isinstance(result, Exception) else result
-            try:
-                answer.give(self._encode(response))
-            except Exception as error:
-                log.error("a response cannot be written", api=self.handler.name, exc_info=error)
-                self.connection.close("a bug in the broker; its log has the trace")
+            self._give(answer, self._failed(result, request) if isinstance(result, Exception) else result)
 
         deferred.then(finish)
         self.connection.reply(answer)
@@ -216,10 +211,17 @@ class _Request:
                 response = await result
             except Exception as error:  # noqa: BLE001 (the same for handlers that wait)
                 response = self._failed(error, request)
-            answer.give(self._encode(response))
+            self._give(answer, response)
 
         self.broker.tasks.start(f"api-{self.handler.name}", finish())
         self.connection.reply(answer)
+
+    def _give(self, answer: Answer, response: object) -> None:
+        try:
+            answer.give(self._encode(response))
+        except Exception as error:
+            log.error("a response cannot be written", api=self.handler.name, exc_info=error)
+            self.connection.close("a bug in the broker; its log has the trace")
 
     def _failed(self, error: Exception, request: object) -> object:
         if not isinstance(error, KafkaError):
@@ -235,13 +237,21 @@ class _Request:
         elif fault.drop:
             self.connection.close("dropped by an ordered fault")
         elif fault.error is not None:
+            request = self._read()
+            if getattr(request, "acks", None) == 0:
+                self.connection.close("an ordered fault of a Produce that expects no answer")
+                return
             ordered = KafkaError(fault.error, "an ordered fault")
-            self._answer(error_response(self.api_key, self._read(), ordered))
+            self._answer(error_response(self.api_key, request, ordered))
         else:
             self.handle()
 
     def _after_delay(self, rest: Fault) -> None:
         self.connection.delayed = False
-        if not self.connection.closed:
+        if self.connection.closed:
+            return
+        try:
             self.suffer(rest)
-            self.connection.wake()
+        except KafkaError as error:
+            self.connection.close(str(error))
+        self.connection.wake()

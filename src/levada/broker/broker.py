@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
+from uuid import UUID
 
 from levada.broker.controller import Controller
 from levada.broker.coordinators import Coordinators
@@ -79,8 +80,14 @@ class Broker:
             partition = found[index]
             if partition is not None:
                 return partition
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another broker leads this partition")
+            raise self._not_served(topic, index, version)
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic or partition")
+
+    def _not_served(self, topic: bytes, index: int, version: int) -> KafkaError:
+        name = self.image.topic_names[UUID(bytes=topic)] if version >= TOPIC_IDS_FROM else topic.decode()
+        if self.image.topics[name].partitions[index].leader == self.node_id:
+            return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {name}-{index} could not be opened")
+        return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another broker leads this partition")
 
     def partition(self, topic: str, index: int) -> Partition:
         """The partition of that name."""
