@@ -1,4 +1,4 @@
-"""Record batches: kio reads what we write, every codec comes back, and a broken batch gives an error of the protocol."""
+"""Record batches: kio reads what we write, every codec comes back, and a broken batch gives a protocol error."""
 
 import gzip
 import os
