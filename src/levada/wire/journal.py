@@ -1,0 +1,139 @@
+"""The records of `__consumer_offsets` as Kafka writes them, so that Kafka's tools read ours and we read Kafka's.
+
+A committed offset is a record of its own; a group of the classic protocol is one record with all its members.
+"""
+
+from typing import Final, NamedTuple
+
+from levada.wire.layouts import (
+    BYTES,
+    COMPACT_BYTES,
+    COMPACT_NULLABLE_STRING,
+    COMPACT_STRING,
+    INT32,
+    INT64,
+    NULLABLE_STRING,
+    STRING,
+    Kind,
+    Type,
+    array,
+    compact_array,
+    struct,
+)
+
+NO_EXPIRY: Final = -1
+
+
+class OffsetKey(NamedTuple):
+    """Whose offset in which partition."""
+
+    group: str
+    topic: str
+    partition: int
+
+
+class OffsetValue(NamedTuple):
+    """A committed offset. Only commits with a retention time of their own have an expire timestamp."""
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_timestamp: int
+    expire_timestamp: int = NO_EXPIRY
+
+
+class GroupKey(NamedTuple):
+    """A group of the classic protocol."""
+
+    group: str
+
+
+class MemberValue(NamedTuple):
+    """A member with its subscription and assignment, which only clients understand."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout: int
+    session_timeout: int
+    subscription: bytes
+    assignment: bytes
+
+
+class GroupValue(NamedTuple):
+    """A generation of a group that is stable, or has no members."""
+
+    protocol_type: str
+    generation: int
+    protocol: str | None
+    leader: str | None
+    current_state_timestamp: int
+    members: tuple[MemberValue, ...]
+
+
+_NO_EPOCH = {"leader_epoch": -1}
+_OFFSET_0 = {"offset": INT64, "metadata": STRING, "commit_timestamp": INT64}
+_OFFSET_1 = {**_OFFSET_0, "expire_timestamp": INT64}
+_OFFSET_3 = {"offset": INT64, "leader_epoch": INT32, "metadata": STRING, "commit_timestamp": INT64}
+
+OFFSET: Final = Kind(
+    1,
+    OffsetKey,
+    struct(OffsetKey, {"group": STRING, "topic": STRING, "partition": INT32}),
+    {
+        0: struct(OffsetValue, _OFFSET_0, absent=_NO_EPOCH),
+        1: struct(OffsetValue, _OFFSET_1, absent=_NO_EPOCH),
+        2: struct(OffsetValue, _OFFSET_0, absent=_NO_EPOCH),
+        3: struct(OffsetValue, _OFFSET_3),
+        4: struct(OffsetValue, {**_OFFSET_3, "metadata": COMPACT_STRING}, flexible=True),
+    },
+    written=lambda value: 3 if value.expire_timestamp == NO_EXPIRY else 1,
+)
+OLD_OFFSET: Final = OFFSET._replace(number=0)  # keys of old brokers, otherwise the same
+
+
+def _group(version: int) -> Type:
+    """Version 1 brought the rebalance timeout, 2 the time of the state, 3 static members, 4 compact fields."""
+    flexible = version >= 4
+    text, blob = (COMPACT_STRING, COMPACT_BYTES) if flexible else (STRING, BYTES)
+    maybe_text = COMPACT_NULLABLE_STRING if flexible else NULLABLE_STRING
+    since = {"group_instance_id": 3, "rebalance_timeout": 1, "current_state_timestamp": 2}
+    member = {
+        "member_id": text,
+        "group_instance_id": maybe_text,
+        "client_id": text,
+        "client_host": text,
+        "rebalance_timeout": INT32,
+        "session_timeout": INT32,
+        "subscription": blob,
+        "assignment": blob,
+    }
+    group = {
+        "protocol_type": text,
+        "generation": INT32,
+        "protocol": maybe_text,
+        "leader": maybe_text,
+        "current_state_timestamp": INT64,
+    }
+
+    def present(fields: dict[str, Type]) -> dict[str, Type]:
+        return {name: kind for name, kind in fields.items() if version >= since.get(name, 0)}
+
+    members = struct(
+        MemberValue,
+        present(member),
+        flexible=flexible,
+        absent={"group_instance_id": None, "rebalance_timeout": -1},
+    )
+    group["members"] = (compact_array if flexible else array)(members)
+    return struct(GroupValue, present(group), flexible=flexible, absent={"current_state_timestamp": -1})
+
+
+GROUP: Final = Kind(
+    2,
+    GroupKey,
+    struct(GroupKey, {"group": STRING}),
+    {version: _group(version) for version in range(5)},
+    written=3,
+)
