@@ -270,16 +270,15 @@ class Partition:
         if self.offline:
             return
         segments = self.log
-        before = segments.log_end_offset
         try:
             segments.publish()
         except OSError as error:
             self._edges.failed(self, error)
             return
-        published = segments.log_end_offset - before
         if self._waits_for_fsync:
             self._edges.sync_soon(self)
             return
+        published = segments.log_end_offset - self.high_watermark
         self._advance(segments.log_end_offset)
         if self._flush_messages <= (unflushed := self._unflushed + published):
             self._edges.sync_soon(self)

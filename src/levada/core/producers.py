@@ -31,6 +31,9 @@ _SNAPSHOT_VERSION = 1
 _SNAPSHOT_HEAD = Struct(">hIi")  # version, CRC32C of all that follows it, number of entries
 _CRC_COVERS_FROM = 6
 _SNAPSHOT_ENTRY = Struct(">qhiqiqiq")
+# Ours, after what Kafka reads: number of earlier batches, then each with its producer's id, oldest first.
+_EARLIER_HEAD = Struct(">i")
+_EARLIER_ENTRY = Struct(">qiiqq")
 
 
 class CorruptSnapshotError(ValueError):
@@ -132,17 +135,18 @@ class ProducerStates:
         self._producers.clear()
 
     def encode_snapshot(self) -> bytes:
-        """The content of Kafka's `.snapshot` file: of each producer the newest batch."""
-        entries = bytearray(_SNAPSHOT_HEAD.size + _SNAPSHOT_ENTRY.size * len(self._producers))
-        position = _SNAPSHOT_HEAD.size
+        """The content of Kafka's `.snapshot` file: of each producer the newest batch.
+
+        The earlier ones follow where Kafka does not look: a client that had five batches on their way when the
+        broker went down sends them all again.
+        """
+        data = bytearray(_SNAPSHOT_HEAD.size)
         for producer_id, producer in self._producers.items():
             last_sequence, last_offset, offset_delta = -1, -1, 0
             if producer.batches:
                 _, last_sequence, base_offset, last_offset = producer.batches[-1]
                 offset_delta = last_offset - base_offset
-            _SNAPSHOT_ENTRY.pack_into(
-                entries,
-                position,
+            data += _SNAPSHOT_ENTRY.pack(
                 producer_id,
                 producer.epoch,
                 last_sequence,
@@ -152,11 +156,17 @@ class ProducerStates:
                 producer.coordinator_epoch,
                 producer.transaction_first_offset,
             )
-            position += _SNAPSHOT_ENTRY.size
-        _SNAPSHOT_HEAD.pack_into(entries, 0, _SNAPSHOT_VERSION, 0, len(self._producers))
-        crc = crc32c(memoryview(entries)[_CRC_COVERS_FROM:])
-        _SNAPSHOT_HEAD.pack_into(entries, 0, _SNAPSHOT_VERSION, crc, len(self._producers))
-        return bytes(entries)
+        earlier = [
+            _EARLIER_ENTRY.pack(producer_id, *batch)
+            for producer_id, producer in self._producers.items()
+            for batch in producer.batches[:-1]
+        ]
+        if earlier:
+            data += _EARLIER_HEAD.pack(len(earlier)) + b"".join(earlier)
+        _SNAPSHOT_HEAD.pack_into(data, 0, _SNAPSHOT_VERSION, 0, len(self._producers))
+        crc = crc32c(bytes(data[_CRC_COVERS_FROM:]))
+        _SNAPSHOT_HEAD.pack_into(data, 0, _SNAPSHOT_VERSION, crc, len(self._producers))
+        return bytes(data)
 
     @classmethod
     def decode_snapshot(cls, data: bytes, producers_max: int = PRODUCERS_MAX) -> Self:
@@ -169,12 +179,28 @@ class ProducerStates:
         computed = crc32c(memoryview(data)[_CRC_COVERS_FROM:])
         if crc != computed:
             raise CorruptSnapshotError(f"CRC is {computed:#010x}, stored is {crc:#010x}")
-        if _SNAPSHOT_HEAD.size + count * _SNAPSHOT_ENTRY.size != len(data):
-            raise CorruptSnapshotError(f"{count} entries do not fill {len(data)} bytes")
+        end = _SNAPSHOT_HEAD.size + count * _SNAPSHOT_ENTRY.size
+        if not 0 <= count <= end <= len(data):
+            raise CorruptSnapshotError(f"{count} entries do not fit {len(data)} bytes")
         states = cls(producers_max)
-        for entry in _SNAPSHOT_ENTRY.iter_unpack(memoryview(data)[_SNAPSHOT_HEAD.size :]):
+        for entry in _SNAPSHOT_ENTRY.iter_unpack(memoryview(data)[_SNAPSHOT_HEAD.size : end]):
             states._load(*entry)
+        if end < len(data):
+            states._load_earlier(memoryview(data)[end:])
         return states
+
+    def _load_earlier(self, data: memoryview) -> None:
+        count = _EARLIER_HEAD.unpack_from(data)[0] if len(data) >= _EARLIER_HEAD.size else -1
+        if _EARLIER_HEAD.size + count * _EARLIER_ENTRY.size != len(data):
+            raise CorruptSnapshotError(f"{count} earlier batches do not fill {len(data)} bytes")
+        for producer_id, *batch in _EARLIER_ENTRY.iter_unpack(data[_EARLIER_HEAD.size :]):
+            producer = self._producers.get(producer_id)
+            if producer is None or not 0 < len(producer.batches) < BATCHES_KEPT:
+                raise CorruptSnapshotError(
+                    f"an earlier batch of producer {producer_id}, which has no room for it"
+                )
+            first, last, base_offset, last_offset = batch
+            producer.batches.insert(-1, (first, last, base_offset, last_offset))
 
     def _load(
         self,
