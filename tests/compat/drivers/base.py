@@ -132,8 +132,12 @@ class Create(Protocol):
 def eventually(read: Callable[[], object], expected: object) -> None:
     """Kafka's brokers learn of a change a moment after the reply to it: read until they have."""
     deadline = time.monotonic() + WAIT_S
-    while (seen := read()) != expected and time.monotonic() < deadline:
-        pass
+    seen: object = None
+    while seen != expected and time.monotonic() < deadline:
+        try:
+            seen = read()
+        except ClientError as error:
+            seen = error
     assert seen == expected
 
 
