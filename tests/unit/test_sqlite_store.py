@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -148,7 +149,7 @@ async def test_two_stores_see_one_order_of_changes(tmp_path: Path) -> None:
 async def test_who_is_far_behind_reads_everything_again(tmp_path: Path) -> None:
     path = tmp_path / "m.db"
     slow, fast = await Follower(path).open(), await Follower(path).open()
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.execute("INSERT INTO changes VALUES (?, '/gone', NULL)", (sqlite.CHANGES_KEPT * 2,))
     await fast.store.commit([Write("/a", b"1", ABSENT)])
     await slow.until(lambda: "/a" in slow.rows)
@@ -289,7 +290,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, content: bytes) -> No
 @on_a_loop
 async def test_a_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.db"
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.execute(f"PRAGMA user_version = {sqlite.FORMAT_VERSION + 1}")
     store = SqliteStore(str(path), ManualClock())
     with pytest.raises(StoreError, match="format 2"):
