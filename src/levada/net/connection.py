@@ -174,7 +174,9 @@ class Connection(asyncio.Protocol):
         header = _HEADER.pack(api_key, version, correlation_id, len(self._client_id)) + self._client_id
         if flexible:
             header += b"\0"
-        self._transport.writelines((_SIZE.pack(len(header) + len(body)), header, body))
+        head = _SIZE.pack(len(header) + len(body)) + header
+        # asyncio's transports since Python 3.12 never get rid of an empty chunk, and so never close.
+        self._transport.writelines((head, body) if body else (head,))
         return correlation_id
 
     def parse(self, read: Callable[[memoryview], Answer], body: memoryview) -> Answer:
