@@ -58,7 +58,6 @@ HOSTILE = {
     "null group": (HEARTBEAT, 0, b"\xff\xff" + bytes(6)),
     "negative length": (HEARTBEAT, 0, b"\xff\xf0" + bytes(6)),
     "nothing": (HEARTBEAT, 0, b""),
-    "more than the message": (METADATA, 13, NO_TOPICS_AND_FLAGS + b"\x00" + b"\x00"),
 }
 
 
@@ -111,7 +110,8 @@ def test_unknown_tags_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize(("api", "kind"), MESSAGES, ids=IDS)
-def test_bytes_cut_short_or_too_long_are_no_message(api: Api, kind: str) -> None:
+def test_bytes_cut_short_are_no_message_and_more_bytes_are_ignored(api: Api, kind: str) -> None:
+    """As in Kafka: librdkafka's Metadata v13 for all topics is three bytes too long."""
     random = Random(f"{api.name} {kind} cut")
     for version in messages.versions_known(api.key):
         data = kio_bytes(random_message(random, api, version, kind))
@@ -119,8 +119,7 @@ def test_bytes_cut_short_or_too_long_are_no_message(api: Api, kind: str) -> None
             with pytest.raises(KafkaError) as caught:
                 READ[kind](api.key, version, data[:length])
             assert caught.value.code == ErrorCode.INVALID_REQUEST
-        with pytest.raises(KafkaError, match="INVALID_REQUEST"):
-            READ[kind](api.key, version, data + b"\x00")
+        assert READ[kind](api.key, version, data + b"\x00") == READ[kind](api.key, version, data)
 
 
 @pytest.mark.parametrize(("api", "kind"), MESSAGES, ids=IDS)
