@@ -37,7 +37,21 @@ def kafka_jars() -> Path:
         return folder
 
 
-def java(*arguments: str, memory_mb: int = 256) -> list[str]:
-    """A command that runs a class or a source file with Kafka's jars, tuned for a short life."""
+def client_jar(version: str) -> Path:
+    """The Java client alone, of another version."""
+    with locked(f"kafka-clients-{version}") as folder:
+        jar = folder / f"kafka-clients-{version}.jar"
+        if not jar.exists():
+            command = [executable("mvn"), "-q", "-B", "dependency:copy", f"-DoutputDirectory={folder}"]
+            run([*command, f"-Dartifact=org.apache.kafka:kafka-clients:{version}"], cwd=folder)
+        return jar
+
+
+def java(*arguments: str, memory_mb: int = 256, first_jar: Path | None = None) -> list[str]:
+    """A command that runs a class or a source file with Kafka's jars, tuned for a short life.
+
+    `first_jar` goes before the others, so that its classes win.
+    """
     flags = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", f"-Xmx{memory_mb}m"]
-    return [executable("java"), *flags, "-cp", f"{kafka_jars()}/*", *arguments]
+    jars = f"{kafka_jars()}/*" if first_jar is None else f"{first_jar}:{kafka_jars()}/*"
+    return [executable("java"), *flags, "-cp", jars, *arguments]

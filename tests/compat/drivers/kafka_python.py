@@ -1,6 +1,5 @@
 """kafka-python: the oldest client written in Python alone."""
 
-import gc
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -46,11 +45,6 @@ class KafkaPython:
         for producer in self._producers.values():
             producer.close()
         self._admin.close()
-        self._producers.clear()
-        del self._admin
-        with warnings.catch_warnings():  # it leaves sockets open that the broker closed
-            warnings.simplefilter("ignore", ResourceWarning)
-            gc.collect()
 
     def create_topic(
         self,

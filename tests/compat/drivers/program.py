@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from tests.cache import Unavailable, executable, locked, run
 from tests.compat.drivers.base import EARLIEST, SOURCES, WAIT_S, ClientError, Cluster, Config, Record, Topic
-from tests.kafka_jars import KAFKA_VERSION, java
+from tests.kafka_jars import client_jar, java
 
 _SOURCES = Path(__file__).parent.parent
 
@@ -173,8 +173,14 @@ class Java(Program):
     def command(self) -> list[str]:
         return java(str(_SOURCES / "java" / "JavaClient.java"))
 
-    def version(self) -> str:
-        return KAFKA_VERSION
+
+class JavaOfSpark(Program):
+    """The Java client that Spark's Kafka connector brings."""
+
+    name: ClassVar[str] = "java-3.9"
+
+    def command(self) -> list[str]:
+        return java(str(_SOURCES / "java" / "JavaClient.java"), first_jar=client_jar("3.9.2"))
 
 
 class FranzGo(Program):

@@ -7,7 +7,7 @@ from tests.compat.drivers.base import Driver
 from tests.compat.drivers.confluent import Confluent
 from tests.compat.drivers.kafka_python import KafkaPython
 from tests.compat.drivers.kcat import Kcat
-from tests.compat.drivers.program import FranzGo, Java, Kafkajs
+from tests.compat.drivers.program import FranzGo, Java, JavaOfSpark, Kafkajs
 
 # kcat has no method for what it lacks; everybody else has all of them.
 DRIVERS: tuple[type[Driver], ...] = (
@@ -18,6 +18,7 @@ DRIVERS: tuple[type[Driver], ...] = (
     Kafkajs,
     FranzGo,
     Java,
+    JavaOfSpark,
 )
 
 
