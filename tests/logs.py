@@ -22,7 +22,7 @@ class QuickDisk(OsDisk):
         super().__init__()
         self.fsyncs = 0
 
-    def fsync(self, fd: int) -> None:
+    def fsync(self, fd: int) -> None:  # type: ignore[override]
         self.fsyncs += 1
 
     def fsync_dir(self, path: str) -> None:

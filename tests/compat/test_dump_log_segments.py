@@ -4,6 +4,7 @@ import random
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cache import Unavailable
@@ -54,14 +55,14 @@ def fill(log: Log) -> None:
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log closed cleanly, and one whose indexes were lost and made again."""
     path = tmp_path_factory.mktemp("data") / "orders.eu-west_1-7"
-    options = {"segment_bytes": 50_000, "index_interval_bytes": 1_000}
+    options: dict[str, Any] = {"segment_bytes": 50_000, "index_interval_bytes": 1_000}
     log = open_log(path, **options)
     fill(log)
     log.close(clean=True)
     if request.param == "recovered":
         for file in [*path.glob("*index"), path / "leader-epoch-checkpoint"]:
             file.unlink()
-        with (sorted(path.glob("*.log"))[-1]).open("ab") as tail:
+        with max(path.glob("*.log")).open("ab") as tail:
             tail.write(b"torn")
         log = open_log(path, clean=False, **options)
         log.close(clean=True)

@@ -5,6 +5,7 @@ import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,7 +36,7 @@ def test_one_write_takes_thousands_of_batches(tmp_path: Path) -> None:
     class Stingy(QuickDisk):
         calls = 0
 
-        def pwritev(self, fd: int, views: Sequence[bytes | memoryview], position: int, /) -> int:
+        def pwritev(self, fd: int, views: Sequence[bytes | memoryview], position: int, /) -> int:  # type: ignore[override]
             Stingy.calls += 1
             return os.pwrite(fd, b"".join(views)[:777], position)
 
@@ -155,13 +156,13 @@ class FailingDisk(QuickDisk):
         super().__init__()
         self.broken = ""
 
-    def pwritev(self, fd: int, views: Sequence[bytes | memoryview], position: int, /) -> int:
+    def pwritev(self, fd: int, views: Sequence[bytes | memoryview], position: int, /) -> int:  # type: ignore[override]
         if self.broken == "write":
             os.pwrite(fd, b"".join(views)[:40], position)
             raise OSError(errno.ENOSPC, "disk full")
         return os.pwritev(fd, views, position)
 
-    def fsync(self, fd: int) -> None:
+    def fsync(self, fd: int) -> None:  # type: ignore[override]
         if self.broken == "fsync":
             raise OSError(errno.EIO, "fsync")
         super().fsync(fd)
@@ -381,7 +382,7 @@ class LogMachine(RuleBasedStateMachine):
     )
     def begin(self, segment_bytes: int, interval: int) -> None:
         self.folder = _FOLDERS.pop()
-        self.options = {"segment_bytes": segment_bytes, "index_interval_bytes": interval}
+        self.options: dict[str, Any] = {"segment_bytes": segment_bytes, "index_interval_bytes": interval}
         self.log = open_log(self.folder, **self.options)
         self.reserved: list[bytes] = []
         self.lowest = 0  # offsets below may be gone
@@ -433,7 +434,7 @@ class LogMachine(RuleBasedStateMachine):
             self.log.flush()
         self.log.close(clean)
         start, point = self.log.log_start_offset, self.log.recovery_point
-        places = {"recovery_point": point, "log_start_offset": start}
+        places: dict[str, Any] = {"recovery_point": point, "log_start_offset": start}
         self.log = open_log(self.folder, clean, **self.options, **places)
 
     @precondition(lambda self: self.batches)

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.logs import NOW_MS, QuickDisk, append, make_batch, open_log, read_all, topic_config
@@ -19,7 +20,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.storage.log import Log
 
-OPTIONS = {"segment_bytes": 1_500, "index_interval_bytes": 300}
+OPTIONS: dict[str, Any] = {"segment_bytes": 1_500, "index_interval_bytes": 300}
 
 
 @pytest.fixture

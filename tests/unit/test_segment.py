@@ -209,7 +209,7 @@ def test_a_replaced_file_is_whole_or_old(tmp_path: Path) -> None:
 
 def test_a_write_without_progress_is_an_error(tmp_path: Path) -> None:
     class Stuck(QuickDisk):
-        def pwritev(self, *_: object) -> int:  # type: ignore[override]
+        def pwritev(self, *_: object) -> int:
             return 0
 
     with pytest.raises(OSError, match="no progress"):

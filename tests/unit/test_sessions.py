@@ -25,7 +25,7 @@ def ids() -> Callable[[], int]:
     return lambda: next(drawn)
 
 
-def want(partition: int, fetch_offset: int = 0, topic: TopicKey = "t") -> FetchPartition:
+def want(partition: int, fetch_offset: int = 0, topic: TopicKey = b"t") -> FetchPartition:
     return FetchPartition(topic, partition, fetch_offset, 1 << 20)
 
 
@@ -127,9 +127,9 @@ def test_a_partition_that_gave_records_is_read_last_next_time() -> None:
 def test_partitions_are_forgotten_and_the_last_one_takes_the_session_along() -> None:
     driver = Driver()
     driver.open(3)
-    assert order(driver.begin(1, 1, [want(5)], [("t", 1), ("t", 77)])) == [0, 2, 5]
+    assert order(driver.begin(1, 1, [want(5)], [(b"t", 1), (b"t", 77)])) == [0, 2, 5]
     assert driver.sessions.partitions_cached == 3
-    context = driver.begin(1, 2, (), [("t", 0), ("t", 2), ("t", 5)])
+    context = driver.begin(1, 2, (), [(b"t", 0), (b"t", 2), (b"t", 5)])
     assert (context.session_id, order(context), len(driver.sessions)) == (NO_SESSION, [], 0)
     assert driver.sessions.partitions_cached == 0
 
@@ -148,7 +148,7 @@ def test_a_wrong_id_epoch_or_kind_of_topic_is_refused() -> None:
 
 def test_topics_by_id() -> None:
     driver = Driver()
-    topic = UUID(int=7)
+    topic = UUID(int=7).bytes
     driver.begin(NO_SESSION, INITIAL_EPOCH, [want(0, topic=topic), want(1, topic=topic)], by_topic_id=True)
     context = driver.begin(1, 1, (), [(topic, 0)], by_topic_id=True)
     assert [(p.topic, p.partition) for p in context.partitions] == [(topic, 1)]
@@ -262,7 +262,7 @@ def test_a_client_that_applies_the_changes_knows_the_truth(steps: list[tuple[int
             context = driver.begin(1, epoch, [want(partition)])
         else:
             wanted.discard(partition)
-            context = driver.begin(1, epoch, (), [("t", partition)])
+            context = driver.begin(1, epoch, (), [(b"t", partition)])
         assert set(order(context)) == wanted
         assert driver.sessions.partitions_cached == len(wanted)
         epoch += 1
