@@ -177,7 +177,7 @@ def running(directory: Path) -> Iterator[Broker]:
 def no_bug(log: Path) -> bool:
     """Whether the broker's log is free of traces and errors."""
     text = log.read_text()
-    return "Traceback" not in text and "[error" not in text and "handler failed" not in text
+    return "Traceback" not in text and "Z error  " not in text and "handler failed" not in text
 
 
 def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:

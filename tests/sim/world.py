@@ -15,7 +15,7 @@ from tests.sim.clients import Batch, Identity, Producer
 
 from levada.broker.partitions import Edges, Partition
 from levada.config import BrokerConfig, TopicConfig
-from levada.core.producers import SEQUENCE_MAX, ProducerStates
+from levada.core.producers import SEQUENCE_MAX
 from levada.errors import ErrorCode, KafkaError
 from levada.net.turn import Turn
 from levada.storage.log import Log
@@ -117,6 +117,9 @@ class World:
             )
         except KafkaError as error:
             raise Violation(f"the log does not open: {error}") from error
+        return self.serve(log)
+
+    def serve(self, log: Log) -> Partition:
         self.turn = SimTurn()
         self.sync_asked = self.sync_done = self.disk_failed = False
         edges = Edges(cast(Turn, self.turn), self.ask_sync, self.fail)
@@ -160,6 +163,7 @@ class World:
             self.restart_cleanly: 1,
             self.change_faults: 2,
             self.change_leader: 1,
+            self.truncate: 1,
         }
         action = self.random.choices(list(actions), list(actions.values()))[0]
         self.note(action.__name__)
@@ -189,11 +193,11 @@ class World:
             self.refused(producer, batch, error, known)
             return
         if log.next_offset == expected:
-            if not known or known[-1].base_offset != base_offset:
-                raise Violation(f"{batch.identity} answered as a duplicate at {base_offset}; stored: {known}")
+            if base_offset not in [stored.base_offset for stored in known]:
+                raise Violation(f"{batch.identity} answered as a duplicate at {base_offset}")
         else:
-            if known:
-                raise Violation(f"{batch.identity} stored again at {base_offset}; first: {known}")
+            if self.owed(known):
+                raise Violation(f"{batch.identity} stored again at {base_offset}")
             if base_offset != expected or (self.log and self.log[-1].last_offset + 1 != expected):
                 raise Violation(f"offset {base_offset} given after {self.log[-1:]}")
             stored = Stored(base_offset, base_offset + batch.count - 1, bytes(view), batch.identity)
@@ -215,6 +219,10 @@ class World:
     def places(self, identity: Identity | None) -> list[Stored]:
         """Where a batch is in the log."""
         return [stored for stored in self.log if identity is not None and stored.identity == identity]
+
+    def owed(self, places: list[Stored]) -> list[Stored]:
+        """Those that were not deleted: with its records the broker may forget a producer."""
+        return [stored for stored in places if stored.base_offset >= self.promise.deleted]
 
     def newest(self, producer: Producer) -> int | None:
         """The sequence after the newest batch in the log of a producer's epoch."""
@@ -243,13 +251,14 @@ class World:
 
     def acknowledge(self, batch: Batch) -> None:
         places = self.places(batch.identity)
-        if len(places) != 1:
+        if not places or len(self.owed(places)) > 1:
             raise Violation(f"{batch.identity} acknowledged, but stored {len(places)} times")
-        if places[0].last_offset >= self.promise.written:
+        newest = places[-1]
+        if newest.last_offset >= self.promise.written:
             raise Violation(f"{batch.identity} acknowledged before it was written")
-        if self.waits_for_fsync and places[0].last_offset >= self.promise.synced:
+        if self.waits_for_fsync and newest.last_offset >= self.promise.synced:
             raise Violation(f"{batch.identity} acknowledged before it was synced")
-        places[0].acknowledged = True
+        newest.acknowledged = True
 
     def sync(self) -> None:
         """What the thread of the group commit does."""
@@ -323,7 +332,26 @@ class World:
                 short_write=0.1,
                 fsync_error=self.random.choice((0.0, 0.2)),
                 no_space=self.random.choice((0.0, 0.05)),
+                read_error=self.random.choice((0.0, 0.05)),
             )
+
+    def truncate(self) -> None:
+        """What a follower does when it finds that its leader's log parts from its own."""
+        self.end_turn()
+        log = self.partition.log
+        if self.partition.offline or self.waits_for_fsync or log.log_start_offset == log.log_end_offset:
+            return  # with an fsync for each acknowledgement there is nothing a leader could take back
+        offset = self.random.randint(log.log_start_offset, log.log_end_offset)
+        floor = next((stored.base_offset for stored in self.log if stored.last_offset >= offset), offset)
+        self.promise.synced = min(self.promise.synced, floor)
+        self.promise.written = min(self.promise.written, floor)
+        self.recovery_point = min(self.recovery_point, floor)
+        self.log_start_offset = min(self.log_start_offset, floor)
+        self.guarded(lambda: log.truncate_to(offset))
+        if not self.partition.offline:
+            self.disk.faults = Faults()
+            self.partition = self.serve(log)
+            self.settle(floor, reopen=False)
 
     # Ends and beginnings
 
@@ -383,12 +411,11 @@ class World:
         power_cut = self.random.random() < 0.5
         self.disk.crash_at = None
         self.end_life(power_cut)
-        faults, self.disk.faults = self.disk.faults, Faults()
+        self.disk.faults = Faults()
         self.partition = self.open(clean=True)
-        self.disk.faults = faults
         self.settle(end, clean=True)
 
-    def settle(self, floor: int, clean: bool = False) -> None:
+    def settle(self, floor: int, clean: bool = False, reopen: bool = True) -> None:
         """The log has been opened after a crash: compare, forget what was rightly lost, let the clients retry."""
         end = self.partition.log.log_end_offset
         self.note(f"opened at {end}, owed {floor}, given {self.log[-1].last_offset + 1 if self.log else 0}")
@@ -410,7 +437,8 @@ class World:
         self.promise.synced = max(min(self.promise.synced, end), self.partition.log.recovery_point)
         self.check_log()
         self.check_producers()
-        self.check_recovery_is_idempotent(clean)
+        if reopen:
+            self.check_recovery_is_idempotent(clean)
         for producer in self.producers:
             for batch in producer.in_flight:
                 batch.goal = -1
@@ -424,7 +452,8 @@ class World:
         if low < high:
             offset = self.random.randint(low, high - 1)
             minimum_one = self.random.random() < 0.5
-            self.check_read(offset, self.random.choice((0, 100, 900, 1 << 20)), minimum_one)
+            max_bytes = self.random.choice((0, 100, 900, 1 << 20))
+            self.guarded(lambda: self.check_read(offset, max_bytes, minimum_one))
 
     def check_read(self, offset: int, max_bytes: int, minimum_one: bool) -> int:
         """Read and compare with the model; the offset after the last batch that was read."""
@@ -432,6 +461,8 @@ class World:
         try:
             data = memoryview(b"".join(partition.read(offset, max_bytes, minimum_one).views))
         except KafkaError as error:
+            if error.code == ErrorCode.KAFKA_STORAGE_ERROR and self.disk_failed:
+                return offset
             raise Violation(f"offset {offset} cannot be read: {error}") from error
         if len(data) > max_bytes and not minimum_one:
             raise Violation(f"{len(data)} bytes read where {max_bytes} were asked for")
@@ -458,34 +489,36 @@ class World:
         offset, end = self.partition.log.log_start_offset, self.partition.high_watermark
         if offset > self.promise.deleted:
             raise Violation(f"the log starts at {offset}, but only {self.promise.deleted} were deleted")
-        while offset < end:
+        while offset < end and not self.partition.offline:
             offset = self.check_read(offset, 2_000, True)
-        identities = [stored.identity for stored in self.log if stored.identity]
+        identities = [stored.identity for stored in self.owed(self.log) if stored.identity]
         if len(identities) != len(set(identities)):
             raise Violation("a sequence is in the log twice")
 
     def check_producers(self) -> None:
-        """The state folded from snapshot and log is that of the log."""
-        replayed = ProducerStates()
-        replayed.replay(self.partition.log.headers(self.partition.log.log_start_offset))
+        """The state folded from snapshot and log is that of the log: the next sequence, and the last five batches."""
+        states = self.partition.producers
         for producer in self.producers[1:]:
-            newest = next(
-                (s for s in reversed(self.log) if s.identity and s.identity[0] == producer.producer_id), None
-            )
-            if newest is None or newest.base_offset < self.promise.deleted or newest.identity is None:
-                continue
-            producer_id, epoch, sequence = newest.identity
-            count = newest.last_offset - newest.base_offset + 1
-            for name, states in (("loaded", self.partition.producers), ("replayed", replayed)):
+            own = [s for s in self.log if s.identity and s.identity[0] == producer.producer_id]
+            newest = [
+                s for s in own if s.identity and own[-1].identity and s.identity[1] == own[-1].identity[1]
+            ][-5:]
+            for stored in self.owed(newest):
+                assert stored.identity
+                producer_id, epoch, sequence = stored.identity
+                count = stored.last_offset - stored.base_offset + 1
+                following = (sequence + count) & SEQUENCE_MAX
                 try:
-                    answers = (
-                        states.check(producer_id, epoch, sequence, count),
-                        states.check(producer_id, epoch, (sequence + count) & SEQUENCE_MAX, 1),
-                    )
+                    first_offset = states.check(producer_id, epoch, sequence, count)
+                    expected = states.check(producer_id, epoch, following, 1) if stored is newest[-1] else -1
                 except KafkaError as error:
-                    raise Violation(f"{name} producers do not know {newest.identity}: {error}") from error
-                if answers != (newest.base_offset, -1):
-                    raise Violation(f"{name} producers answer {answers} to {newest.identity}")
+                    raise Violation(
+                        f"after the start the broker does not know {stored.identity}: {error}"
+                    ) from error
+                if (first_offset, expected) != (stored.base_offset, -1):
+                    raise Violation(
+                        f"after the start {stored.identity} is answered with {first_offset}, {expected}"
+                    )
 
     def check_recovery_is_idempotent(self, clean: bool) -> None:
         """Opening once more finds the same log."""
@@ -506,7 +539,11 @@ class World:
         """The first record at or after a time is found."""
         partition = self.partition
         wanted = self.now_ms - self.random.randint(-10, 2_000)
-        found = partition.log.offset_for_timestamp(wanted)
+        try:
+            found = partition.log.offset_for_timestamp(wanted)
+        except OSError as error:
+            self.fail(partition, error)
+            return
         low, high = partition.log.log_start_offset, partition.log.log_end_offset
         records = [
             (record.timestamp, record.offset)
