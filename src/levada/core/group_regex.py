@@ -1,0 +1,170 @@
+"""Patterns of topic names, matched in linear time whatever a client sends.
+
+A pattern becomes a set of states that are followed all at once (Thompson's construction); combinations of states that
+were met are kept, so a name costs one look-up a character. Building them is counted: a pattern that would cost more
+than `WORK_MAX` steps over all topics is refused instead of keeping the broker from its other clients.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from levada.core.regex_syntax import (
+    BEGIN,
+    END,
+    NO_WORD_BOUNDARY,
+    WORD,
+    WORD_BOUNDARY,
+    Assertion,
+    Chars,
+    Choice,
+    Node,
+    Repeat,
+    Sequence,
+    invalid,
+    parse,
+)
+
+STATES_MAX: Final = 10_000
+WORK_MAX: Final = 200_000
+MATCHED: Final = 0  # the state in which a name has matched
+
+
+class _Read(NamedTuple):
+    """Read one of these characters and go on."""
+
+    members: frozenset[str]
+    then: int
+
+
+class _Split(NamedTuple):
+    """Go on in each of these."""
+
+    then: tuple[int, ...]
+
+
+class _Check(NamedTuple):
+    """Go on if this is such a place."""
+
+    kind: str
+    then: int
+
+
+_State = _Read | _Split | _Check
+
+
+class _Place(NamedTuple):
+    """States that were reached, before the character that comes next is known, and what the last character was."""
+
+    states: frozenset[int]
+    before: str  # "" at the beginning
+
+
+class Pattern:
+    """A compiled pattern; a whole name matches or it does not."""
+
+    __slots__ = ("_after", "_ends", "_start", "_states", "_work")
+
+    def __init__(self, pattern: str) -> None:
+        self._states: list[_State] = [_Split(())]  # MATCHED leads nowhere
+        self._work = 0
+        start = self._compile(parse(pattern), MATCHED)
+        self._start = _Place(frozenset({start}), "")
+        self._after: dict[_Place, dict[str, _Place]] = {}
+        self._ends: dict[_Place, bool] = {}
+
+    def matches(self, name: str) -> bool:
+        """Whether a topic's name matches. INVALID_REGULAR_EXPRESSION if finding out costs too much."""
+        place = self._start
+        for char in name:
+            after = self._after.get(place)
+            if after is None:
+                after = self._after[place] = {}
+            following = after.get(char)
+            if following is None:
+                following = after[char] = self._step(place, char)
+            place = following
+            if not place.states:
+                return False
+        ended = self._ends.get(place)
+        if ended is None:
+            ended = self._ends[place] = MATCHED in self._reach(place, "")
+        return ended
+
+    # Compiling.
+
+    def _add(self, state: _State) -> int:
+        if len(self._states) >= STATES_MAX:
+            raise invalid("it is too large")
+        self._states.append(state)
+        return len(self._states) - 1
+
+    def _compile(self, node: Node, then: int) -> int:
+        """The state from which a node is read and which then goes on with `then`."""
+        match node:
+            case Chars(members):
+                return self._add(_Read(members, then))
+            case Assertion(kind):
+                return self._add(_Check(kind, then))
+            case Sequence(parts):
+                for part in reversed(parts):
+                    then = self._compile(part, then)
+                return then
+            case Choice(options):
+                return self._add(_Split(tuple([self._compile(option, then) for option in options])))
+            case Repeat(part, least, most):
+                return self._compile_repeat(part, least, most, then)
+
+    def _compile_repeat(self, part: Node, least: int, most: int | None, then: int) -> int:
+        if most is None:
+            loop = self._add(_Split((then,)))
+            self._states[loop] = _Split((self._compile(part, loop), then))
+            then = loop
+        else:
+            out = then
+            for _ in range(most - least):
+                then = self._add(_Split((self._compile(part, then), out)))
+        for _ in range(least):
+            then = self._compile(part, then)
+        return then
+
+    # Matching.
+
+    def _step(self, place: _Place, char: str) -> _Place:
+        reached = set()
+        for number in self._reach(place, char):
+            state = self._states[number]
+            if isinstance(state, _Read) and char in state.members:
+                reached.add(state.then)
+        return _Place(frozenset(reached), "w" if char in WORD else "-")
+
+    def _reach(self, place: _Place, following: str) -> set[int]:
+        """All states that can be reached without reading, between the last character and the next ("" for none)."""
+        seen = set(place.states)
+        queue = list(seen)
+        while queue:
+            number = queue.pop()
+            state = self._states[number]
+            if isinstance(state, _Read):
+                continue
+            if isinstance(state, _Check):
+                then: Iterable[int] = (state.then,) if _is_at(state.kind, place.before, following) else ()
+            else:
+                then = state.then
+            for one in then:
+                if one not in seen:
+                    seen.add(one)
+                    queue.append(one)
+        self._work += len(seen)
+        if self._work > WORK_MAX:
+            raise invalid("it costs too much to match")
+        return seen
+
+
+def _is_at(kind: str, before: str, following: str) -> bool:
+    if kind == BEGIN:
+        return before == ""
+    if kind == END:
+        return following == ""
+    boundary = (before == "w") != (following != "" and following in WORD)
+    assert kind in (WORD_BOUNDARY, NO_WORD_BOUNDARY)
+    return boundary == (kind == WORD_BOUNDARY)

@@ -1,0 +1,142 @@
+"""Patterns of topics: RE2's syntax, exact, and harmless whatever a client sends (R3)."""
+
+import re
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from levada.core.group_regex import WORK_MAX, Pattern
+from levada.core.regex_syntax import ALPHABET
+from levada.errors import ErrorCode, KafkaError
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names", "others"),
+    [
+        ("orders", ["orders"], ["orders2", "my-orders", "order"]),
+        ("^orders-.*$", ["orders-", "orders-eu.1"], ["my-orders-1", "orders"]),
+        ("a|b|", ["a", "b", ""], ["ab", "c"]),
+        ("(?:eu|us)-[a-z]+", ["eu-orders", "us-x"], ["eu-", "eu-Orders", "de-a"]),
+        ("t[0-9]{2,3}", ["t12", "t123"], ["t1", "t1234"]),
+        ("t[0-9]{2}", ["t12"], ["t1", "t123"]),
+        ("t[0-9]{2,}", ["t12", "t12345"], ["t1"]),
+        ("a{,2}", [], ["a", "aa", ""]),
+        ("x+?y*?z??", ["x", "xxyyz"], ["y", "xzz"]),
+        ("(?i)orders", ["Orders", "ORDERS"], ["order"]),
+        ("a(?i)b|c", ["aB", "ab", "C"], ["Ab"]),
+        ("(?i:a)b", ["Ab", "ab"], ["aB"]),
+        ("((?i)a)b", ["Ab"], ["aB"]),
+        ("(?i)\u212aafka[\u017f-\u0180]", ["kafkas", "KAFKAS"], ["afkas"]),
+        (r"\d\w\D", ["1a-", "1_a"], ["a1-", "1-a"]),
+        (r"[\w.]+", ["a.b_c"], ["a-b"]),
+        (r"[^a-c]", ["d", "-", "."], ["a", "c"]),
+        ("[]a]", ["a"], ["b"]),
+        ("[a-]+", ["a-a"], ["b"]),
+        ("[[:alpha:]_]+[[:^digit:]]", ["ab_", "x-"], ["a1"]),
+        (r"\p{Lu}\pL\P{L}", ["Ab1", "AA-"], ["ab1", "Ab_c"]),
+        (r"\p{^Nd}\p{Latin}\p{Common}", ["ab1"], ["1b1"]),
+        (r"\Qa.b\E.", ["a.bx"], ["aXbx"]),
+        (r"\Qa.b", ["a.b"], ["axb"]),
+        (r"\x61\x{62}\141\.", ["aba."], ["abab"]),
+        (r"\Aab\z", ["ab"], ["abc"]),
+        (r"\bfoo\b.*", ["foo", "foo-bar"], ["foobar", "foo_"]),
+        (r"a\Bb", ["ab"], ["a-b"]),
+        (r"(?P<who>a)(?<what>b)", ["ab"], ["a"]),
+        ("(?s-m:a.)", ["ab"], ["a"]),
+        ("()*", [""], ["a"]),
+        ("(a*)*b", ["aaab", "b"], ["aaa"]),
+        ("a$b", [], ["ab", "a"]),
+        ("\u00e9|a", ["a"], ["e"]),
+    ],
+)
+def test_patterns_mean_what_re2_says(pattern: str, names: list[str], others: list[str]) -> None:
+    compiled = Pattern(pattern)
+    assert [name for name in names if not compiled.matches(name)] == []
+    assert [name for name in others if compiled.matches(name)] == []
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(", ")", "a)", "(a", "[a", "[]", "[b-a]", "[a-\\d]", "*", "a**", "a|*", "(*)", "^*+", "a{2}{3}", "a{1001}",
+        "a{3,2}", "a{2,1001}", r"\1", r"(a)\1", "(?=a)", "(?!a)", "(?<=a)b", "(?>a)", "(?x)a", "(?P<>a)", "(?P<a",
+        r"\k<a>", r"\p{Nope}", r"\p{L", r"\x{110000}", r"\xzz", r"\x", "a\\", "[[:nope:]]", r"\Z", r"\G", r"\h", "(?",
+        "(?i", "(?--i)",
+    ],
+)  # fmt: skip
+def test_what_re2_does_not_know_is_refused(pattern: str) -> None:
+    with pytest.raises(KafkaError) as caught:
+        Pattern(pattern)
+    assert caught.value.code is ErrorCode.INVALID_REGULAR_EXPRESSION
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(" * 5_000 + ")" * 5_000,
+        "a" * 20_000,
+        "((a{1000}){1000}){1000}",
+        "(x{100}){1000}",
+        "((((((((((a{10}){10}){10}){10}){10}){10}){10}){10}){10}){10})",
+    ],
+)
+def test_patterns_that_would_grow_are_refused(pattern: str) -> None:
+    with pytest.raises(KafkaError) as caught:
+        Pattern(pattern)
+    assert caught.value.code is ErrorCode.INVALID_REGULAR_EXPRESSION
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+b", "(a*)*b", "(a|a)*b", "(a|aa)+b", "(.*a){12}", "(a?){200}a{200}"]
+)
+def test_what_kills_other_engines_is_answered_at_once(pattern: str) -> None:
+    """By the steps it takes, not by the clock."""
+    compiled = Pattern(pattern)
+    assert not compiled.matches("a" * 248 + "c")
+    assert compiled._work <= WORK_MAX
+
+
+def test_a_pattern_that_costs_too_much_over_many_topics_is_refused() -> None:
+    compiled = Pattern("(a|b)*a" + "(a|b)" * 60 + "|" + "(b|a)*b" + "(a|b)" * 60)
+    names = [f"{number:0100b}".replace("0", "a").replace("1", "b") for number in range(0, 1 << 30, 1 << 17)]
+    with pytest.raises(KafkaError) as caught:
+        [name for name in names if compiled.matches(name)]
+    assert caught.value.code is ErrorCode.INVALID_REGULAR_EXPRESSION
+    assert compiled._work <= 2 * WORK_MAX
+
+
+plain = st.sampled_from(
+    ["a", "b", "c", "_", "-", "1", r"\.", ".", "[ab]", "[^a]", "[a-c1]", r"\d", r"\w", r"\W"]
+)
+places = st.sampled_from(["^", "$", r"\b", r"\B"])
+patterns = st.recursive(
+    plain | places,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4).map("".join),
+        st.lists(inner, min_size=1, max_size=3).map(lambda options: f"(?:{'|'.join(options)})"),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "{2,}", "*?"])).map(
+            lambda pair: f"(?:{pair[0]}){pair[1]}"
+        ),
+    ),
+    max_leaves=12,
+)
+
+
+@given(patterns, st.lists(st.text("abc_-1.", min_size=1, max_size=7), max_size=20))
+@settings(max_examples=500)
+def test_patterns_match_as_pythons_do(pattern: str, names: list[str]) -> None:
+    """Where the two syntaxes agree; Python's may take as long as it likes."""
+    compiled, oracle = Pattern(pattern), re.compile(pattern, re.ASCII)
+    for name in names:
+        assert compiled.matches(name) == (oracle.fullmatch(name) is not None), name
+
+
+@given(
+    st.text(st.characters() | st.sampled_from("()[]{}|*+?\\^$.-aQEpx0<>:,"), max_size=30),
+    st.text(list(ALPHABET)),
+)
+def test_any_text_is_a_pattern_or_is_refused(pattern: str, name: str) -> None:
+    with suppress(KafkaError):
+        Pattern(pattern).matches(name)
