@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -17,9 +18,19 @@ _ADDRESS = re.compile(rb"bootstrap\.servers=(\S+)\s")
 class Server:
     """A broker process on a free port of its own, which it keeps over restarts."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, object] | None = None,
+        *,
+        limit: Callable[[], None] | None = None,  # called in the process before it becomes a broker
+        ready_s: float = READY_S,
+    ) -> None:
+        self._settings = {"levada.metrics.listener": ""} | dict(settings or {})
+        self._limit = limit
+        self._ready_s = ready_s
         self._data = folder / "data"
-        self._log = folder / "broker.log"
+        self.log = folder / "broker.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.address = "127.0.0.1:0"
 
@@ -35,9 +46,11 @@ class Server:
         """Start and wait until the broker says where to connect."""
         port = self.address.rpartition(":")[2]
         command = [sys.executable, "-m", "levada", "start", "--data", str(self._data), "--port", port]
-        with self._log.open("ab") as log:
+        for name, value in self._settings.items():
+            command += ["--set", f"{name}={value}"]
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--set", "levada.metrics.listener="], stdout=subprocess.PIPE, stderr=log
+                command, stdout=subprocess.PIPE, stderr=log, preexec_fn=self._limit
             )
         self.address = self._printed_address(self._process)
 
@@ -45,13 +58,18 @@ class Server:
         """End the process; its exit code."""
         assert self._process
         self._process.send_signal(how)
-        self._process.communicate(timeout=READY_S)
+        self._process.communicate(timeout=self._ready_s)
         return self._process.returncode
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
 
     def _printed_address(self, process: "subprocess.Popen[bytes]") -> str:
         assert process.stdout
         printed = b""
-        deadline = time.monotonic() + READY_S
+        deadline = time.monotonic() + self._ready_s
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             while not (found := _ADDRESS.search(printed)):
@@ -66,4 +84,4 @@ class Server:
         return found[1].decode()
 
     def _last_words(self) -> str:
-        return self._log.read_bytes()[-2000:].decode(errors="replace")
+        return self.log.read_bytes()[-2000:].decode(errors="replace")
