@@ -37,6 +37,7 @@ from levada.errors import ErrorCode, KafkaError
         ("[[:alpha:]_]+[[:^digit:]]", ["ab_", "x-"], ["a1"]),
         (r"\p{Lu}\pL\P{L}", ["Ab1", "AA-"], ["ab1", "Ab_c"]),
         (r"\p{^Nd}\p{Latin}\p{Common}", ["ab1"], ["1b1"]),
+        (r"(?i)\p{Lu}[[:upper:]]\PL", ["aB1", "ab-"], ["a1b", "aab"]),
         (r"\Qa.b\E.", ["a.bx"], ["aXbx"]),
         (r"\Qa.b", ["a.b"], ["axb"]),
         (r"\x61\x{62}\141\.", ["aba."], ["abab"]),

@@ -280,7 +280,7 @@ class _Parser:
             return self._hexadecimal()
         if char in "01234567":
             return self._octal(char)
-        if char.isascii() and not char.isalnum():
+        if not (char.isascii() and char.isalnum()):
             return char
         raise invalid(f"\\{char} is not supported")
 
@@ -317,7 +317,7 @@ class _Parser:
             found = _SCRIPTS[name]
         else:
             raise invalid(f"no such property: {name}")
-        return ALPHABET - found if negated else found
+        return self._chosen(found, negated)
 
     def _class(self) -> frozenset[str]:
         """A class in brackets; a closing bracket at its beginning stands for itself."""
@@ -357,7 +357,13 @@ class _Parser:
         if found is None:
             raise invalid("no such class of characters")
         self._position = end + 2
-        return ALPHABET - found if negated else found
+        return self._chosen(found, negated)
+
+    def _chosen(self, members: frozenset[str], negated: bool) -> frozenset[str]:
+        """A named class, in both cases where case does not count, or what is not in it."""
+        if self._fold_case:
+            members = members | {one.swapcase() for one in members}
+        return ALPHABET - members if negated else members
 
     def _matching(self, ranges: list[Range]) -> frozenset[str]:
         """The characters of topic names that are in one of the ranges."""
