@@ -44,7 +44,7 @@ def test_clients_that_never_read(api_key: int, broker: Broker) -> None:
     """Requests are not even read any more once the answers pile up."""
     request = header(api_key, 0, flexible=False) + (struct.pack(">i", 0) if api_key == 3 else b"")
     frame = struct.pack(">i", len(request)) + request
-    with crowd(broker, 10, b"") as connections:
+    with crowd(broker, 4, b"") as connections:
         for one in connections:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             one.settimeout(0.2)
@@ -128,14 +128,14 @@ def test_a_flood_of_fetch_sessions_is_bounded(broker: Broker) -> None:
     places = [{"partition": number, "fetch_offset": 0, "partition_max_bytes": 1} for number in range(2_000)]
     fields = {"max_bytes": 1, "session_epoch": 0, "topics": [{"topic": "nowhere", "partitions": places}]}
     with Connection(broker.bootstrap) as one:
-        for _ in range(60):
+        for _ in range(25):
             one.call("fetch", 12, fields)
         broker.check_memory()
 
 
 def test_a_flood_of_metadata_for_topics_that_do_not_exist(broker: Broker) -> None:
     with Connection(broker.bootstrap) as one:
-        for round_ in range(20):
+        for round_ in range(8):
             names = [{"name": f"never-{round_}-{number}"} for number in range(2_000)]
             answer = one.call("metadata", 9, {"topics": names, "allow_auto_topic_creation": False})
             assert len(answer.topics) == 2_000
