@@ -35,7 +35,7 @@ test: $(STAMP)  ## all tests: unit (4 minutes), sim (2), badinput (2), compat wi
 	$(BIN)/python -m pytest tests/compat
 
 quick: $(STAMP)  ## what is worth running at each save: under 2 minutes
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow" tests/unit tests/sim
+	SEEDS=150 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow" tests/unit tests/sim
 
 check: $(STAMP)  ## style, types and layers
 	$(BIN)/ruff check .
