@@ -202,3 +202,27 @@ def test_cut_and_damaged_requests_are_refused(api_key: int, read: object, versio
             damaged[random.randrange(len(damaged))] = random.randrange(256)
             with suppress(KafkaError):
                 read(memoryview(damaged), 0, len(damaged), version)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("version", produce.VERSIONS)
+def test_shortcuts_read_what_the_long_way_reads(version: int) -> None:
+    """Requests that repeat, change, are cut or damaged: the answer is that of `read_request`, or its error."""
+    random = Random(version)
+    pool = [kio_bytes(random_message(random, APIS[PRODUCE], version, "request")) for _ in range(12)]
+    shortcuts = produce.Shortcuts()
+    tags = HEADER_TAGS if version >= produce.FLEXIBLE_FROM else b""
+    for _ in range(600):
+        frame = bytearray(b"client" + tags + random.choice(pool))
+        if random.random() < 0.3:
+            frame[random.randrange(6, len(frame))] = random.randrange(256)
+        if random.random() < 0.1:
+            del frame[random.randrange(7, len(frame)) :]
+        view = memoryview(frame)
+        spoken = random.choice((version, version, version, produce.VERSIONS[0], produce.VERSIONS[-1]))
+        try:
+            expected = produce.read_request(view, 6, len(view), spoken)
+        except KafkaError:
+            with pytest.raises(KafkaError):
+                shortcuts.read(view, 6, len(view), spoken)
+        else:
+            assert shortcuts.read(view, 6, len(view), spoken) == expected

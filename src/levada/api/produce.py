@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from levada.api.registry import handles_frames
 from levada.broker.broker import Broker
-from levada.broker.partitions import Partition, RefusedRecordsError
+from levada.broker.partitions import Partition
+from levada.broker.refusals import RefusedRecordsError
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.net.listener import Connection
@@ -15,7 +16,6 @@ from levada.wire.produce import (
     VERSIONS,
     PartitionResult,
     answer_template,
-    read_request,
     write_response,
 )
 
@@ -148,13 +148,15 @@ def produce(
 ) -> None:
     """Append one batch for each partition. Advertised from 0, since older librdkafka (KAFKA-18659) would
     otherwise send compressed batches uncompressed; 3 and later are served."""
-    acks, timeout_ms, _, parts = read_request(view, position, stop, version)
+    acks, timeout_ms, _, parts = connection.produces.read(view, position, stop, version)
     now_ms = broker.clock.now_ms()
     entries: list[Taken | PartitionResult] = []
     for topic, index, start, end in parts:
         try:
             partition = broker.route(topic, index, version)
-            if acks != ACKS_LEADER:
+            if acks != ACKS_LEADER and (
+                acks != ACKS_ALL or partition.in_sync_replicas < partition.min_insync_replicas
+            ):
                 _check_acks(acks, partition)
             if version < ZSTD_FROM:
                 _check_codec(view, start, end)

@@ -15,6 +15,7 @@ from levada.net.admission import Admission
 from levada.net.memory import PARSED_BYTES_MAX, POSITION_MAX, ReceiveMemory
 from levada.net.turn import Turn
 from levada.wire.connection import SIZE_BYTES, Buffer, Outbox, Pending, Reply, frame_end
+from levada.wire.produce import Shortcuts
 
 log = EventLog(__name__)
 
@@ -57,6 +58,7 @@ class Connection(asyncio.BufferedProtocol):
         "listener_name",
         "outbox",
         "peer",
+        "produces",
         "transport",
     )
 
@@ -74,6 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self._slow = False
         self.listener_name = listener.name
         self.outbox = Outbox(UNSENT_BYTES_HIGH)
+        self.produces = Shortcuts()
         self.closed = False
         self.delayed = False  # no further request is begun while the answer to one is held back
         self.client_id: str | None = None

@@ -30,6 +30,9 @@ VERSIONS = range(3, 14)
 FLEXIBLE_FROM = 9
 TOPIC_IDS_FROM = 13
 NO_OFFSET = -1
+SHORTCUTS_MAX = 16  # a connection
+SHORTCUT_BYTES_MAX = 300
+_NO_TAGS = b"\0\0\0"  # after the records: of the partition, the topic and the request
 
 _ACKS_TIMEOUT_TOPICS = Struct(">hii")
 _ACKS_TIMEOUT = Struct(">hi")
@@ -119,6 +122,61 @@ def _read_flexible(view: memoryview, position: int, stop: int, version: int) -> 
             position = skip_tags(view, end, stop)
         position = skip_tags(view, position, stop)
     return ProduceRequest(acks, timeout_ms, transactional, parts), skip_tags(view, position, stop)
+
+
+class Shortcuts:
+    """The Produces of one connection, known by what stands before their records.
+
+    A producer says the same again and again: its acks and timeout, a topic, a partition; only the records differ.
+    What has been read once is found by comparing those bytes, at a third of the cost of reading them.
+    """
+
+    __slots__ = ("_known", "_length", "_version")
+
+    def __init__(self) -> None:
+        self._known: dict[
+            bytes, ProduceRequest
+        ] = {}  # by the bytes from the client id to the records' length
+        self._length = 0  # of those bytes in the last request that was learnt
+        self._version = -1  # in which all of them were said
+
+    def read(self, view: memoryview, position: int, stop: int, version: int) -> ProduceRequest:
+        """The Produce whose body is view[position:stop], as `read_request` would read it."""
+        prefix = position + self._length
+        known = self._known.get(bytes(view[position:prefix])) if prefix < stop - 4 else None
+        if known is not None and version == self._version:
+            try:
+                start, end = _records(view, prefix, stop, version)
+            except IndexError:
+                return read_request(view, position, stop, version)
+            if end:
+                acks, timeout_ms, transactional, ((topic, partition, _, _),) = known
+                return ProduceRequest(acks, timeout_ms, transactional, [(topic, partition, start, end)])
+        request = read_request(view, position, stop, version)
+        if len(request.parts) == 1:
+            self._learn(view, position, request, version)
+        return request
+
+    def _learn(self, view: memoryview, position: int, request: ProduceRequest, version: int) -> None:
+        _, _, start, end = request.parts[0]
+        size = len(uvarint_bytes(end - start + 1)) if version >= FLEXIBLE_FROM else 4
+        self._length = start - size - position
+        if len(self._known) >= SHORTCUTS_MAX or version != self._version:
+            self._known.clear()
+            self._version = version
+        if self._length <= SHORTCUT_BYTES_MAX:
+            self._known[bytes(view[position : position + self._length])] = request
+
+
+def _records(view: memoryview, position: int, stop: int, version: int) -> tuple[int, int]:
+    """Where the records lie whose length stands at `position`, if they are the last of the request; else (0, 0)."""
+    if version >= FLEXIBLE_FROM:
+        length, start = uvarint(view, position)
+        end = start + length - 1
+        return (start, end) if length and view[end:stop] == _NO_TAGS else (0, 0)
+    (length,) = INT.unpack_from(view, position)
+    end = position + 4 + length
+    return (position + 4, end) if length > 0 and end == stop else (0, 0)
 
 
 Fill = Callable[[int, int, int, int], bytes]
