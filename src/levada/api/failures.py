@@ -55,8 +55,15 @@ ITEMS: dict[str, Items] = {
     "describe_configs": Items("resources", "results", _RESOURCES),
     "alter_configs": Items("resources", "responses", _RESOURCES),
     "incremental_alter_configs": Items("resources", "responses", _RESOURCES),
+    "offset_commit": Items("topics", "topics", _same("name", "topic_id"), _BY_PARTITION),
+    "offset_fetch": Items("groups", "groups", _same("group_id")),
+    "describe_groups": Items("groups", "groups", (("group_id", ""),)),
+    "delete_groups": Items("groups_names", "results", (("group_id", ""),)),
     "find_coordinator": Items("coordinator_keys", "coordinators", (("key", ""),)),
 }
+
+# Fields of the whole request that its response repeats.
+ECHOED: dict[str, tuple[str, ...]] = {"join_group": ("member_id",)}
 
 
 def error_response(api_key: int, request: Any, error: KafkaError) -> Any:
@@ -64,6 +71,8 @@ def error_response(api_key: int, request: Any, error: KafkaError) -> Any:
     api = APIS[api_key]
     _, _, shape = messages.structs(api, api.last, "response")
     response = _with_error(shape, shape.default(), error)
+    if api.name in ECHOED:
+        response = replace(response, **{name: getattr(request, name) for name in ECHOED[api.name]})
     items = ITEMS.get(api.name)
     return response if items is None else _fill(shape, response, items, request, error)
 

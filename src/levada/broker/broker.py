@@ -14,6 +14,7 @@ from uuid import UUID
 
 from levada.broker.controller import Controller
 from levada.broker.coordinators import Coordinators
+from levada.broker.groups import GROUP_KEYS, group_coordinators
 from levada.broker.logdirs import LogDirs
 from levada.broker.partitions import Edges, Partition
 from levada.broker.tasks import Tasks
@@ -53,7 +54,10 @@ class Broker:
         self.followers: list[
             Callable[[ClusterImage, ClusterImage], None]
         ] = []  # told when the image is followed
-        self.coordinators: dict[int, Coordinators[Any]] = {}  # by FindCoordinator's key type
+        self.groups = group_coordinators(self)
+        self.coordinators: dict[int, Coordinators[Any]] = {
+            GROUP_KEYS: self.groups
+        }  # by FindCoordinator's key type
         self.request_counts: Counter[int] = Counter()  # by API key
         self.sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, lambda: random.randint(1, SESSION_ID_MAX)

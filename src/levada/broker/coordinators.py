@@ -26,7 +26,7 @@ from levada.broker.partitions import Partition
 from levada.broker.waiting import Deferred
 from levada.core.controller import CreateTopic
 from levada.core.image import ClusterImage
-from levada.core.machines import Machine, Outcome, Ticket
+from levada.core.machines import JournalRecord, Machine, Outcome, Ticket
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 log = EventLog(__name__)
 
 LOAD_SLICE_S: Final = 0.005  # how long replaying may keep the loop
+RECORD_OVERHEAD_BYTES: Final = 24  # at most, beside key and value
+RETRY_S: Final = 1.0  # after a bug in a deadline
 ENTRIES_PER_LOOK: Final = 64  # how many records are replayed between looks at the clock
 
 M = TypeVar("M", bound=Machine)
@@ -59,17 +61,25 @@ class Shard(Generic[M]):
         "_closed",
         "_journal",
         "_new_machine",
+        "_on_loaded",
         "_timer",
         "_waiting",
         "machine",
         "partition",
     )
 
-    def __init__(self, broker: "Broker", partition: Partition, new_machine: Callable[[], M]) -> None:
+    def __init__(
+        self,
+        broker: "Broker",
+        partition: Partition,
+        new_machine: Callable[[], M],
+        on_loaded: "Callable[[Shard[M]], None] | None" = None,
+    ) -> None:
         self.partition = partition
         self.machine: M | None = None  # None while it is loaded
         self._broker = broker
         self._new_machine = new_machine
+        self._on_loaded = on_loaded
         self._journal = Journal(partition, broker.clock)
         self._waiting: set[Deferred] = set()  # exactly the tickets that are not answered
         self._timer: asyncio.TimerHandle | None = None
@@ -95,13 +105,24 @@ class Shard(Generic[M]):
         machine = self.ready
         ticket = Deferred(answer)
         outcome = decide(machine, self._broker.clock.now_ms(), ticket)
+        records = self._records(machine, outcome)
         self._waiting.add(ticket)
-        self._carry_out(machine, outcome)
+        self._carry_out(machine, outcome, records)
         return ticket
 
-    def _carry_out(self, machine: M, outcome: Outcome) -> None:
+    def _records(self, machine: M, outcome: Outcome) -> list[JournalRecord]:
+        """What an outcome writes; MESSAGE_TOO_LARGE if the topic would not take it, and nothing happens."""
+        records = [record for event in outcome.events if (record := machine.encode(event)) is not None]
+        size = sum(len(key) + len(value or b"") for key, value in records)
+        limit = self.partition.log.config.max_message_bytes
+        if size + RECORD_OVERHEAD_BYTES * len(records) > limit:
+            raise KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE, f"{size} bytes in {len(records)} records of a journal"
+            )
+        return records
+
+    def _carry_out(self, machine: M, outcome: Outcome, records: list[JournalRecord]) -> None:
         events, replies, stamp = outcome
-        records = [record for event in events if (record := machine.encode(event)) is not None]
         if records:
             try:
                 self._journal.append(records, self._committed, **stamp._asdict())
@@ -143,10 +164,18 @@ class Shard(Generic[M]):
         if machine is None:
             return
         deadline_ms = machine.next_deadline_ms()
-        if deadline_ms is not None and deadline_ms <= now_ms:
-            self._carry_out(machine, machine.expire(now_ms))
-        if self.machine is machine:
+        if deadline_ms is None or deadline_ms > now_ms:
             self._arm(machine)
+            return
+        try:
+            self._happen(machine, machine.expire(now_ms))
+        except Exception as error:  # (whatever it is, time goes on)
+            log.error("a deadline of a coordinator failed", topic=self.partition.topic, exc_info=error)
+            self._timer = self._broker.call_later(RETRY_S, self._ring)
+
+    def _happen(self, machine: M, outcome: Outcome) -> None:
+        """Carry out what nobody asked for."""
+        self._carry_out(machine, outcome, self._records(machine, outcome))
 
     # Beginning and end.
 
@@ -176,7 +205,9 @@ class Shard(Generic[M]):
 
     def _begin(self, machine: M) -> None:
         self.machine = machine
-        self._carry_out(machine, machine.loaded(self._broker.clock.now_ms()))
+        self._happen(machine, machine.loaded(self._broker.clock.now_ms()))
+        if self._on_loaded is not None:
+            self._on_loaded(self)
 
     def _fail(self, error: KafkaError) -> None:
         """What was applied may not be in the journal: forget it and read the journal again."""
@@ -209,10 +240,17 @@ class Shard(Generic[M]):
 class Coordinators(Generic[M]):
     """All shards of one internal topic on this broker."""
 
-    def __init__(self, broker: "Broker", topic: InternalTopic, new_machine: Callable[[], M]) -> None:
+    def __init__(
+        self,
+        broker: "Broker",
+        topic: InternalTopic,
+        new_machine: Callable[[], M],
+        on_loaded: Callable[[Shard[M]], None] | None = None,
+    ) -> None:
         self.topic = topic
         self._broker = broker
         self._new_machine = new_machine
+        self._on_loaded = on_loaded  # told of each shard that begins to serve
         self._shards: dict[int, Shard[M]] = {}
         broker.followers.append(self._follow)
 
@@ -276,7 +314,7 @@ class Coordinators(Generic[M]):
                 shard.close()
         for index, partition in open_here.items():
             if index not in self._shards:
-                self._shards[index] = Shard(self._broker, partition, self._new_machine)
+                self._shards[index] = Shard(self._broker, partition, self._new_machine, self._on_loaded)
 
 
 def _not_coordinator(partition: Partition) -> KafkaError:

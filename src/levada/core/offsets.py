@@ -5,7 +5,7 @@ Who asks for stable offsets meanwhile is told to ask again. Of a pending and a p
 one that was written later counts, as in Kafka, whichever transaction ends when.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,6 +40,17 @@ class Offsets:
         """All committed offsets of a group."""
         return ((place, committed.value) for place, committed in self._groups.get(group, {}).items())
 
+    def count(self, group: str) -> int:
+        """How many offsets a group has committed."""
+        return len(self._groups.get(group, ()))
+
+    def places(self, group: str) -> list[Place]:
+        """The partitions with an offset of the group, also a pending one."""
+        places = dict.fromkeys(self._groups.get(group, ()))
+        for producer in self._open.get(group, ()):
+            places |= dict.fromkeys(self._pending[producer][group])
+        return list(places)
+
     def groups(self) -> Iterable[str]:
         """The groups that have offsets."""
         return self._groups.keys() | self._open.keys()
@@ -60,8 +71,10 @@ class Offsets:
         """The groups in which a producer's open transaction has commits."""
         return self._pending.get(producer_id, {}).keys()
 
-    def expired(self, group: str, now_ms: int, retention_ms: int, since_ms: int | None) -> list[Place]:
-        """The offsets that are no longer kept: `since_ms` is when the group lost its members, None for each commit.
+    def expired(
+        self, group: str, now_ms: int, retention_ms: int, kept_since: Callable[[str, OffsetValue], int | None]
+    ) -> list[Place]:
+        """The offsets no longer kept: `kept_since` tells from when retention counts, None while an offset is in use.
 
         An offset with a time of its own goes then, as old clients asked for it.
         """
@@ -70,8 +83,8 @@ class Offsets:
             if value.expire_timestamp != NO_EXPIRY:
                 gone = value.expire_timestamp <= now_ms
             else:
-                base = value.commit_timestamp if since_ms is None else max(since_ms, value.commit_timestamp)
-                gone = base + retention_ms <= now_ms
+                since_ms = kept_since(place[0], value)
+                gone = since_ms is not None and since_ms + retention_ms <= now_ms
             if gone and not self.is_pending(group, place):
                 found.append(place)
         return found

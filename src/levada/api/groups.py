@@ -1,0 +1,316 @@
+"""Groups of consumers: joining, staying and leaving in the classic protocol, and what operators ask about groups.
+
+The rules are those of `levada.core.groups`; here requests and replies change their shape. Every answer leaves when
+the coordinator's journal is committed.
+"""
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+from levada.api.registry import Call, handles
+from levada.api.throttling import UNTHROTTLED
+from levada.broker.waiting import Deferred, together
+from levada.core.classic_group import ClassicGroup, State
+from levada.core.group_drafts import JoinReply, SyncReply
+from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
+from levada.core.groups import Group, GroupsMachine
+from levada.core.machines import Outcome, Ticket
+from levada.errors import ErrorCode, KafkaError
+from levada.wire.lazy import kio_modules
+
+with kio_modules():
+    import kio.schema.delete_groups.v2 as delete_groups_v2
+    import kio.schema.describe_groups.v6 as describe_groups_v6
+    import kio.schema.heartbeat.v4 as heartbeat_v4
+    import kio.schema.join_group.v9 as join_group_v9
+    import kio.schema.leave_group.v5 as leave_group_v5
+    import kio.schema.list_groups.v5 as list_groups_v5
+    import kio.schema.sync_group.v5 as sync_group_v5
+
+MILLISECOND = timedelta(milliseconds=1)
+MEMBER_ID_REQUIRED_FROM = 4  # versions of JoinGroup
+SKIP_ASSIGNMENT_FROM = 9
+NOT_FOUND_FROM = (
+    6  # versions of DescribeGroups that say of a group that it is not there; older ones call it dead
+)
+NOT_ASKED_FOR = -(2**31)
+# Bits by the numbers of Kafka's operations: read 3, delete 6, describe 8, describe configs 10, alter configs 11.
+ALL_GROUP_OPERATIONS = sum(1 << bit for bit in (3, 6, 8, 10, 11))
+
+
+def check_group_id(group_id: str) -> str:
+    """A group with members needs a name; INVALID_GROUP_ID otherwise."""
+    if not group_id:
+        raise KafkaError(ErrorCode.INVALID_GROUP_ID, "a group with members needs an id")
+    return group_id
+
+
+@handles("join_group", versions=range(10))
+def join_group(call: Call, request: "join_group_v9.JoinGroupRequest") -> Deferred:
+    """A client becomes a member, or joins the next generation; the answer waits for the others.
+
+    v4 gives new members an id first (KIP-394), v5 adds static members (KIP-345), v8 a reason (KIP-800), v9 tells a
+    static leader that it need not assign (KIP-814).
+    """
+    name = request.group_instance_id or call.client_id or ""
+    joining = JoinRequest(
+        check_group_id(request.group_id),
+        request.member_id,
+        request.group_instance_id,
+        call.client_id or "",
+        f"/{call.connection.host}",
+        request.session_timeout // MILLISECOND,
+        request.rebalance_timeout // MILLISECOND,
+        request.protocol_type,
+        tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols),
+        new_member_id=f"{name}-{uuid4()}",
+        must_know_id=call.api_version >= MEMBER_ID_REQUIRED_FROM,
+        may_skip_assignment=call.api_version >= SKIP_ASSIGNMENT_FROM,
+    )
+    return call.broker.groups.shard(request.group_id).submit(
+        lambda machine, now_ms, ticket: machine.join(joining, now_ms, ticket), _joined
+    )
+
+
+def _joined(reply: JoinReply) -> Any:
+    answer = join_group_v9.response
+    return answer.JoinGroupResponse(
+        throttle_time=UNTHROTTLED,
+        error_code=reply.error,
+        generation_id=reply.generation,
+        protocol_type=reply.protocol_type,
+        protocol_name=reply.protocol,
+        leader=reply.leader,
+        skip_assignment=reply.skip_assignment,
+        member_id=reply.member_id,
+        members=tuple(
+            [
+                answer.JoinGroupResponseMember(
+                    member_id=member.id, group_instance_id=member.instance_id, metadata=member.metadata
+                )
+                for member in reply.members
+            ]
+        ),
+    )
+
+
+@handles("sync_group", versions=range(6))
+def sync_group(call: Call, request: "sync_group_v5.SyncGroupRequest") -> Deferred:
+    """A member asks for its assignment, the leader brings all. v3 adds static members, v5 checks the protocol."""
+    syncing = SyncRequest(
+        check_group_id(request.group_id),
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id,
+        request.protocol_type,
+        request.protocol_name,
+        {assigned.member_id: bytes(assigned.assignment) for assigned in request.assignments},
+    )
+    try:
+        return call.broker.groups.shard(request.group_id).submit(
+            lambda machine, now_ms, ticket: machine.sync(syncing, now_ms, ticket), _synced
+        )
+    except KafkaError as error:
+        # Clients do not expect that a coordinator loads here. What was being agreed is lost: they join again.
+        if error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, error.detail) from None
+        raise
+
+
+def _synced(reply: SyncReply) -> Any:
+    return sync_group_v5.response.SyncGroupResponse(
+        throttle_time=UNTHROTTLED,
+        error_code=ErrorCode.NONE,
+        protocol_type=reply.protocol_type,
+        protocol_name=reply.protocol,
+        assignment=reply.assignment,
+    )
+
+
+@handles("heartbeat", versions=range(5))
+def heartbeat(
+    call: Call, request: "heartbeat_v4.HeartbeatRequest"
+) -> "Deferred | heartbeat_v4.HeartbeatResponse":
+    """A member says it is alive. v3 adds static members (KIP-345)."""
+    group_id, member_id = check_group_id(request.group_id), request.member_id
+    instance_id, generation = request.group_instance_id, request.generation_id
+    try:
+        return call.broker.groups.shard(group_id).submit(
+            lambda machine, now_ms, ticket: machine.heartbeat(
+                group_id, member_id, instance_id, generation, now_ms, ticket
+            ),
+            _alive,
+        )
+    except KafkaError as error:
+        # While the journal is read nobody's session ends, and older clients do not expect the error.
+        if error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            return _alive(None)
+        raise
+
+
+def _alive(_: None) -> "heartbeat_v4.HeartbeatResponse":
+    return heartbeat_v4.response.HeartbeatResponse(throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE)
+
+
+@handles("leave_group", versions=range(6))
+def leave_group(call: Call, request: "leave_group_v5.LeaveGroupRequest") -> Deferred:
+    """Members leave. v3 takes many at once, also static ones by their instance id (KIP-345)."""
+    answer = leave_group_v5.response
+    group_id = check_group_id(request.group_id)
+    leaving = [LeavingMember(member.member_id, member.group_instance_id) for member in request.members]
+
+    def left(errors: list[ErrorCode]) -> Any:
+        members = [
+            answer.MemberResponse(member_id=member_id, group_instance_id=instance_id, error_code=error)
+            for (member_id, instance_id), error in zip(leaving, errors, strict=True)
+        ]
+        return answer.LeaveGroupResponse(
+            throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE, members=tuple(members)
+        )
+
+    return call.broker.groups.shard(group_id).submit(
+        lambda machine, now_ms, ticket: machine.leave(group_id, leaving, now_ms, ticket), left
+    )
+
+
+# What operators ask.
+
+
+def each_group(
+    call: Call, group_ids: Iterable[str], decide: Callable[[GroupsMachine, str, int, Ticket], Outcome]
+) -> list[Deferred]:
+    """Ask the coordinator of each group; one that fails is heard as its error."""
+
+    def ask(group_id: str) -> Deferred:
+        try:
+            return call.broker.groups.shard(group_id).submit(
+                lambda machine, now_ms, ticket: decide(machine, group_id, now_ms, ticket)
+            )
+        except KafkaError as error:
+            failed = Deferred()
+            failed.give(error)
+            return failed
+
+    return [ask(group_id) for group_id in group_ids]
+
+
+def error_of(result: Any) -> ErrorCode:
+    """The code of a result; anything but a KafkaError is a bug and goes on to where bugs are told."""
+    if isinstance(result, KafkaError):
+        return result.code
+    if isinstance(result, Exception):
+        raise result
+    return ErrorCode.NONE
+
+
+@handles("list_groups", versions=range(6))
+def list_groups(
+    call: Call, request: "list_groups_v5.ListGroupsRequest"
+) -> "list_groups_v5.ListGroupsResponse":
+    """The groups that this broker coordinates. v4 filters by state (KIP-518), v5 by type (KIP-848)."""
+    answer = list_groups_v5.response
+    states = {state.lower() for state in request.states_filter}
+    types = {kind.lower() for kind in request.types_filter}
+    found = []
+    error = ErrorCode.NONE
+    for shard in call.broker.groups:
+        if shard.machine is None:
+            error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            continue
+        for group in shard.machine.groups.values():
+            state = group.state.value
+            if (not states or state.lower() in states) and (not types or group.kind in types):
+                found.append(
+                    answer.ListedGroup(
+                        group_id=group.id,
+                        protocol_type=group.protocol_type or "",
+                        group_state=state,
+                        group_type=group.kind,
+                    )
+                )
+    return answer.ListGroupsResponse(throttle_time=UNTHROTTLED, error_code=error, groups=tuple(found))
+
+
+@handles("describe_groups", versions=range(7))
+def describe_groups(call: Call, request: "describe_groups_v6.DescribeGroupsRequest") -> Deferred:
+    """Classic groups and their members. v4 adds static members, v6 tells of a group that is not there (KIP-1043)."""
+
+    def look(machine: GroupsMachine, group_id: str, _: int, ticket: Ticket) -> Outcome:
+        return Outcome(replies=[(ticket, machine.groups.get(group_id))])
+
+    def described(groups: list[Any]) -> Any:
+        return describe_groups_v6.response.DescribeGroupsResponse(
+            throttle_time=UNTHROTTLED,
+            groups=tuple(
+                _described(call, request, group_id, group)
+                for group_id, group in zip(request.groups, groups, strict=True)
+            ),
+        )
+
+    return together(each_group(call, request.groups, look), described)
+
+
+def _described(
+    call: Call,
+    request: "describe_groups_v6.DescribeGroupsRequest",
+    group_id: str,
+    found: Group | Exception | None,
+) -> Any:
+    error, message = error_of(found), None
+    group = found if isinstance(found, ClassicGroup) else None
+    if group is None and error is ErrorCode.NONE and call.api_version >= NOT_FOUND_FROM:
+        error, message = ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found."
+    state = State.DEAD if group is None else group.state
+    return describe_groups_v6.response.DescribedGroup(
+        error_code=error,
+        error_message=message,
+        group_id=group_id,
+        group_state="" if isinstance(found, Exception) else state.value,
+        protocol_type=(group.protocol_type if group is not None else None) or "",
+        protocol_data=(group.protocol if group is not None and state is State.STABLE else None) or "",
+        members=() if group is None else _described_members(group),
+        authorized_operations=(
+            ALL_GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED_FOR
+        ),
+    )
+
+
+def _described_members(group: ClassicGroup) -> tuple[Any, ...]:
+    """Only a stable generation has an assignment to tell."""
+    stable = group.state is State.STABLE
+    return tuple(
+        describe_groups_v6.response.DescribedGroupMember(
+            member_id=member.id,
+            group_instance_id=member.instance_id,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            member_metadata=member.metadata(group.protocol) if stable else b"",
+            member_assignment=member.assignment if stable else b"",
+        )
+        for member in group.members.values()
+    )
+
+
+@handles("delete_groups", versions=range(3))
+def delete_groups(call: Call, request: "delete_groups_v2.DeleteGroupsRequest") -> Deferred:
+    """Remove groups without members, with their offsets (KIP-229)."""
+    answer = delete_groups_v2.response
+    group_ids = list(dict.fromkeys(request.groups_names))
+
+    def deleted(results: list[Any]) -> Any:
+        return answer.DeleteGroupsResponse(
+            throttle_time=UNTHROTTLED,
+            results=tuple(
+                answer.DeletableGroupResult(group_id=group_id, error_code=error_of(result))
+                for group_id, result in zip(group_ids, results, strict=True)
+            ),
+        )
+
+    return together(
+        each_group(
+            call, group_ids, lambda machine, group_id, _, ticket: machine.delete_group(group_id, ticket)
+        ),
+        deleted,
+    )

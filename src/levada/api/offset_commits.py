@@ -1,0 +1,251 @@
+"""Committed offsets: a group's place in each partition, kept by its coordinator.
+
+Topics come by name or, in the newest versions, by id; either way offsets are kept under the name, as in Kafka.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from levada.api.groups import MILLISECOND, check_group_id, each_group, error_of
+from levada.api.registry import Call, handles
+from levada.api.throttling import UNTHROTTLED
+from levada.broker.waiting import Deferred, together
+from levada.core.groups import CommitRequest, FetchedOffset, GroupsMachine
+from levada.core.machines import Outcome, Ticket
+from levada.core.offsets import Place
+from levada.errors import ErrorCode, KafkaError
+from levada.wire.journal import NO_EXPIRY, OffsetValue
+from levada.wire.lazy import kio_modules
+
+with kio_modules():
+    import kio.schema.offset_delete.v0 as offset_delete_v0
+
+    import levada.wire.shapes.offset_commit as offset_commit_v10
+    import levada.wire.shapes.offset_fetch as offset_fetch_v10
+
+NO_OFFSET = -1
+NO_RETENTION = timedelta(milliseconds=-1)
+# What a coordinator's write that does not fit is called here.
+TOO_LARGE = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE))
+
+
+def topic_named(call: Call, name: str, topic_id: UUID | None) -> str:
+    """The name of a topic that is given by name or id; KafkaError if there is none."""
+    if topic_id is not None:
+        found = call.broker.image.topic_names.get(topic_id)
+        if found is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "no topic has this id")
+        return found
+    if name not in call.broker.image.topics:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+    return name
+
+
+@handles("offset_commit", versions=range(2, 11))
+def offset_commit(call: Call, request: "offset_commit_v10.OffsetCommitRequest") -> Deferred:
+    """Keep offsets for a member, or for a client that only stores them here (no member, generation -1).
+
+    v6 adds leader epochs (KIP-320), v7 static members, v9 members of the newer protocol (KIP-848), v10 topic ids.
+    """
+    now_ms = call.broker.clock.now_ms()
+    expire_ms = NO_EXPIRY
+    if request.retention_time != NO_RETENTION:
+        expire_ms = now_ms + request.retention_time // MILLISECOND
+    offsets: list[tuple[Place, OffsetValue]] = []
+    refused: dict[int, ErrorCode] = {}  # by place in the request: topics that are not there
+    for position, topic in enumerate(request.topics):
+        try:
+            name = topic_named(call, topic.name, topic.topic_id)
+        except KafkaError as error:
+            refused[position] = error.code
+            continue
+        for part in topic.partitions:
+            value = OffsetValue(
+                part.committed_offset,
+                part.committed_leader_epoch,
+                part.committed_metadata or "",
+                now_ms,
+                expire_ms,
+            )
+            offsets.append(((name, part.partition_index), value))
+    commit = CommitRequest(
+        request.group_id,
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id_or_member_epoch,
+        offsets,
+    )
+    (asked,) = each_group(
+        call, [request.group_id], lambda machine, _, at_ms, ticket: machine.commit(commit, at_ms, ticket)
+    )
+    return together([asked], lambda results: _committed(request, refused, results[0], len(offsets)))
+
+
+def _committed(
+    request: "offset_commit_v10.OffsetCommitRequest", refused: dict[int, ErrorCode], result: Any, count: int
+) -> Any:
+    code = error_of(result)
+    if code in TOO_LARGE:
+        code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    errors = iter([code] * count if isinstance(result, KafkaError) else result)
+    partition, topic = (
+        offset_commit_v10.response.OffsetCommitResponsePartition,
+        offset_commit_v10.OffsetCommitResponseTopic,
+    )
+    return offset_commit_v10.OffsetCommitResponse(
+        throttle_time=UNTHROTTLED,
+        topics=tuple(
+            topic(
+                name=asked.name,
+                topic_id=asked.topic_id,
+                partitions=tuple(
+                    [
+                        partition(
+                            partition_index=part.partition_index,
+                            error_code=refused[position] if position in refused else next(errors),
+                        )
+                        for part in asked.partitions
+                    ]
+                ),
+            )
+            for position, asked in enumerate(request.topics)
+        ),
+    )
+
+
+@handles("offset_fetch", versions=range(1, 11))
+def offset_fetch(call: Call, request: "offset_fetch_v10.OffsetFetchRequest") -> Deferred:
+    """Committed offsets of groups; -1 for what was never committed, also of a group that is not there.
+
+    v2 asks for all partitions with null, v7 for stable offsets (KIP-447), v8 for many groups (KIP-709), v9 says who
+    asks (KIP-848), v10 uses topic ids.
+    """
+    asked = {group.group_id: group for group in request.groups}
+
+    def look(machine: GroupsMachine, group_id: str, _: int, ticket: Ticket) -> Outcome:
+        places = _places(call, asked[group_id])
+        return Outcome(replies=[(ticket, machine.fetch(group_id, places, stable=request.require_stable))])
+
+    def fetched(results: list[Any]) -> Any:
+        return offset_fetch_v10.OffsetFetchResponse(
+            throttle_time=UNTHROTTLED,
+            groups=tuple(
+                _fetched(call, group, result) for group, result in zip(asked.values(), results, strict=True)
+            ),
+        )
+
+    return together(each_group(call, asked, look), fetched)
+
+
+def _places(call: Call, group: "offset_fetch_v10.OffsetFetchRequestGroup") -> list[Place] | None:
+    """What a group is asked for; topics that are not known by their id are left out."""
+    if group.topics is None:
+        return None
+    return [
+        (name, index)
+        for topic in group.topics
+        if (name := _name(call, topic)) is not None
+        for index in topic.partition_indexes
+    ]
+
+
+def _name(call: Call, topic: "offset_fetch_v10.OffsetFetchRequestTopics") -> str | None:
+    if topic.topic_id is None:
+        return topic.name
+    return call.broker.image.topic_names.get(topic.topic_id)
+
+
+def _fetched(call: Call, group: "offset_fetch_v10.OffsetFetchRequestGroup", result: Any) -> Any:
+    error = error_of(result)
+    topics: tuple[Any, ...] = ()
+    if error is ErrorCode.NONE:
+        topics = (
+            _all_topics(call, result) if group.topics is None else _asked_topics(call, group.topics, result)
+        )
+    return offset_fetch_v10.OffsetFetchResponseGroup(group_id=group.group_id, error_code=error, topics=topics)
+
+
+def _asked_topics(call: Call, topics: Sequence[Any], result: list[FetchedOffset]) -> tuple[Any, ...]:
+    answers = []
+    found = iter(result)
+    for topic in topics:
+        known = _name(call, topic) is not None
+        partitions = [
+            _partition(index, *next(found)[1:])
+            if known
+            else _partition(index, None, ErrorCode.UNKNOWN_TOPIC_ID)
+            for index in topic.partition_indexes
+        ]
+        answers.append(
+            offset_fetch_v10.OffsetFetchResponseTopics(
+                name=topic.name, topic_id=topic.topic_id, partitions=tuple(partitions)
+            )
+        )
+    return tuple(answers)
+
+
+def _all_topics(call: Call, result: list[FetchedOffset]) -> tuple[Any, ...]:
+    by_topic: dict[str, list[Any]] = {}
+    for (name, index), value, error in result:
+        by_topic.setdefault(name, []).append(_partition(index, value, error))
+    known = call.broker.image.topics
+    return tuple(
+        offset_fetch_v10.OffsetFetchResponseTopics(
+            name=name, topic_id=known[name].id, partitions=tuple(partitions)
+        )
+        for name, partitions in by_topic.items()
+        if name in known
+    )
+
+
+def _partition(index: int, value: OffsetValue | None, error: ErrorCode) -> Any:
+    return offset_fetch_v10.response.OffsetFetchResponsePartitions(
+        partition_index=index,
+        committed_offset=NO_OFFSET if value is None else value.offset,
+        committed_leader_epoch=-1 if value is None else value.leader_epoch,
+        metadata="" if value is None else value.metadata,
+        error_code=error,
+    )
+
+
+@handles("offset_delete", versions=range(1))
+def offset_delete(call: Call, request: "offset_delete_v0.OffsetDeleteRequest") -> Deferred:
+    """Forget offsets of topics that the group does not read (KIP-496)."""
+    check_group_id(request.group_id)
+    image = call.broker.image
+    places: list[Place] = [
+        (topic.name, part.partition_index)
+        for topic in request.topics
+        if topic.name in image.topics
+        for part in topic.partitions
+        if 0 <= part.partition_index < len(image.topics[topic.name].partitions)
+    ]
+    return call.broker.groups.shard(request.group_id).submit(
+        lambda machine, _, ticket: machine.delete_offsets(request.group_id, places, ticket),
+        lambda errors: _deleted(request, dict(zip(places, errors, strict=True))),
+    )
+
+
+def _deleted(request: "offset_delete_v0.OffsetDeleteRequest", errors: dict[Place, ErrorCode]) -> Any:
+    answer = offset_delete_v0.response
+    return answer.OffsetDeleteResponse(
+        throttle_time=UNTHROTTLED,
+        error_code=ErrorCode.NONE,
+        topics=tuple(
+            answer.OffsetDeleteResponseTopic(
+                name=topic.name,
+                partitions=tuple(
+                    answer.OffsetDeleteResponsePartition(
+                        partition_index=part.partition_index,
+                        error_code=errors.get(
+                            (topic.name, part.partition_index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                        ),
+                    )
+                    for part in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        ),
+    )

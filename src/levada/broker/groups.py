@@ -1,0 +1,62 @@
+"""The coordinators of groups: what the runtime needs to know of them, and what a deleted topic means to them."""
+
+from typing import TYPE_CHECKING, Final
+
+from levada.broker.coordinators import Coordinators, InternalTopic, Shard
+from levada.config import BrokerConfig
+from levada.coordinator_settings import MINUTE_MS
+from levada.core.group_drafts import GroupLimits
+from levada.core.groups import GroupsMachine
+from levada.core.image import ClusterImage
+
+if TYPE_CHECKING:
+    from levada.broker.broker import Broker
+
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+GROUP_KEYS: Final = 0  # FindCoordinator's key type of groups
+
+GroupCoordinators = Coordinators[GroupsMachine]
+
+
+def group_coordinators(broker: "Broker") -> GroupCoordinators:
+    """The coordinators of groups of a broker, following its image."""
+    config = broker.config
+    topic = InternalTopic(
+        OFFSETS_TOPIC,
+        config.offsets_topic_num_partitions,
+        config.offsets_topic_replication_factor,
+        {
+            "cleanup.policy": "compact",
+            "compression.type": "producer",
+            "segment.bytes": str(config.offsets_topic_segment_bytes),
+        },
+    )
+    limits = _limits(config)
+
+    def forget_gone_topics(shard: Shard[GroupsMachine]) -> None:
+        topics = broker.image.topics
+        shard.submit(lambda machine, _, ticket: machine.topics_gone(lambda name: name not in topics, ticket))
+
+    coordinators = Coordinators(broker, topic, lambda: GroupsMachine(limits), forget_gone_topics)
+
+    def follow(former: ClusterImage, image: ClusterImage) -> None:
+        gone = {name for name, topic in former.topics.items() if image.topic_names.get(topic.id) != name}
+        if gone:
+            for shard in coordinators:
+                if shard.machine is not None:
+                    shard.submit(lambda machine, _, ticket: machine.topics_gone(gone.__contains__, ticket))
+
+    broker.followers.append(follow)
+    return coordinators
+
+
+def _limits(config: BrokerConfig) -> GroupLimits:
+    return GroupLimits(
+        min_session_timeout_ms=config.group_min_session_timeout_ms,
+        max_session_timeout_ms=config.group_max_session_timeout_ms,
+        initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
+        max_size=config.group_max_size,
+        offset_metadata_max_bytes=config.offset_metadata_max_bytes,
+        offsets_retention_ms=config.offsets_retention_minutes * MINUTE_MS,
+        offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+    )

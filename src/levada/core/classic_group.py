@@ -1,0 +1,267 @@
+"""A group of the classic protocol: who its members are, which generation they are in, and who waits for what.
+
+The members themselves divide the partitions: one of them, the leader, is told all subscriptions and hands in the
+assignment, which the group passes on unread. A generation begins when every member has joined (or the rebalance
+timeout cut off those who did not) and is stable once the leader's assignment is there:
+
+    EMPTY -> PREPARING (members join) -> COMPLETING (the leader assigns) -> STABLE -> PREPARING -> ...
+
+A group is changed by copying it (`levada.core.group_drafts`), so a decision that is not carried out leaves no trace.
+What is journaled of it is a stable generation with its assignments, or that it is empty; a group read back from there
+begins with that generation, and members that had joined since join again.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar, Final, NamedTuple
+
+from levada.core.consumer_protocol import subscribed_topics
+from levada.core.machines import Ticket
+from levada.errors import ErrorCode, KafkaError
+from levada.wire.journal import GroupValue, MemberValue, OffsetValue
+
+CONSUMER_PROTOCOL: Final = "consumer"  # the protocol type whose subscriptions can be read here
+NO_GENERATION: Final = -1
+UNKNOWN_MEMBER: Final = ""
+
+Protocols = tuple[tuple[str, bytes], ...]  # name and metadata, the preferred first
+
+
+class State(StrEnum):
+    """Where a group is, in Kafka's words."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member as the group knows it."""
+
+    id: str
+    instance_id: str | None  # a static member keeps its place while it restarts
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: Protocols
+    assignment: bytes = b""
+    is_new: bool = False  # until its first generation begins
+    join: Ticket | None = None  # its JoinGroup that waits for the generation
+    sync: Ticket | None = None  # its SyncGroup that waits for the assignment
+
+    def metadata(self, protocol: str | None) -> bytes:
+        """What it said for a protocol."""
+        return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+
+    @property
+    def vote(self) -> list[str]:
+        """The names of its protocols, the preferred first."""
+        return [name for name, _ in self.protocols]
+
+
+class InitialDelay(NamedTuple):
+    """A group's first generation waits for more members, as long as they keep coming."""
+
+    step_ms: int
+    remaining_ms: int
+    more_came: bool = False
+
+
+@dataclass(slots=True)
+class ClassicGroup:
+    """One group. Only a draft changes it."""
+
+    kind: ClassVar[str] = "classic"
+
+    id: str
+    state: State = State.EMPTY
+    state_since_ms: int | None = None
+    generation: int = 0
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str | None = None
+    members: dict[str, Member] = field(default_factory=dict)
+    instances: dict[str, str] = field(
+        default_factory=dict
+    )  # exactly the static members: instance id to member id
+    pending: frozenset[str] = frozenset()  # ids given to members that have not joined with them yet
+    unsynced: frozenset[str] = (
+        frozenset()
+    )  # members of this generation that have not asked for their assignment
+    initial_delay: InitialDelay | None = None  # only while the first generation is prepared
+    topics: frozenset[str] | None = None  # what the members subscribe to, if it can be told
+
+    def copy(self) -> "ClassicGroup":
+        """The same, to be changed."""
+        return ClassicGroup(
+            self.id,
+            self.state,
+            self.state_since_ms,
+            self.generation,
+            self.protocol_type,
+            self.protocol,
+            self.leader,
+            dict(self.members),
+            dict(self.instances),
+            self.pending,
+            self.unsynced,
+            self.initial_delay,
+            self.topics,
+        )
+
+    # What others may ask.
+
+    @property
+    def is_empty(self) -> bool:
+        return self.state is State.EMPTY
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether there is nothing to it but offsets: it never had members and nobody is about to join."""
+        return self.protocol_type is None and not self.members and not self.pending
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """How long members have to join: the longest that any of them asked for."""
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    @property
+    def all_joined(self) -> bool:
+        return not self.pending and all(member.join is not None for member in self.members.values())
+
+    def check_member(self, member_id: str, instance_id: str | None) -> Member:
+        """The member of that id; UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if another has taken its place."""
+        if instance_id is not None:
+            current = self.instances.get(instance_id)
+            if current is None:
+                raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"no member has instance id {instance_id}")
+            if current != member_id:
+                raise KafkaError(
+                    ErrorCode.FENCED_INSTANCE_ID, f"another member has taken instance id {instance_id}"
+                )
+        member = self.members.get(member_id)
+        if member is None:
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"{member_id!r} is no member of {self.id!r}")
+        return member
+
+    def check_commit(
+        self, member_id: str, instance_id: str | None, generation: int, *, transactional: bool = False
+    ) -> Member | None:
+        """Who commits offsets: a member of this generation, or None for a client that only keeps offsets here."""
+        if generation < 0 and self.is_empty:
+            return None
+        if generation < 0 and not member_id and instance_id is None:
+            if transactional:
+                return None
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "only members may commit offsets of a group in use")
+        member = self.check_member(member_id, instance_id)
+        if generation != self.generation:
+            raise self.illegal(generation)
+        if self.state is State.COMPLETING and not transactional:
+            raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group has no assignment yet")
+        return member
+
+    def illegal(self, generation: int) -> KafkaError:
+        """The error for another generation than this one."""
+        return KafkaError(
+            ErrorCode.ILLEGAL_GENERATION, f"generation {generation}, but {self.id!r} is in {self.generation}"
+        )
+
+    def supports(self, protocol_type: str, names: Sequence[str]) -> bool:
+        """Whether a member with these protocols fits the members there are."""
+        if not self.members:
+            return bool(protocol_type and names)
+        common = set.intersection(*(set(member.vote) for member in self.members.values()))
+        return protocol_type == self.protocol_type and not common.isdisjoint(names)
+
+    def select_protocol(self) -> str:
+        """The protocol that every member knows and most members prefer."""
+        members = list(self.members.values())
+        common = set.intersection(*(set(member.vote) for member in members))
+        votes = Counter(next(name for name in member.vote if name in common) for member in members)
+        return max(votes, key=votes.__getitem__)
+
+    def subscribed(self, protocol: str | None) -> frozenset[str] | None:
+        """The topics that members subscribe to; None if that cannot be told."""
+        if self.protocol_type != CONSUMER_PROTOCOL or protocol is None:
+            return None if self.members else frozenset()
+        topics: set[str] = set()
+        for member in self.members.values():
+            found = subscribed_topics(member.metadata(protocol))
+            if found is None:
+                return None
+            topics |= found
+        return frozenset(topics)
+
+    def subscribes_to(self, topic: str) -> bool:
+        """Whether members read a topic, so that its offsets may not be deleted; unknown counts as yes."""
+        return not self.is_empty and (self.topics is None or topic in self.topics)
+
+    def kept_since(self, topic: str, value: OffsetValue) -> int | None:
+        """From when on the retention of an offset counts; None while it is in use."""
+        if self.protocol_type is None:
+            return value.commit_timestamp
+        if self.is_empty:
+            since = self.state_since_ms
+            return value.commit_timestamp if since is None else max(since, value.commit_timestamp)
+        known = self.state is State.STABLE and self.topics is not None
+        return value.commit_timestamp if known and not self.subscribes_to(topic) else None
+
+    # The journal.
+
+    def record(self) -> GroupValue:
+        """What survives: this generation and its members."""
+        members = tuple(
+            MemberValue(
+                member.id,
+                member.instance_id,
+                member.client_id,
+                member.client_host,
+                member.rebalance_timeout_ms,
+                member.session_timeout_ms,
+                member.metadata(self.protocol),
+                member.assignment,
+            )
+            for member in self.members.values()
+        )
+        since_ms = -1 if self.state_since_ms is None else self.state_since_ms
+        return GroupValue(
+            self.protocol_type or "", self.generation, self.protocol, self.leader, since_ms, members
+        )
+
+
+def restored(group_id: str, value: GroupValue) -> ClassicGroup:
+    """The group that a record tells of."""
+    members: Mapping[str, Member] = {
+        member.member_id: Member(
+            member.member_id,
+            member.group_instance_id,
+            member.client_id,
+            member.client_host,
+            member.session_timeout,
+            member.session_timeout if member.rebalance_timeout < 0 else member.rebalance_timeout,
+            ((value.protocol or "", member.subscription),),
+            member.assignment,
+        )
+        for member in value.members
+    }
+    since_ms = None if value.current_state_timestamp < 0 else value.current_state_timestamp
+    group = ClassicGroup(
+        group_id,
+        State.STABLE if members else State.EMPTY,
+        since_ms,
+        value.generation,
+        value.protocol_type or None,
+        value.protocol,
+        value.leader,
+        dict(members),
+        {member.instance_id: member.id for member in members.values() if member.instance_id is not None},
+    )
+    group.topics = group.subscribed(group.protocol)
+    return group

@@ -1,0 +1,113 @@
+"""What happens to the groups of a shard. Each event knows its record, if it has one, and what it changes.
+
+A machine with other kinds of groups adds events of its own: all that is asked of one is `record` and `apply`.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from levada.core.classic_group import ClassicGroup
+from levada.core.group_drafts import Timer
+from levada.core.machines import JournalRecord
+from levada.wire.journal import GROUP, OFFSET, OLD_OFFSET, GroupKey, OffsetKey, OffsetValue
+from levada.wire.layouts import Format
+from levada.wire.markers import Marker
+
+if TYPE_CHECKING:
+    from levada.core.groups import GroupsMachine
+
+FORMAT: Final[Format[Any]] = Format(OLD_OFFSET, OFFSET, GROUP)
+
+
+class GroupEvent(Protocol):
+    """Something that happens in a shard."""
+
+    def record(self) -> JournalRecord | None:
+        """Its record in the journal; None if it lives in memory only."""
+        ...
+
+    def apply(self, machine: "GroupsMachine") -> None:
+        """Let it happen. Cannot fail."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChanged:
+    """A classic group is now this one; `saved` if that must survive."""
+
+    group: ClassicGroup
+    saved: bool = False
+
+    def record(self) -> JournalRecord | None:
+        return FORMAT.encode(GroupKey(self.group.id), self.group.record()) if self.saved else None
+
+    def apply(self, machine: "GroupsMachine") -> None:
+        machine.groups[self.group.id] = self.group
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRemoved:
+    """A group is gone."""
+
+    group_id: str
+
+    def record(self) -> JournalRecord | None:
+        return FORMAT.encode(GroupKey(self.group_id), None)
+
+    def apply(self, machine: "GroupsMachine") -> None:
+        machine.groups.pop(self.group_id, None)
+
+
+@dataclass(frozen=True, slots=True)
+class TimerMoved:
+    """A deadline is set, or ended with None."""
+
+    timer: Timer
+    at_ms: int | None
+
+    def record(self) -> JournalRecord | None:
+        return None
+
+    def apply(self, machine: "GroupsMachine") -> None:
+        if self.at_ms is None:
+            machine.deadlines.cancel(self.timer)
+        else:
+            machine.deadlines.set(self.timer, self.at_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetPut:
+    """An offset is committed, by a producer if in a transaction, or taken back with None."""
+
+    key: OffsetKey
+    value: OffsetValue | None
+    producer_id: int = -1
+
+    def record(self) -> JournalRecord | None:
+        return FORMAT.encode(self.key, self.value)
+
+    def apply(self, machine: "GroupsMachine") -> None:
+        group_id, topic, partition = self.key
+        machine.offsets.put(group_id, (topic, partition), self.value, self.producer_id)
+        if self.value is not None:
+            machine.groups.setdefault(group_id, ClassicGroup(group_id))
+        else:
+            machine.forget_if_bare(group_id)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionEnded:
+    """A producer's transaction has ended in this shard; its record is the marker, in a control batch."""
+
+    producer_id: int
+    committed: bool
+    coordinator_epoch: int
+
+    def record(self) -> JournalRecord | None:
+        return Marker(self.committed, self.coordinator_epoch).key_and_value()
+
+    def apply(self, machine: "GroupsMachine") -> None:
+        groups = list(machine.offsets.pending_groups(self.producer_id))
+        machine.offsets.end(self.producer_id, self.committed)
+        for group_id in groups:
+            machine.forget_if_bare(group_id)

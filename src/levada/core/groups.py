@@ -1,0 +1,352 @@
+"""The machine behind a partition of `__consumer_offsets`: its groups, their committed offsets, their deadlines.
+
+Deciding methods take the request, the time and the ticket of who waits, change nothing and return an outcome, or raise
+what the client is told. A group is found by its id and may be of more than one kind: what the classic protocol asks
+goes to `classic`, which refuses the others; offsets ask a group only what every kind can answer (`Group`).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar, Final, NamedTuple, Protocol
+
+from levada.core import group_requests
+from levada.core.classic_group import UNKNOWN_MEMBER, ClassicGroup, State, restored
+from levada.core.group_drafts import Draft, GroupLimits, Timer, TimerKind
+from levada.core.group_events import (
+    FORMAT,
+    GroupChanged,
+    GroupEvent,
+    GroupRemoved,
+    OffsetPut,
+    TimerMoved,
+    TransactionEnded,
+)
+from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
+from levada.core.machines import Deadlines, JournalRecord, Outcome, Stamp, Ticket
+from levada.core.offsets import Offsets, Place
+from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
+from levada.wire.batches import TRANSACTIONAL_BIT, BatchHeader
+from levada.wire.journal import GroupKey, OffsetKey, OffsetValue
+from levada.wire.markers import MARKER_ATTRIBUTES, read_marker
+
+log = EventLog(__name__)
+
+REMOVALS_PER_CHECK_MAX: Final = 5_000  # offsets removed at once; the rest goes a moment later
+NEXT_CHECK_MS: Final = 1_000
+RETENTION: Final = Timer("", TimerKind.RETENTION)
+
+
+class Group(Protocol):
+    """What every kind of group answers."""
+
+    kind: ClassVar[str]
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def state(self) -> StrEnum: ...
+
+    @property
+    def protocol_type(self) -> str | None: ...
+
+    @property
+    def is_empty(self) -> bool: ...
+
+    def subscribes_to(self, topic: str) -> bool: ...
+
+    def kept_since(self, topic: str, value: OffsetValue) -> int | None: ...
+
+
+class CommitRequest(NamedTuple):
+    """Offsets to commit, by a member or by a client that only keeps them here."""
+
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    generation: int
+    offsets: Sequence[tuple[Place, OffsetValue]]
+    producer_id: int = -1  # of the transaction that the commit is part of
+    producer_epoch: int = -1
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.producer_id >= 0
+
+
+class FetchedOffset(NamedTuple):
+    """A committed offset, none, or UNSTABLE_OFFSET_COMMIT while a transaction is open."""
+
+    place: Place
+    value: OffsetValue | None
+    error: ErrorCode = ErrorCode.NONE
+
+
+@dataclass(slots=True)
+class GroupsMachine:
+    """The state of one shard."""
+
+    limits: GroupLimits = field(default_factory=GroupLimits)
+    groups: dict[str, Group] = field(default_factory=dict)
+    offsets: Offsets = field(default_factory=Offsets)
+    deadlines: Deadlines[Timer] = field(default_factory=Deadlines)
+
+    # The classic protocol.
+
+    def classic(self, group_id: str) -> ClassicGroup | None:
+        """The classic group of that id, if there is one; a group of another kind has its own protocol."""
+        group = self.groups.get(group_id)
+        if group is None or isinstance(group, ClassicGroup):
+            return group
+        raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, f"{group_id!r} is a {group.kind} group")
+
+    def join(self, request: JoinRequest, now_ms: int, ticket: Ticket) -> Outcome:
+        """JoinGroup. The first member makes the group."""
+        group_requests.check_join(request, self.limits)
+        group = self.classic(request.group_id)
+        if group is None:
+            if request.member_id != UNKNOWN_MEMBER:
+                raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"there is no group {request.group_id!r}")
+            group = ClassicGroup(request.group_id)
+        draft = Draft(group, self.limits, now_ms)
+        group_requests.join(draft, request, ticket, self.limits)
+        return _outcome(draft)
+
+    def sync(self, request: SyncRequest, now_ms: int, ticket: Ticket) -> Outcome:
+        """SyncGroup."""
+        draft = Draft(self._member_group(request.group_id), self.limits, now_ms)
+        group_requests.sync(draft, request, ticket)
+        return _outcome(draft)
+
+    def heartbeat(
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        now_ms: int,
+        ticket: Ticket,
+    ) -> Outcome:
+        """Heartbeat: the session begins anew, and the member is told when it must join again."""
+        group = self._member_group(group_id)
+        member = group.check_member(member_id, instance_id)
+        if generation != group.generation:
+            raise group.illegal(generation)
+        reply = None
+        if group.state is State.PREPARING:
+            reply = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group rebalances")
+        timer = Timer(group_id, TimerKind.MEMBER, member_id)
+        return Outcome([TimerMoved(timer, now_ms + member.session_timeout_ms)], [(ticket, reply)])
+
+    def leave(self, group_id: str, leaving: Sequence[LeavingMember], now_ms: int, ticket: Ticket) -> Outcome:
+        """LeaveGroup; the reply is an error code for each who leaves."""
+        group = self.classic(group_id)
+        if group is None:
+            return Outcome(replies=[(ticket, [ErrorCode.UNKNOWN_MEMBER_ID] * len(leaving))])
+        draft = Draft(group, self.limits, now_ms)
+        errors = group_requests.leave(draft, leaving)
+        draft.replies.append((ticket, errors))
+        return _outcome(draft)
+
+    def _member_group(self, group_id: str) -> ClassicGroup:
+        group = self.classic(group_id)
+        if group is None:
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"there is no group {group_id!r}")
+        return group
+
+    # Offsets.
+
+    def commit(self, request: CommitRequest, now_ms: int, ticket: Ticket) -> Outcome:
+        """OffsetCommit and TxnOffsetCommit; the reply is an error code for each offset."""
+        events: list[GroupEvent] = self._committer(request, now_ms)
+        errors = []
+        for place, value in request.offsets:
+            if len(value.metadata) > self.limits.offset_metadata_max_bytes:
+                errors.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
+                continue
+            errors.append(ErrorCode.NONE)
+            events.append(OffsetPut(OffsetKey(request.group_id, *place), value, request.producer_id))
+        stamp = Stamp()
+        if request.is_transactional:
+            stamp = Stamp(request.producer_id, request.producer_epoch, TRANSACTIONAL_BIT)
+        return Outcome(events, [(ticket, errors)], stamp)
+
+    def _committer(self, request: CommitRequest, now_ms: int) -> list[GroupEvent]:
+        """Check who commits; a member's session begins anew."""
+        group = self.groups.get(request.group_id)
+        if group is None:
+            if request.generation >= 0:
+                raise KafkaError(ErrorCode.ILLEGAL_GENERATION, f"there is no group {request.group_id!r}")
+            return []
+        if not isinstance(group, ClassicGroup):
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"{request.group_id!r} is a {group.kind} group")
+        member = group.check_commit(
+            request.member_id,
+            request.instance_id,
+            request.generation,
+            transactional=request.is_transactional,
+        )
+        if member is None or group.state not in (State.STABLE, State.PREPARING):
+            return []
+        timer = Timer(group.id, TimerKind.MEMBER, member.id)
+        return [TimerMoved(timer, now_ms + member.session_timeout_ms)]
+
+    def fetch(self, group_id: str, places: Iterable[Place] | None, *, stable: bool) -> list[FetchedOffset]:
+        """OffsetFetch: committed offsets of these partitions, or of all; `stable` waits for open transactions."""
+        found = []
+        for place in [place for place, _ in self.offsets.of(group_id)] if places is None else places:
+            if stable and self.offsets.is_pending(group_id, place):
+                found.append(FetchedOffset(place, None, ErrorCode.UNSTABLE_OFFSET_COMMIT))
+            else:
+                found.append(FetchedOffset(place, self.offsets.get(group_id, place)))
+        return found
+
+    def end_transaction(
+        self, producer_id: int, producer_epoch: int, committed: bool, coordinator_epoch: int, ticket: Ticket
+    ) -> Outcome:
+        """A marker for this shard: what the producer committed counts, or is gone."""
+        event = TransactionEnded(producer_id, committed, coordinator_epoch)
+        return Outcome([event], [(ticket, None)], Stamp(producer_id, producer_epoch, MARKER_ATTRIBUTES))
+
+    def delete_offsets(self, group_id: str, places: Sequence[Place], ticket: Ticket) -> Outcome:
+        """OffsetDelete; the reply is an error code for each partition."""
+        group = self._existing(group_id)
+        if isinstance(group, ClassicGroup) and not group.is_empty and group.topics is None:
+            raise KafkaError(
+                ErrorCode.NON_EMPTY_GROUP, f"{group_id!r} has members, and their topics are unknown"
+            )
+        errors, events = [], []
+        for topic, partition in places:
+            subscribed = group.subscribes_to(topic)
+            errors.append(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if subscribed else ErrorCode.NONE)
+            if not subscribed and self.offsets.get(group_id, (topic, partition)) is not None:
+                events.append(OffsetPut(OffsetKey(group_id, topic, partition), None))
+        return Outcome(events, [(ticket, errors)])
+
+    def delete_group(self, group_id: str, ticket: Ticket) -> Outcome:
+        """DeleteGroups for one group: with all its offsets, if nobody is in it."""
+        group = self._existing(group_id)
+        if not group.is_empty:
+            raise KafkaError(ErrorCode.NON_EMPTY_GROUP, f"{group_id!r} has members")
+        return Outcome([*self._without_offsets(group_id), GroupRemoved(group_id)], [(ticket, None)])
+
+    def _existing(self, group_id: str) -> Group:
+        group = self.groups.get(group_id)
+        if group is None:
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id!r}")
+        return group
+
+    def _without_offsets(self, group_id: str) -> list[GroupEvent]:
+        return [OffsetPut(OffsetKey(group_id, *place), None) for place in self.offsets.places(group_id)]
+
+    def topics_gone(self, is_gone: Callable[[str], bool], ticket: Ticket) -> Outcome:
+        """Topics were deleted: nobody will ask for their offsets, and a new topic of the name starts anew."""
+        events = [
+            OffsetPut(OffsetKey(group_id, *place), None)
+            for group_id in list(self.offsets.groups())
+            for place in self.offsets.places(group_id)
+            if is_gone(place[0])
+        ]
+        return Outcome(events, [(ticket, None)])
+
+    # Time.
+
+    def next_deadline_ms(self) -> int | None:
+        return self.deadlines.next_ms()
+
+    def loaded(self, now_ms: int) -> Outcome:
+        """Whoever was a member has a session's time to be heard of. A group over its size rebalances."""
+        events: list[GroupEvent] = [self._next_check(now_ms)]
+        for group in self.groups.values():
+            if isinstance(group, ClassicGroup) and group.members:
+                draft = Draft(group, self.limits, now_ms)
+                for member in group.members.values():
+                    draft.stay(member)
+                if len(group.members) > self.limits.max_size:
+                    draft.prepare()
+                events += _outcome(draft).events
+        return Outcome(events)
+
+    def expire(self, now_ms: int) -> Outcome:
+        """Everything that is due."""
+        events: list[GroupEvent] = []
+        drafts: dict[str, Draft] = {}
+        for timer in self.deadlines.due(now_ms):
+            group = self.groups.get(timer.group)
+            if timer == RETENTION:
+                events += self._remove_expired(now_ms)
+            elif isinstance(group, ClassicGroup):
+                draft = drafts.setdefault(timer.group, Draft(group, self.limits, now_ms))
+                group_requests.expire(draft, timer)
+            else:
+                events.append(TimerMoved(timer, None))
+        outcomes = [_outcome(draft) for draft in drafts.values()]
+        replies = [reply for outcome in outcomes for reply in outcome.replies]
+        return Outcome(events + [event for outcome in outcomes for event in outcome.events], replies)
+
+    def _next_check(self, now_ms: int) -> TimerMoved:
+        return TimerMoved(RETENTION, now_ms + self.limits.offsets_retention_check_interval_ms)
+
+    def _remove_expired(self, now_ms: int) -> list[GroupEvent]:
+        """Take back offsets that are kept no longer, and groups that have neither members nor offsets."""
+        events: list[GroupEvent] = []
+        for group in self.groups.values():
+            if len(events) >= REMOVALS_PER_CHECK_MAX:
+                return [*events, TimerMoved(RETENTION, now_ms + NEXT_CHECK_MS)]
+            gone = self.offsets.expired(group.id, now_ms, self.limits.offsets_retention_ms, group.kept_since)
+            events += [OffsetPut(OffsetKey(group.id, *place), None) for place in gone]
+            if (
+                isinstance(group, ClassicGroup)
+                and group.is_empty
+                and not group.pending
+                and len(gone) == self.offsets.count(group.id)
+                and not self.offsets.has_pending(group.id)
+            ):
+                events.append(GroupRemoved(group.id))
+        return [*events, self._next_check(now_ms)]
+
+    # Applying.
+
+    def encode(self, event: GroupEvent) -> JournalRecord | None:
+        return event.record()
+
+    def apply(self, event: GroupEvent) -> None:
+        event.apply(self)
+
+    def forget_if_bare(self, group_id: str) -> None:
+        """A group that was only its offsets ends with them; one that had members stays until it is removed."""
+        group = self.groups.get(group_id)
+        if isinstance(group, ClassicGroup) and group.is_bare and not self.offsets.has(group_id):
+            del self.groups[group_id]
+
+    def replay(self, key: bytes | None, value: bytes | None, batch: BatchHeader) -> None:
+        if batch.is_control:
+            marker = read_marker(key, value)
+            if marker is not None:
+                TransactionEnded(batch.producer_id, *marker).apply(self)
+            return
+        found = FORMAT.decode(key or b"", value)
+        if found is None:
+            log.warning("a record of an unknown kind is left out", key=(key or b"")[:16].hex())
+            return
+        name, content = found
+        if isinstance(name, OffsetKey):
+            producer_id = batch.producer_id if batch.is_transactional else -1
+            OffsetPut(name, content, producer_id).apply(self)
+        elif isinstance(name, GroupKey):
+            self._replay_group(name.group, restored(name.group, content) if content is not None else None)
+
+    def _replay_group(self, group_id: str, group: ClassicGroup | None) -> None:
+        if group is not None:
+            self.groups[group_id] = group
+        elif self.offsets.has(group_id):
+            self.groups[group_id] = ClassicGroup(group_id)
+        else:
+            self.groups.pop(group_id, None)
+
+
+def _outcome(draft: Draft) -> Outcome:
+    moved: list[GroupEvent] = [TimerMoved(timer, at_ms) for timer, at_ms in draft.timers.items()]
+    return Outcome([GroupChanged(draft.group, draft.saved), *moved], draft.replies)
