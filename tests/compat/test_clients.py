@@ -110,7 +110,7 @@ class TestTopics:
         after = client.describe_topic(topic)
         if "topic_ids" not in client.lacks:
             assert after.topic_id != before.topic_id
-        assert client.offsets(topic) == (0, 0)
+        eventually(lambda: client.offsets(topic), (0, 0))
         client.produce(topic, [Record(b"new")])
         assert contents(client.consume(topic, 1)) == [(None, b"new", ())]
 
