@@ -1,29 +1,46 @@
 """/metrics and /healthz on a port of their own (R52).
 
 The hot path only counts in plain integers; this module reads them when Prometheus asks. Names are those of Kafka's
-JMX exporter, so that existing dashboards work.
+JMX exporter, so that existing dashboards work. The text is written here: with thousands of partitions the usual
+library would hold up the loop, and every client with it, for a tenth of a second at each look.
 """
 
 import asyncio
 import errno
 import json
+import os
+import resource
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from levada.broker.broker import Broker
 from levada.logs import EventLog
 from levada.net.listener import Listener
 from levada.wire.versions import APIS
 
-if TYPE_CHECKING:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
 log = EventLog(__name__)
 
 REQUEST_BYTES_MAX: Final = 8 * 1024
 PATIENCE_S: Final = 5.0
 SETTING: Final = "levada.metrics.listener"
+COUNTER: Final = "counter"
+GAUGE: Final = "gauge"
+
+
+class Family(NamedTuple):
+    """One metric in Prometheus' text format; labels are written out, since ours need no escapes."""
+
+    name: str
+    kind: str
+    description: str
+    samples: Iterable[tuple[str, float]]  # labels and value
+
+    def text(self) -> str:
+        """Its lines."""
+        name = self.name
+        head = f"# HELP {name} {self.description}\n# TYPE {name} {self.kind}\n"
+        return head + "".join([f"{name}{labels} {value}\n" for labels, value in self.samples])
 
 
 class Collector:
@@ -33,15 +50,16 @@ class Collector:
         self._broker = broker
         self._listeners = listeners
 
-    def collect(self) -> Iterator["CounterMetricFamily | GaugeMetricFamily"]:
+    def collect(self) -> Iterator[Family]:
+        """All metrics, by and by."""
         yield from self._topics()
-        yield from self._requests()
+        yield self._requests()
         yield from self._logs()
         yield from self._node()
+        yield from self._connections()
+        yield from _process()
 
-    def _topics(self) -> Iterator["CounterMetricFamily"]:
-        from prometheus_client.core import CounterMetricFamily
-
+    def _topics(self) -> Iterator[Family]:
         counts: dict[str, Counter[str]] = {
             "messagesin": Counter(),
             "bytesin": Counter(),
@@ -52,41 +70,32 @@ class Collector:
             counts["bytesin"][partition.topic] += partition.bytes_in
             counts["bytesout"][partition.topic] += partition.bytes_out
         for name, by_topic in counts.items():
-            family = CounterMetricFamily(
-                f"kafka_server_brokertopicmetrics_{name}", f"{name} by topic", labels=["topic"]
+            samples = [(f'{{topic="{topic}"}}', count) for topic, count in by_topic.items()]
+            yield Family(
+                f"kafka_server_brokertopicmetrics_{name}_total", COUNTER, f"{name} by topic", samples
             )
-            for topic, count in by_topic.items():
-                family.add_metric([topic], count)
-            yield family
 
-    def _requests(self) -> Iterator["CounterMetricFamily"]:
-        from prometheus_client.core import CounterMetricFamily
+    def _requests(self) -> Family:
+        samples = [
+            (f'{{request="{"".join(part.title() for part in APIS[api_key].name.split("_"))}"}}', count)
+            for api_key, count in self._broker.request_counts.items()
+            if api_key in APIS
+        ]
+        return Family("kafka_network_requestmetrics_requests_total", COUNTER, "Requests by API", samples)
 
-        family = CounterMetricFamily(
-            "kafka_network_requestmetrics_requests", "Requests by API", labels=["request"]
-        )
-        for api_key, count in self._broker.request_counts.items():
-            if api_key in APIS:
-                family.add_metric(["".join(part.title() for part in APIS[api_key].name.split("_"))], count)
-        yield family
+    def _logs(self) -> Iterator[Family]:
+        partitions = [
+            (f'{{topic="{partition.topic}",partition="{partition.index}"}}', partition.log)
+            for partition in self._broker.partitions.values()
+        ]
+        sizes = [(labels, log.size_bytes) for labels, log in partitions]
+        yield Family("kafka_log_log_size", GAUGE, "Bytes of a partition's segments", sizes)
+        starts = [(labels, log.log_start_offset) for labels, log in partitions]
+        yield Family("kafka_log_log_logstartoffset", GAUGE, "First offset", starts)
+        ends = [(labels, log.log_end_offset) for labels, log in partitions]
+        yield Family("kafka_log_log_logendoffset", GAUGE, "Offset of the next record", ends)
 
-    def _logs(self) -> Iterator["GaugeMetricFamily"]:
-        from prometheus_client.core import GaugeMetricFamily
-
-        labels = ["topic", "partition"]
-        size = GaugeMetricFamily("kafka_log_log_size", "Bytes of a partition's segments", labels=labels)
-        start = GaugeMetricFamily("kafka_log_log_logstartoffset", "First offset", labels=labels)
-        end = GaugeMetricFamily("kafka_log_log_logendoffset", "Offset of the next record", labels=labels)
-        for partition in self._broker.partitions.values():
-            names = [partition.topic, str(partition.index)]
-            size.add_metric(names, partition.log.size_bytes)
-            start.add_metric(names, partition.log.log_start_offset)
-            end.add_metric(names, partition.log.log_end_offset)
-        yield from (size, start, end)
-
-    def _node(self) -> Iterator["CounterMetricFamily | GaugeMetricFamily"]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
+    def _node(self) -> Iterator[Family]:
         broker = self._broker
         offline = sum(partition.offline for partition in broker.partitions.values())
         gauges = {
@@ -109,17 +118,35 @@ class Collector:
             ),
         }
         for name, value in gauges.items():
-            yield GaugeMetricFamily(name, name.rpartition("_")[2], value=value)
-        connections = GaugeMetricFamily(
-            "kafka_server_socketservermetrics_connection_count", "Clients now", labels=["listener"]
+            yield Family(name, GAUGE, name.rpartition("_")[2], [("", value)])
+
+    def _connections(self) -> Iterator[Family]:
+        labelled = [(f'{{listener="{listener.name}"}}', listener) for listener in self._listeners]
+        now = [(labels, len(listener.connections)) for labels, listener in labelled]
+        yield Family("kafka_server_socketservermetrics_connection_count", GAUGE, "Clients now", now)
+        so_far = [(labels, listener.connections_total) for labels, listener in labelled]
+        yield Family(
+            "kafka_server_socketservermetrics_connection_creation_total", COUNTER, "Clients so far", so_far
         )
-        created = CounterMetricFamily(
-            "kafka_server_socketservermetrics_connection_creation", "Clients so far", labels=["listener"]
-        )
-        for listener in self._listeners:
-            connections.add_metric([listener.name], len(listener.connections))
-            created.add_metric([listener.name], listener.connections_total)
-        yield from (connections, created)
+
+
+def _process() -> Iterator[Family]:
+    """What this process takes, under the names that Prometheus' libraries use."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    values: dict[str, float] = {
+        "process_cpu_seconds_total": usage.ru_utime + usage.ru_stime,
+        "process_max_fds": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    }
+    if os.path.exists("/proc/self/stat"):
+        with open("/proc/self/stat") as stat, open("/proc/stat") as machine:
+            fields = stat.read().rpartition(")")[2].split()
+            booted = next(int(line.split()[1]) for line in machine if line.startswith("btime"))
+        values["process_start_time_seconds"] = booted + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        values["process_virtual_memory_bytes"] = int(fields[20])
+        values["process_resident_memory_bytes"] = int(fields[21]) * resource.getpagesize()
+        values["process_open_fds"] = len(os.listdir("/proc/self/fd"))
+    for name, value in values.items():
+        yield Family(name, COUNTER if name.endswith("_total") else GAUGE, name, [("", value)])
 
 
 class MetricsServer:
@@ -161,16 +188,16 @@ class MetricsServer:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 request = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._answer(request.split(b" ", 2)[1].partition(b"?")[0]))
+                writer.write(await self._answer(request.split(b" ", 2)[1].partition(b"?")[0]))
                 await writer.drain()
         except (TimeoutError, OSError, IndexError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # not HTTP, or gone: there is nobody to tell
         finally:
             writer.close()
 
-    def _answer(self, path: bytes) -> bytes:
+    async def _answer(self, path: bytes) -> bytes:
         if path == b"/metrics":
-            return _response("200 OK", "text/plain; version=0.0.4; charset=utf-8", self._exposition())
+            return _response("200 OK", "text/plain; version=0.0.4; charset=utf-8", await self._exposition())
         if path == b"/healthz":
             offline = self._broker.log_dirs.offline
             status = (
@@ -180,14 +207,13 @@ class MetricsServer:
             return _response(status, "application/json", json.dumps(health).encode())
         return _response("404 Not Found", "text/plain", b"there are /metrics and /healthz\n")
 
-    def _exposition(self) -> bytes:
-        # Imported when first asked: it costs a tenth of the start.
-        from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-
-        registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        registry.register(self._collector)
-        return generate_latest(registry)
+    async def _exposition(self) -> bytes:
+        """All metrics as text; clients are served in between."""
+        text = []
+        for family in self._collector.collect():
+            text.append(family.text())
+            await asyncio.sleep(0)
+        return "".join(text).encode()
 
 
 def _response(status: str, content_type: str, body: bytes) -> bytes:
