@@ -93,13 +93,13 @@ def watermark_before_fsync(patch: pytest.MonkeyPatch) -> type[SimDisk]:
 
 
 def producers_forgotten_on_restart(patch: pytest.MonkeyPatch) -> type[SimDisk]:
-    patch.setattr(partitions, "_load_producers", lambda segments: ProducerStates())
+    patch.setattr(partitions, "load_producers", lambda segments: ProducerStates())
     return SimDisk
 
 
 def duplicates_accepted_after_restart(patch: pytest.MonkeyPatch) -> type[SimDisk]:
     """The snapshot is read, the batches after it are not."""
-    patch.setattr(ProducerStates, "replay", lambda self, headers: None)
+    patch.setattr(ProducerStates, "replay", lambda self, history, aborted: None)
     return SimDisk
 
 

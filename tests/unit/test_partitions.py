@@ -9,7 +9,8 @@ import pytest
 from tests.faulty_disk import FaultyDisk
 from tests.logs import NOW_MS, split, topic_config
 
-from levada.broker.partitions import Edges, Partition, RefusedRecordsError
+from levada.broker.partitions import Edges, Partition
+from levada.broker.refusals import RefusedRecordsError
 from levada.config import TopicConfig
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec

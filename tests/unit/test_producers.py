@@ -230,7 +230,7 @@ def header_of(batch: tuple[int, int, int, int, int]) -> batches.BatchHeader:
 def test_replaying_the_log_rebuilds_the_state(steps: list[tuple[int, int, int | None, int, bool]]) -> None:
     model, states = run(steps)
     replayed = ProducerStates()
-    replayed.replay(header_of(batch) for batch in model.log)
+    replayed.replay((header_of(batch), None) for batch in model.log)
     assert replayed == states
 
 
@@ -243,9 +243,9 @@ def test_a_snapshot_and_the_rest_of_the_log_continue_where_the_state_ended(
     model, states = run(steps)
     cut = data.draw(st.integers(0, len(model.log)))
     early = ProducerStates()
-    early.replay(header_of(batch) for batch in model.log[:cut])
+    early.replay((header_of(batch), None) for batch in model.log[:cut])
     restored = ProducerStates.decode_snapshot(early.encode_snapshot())
-    restored.replay(header_of(batch) for batch in model.log[cut:])
+    restored.replay((header_of(batch), None) for batch in model.log[cut:])
     assert restored == states
     assert restored.encode_snapshot() == states.encode_snapshot()
     for producer_id, epoch, sequence, count, offset in {batch[0]: batch for batch in model.log}.values():

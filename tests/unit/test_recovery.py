@@ -139,7 +139,7 @@ def test_a_bit_turned_in_an_index_in_use_changes_nothing(tmp_path: Path) -> None
         for act in flips(path, chance, 60):
             act()
             number = chance.randrange(400)
-            log._reader.drop(0, 0)  # forgets the places
+            log.reader.drop(0, 0)  # forgets the places
             assert read_all(log, max_bytes=chance.choice([300, 3_000, 30_000])) == written
             assert log.read(2 * number, 1, 800, True).views == [written[number]]
             assert log.offset_for_timestamp(NOW_MS + 10 * number) == (NOW_MS + 10 * number, 2 * number)

@@ -6,8 +6,8 @@ poll: a small object at each of its partitions and one timer.
 
 from levada.api.registry import handles_frames
 from levada.broker.broker import Broker
-from levada.broker.partitions import Partition
-from levada.broker.waiting import Answer, LongPoll
+from levada.broker.partitions import READ_COMMITTED, Partition
+from levada.broker.waiting import Answer, LongPoll, Watched
 from levada.core.sessions import FetchContext, FetchPartition
 from levada.errors import ErrorCode, KafkaError
 from levada.net.listener import Connection
@@ -107,9 +107,12 @@ class Reading:
         elif missing <= 0 or self.failed or request.max_wait_ms <= 0 or not self.found:
             self._connection.reply(self.encode(), self.size)
         else:
+            places: list[Watched] = list(self.found)
+            if request.isolation_level == READ_COMMITTED:
+                places = [partition.stable_end for partition in self.found]
             call_later = self._broker.call_later
             self._connection.reply(
-                LongPoll(self._connection, self.found, missing, self.answer, call_later, request.max_wait_ms)
+                LongPoll(self._connection, places, missing, self.answer, call_later, request.max_wait_ms)
             )
 
     def read(self) -> None:
@@ -138,10 +141,11 @@ class Reading:
             )
         partition.check_leader_epoch(wanted.current_leader_epoch)
         limit = min(wanted.max_bytes, room)
+        committed = self._request.isolation_level == READ_COMMITTED
         if limit <= 0 and self.size:
             piece = NOTHING
         else:
-            piece = partition.read(wanted.fetch_offset, limit, minimum_one=not self.size)
+            piece = partition.read(wanted.fetch_offset, limit, not self.size, committed)
             if piece.cold:
                 self.cold.append(piece)
         if piece.size:
@@ -156,6 +160,7 @@ class Reading:
             partition.log.log_start_offset,
             piece.views,
             piece.size,
+            aborted=partition.aborted(wanted.fetch_offset, piece.size) if committed else None,
         )
 
     def answer(self) -> Reply:

@@ -5,7 +5,7 @@ from typing import Any
 
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
-from levada.broker.partitions import Partition
+from levada.broker.partitions import READ_COMMITTED, Partition
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.lazy import kio_modules
 
@@ -36,7 +36,7 @@ def list_offsets(
         partition.check_leader_epoch(asked.current_leader_epoch)
         if call.api_version < SINCE.get(asked.timestamp, 0):
             raise _meaningless(asked.timestamp)
-        timestamp, offset = _find(partition, asked.timestamp)
+        timestamp, offset = _find(partition, asked.timestamp, request.isolation_level)
         return answer.ListOffsetsPartitionResponse(
             partition_index=asked.partition_index,
             error_code=ErrorCode.NONE,
@@ -63,12 +63,14 @@ def list_offsets(
     return answer.ListOffsetsResponse(throttle_time=UNTHROTTLED, topics=topics)
 
 
-def _find(partition: Partition, timestamp: int) -> tuple[int, int]:
+def _find(partition: Partition, timestamp: int, isolation_level: int) -> tuple[int, int]:
     """(timestamp, offset); the timestamp is -1 for a place that has a name."""
     if partition.offline:
         raise partition.storage_error()
+    committed = isolation_level == READ_COMMITTED
+    end_offset = partition.last_stable_offset if committed else partition.high_watermark
     if timestamp == LATEST:
-        return -1, partition.high_watermark
+        return -1, end_offset
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return -1, partition.log_start_offset
     if timestamp == MAX_TIMESTAMP:
@@ -78,7 +80,7 @@ def _find(partition: Partition, timestamp: int) -> tuple[int, int]:
     if timestamp < 0:
         raise _meaningless(timestamp)
     found = partition.log.offset_for_timestamp(timestamp)
-    return found if found is not None and found[1] < partition.high_watermark else NOWHERE
+    return found if found is not None and found[1] < end_offset else NOWHERE
 
 
 def _meaningless(timestamp: int) -> KafkaError:

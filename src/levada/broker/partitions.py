@@ -13,9 +13,10 @@ from uuid import UUID
 
 from crc32c import crc32c
 
+from levada.broker.refusals import RefusedRecordsError, check_keys, misplaced, misshapen, untimely
+from levada.broker.transactions import StableEnd, Transactions, load_producers
 from levada.broker.waiting import Waiter
 from levada.config import TopicConfig
-from levada.core.producers import CorruptSnapshotError, ProducerStates
 from levada.core.topic_names import is_internal
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
@@ -90,10 +91,12 @@ class Partition:
         "min_insync_replicas",
         "offline",
         "producers",
+        "stable_end",
         "stamps_append_time",
         "templates",
         "topic",
         "topic_id",
+        "transactions",
         "waiters",
     )
 
@@ -105,11 +108,13 @@ class Partition:
         self.index = index
         self.leader_epoch = leader_epoch
         self.log = segments
-        self.producers = _load_producers(segments)
+        self.producers = load_producers(segments)
         self.in_sync_replicas = 1
         self.high_watermark = segments.log_end_offset
         self.offline = False
         self.waiters: set[Waiter] = set()
+        self.stable_end = StableEnd()
+        self.transactions = Transactions(self)
         self.templates: dict[int, Fill] = {}  # answers to a single batch, by version
         self.messages_in = self.bytes_in = self.bytes_out = 0
         self._edges = edges
@@ -140,7 +145,12 @@ class Partition:
     @property
     def last_stable_offset(self) -> int:
         """Where read_committed readers stop; without open transactions it is the high watermark."""
-        return self.high_watermark
+        producers = self.producers
+        if not producers.open and not producers.ended:
+            return self.high_watermark
+        first = producers.first_unstable_offset()
+        assert first is not None
+        return max(self.log.log_start_offset, min(first, self.high_watermark))
 
     @property
     def log_start_offset(self) -> int:
@@ -152,11 +162,11 @@ class Partition:
         """Check and queue the batch view[start:stop]; its base offset, also when it is a duplicate."""
         size = stop - start
         if size < HEADER_BYTES or self._internal:
-            raise self._misplaced(size)
+            raise misplaced(self.topic, self._internal, size)
         fields = _unpack_checked(view, start)
         length, magic, crc, attributes, delta, max_timestamp, producer_id, epoch, sequence, count = fields
         if length + LOG_OVERHEAD != size or magic != MAGIC or size > self._message_bytes_max:
-            raise self._misshapen(length, magic, size)
+            raise misshapen(self.topic, length, magic, size, self._message_bytes_max)
         batch = view[start:stop]
         if crc32c(batch[CRC_START:]) != crc:
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC does not match its bytes")
@@ -167,30 +177,35 @@ class Partition:
             or attributes & CODEC_MASK > _CODEC_MAX
             or self._inspects
         ):
-            self._check_unusual(batch, attributes, delta, count, now_ms)
+            self._check_unusual(batch, attributes, delta, count, producer_id, now_ms)
         if self.stamps_append_time:
             stamp_append_time(batch, now_ms)
             max_timestamp = now_ms
         elif max_timestamp - now_ms > self._after_max_ms:
             raise self._untimely(decode(batch), now_ms)
         if producer_id < 0:
-            return self._take(batch, length, count, max_timestamp, now_ms)
+            return self.take(batch, length, count, max_timestamp, now_ms)
         if sequence < 0:
             raise KafkaError(ErrorCode.INVALID_RECORD, "a producer id without a sequence number")
+        if attributes & TRANSACTIONAL_BIT:
+            append = self.transactions.append
+            return append(batch, length, count, max_timestamp, now_ms, producer_id, epoch, sequence)
         first = self.producers.check(producer_id, epoch, sequence, count)
         if first >= 0:
             return first
-        base_offset = self._take(batch, length, count, max_timestamp, now_ms)
+        base_offset = self.take(batch, length, count, max_timestamp, now_ms)
         self.producers.apply(producer_id, epoch, sequence, base_offset + delta, count, max_timestamp)
         return base_offset
 
     def append_own(self, batch: bytearray, now_ms: int) -> int:
         """Queue a batch that this broker made itself; where the log ends with it."""
-        header = read_header(batch)
-        self._take(memoryview(batch), header.batch_length, header.record_count, header.max_timestamp, now_ms)
+        header, view = read_header(batch), memoryview(batch)
+        offset = self.take(view, header.batch_length, header.record_count, header.max_timestamp, now_ms)
+        if header.producer_id >= 0:
+            self.transactions.observe(header._replace(base_offset=offset), view)
         return self.log.next_offset
 
-    def _take(self, batch: memoryview, length: int, count: int, max_timestamp: int, now_ms: int) -> int:
+    def take(self, batch: memoryview, length: int, count: int, max_timestamp: int, now_ms: int) -> int:
         """Set the batch's offset and leader epoch in place, and queue it for the end of the turn."""
         if self.offline:
             raise self.storage_error()
@@ -209,60 +224,36 @@ class Partition:
             self._edges.turn.add_publisher(self)
         return base_offset
 
-    def _misplaced(self, size: int) -> KafkaError:
-        if self._internal:
-            return KafkaError(
-                ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {self.topic}"
-            )
-        return KafkaError(
-            ErrorCode.INVALID_RECORD, f"{size} bytes are no record batch; a Produce must carry one"
-        )
-
-    def _misshapen(self, length: int, magic: int, size: int) -> KafkaError:
-        if magic != MAGIC:
-            return KafkaError(ErrorCode.INVALID_RECORD, f"a batch of magic {magic}; only 2 is accepted")
-        if length + LOG_OVERHEAD < size:
-            return KafkaError(ErrorCode.INVALID_RECORD, "a Produce may carry one batch for a partition only")
-        if length + LOG_OVERHEAD > size:
-            return KafkaError(ErrorCode.INVALID_RECORD, "the batch is shorter than it says")
-        return KafkaError(
-            ErrorCode.MESSAGE_TOO_LARGE,
-            f"a batch of {size} bytes; max.message.bytes of {self.topic} is {self._message_bytes_max}",
-        )
-
     def _check_unusual(
-        self, batch: memoryview, attributes: int, last_offset_delta: int, count: int, now_ms: int
+        self,
+        batch: memoryview,
+        attributes: int,
+        last_offset_delta: int,
+        count: int,
+        producer_id: int,
+        now_ms: int,
     ) -> None:
         """A batch that must be refused or looked into: more records than bytes, keys that must be there, old times."""
         if attributes & CONTROL_BIT:
             raise KafkaError(ErrorCode.INVALID_RECORD, "clients may not write control records")
-        if attributes & TRANSACTIONAL_BIT:
-            raise KafkaError(ErrorCode.INVALID_TXN_STATE, "no transaction is open for this producer")
+        if attributes & TRANSACTIONAL_BIT and producer_id < 0:
+            raise KafkaError(ErrorCode.INVALID_TXN_STATE, "no producer, no transaction")
         if count <= 0 or count != last_offset_delta + 1:
             raise KafkaError(
                 ErrorCode.INVALID_RECORD, f"{count} records, but offsets for {last_offset_delta + 1}"
             )
+        if count < len(batch) and attributes & CODEC_MASK <= _CODEC_MAX and not self._inspects:
+            return
         records = decode(batch)
         if self._keyed:
-            keyless = [
-                (i, "a compacted topic needs a key") for i, record in enumerate(records) if record.key is None
-            ]
-            if keyless:
-                raise RefusedRecordsError(ErrorCode.INVALID_RECORD, "records without a key", keyless)
+            check_keys(records)
         if not self.stamps_append_time:
-            untimely = self._untimely(records, now_ms)
-            if untimely.record_errors:
-                raise untimely
+            late = self._untimely(records, now_ms)
+            if late.record_errors:
+                raise late
 
-    def _untimely(self, records: list[Record], now_ms: int) -> "RefusedRecordsError":
-        """The records whose time is too far ahead or behind."""
-        first, last = now_ms - self._before_max_ms, now_ms + self._after_max_ms
-        errors = [
-            (position, f"timestamp {record.timestamp} is not within [{first}, {last}]")
-            for position, record in enumerate(records)
-            if not first <= record.timestamp <= last
-        ]
-        return RefusedRecordsError(ErrorCode.INVALID_TIMESTAMP, "timestamps too far from now", errors)
+    def _untimely(self, records: list[Record], now_ms: int) -> RefusedRecordsError:
+        return untimely(records, now_ms - self._before_max_ms, now_ms + self._after_max_ms)
 
     def publish(self) -> None:
         """Write what was queued; then move the high watermark, or have the disk asked to."""
@@ -307,16 +298,20 @@ class Partition:
 
     def _advance(self, high_watermark: int) -> None:
         self.high_watermark = high_watermark
+        if self.producers.ended:
+            self.producers.settle(high_watermark)
         fresh = self.bytes_in - self._announced_bytes
         self._announced_bytes = self.bytes_in
         if self.waiters:
             for waiter in list(self.waiters):
                 waiter.news(fresh)
+        if self.stable_end.waiters:
+            self.stable_end.moved(self.last_stable_offset, self.bytes_in)
 
     def go_offline(self) -> None:
         """Stop serving: the disk is broken, or the partition is deleted. Whoever waits is answered now."""
         self.offline = True
-        for waiter in list(self.waiters):
+        for waiter in [*self.waiters, *self.stable_end.waiters]:
             waiter.news(0)
 
     def storage_error(self) -> KafkaError:
@@ -324,15 +319,21 @@ class Partition:
 
     # Reading.
 
-    def read(self, offset: int, max_bytes: int, minimum_one: bool) -> Slice:
-        """Batches from `offset` that readers may see."""
+    def read(self, offset: int, max_bytes: int, minimum_one: bool, committed: bool = False) -> Slice:
+        """Batches from `offset` that readers may see, or that readers of `committed` records may."""
         if self.offline:
             raise self.storage_error()
+        end_offset = self.last_stable_offset if committed else self.high_watermark
         try:
-            return self.log.read(offset, max_bytes, self.high_watermark, minimum_one)
+            return self.log.read(offset, max_bytes, end_offset, minimum_one)
         except OSError as error:
             self._edges.failed(self, error)
             raise self.storage_error() from None
+
+    def aborted(self, offset: int, size: int) -> list[tuple[int, int]]:
+        """(producer id, first offset) of what was aborted in a read of committed records from `offset`."""
+        found = self.log.reader.aborted(offset, size, self.last_stable_offset)
+        return [(transaction.producer_id, transaction.first_offset) for transaction in found]
 
     def delete_records(self, offset: int) -> int:
         """Trim the log's beginning; the new first offset."""
@@ -369,27 +370,3 @@ class Partition:
         """Keep what is known of producers with the log, as of `offset`, the base of the next batch."""
         if offset and offset not in self.log.snapshots():
             self.log.write_snapshot(offset, self.producers.encode_snapshot())
-
-
-def _load_producers(segments: Log) -> ProducerStates:
-    """The producers of a log: its newest good snapshot, and the batches after it."""
-    states, start = ProducerStates(), segments.log_start_offset
-    for offset in segments.snapshots():
-        try:
-            states = ProducerStates.decode_snapshot(segments.read_snapshot(offset) or b"")
-            start = offset
-            break
-        except CorruptSnapshotError as error:
-            log.warning(
-                "producer snapshot is damaged", directory=segments.directory, offset=offset, why=str(error)
-            )
-    states.replay(segments.headers(start))
-    return states
-
-
-class RefusedRecordsError(KafkaError):
-    """A batch refused for some of its records, which are told one by one as Kafka does: (position, why)."""
-
-    def __init__(self, code: ErrorCode, detail: str, record_errors: list[tuple[int, str]]) -> None:
-        super().__init__(code, detail)
-        self.record_errors = record_errors

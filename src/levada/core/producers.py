@@ -8,54 +8,37 @@ request of the same loop turn sees it; a duplicate is answered no earlier than t
 The rules are those of Kafka 4: the last five batches of a producer are known, a retry of one of them is
 answered with its first offset, sequences go on after 2^31-1 with 0, a new epoch starts at 0, an older
 epoch is fenced, and a producer that is not known (new, expired, its records deleted) may start anywhere.
+
+A transaction is open here from its first batch until a marker ends it. Readers of committed records stop before the
+first record of any open one, and of any whose marker may still be lost: it is not below the high watermark.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import nsmallest
-from struct import Struct
-from typing import Self
+from typing import NamedTuple, Self
 
-from crc32c import crc32c
-
+from levada.core import producer_snapshots as snapshots
+from levada.core.producer_snapshots import BATCHES_KEPT, SEQUENCE_MAX, CorruptSnapshotError, Producer
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import BatchHeader
+from levada.wire.markers import Marker
+
+__all__ = ["APPEND", "SEQUENCE_MAX", "AbortedTransaction", "CorruptSnapshotError", "ProducerStates"]
 
 APPEND = -1  # the answer of `check` for a batch that is not a duplicate
-BATCHES_KEPT = 5  # what max.in.flight.requests.per.connection may be at most for an idempotent producer
 PRODUCERS_MAX = 20_000  # per partition; the ones that wrote longest ago are forgotten first
-SEQUENCE_MAX = 0x7FFFFFFF
 NO_EPOCH = -1
 
-_SNAPSHOT_VERSION = 1
-_SNAPSHOT_HEAD = Struct(">hIi")  # version, CRC32C of all that follows it, number of entries
-_CRC_COVERS_FROM = 6
-_SNAPSHOT_ENTRY = Struct(">qhiqiqiq")
-# Ours, after what Kafka reads: number of earlier batches, then each with its producer's id, oldest first.
-_EARLIER_HEAD = Struct(">i")
-_EARLIER_ENTRY = Struct(">qiiqq")
 
+class AbortedTransaction(NamedTuple):
+    """A transaction that readers of committed records must skip."""
 
-class CorruptSnapshotError(ValueError):
-    """Not a producer snapshot of a known version with a valid CRC: delete it and take an older one."""
-
-
-# Base sequence, last sequence, base offset, last offset. A plain tuple: one is made for each batch appended.
-_Batch = tuple[int, int, int, int]
-
-
-@dataclass(slots=True)
-class _Producer:
-    epoch: int
-    next_sequence: int  # always that after the newest batch; 0 without one
-    timestamp: int = -1  # the largest of the newest batch
-    coordinator_epoch: int = -1
-    transaction_first_offset: int = -1  # -1 when no transaction is open
-    batches: list[_Batch] = field(default_factory=list)  # oldest first, at most BATCHES_KEPT, all of `epoch`
-
-    @property
-    def last_offset(self) -> int:
-        return self.batches[-1][3] if self.batches else -1
+    producer_id: int
+    first_offset: int
+    last_offset: int  # its marker's
+    last_stable_offset: int  # below it everything was decided once the marker was there
 
 
 @dataclass(slots=True)
@@ -63,7 +46,11 @@ class ProducerStates:
     """The producers of one partition, by producer id."""
 
     producers_max: int = PRODUCERS_MAX
-    _producers: dict[int, _Producer] = field(default_factory=dict)
+    _producers: dict[int, Producer] = field(default_factory=dict)
+    # The open transactions: first offset -> producer id, in the order of the log.
+    open: dict[int, int] = field(default_factory=dict)
+    # (marker's offset, first offset) of those that ended, until the marker is below the high watermark.
+    ended: deque[tuple[int, int]] = field(default_factory=deque)
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -75,8 +62,27 @@ class ProducerStates:
             if producer_epoch < NO_EPOCH:
                 raise _fenced(producer_id, producer_epoch, NO_EPOCH)
             return APPEND
-        if base_sequence == producer.next_sequence and producer_epoch == producer.epoch:
+        if (
+            base_sequence == producer.next_sequence
+            and producer_epoch == producer.epoch
+            and producer.transaction_first_offset < 0
+        ):
             return APPEND
+        answer = _check_known(producer_id, producer, producer_epoch, base_sequence, record_count)
+        if answer == APPEND and producer.transaction_first_offset >= 0:
+            raise KafkaError(
+                ErrorCode.INVALID_TXN_STATE,
+                f"producer {producer_id} has a transaction open: it may not write outside",
+            )
+        return answer
+
+    def check_transactional(
+        self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int
+    ) -> int:
+        """The same for a batch of a transaction; whether the transaction may write here is not asked."""
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            return self.check(producer_id, producer_epoch, base_sequence, record_count)
         return _check_known(producer_id, producer, producer_epoch, base_sequence, record_count)
 
     def apply(
@@ -91,7 +97,7 @@ class ProducerStates:
         """Remember a batch of the log. `record_count` is its span of offsets: the last offset delta + 1."""
         producer = self._producers.get(producer_id)
         if producer is None:
-            producer = self._producers[producer_id] = _Producer(producer_epoch, 0)
+            producer = self._producers[producer_id] = Producer(producer_epoch, 0)
             if len(self._producers) > self.producers_max:
                 self._forget_oldest()
         batches = producer.batches
@@ -106,18 +112,116 @@ class ProducerStates:
         producer.next_sequence = next_sequence & SEQUENCE_MAX
         producer.timestamp = timestamp
 
-    def replay(self, headers: Iterable[BatchHeader]) -> None:
-        """Apply batches read from the log, in order; they were checked before they were written."""
-        for header in headers:
-            if header.producer_id >= 0 and not header.is_control:
-                self.apply(
-                    header.producer_id,
-                    header.producer_epoch,
-                    header.base_sequence,
-                    header.base_offset + header.last_offset_delta,
-                    header.last_offset_delta + 1,
-                    header.max_timestamp,
-                )
+    # Transactions.
+
+    def has_open(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether a producer has a transaction open here in this epoch."""
+        producer = self._producers.get(producer_id)
+        return (
+            producer is not None
+            and producer.transaction_first_offset >= 0
+            and producer.epoch == producer_epoch
+        )
+
+    def begin(self, producer_id: int, first_offset: int) -> None:
+        """A batch of a transaction was applied: it opens the transaction unless that is open."""
+        producer = self._producers[producer_id]
+        if producer.transaction_first_offset < 0:
+            producer.transaction_first_offset = first_offset
+            self.open[first_offset] = producer_id
+
+    def check_marker(self, producer_id: int, producer_epoch: int, marker: Marker, bumped: bool) -> None:
+        """Decide on a marker: one of an older producer epoch or coordinator is refused.
+
+        With transactions of version 2 the epoch was `bumped` by the end of the transaction, so that a marker
+        which comes twice cannot end the next one.
+        """
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            return
+        again = bumped and producer_epoch == producer.epoch and producer.transaction_first_offset >= 0
+        if producer_epoch < producer.epoch or again:
+            raise _fenced(producer_id, producer_epoch, producer.epoch)
+        if marker.coordinator_epoch < producer.coordinator_epoch:
+            raise KafkaError(
+                ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+                f"a marker of coordinator epoch {marker.coordinator_epoch}, {producer.coordinator_epoch} was here",
+            )
+
+    def end(
+        self, producer_id: int, producer_epoch: int, marker: Marker, offset: int, timestamp: int
+    ) -> AbortedTransaction | None:
+        """Apply a marker of the log; the transaction that it aborted, if it did."""
+        producer = self._know(producer_id, producer_epoch)
+        producer.coordinator_epoch = marker.coordinator_epoch
+        producer.timestamp = timestamp
+        producer.marker_offset = offset
+        first_offset = producer.transaction_first_offset
+        if first_offset < 0:
+            return None
+        producer.transaction_first_offset = -1
+        del self.open[first_offset]
+        self.ended.append((offset, first_offset))
+        if marker.committed:
+            return None
+        return AbortedTransaction(producer_id, first_offset, offset, next(iter(self.open), offset + 1))
+
+    def settle(self, high_watermark: int) -> None:
+        """The high watermark has moved: markers below it are there to stay."""
+        while self.ended and self.ended[0][0] < high_watermark:
+            self.ended.popleft()
+
+    def first_unstable_offset(self) -> int | None:
+        """The first record of a transaction that is not decided for good."""
+        candidates = [first_offset for _, first_offset in self.ended]
+        candidates.extend(
+            first_offset for first_offset in (next(iter(self.open), None),) if first_offset is not None
+        )
+        return min(candidates, default=None)
+
+    def observe(self, producer_id: int, producer_epoch: int, timestamp: int) -> None:
+        """Remember a batch without sequence numbers: coordinators write so in the name of producers."""
+        self._know(producer_id, producer_epoch).timestamp = timestamp
+
+    def _know(self, producer_id: int, producer_epoch: int) -> Producer:
+        """The producer, in this epoch from now on."""
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            producer = self._producers[producer_id] = Producer(producer_epoch, 0)
+            if len(self._producers) > self.producers_max:
+                self._forget_oldest()
+        elif producer.epoch != producer_epoch:
+            producer.epoch = producer_epoch
+            producer.batches.clear()
+            producer.next_sequence = 0
+        return producer
+
+    def replay(
+        self,
+        history: Iterable[tuple[BatchHeader, Marker | None]],
+        aborted: Callable[[AbortedTransaction], None] = lambda _: None,
+    ) -> None:
+        """Apply batches read from the log, in order; they were checked before they were written.
+
+        Control batches come with their marker. `aborted` is told of each transaction that turns out to be.
+        """
+        for header, marker in history:
+            if header.producer_id < 0:
+                continue
+            producer_id, epoch, timestamp = header.producer_id, header.producer_epoch, header.max_timestamp
+            if header.is_control:
+                if marker is not None:
+                    ended = self.end(producer_id, epoch, marker, header.last_offset, timestamp)
+                    if ended is not None:
+                        aborted(ended)
+                continue
+            if header.base_sequence < 0:
+                self.observe(producer_id, epoch, timestamp)
+            else:
+                count = header.last_offset_delta + 1
+                self.apply(producer_id, epoch, header.base_sequence, header.last_offset, count, timestamp)
+            if header.is_transactional:
+                self.begin(producer_id, header.base_offset)
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Forget producers silent for that long without an open transaction; how many these were."""
@@ -133,99 +237,31 @@ class ProducerStates:
     def clear(self) -> None:
         """Forget everything, before the state is folded again after a truncation."""
         self._producers.clear()
+        self.open.clear()
+        self.ended.clear()
 
     def encode_snapshot(self) -> bytes:
-        """The content of Kafka's `.snapshot` file: of each producer the newest batch.
-
-        The earlier ones follow where Kafka does not look: a client that had five batches on their way when the
-        broker went down sends them all again.
-        """
-        data = bytearray(_SNAPSHOT_HEAD.size)
-        for producer_id, producer in self._producers.items():
-            last_sequence, last_offset, offset_delta = -1, -1, 0
-            if producer.batches:
-                _, last_sequence, base_offset, last_offset = producer.batches[-1]
-                offset_delta = last_offset - base_offset
-            data += _SNAPSHOT_ENTRY.pack(
-                producer_id,
-                producer.epoch,
-                last_sequence,
-                last_offset,
-                offset_delta,
-                producer.timestamp,
-                producer.coordinator_epoch,
-                producer.transaction_first_offset,
-            )
-        earlier = [
-            _EARLIER_ENTRY.pack(producer_id, *batch)
-            for producer_id, producer in self._producers.items()
-            for batch in producer.batches[:-1]
-        ]
-        if earlier:
-            data += _EARLIER_HEAD.pack(len(earlier)) + b"".join(earlier)
-        _SNAPSHOT_HEAD.pack_into(data, 0, _SNAPSHOT_VERSION, 0, len(self._producers))
-        crc = crc32c(bytes(data[_CRC_COVERS_FROM:]))
-        _SNAPSHOT_HEAD.pack_into(data, 0, _SNAPSHOT_VERSION, crc, len(self._producers))
-        return bytes(data)
+        """The content of Kafka's `.snapshot` file."""
+        return snapshots.encode(self._producers)
 
     @classmethod
     def decode_snapshot(cls, data: bytes, producers_max: int = PRODUCERS_MAX) -> Self:
         """Read a `.snapshot` file of ours or of Kafka. Raises CorruptSnapshotError."""
-        if len(data) < _SNAPSHOT_HEAD.size:
-            raise CorruptSnapshotError(f"{len(data)} bytes are too few")
-        version, crc, count = _SNAPSHOT_HEAD.unpack_from(data)
-        if version != _SNAPSHOT_VERSION:
-            raise CorruptSnapshotError(f"unknown version {version}")
-        computed = crc32c(memoryview(data)[_CRC_COVERS_FROM:])
-        if crc != computed:
-            raise CorruptSnapshotError(f"CRC is {computed:#010x}, stored is {crc:#010x}")
-        end = _SNAPSHOT_HEAD.size + count * _SNAPSHOT_ENTRY.size
-        if not 0 <= count <= end <= len(data):
-            raise CorruptSnapshotError(f"{count} entries do not fit {len(data)} bytes")
-        states = cls(producers_max)
-        for entry in _SNAPSHOT_ENTRY.iter_unpack(memoryview(data)[_SNAPSHOT_HEAD.size : end]):
-            states._load(*entry)
-        if end < len(data):
-            states._load_earlier(memoryview(data)[end:])
+        states = cls(producers_max, snapshots.decode(data))
+        openings = (
+            (producer.transaction_first_offset, producer_id)
+            for producer_id, producer in states._producers.items()
+            if producer.transaction_first_offset >= 0
+        )
+        states.open.update(sorted(openings))
         return states
-
-    def _load_earlier(self, data: memoryview) -> None:
-        count = _EARLIER_HEAD.unpack_from(data)[0] if len(data) >= _EARLIER_HEAD.size else -1
-        if _EARLIER_HEAD.size + count * _EARLIER_ENTRY.size != len(data):
-            raise CorruptSnapshotError(f"{count} earlier batches do not fill {len(data)} bytes")
-        for producer_id, *batch in _EARLIER_ENTRY.iter_unpack(data[_EARLIER_HEAD.size :]):
-            producer = self._producers.get(producer_id)
-            if producer is None or not 0 < len(producer.batches) < BATCHES_KEPT:
-                raise CorruptSnapshotError(
-                    f"an earlier batch of producer {producer_id}, which has no room for it"
-                )
-            first, last, base_offset, last_offset = batch
-            producer.batches.insert(-1, (first, last, base_offset, last_offset))
-
-    def _load(
-        self,
-        producer_id: int,
-        epoch: int,
-        last_sequence: int,
-        last_offset: int,
-        offset_delta: int,
-        timestamp: int,
-        coordinator_epoch: int,
-        transaction_first_offset: int,
-    ) -> None:
-        producer = _Producer(epoch, 0, timestamp, coordinator_epoch, transaction_first_offset)
-        if last_offset >= 0:
-            base_sequence = (last_sequence - offset_delta) & SEQUENCE_MAX
-            producer.batches.append((base_sequence, last_sequence, last_offset - offset_delta, last_offset))
-            producer.next_sequence = (last_sequence + 1) & SEQUENCE_MAX
-        self._producers[producer_id] = producer
 
     def _forget_oldest(self) -> None:
         # A sixteenth at once, so that a flood of new producer ids pays for the search only now and then.
         idle = (
             item
             for item in self._producers.items()
-            if item[1].transaction_first_offset < 0 and item[1].batches
+            if item[1].transaction_first_offset < 0 and item[1].last_offset >= 0
         )
         for producer_id, _ in nsmallest(
             max(1, self.producers_max // 16), idle, key=lambda item: item[1].last_offset
@@ -234,12 +270,13 @@ class ProducerStates:
 
 
 def _check_known(
-    producer_id: int, producer: _Producer, producer_epoch: int, base_sequence: int, record_count: int
+    producer_id: int, producer: Producer, producer_epoch: int, base_sequence: int, record_count: int
 ) -> int:
-    """Decide on a batch that does not simply follow the producer's newest one."""
     if producer_epoch < producer.epoch:
         raise _fenced(producer_id, producer_epoch, producer.epoch)
     if producer_epoch == producer.epoch:
+        if base_sequence == producer.next_sequence:
+            return APPEND
         last_sequence = (base_sequence + record_count - 1) & SEQUENCE_MAX
         for first, last, base_offset, _ in producer.batches:
             if first == base_sequence and last == last_sequence:

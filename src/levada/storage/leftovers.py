@@ -10,12 +10,10 @@ import os
 from levada.storage.disk import Disk
 from levada.storage.names import (
     CLEANED_SUFFIX,
-    INDEX_SUFFIX,
     LEFTOVER_SUFFIXES,
     LOG_SUFFIX,
     SEGMENT_SUFFIXES,
     SWAP_SUFFIX,
-    TIME_INDEX_SUFFIX,
     FileName,
     file_name,
     parse_file_name,
@@ -37,7 +35,7 @@ def tidy(disk: Disk, directory: str) -> list[FileName]:
     orphans = {
         name
         for name in files
-        if name.suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX) and name.offset not in bases
+        if name.suffix in SEGMENT_SUFFIXES and name.offset not in bases
     }
     for offset, suffix in orphans:
         disk.unlink(os.path.join(directory, file_name(offset, suffix)))

@@ -39,7 +39,6 @@ class Log:
         "_index_after",
         "_names_dirty",
         "_queue",
-        "_reader",
         "_roll_now",
         "_roll_offset",
         "_roll_size",
@@ -52,6 +51,7 @@ class Log:
         "log_start_offset",
         "next_offset",
         "on_roll",
+        "reader",
         "recovery_point",
         "removed",
         "segments",
@@ -71,7 +71,7 @@ class Log:
         self.recovery_point = 0  # everything below it is fsynced
         self.removed: list[Segment] = []  # taken out of the log, their files not yet unlinked
         self.on_roll: Callable[[int], None] | None = None  # called with the base offset of a new segment
-        self._reader = Reader(self.segments, config.index_interval_bytes)
+        self.reader = Reader(self.segments, config.index_interval_bytes)
         self._queue: list[memoryview] = []
         self._failure: OSError | None = None
         self._names_dirty = frozenset((directory, os.path.dirname(directory)))  # folders not yet fsynced
@@ -112,7 +112,7 @@ class Log:
     @config.setter
     def config(self, config: TopicConfig) -> None:
         self._config = config
-        self._reader.interval = max(1, config.index_interval_bytes)
+        self.reader.interval = max(1, config.index_interval_bytes)
         self._roll_size = -1  # the next append looks at the limits anew
 
     @property
@@ -230,7 +230,7 @@ class Log:
         segment = Segment(self.directory, self.next_offset, self._disk, self._handles, now_ms)
         self._handles.open(segment.handle, create=True)
         self._names_dirty |= {self.directory}
-        self._reader.append(segment)
+        self.reader.append(segment)
         self._take_active()
 
     # -- reading
@@ -246,11 +246,11 @@ class Log:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, detail)
         if offset >= end_offset or offset == log_end:
             return NOTHING
-        return self._reader.read(offset, max_bytes, end_offset, log_end, minimum_one)
+        return self.reader.read(offset, max_bytes, end_offset, log_end, minimum_one)
 
     def headers(self, start_offset: int) -> Iterator[BatchHeader]:
         """The headers of the published batches from the one that holds `start_offset` on."""
-        return self._reader.headers(start_offset)
+        return self.reader.headers(start_offset)
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """(timestamp, offset) of the first record that is at least as late."""
@@ -313,7 +313,7 @@ class Log:
         for segment in self.segments[:count]:
             segment.remove()
         if count:
-            self.removed += self._reader.drop(0, count)
+            self.removed += self.reader.drop(0, count)
             self.delete_records(self.segments[0].base_offset)
         return count
 
@@ -333,13 +333,14 @@ class Log:
             return
         self._truncations += 1
         created_ms = self.active.created_ms
-        segment, position, _ = self._reader.locate(offset)
+        segment, position, _ = self.reader.locate(offset)
         header = segment.header_at(position)
         kept = self.segments.index(segment) + 1 if offset >= segment.base_offset else 0
-        drop_segments(self._reader.drop(kept, len(self.segments)))
+        drop_segments(self.reader.drop(kept, len(self.segments)))
         self.next_offset = self.log_end_offset = min(offset, header.base_offset) if header else offset
         if kept:
             cut(segment, position)
+            segment.txn_index.truncate(self.log_end_offset)
             segment.rebuild_indexes(self._config.index_interval_bytes)
             self._take_active()
         else:

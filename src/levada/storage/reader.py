@@ -6,11 +6,14 @@ after the header it points to has been compared.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from levada.core.producers import AbortedTransaction
 from levada.storage.segment import Segment
 from levada.storage.slices import NOTHING, Slice, take
 from levada.wire.batches import BatchHeader
+from levada.wire.markers import Marker, decode_marker
 
 WARM_TAIL_BYTES = 8 * 1024 * 1024  # what was just written is taken to be in the page cache
 PLACES_MAX = 64
@@ -65,11 +68,81 @@ class Reader:
         return take(segment, start, end, self._is_recent(segment, start))
 
     def headers(self, start_offset: int) -> Iterator[BatchHeader]:
-        first, position, _ = self.locate(start_offset)
+        return (header for _, _, header in self._batches(start_offset))
+
+    def history(self, start_offset: int) -> Iterator[tuple[BatchHeader, Marker | None]]:
+        """The same headers, those of control batches with their marker."""
+        for segment, position, header in self._batches(start_offset):
+            marker = None
+            if header.is_control:
+                data = segment.disk.pread(segment.fd(), header.size, position)
+                marker = decode_marker(memoryview(data))
+            yield header, marker
+
+    def _batches(self, start_offset: int) -> Iterator[tuple[Segment, int, BatchHeader]]:
+        first, start, _ = self.locate(start_offset)
         for segment in self.segments[self.segments.index(first) :]:
-            for _, header, _ in segment.walk(position):
-                yield header
-            position = 0
+            for position, header, _ in segment.walk(start):
+                yield segment, position, header
+            start = 0
+
+    # Aborted transactions.
+
+    def aborted(self, offset: int, size: int, end_offset: int) -> list[AbortedTransaction]:
+        """Those that may have records in the `size` bytes of batches that a read from `offset` gave.
+
+        All these batches are below `end_offset`, and in one segment.
+        """
+        number = max(0, bisect_right(self._bases, offset) - 1)
+        if not size or not any(segment.txn_index.count for segment in self.segments[number:]):
+            return []
+        upper = min(end_offset, self._upper_bound(offset, size))
+        found: list[AbortedTransaction] = []
+        for segment in self.segments[number:]:
+            for transaction in segment.txn_index.since(offset):
+                if transaction.first_offset < upper:
+                    found.append(transaction)
+                if transaction.last_stable_offset >= upper:
+                    return found
+        return found
+
+    def _upper_bound(self, offset: int, size: int) -> int:
+        """An offset at or after the end of a read: that of the next indexed batch, or of the next segment."""
+        segment, start, _ = self.locate(offset)
+        index, end = segment.index, start + size
+        floor = index.floor(1, end)
+        number = 0 if floor is None else floor[0] + (floor[1][1] < end)
+        entry = index.entry(number) if number < len(index) else None
+        if entry is not None and segment.entry_is_true(*entry):
+            return segment.base_offset + entry[0]
+        following = self.segments.index(segment) + 1
+        return self._bases[following] if following < len(self._bases) else 2**63
+
+    def add_aborted(self, transaction: AbortedTransaction) -> None:
+        """The newest marker, which is in the active segment, has aborted a transaction."""
+        self.segments[-1].txn_index.append(transaction)
+
+    def stale_from(self) -> int | None:
+        """Where the first segment begins whose aborted transactions are to be found out from the log."""
+        return next((segment.base_offset for segment in self.segments if segment.txn_index.stale), None)
+
+    @contextmanager
+    def finding_aborted(self) -> Iterator[Callable[[AbortedTransaction], None]]:
+        """What to tell of each aborted transaction that is found in the log, in order; then no index is stale."""
+        stale = {
+            segment.base_offset: segment.txn_index for segment in self.segments if segment.txn_index.stale
+        }
+        for index in stale.values():
+            index.reset()
+
+        def found(transaction: AbortedTransaction) -> None:
+            base_offset = self._bases[max(0, bisect_right(self._bases, transaction.last_offset) - 1)]
+            if base_offset in stale:
+                stale[base_offset].append(transaction)
+
+        yield found
+        for index in stale.values():
+            index.stale = False
 
     def _remember(self, offset: int, place: Place) -> None:
         places = self._places

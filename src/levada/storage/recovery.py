@@ -89,7 +89,11 @@ class Recovery:
                 self._trust(segment)
                 continue
             trusted_end = _agreed_end(segment, self._config.index_interval_bytes) if clean else None
-            end_offset = self._scan(segment, epochs) if trusted_end is None else trusted_end
+            if trusted_end is None:
+                end_offset = self._scan(segment, epochs)
+            else:
+                end_offset = trusted_end
+                segment.txn_index.load(segment.base_offset, segment.size)
             if following is not None and end_offset != following:
                 _log.warning("segments after a cut are dropped", directory=self._directory, offset=end_offset)
                 drop_segments(segments[number + 1 :])
@@ -106,12 +110,14 @@ class Recovery:
             if _agreed_end(segment, interval) is None:
                 segment.rebuild_indexes(interval)
                 segment.seal()
+            segment.txn_index.load(segment.base_offset, segment.size)
         except BrokenBatchError as error:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, error.detail) from error
 
     def _scan(self, segment: Segment, epochs: Epochs) -> int:
         """Read every batch with its CRC, index it, cut what is not whole; the offset after the last batch."""
         segment.forget_indexes()
+        segment.txn_index.reset()
         expected, valid_bytes, indexed, reason = segment.base_offset, 0, 0, ""
         try:
             for position, header, view in segment.walk(whole=True):
@@ -123,6 +129,7 @@ class Recovery:
                     segment.add_entry(header.last_offset, position)
                     indexed = position
                 leader_epochs.assign(epochs, header.partition_leader_epoch, header.base_offset)
+                segment.txn_index.stale |= header.is_control
                 expected, valid_bytes = header.last_offset + 1, position + header.size
         except BrokenBatchError as error:
             reason = error.reason

@@ -1,4 +1,4 @@
-"""One segment of a log: a file of record batches and the two indexes beside it (R17, R18).
+"""One segment of a log: a file of record batches and the indexes beside it (R17, R18).
 
 Batches are parsed only from `pread`, never from a mapping: a device error would turn into a killed process.
 """
@@ -11,7 +11,15 @@ from levada.model import NO_TIMESTAMP
 from levada.storage.disk import Disk, fsync_file
 from levada.storage.handles import Handle, Handles
 from levada.storage.index import OFFSET_ENTRY, TIME_ENTRY, SparseIndex
-from levada.storage.names import DELETED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, file_name
+from levada.storage.names import (
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    file_name,
+)
+from levada.storage.txn_index import TxnIndex
 from levada.wire.batches import HEADER_BYTES, LOG_OVERHEAD, MAGIC, BatchHeader, read_header
 
 HEADER_BLOCK_BYTES = 8 * 1024
@@ -76,6 +84,7 @@ class Segment:
         "removed",
         "size",
         "time_index",
+        "txn_index",
     )
 
     def __init__(self, directory: str, base_offset: int, disk: Disk, handles: Handles, now_ms: int) -> None:
@@ -92,14 +101,19 @@ class Segment:
         self.handle = Handle(stem + LOG_SUFFIX)
         self.index = SparseIndex(OFFSET_ENTRY, stem + INDEX_SUFFIX, disk, handles)
         self.time_index = SparseIndex(TIME_ENTRY, stem + TIME_INDEX_SUFFIX, disk, handles)
+        self.txn_index = TxnIndex(stem + TXN_INDEX_SUFFIX, disk, handles)
 
     @property
     def path(self) -> str:
         return self.handle.path
 
     @property
-    def paths(self) -> tuple[str, str, str]:
-        return self.handle.path, self.index.handle.path, self.time_index.handle.path
+    def paths(self) -> tuple[str, ...]:
+        return tuple(handle.path for handle in self._handles)
+
+    @property
+    def _handles(self) -> tuple[Handle, ...]:
+        return self.handle, self.index.handle, self.time_index.handle, self.txn_index.handle
 
     def fd(self) -> int:
         return self.handles.fd(self.handle)
@@ -107,10 +121,10 @@ class Segment:
     def use(self, handles: Handles) -> None:
         """From now on share these handles; those of before are closed."""
         self.close()
-        self.handles = self.index.handles = self.time_index.handles = handles
+        self.handles = self.index.handles = self.time_index.handles = self.txn_index.handles = handles
 
     def close(self) -> None:
-        for handle in (self.handle, self.index.handle, self.time_index.handle):
+        for handle in self._handles:
             self.handles.close(handle)
 
     def walk(self, start: int = 0, whole: bool = False) -> Iterator[Placed]:
@@ -153,6 +167,8 @@ class Segment:
         self.forget_indexes()
         indexed = 0
         for position, header, _ in self.walk():
+            if not 0 <= header.last_offset - self.base_offset <= RELATIVE_OFFSET_MAX:
+                raise BrokenBatchError(self.path, position, f"offset {header.last_offset} is not of this segment")
             self.note_timestamp(header.max_timestamp, header.last_offset)
             if position - indexed > interval:
                 self.add_entry(header.last_offset, position)
@@ -217,8 +233,9 @@ class Segment:
         return header if header.magic == MAGIC and 0 < header.size <= self.size - position else None
 
     def fsync(self) -> None:
-        """Make the batches survive a crash; for a thread. The indexes need no such care."""
+        """Make the batches survive a crash; for a thread. The sparse indexes need no such care."""
         try:
+            self.txn_index.fsync()
             fsync_file(self.disk, self.path)
         except FileNotFoundError:
             if not self.removed:

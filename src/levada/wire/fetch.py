@@ -73,6 +73,7 @@ class PartitionData(NamedTuple):
     records: Sequence[memoryview | bytes] = ()
     size: int = 0
     diverging: tuple[int, int] | None = None
+    aborted: Sequence[tuple[int, int]] | None = None  # producer id, first offset; None unless asked for
 
 
 def _partition_struct(version: int) -> Struct:
@@ -238,6 +239,7 @@ def write_response(
 
 _HEAD = Struct(">ihqq")
 _HEAD_START = Struct(">ihqqq")
+_ABORTED = (Struct(">qq"), Struct(">qqx"))  # legacy, flexible
 
 
 def _write_partition(body: bytearray, data: PartitionData, version: int) -> None:
@@ -249,10 +251,15 @@ def _write_partition(body: bytearray, data: PartitionData, version: int) -> None
         )
     else:
         body += _HEAD.pack(data.partition, data.error, data.high_watermark, data.last_stable_offset)
-    body += NO_ABORTED[flexible]
+    body += NO_ABORTED[flexible] if data.aborted is None else _aborted_bytes(data.aborted, flexible)
     if version >= 11:
         body += b"\xff\xff\xff\xff"  # no preferred read replica
     body += uvarint_bytes(data.size + 1) if flexible else INT.pack(data.size)
+
+
+def _aborted_bytes(aborted: Sequence[tuple[int, int]], flexible: bool) -> bytes:
+    pack = _ABORTED[flexible].pack
+    return count_bytes(len(aborted), flexible) + b"".join([pack(*transaction) for transaction in aborted])
 
 
 def _tags(data: PartitionData, flexible: bool) -> bytes:

@@ -1,0 +1,146 @@
+"""Transactions as a partition sees them: who may write in one, how a marker ends it, and how far it can be read.
+
+A batch of a transaction enters only if its transaction is open here already, or if the coordinator has said that the
+partition belongs to it (KIP-890). Between that question and the append a marker may come: it takes back every
+permission that was given before it, so a late batch can never open a transaction that nobody will end.
+"""
+
+from typing import TYPE_CHECKING
+
+from levada.broker.waiting import Waiter
+from levada.core.producers import CorruptSnapshotError, ProducerStates
+from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
+from levada.storage.log import Log
+from levada.wire.batches import BatchHeader
+from levada.wire.markers import Marker, decode_marker, encode_marker
+
+if TYPE_CHECKING:
+    from levada.broker.partitions import Partition
+
+log = EventLog(__name__)
+
+
+class Permission:
+    """Asked of the coordinator for one producer; it counts once it is granted, and until a marker comes."""
+
+    __slots__ = ("granted", "producer_epoch")
+
+    def __init__(self, producer_epoch: int) -> None:
+        self.producer_epoch = producer_epoch
+        self.granted = False
+
+
+class Transactions:
+    """The transactional side of one partition."""
+
+    __slots__ = ("_partition", "_permissions")
+
+    def __init__(self, partition: "Partition") -> None:
+        self._partition = partition
+        self._permissions: dict[int, Permission] = {}  # by producer id
+
+    def is_open(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether a producer has a transaction open here: then its batches need no permission."""
+        return self._partition.producers.has_open(producer_id, producer_epoch)
+
+    def ask(self, producer_id: int, producer_epoch: int) -> Permission:
+        """Begin to ask the coordinator; hand what this gives to `grant` or `refuse`."""
+        permission = self._permissions.get(producer_id)
+        if permission is None or permission.producer_epoch != producer_epoch:
+            permission = self._permissions[producer_id] = Permission(producer_epoch)
+        return permission
+
+    def grant(self, permission: Permission) -> None:
+        """The coordinator knows this partition as one of the transaction."""
+        permission.granted = True
+
+    def refuse(self, producer_id: int, permission: Permission) -> None:
+        """It does not."""
+        if self._permissions.get(producer_id) is permission and not permission.granted:
+            del self._permissions[producer_id]
+
+    def append(
+        self,
+        batch: memoryview,
+        length: int,
+        count: int,
+        max_timestamp: int,
+        now_ms: int,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+    ) -> int:
+        """Queue a client's batch, checked but for its producer; its base offset, also when it is a duplicate."""
+        partition, producers = self._partition, self._partition.producers
+        first = producers.check_transactional(producer_id, epoch, sequence, count)
+        if first >= 0:
+            return first
+        if not producers.has_open(producer_id, epoch):
+            permission = self._permissions.get(producer_id)
+            if permission is None or not permission.granted or permission.producer_epoch != epoch:
+                raise KafkaError(
+                    ErrorCode.INVALID_TXN_STATE,
+                    f"no transaction of producer {producer_id} (epoch {epoch}) is open",
+                )
+        base_offset = partition.take(batch, length, count, max_timestamp, now_ms)
+        producers.apply(producer_id, epoch, sequence, base_offset + count - 1, count, max_timestamp)
+        producers.begin(producer_id, base_offset)
+        self._permissions.pop(producer_id, None)
+        return base_offset
+
+    def end(self, producer_id: int, producer_epoch: int, marker: Marker, bumped: bool, now_ms: int) -> int:
+        """Queue the marker that ends a producer's transaction; where the log ends with it."""
+        self._partition.producers.check_marker(producer_id, producer_epoch, marker, bumped)
+        return self._partition.append_own(encode_marker(marker, producer_id, producer_epoch, now_ms), now_ms)
+
+    def observe(self, header: BatchHeader, batch: memoryview) -> None:
+        """A batch that this broker wrote in the name of a producer is queued: a marker, or a coordinator's records."""
+        marker = decode_marker(batch) if header.is_control else None
+        if marker is not None:
+            self._permissions.pop(header.producer_id, None)
+        self._partition.producers.replay([(header, marker)], self._partition.log.reader.add_aborted)
+
+
+class StableEnd:
+    """Where readers of committed records stop: who waits here hears only of what they may read."""
+
+    __slots__ = ("_bytes_in", "_offset", "waiters")
+
+    def __init__(self) -> None:
+        self.waiters: set[Waiter] = set()
+        self._offset = 0
+        self._bytes_in = 0
+
+    def moved(self, offset: int, bytes_in: int) -> None:
+        """The last stable offset is this now; `bytes_in` counts all bytes that the partition ever got."""
+        if offset > self._offset:
+            fresh = max(1, bytes_in - self._bytes_in)
+            self._offset, self._bytes_in = offset, bytes_in
+            for waiter in list(self.waiters):
+                waiter.news(fresh)
+
+
+def load_producers(segments: Log) -> ProducerStates:
+    """The producers of a log: its newest good snapshot, and the batches after it.
+
+    Where it must be found out which transactions were aborted, the batches are read from there on.
+    """
+    reader = segments.reader
+    stale_from = reader.stale_from()
+    states, start = ProducerStates(), segments.log_start_offset
+    for offset in segments.snapshots():
+        if stale_from is not None and offset > stale_from:
+            continue
+        try:
+            states = ProducerStates.decode_snapshot(segments.read_snapshot(offset) or b"")
+            start = offset
+            break
+        except CorruptSnapshotError as error:
+            log.warning(
+                "producer snapshot is damaged", directory=segments.directory, offset=offset, why=str(error)
+            )
+    with reader.finding_aborted() as found:
+        states.replay(reader.history(start), found)
+    states.settle(segments.log_end_offset)
+    return states
