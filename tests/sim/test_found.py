@@ -1,0 +1,121 @@
+"""What the simulator found, each as a small history of its own, so that it stays found."""
+
+from collections.abc import Mapping
+from random import Random
+from typing import cast
+from uuid import UUID
+
+import pytest
+from tests.sim.world import SimTurn
+
+from levada.broker.partitions import Edges, Partition
+from levada.config import BrokerConfig, TopicConfig
+from levada.net.turn import Turn
+from levada.storage.log import Log
+from levada.testing.simdisk import SimDisk
+from levada.wire import batches
+
+DIRECTORY = "/data/t-0"
+NOW_MS = 1_700_000_000_000
+SEEDS = range(150)
+
+
+def open_log(disk: SimDisk, recovery_point: int = 0, overrides: Mapping[str, str] | None = None) -> Log:
+    config = TopicConfig.build(BrokerConfig.load({})[0], {"segment.bytes": "4000", **(overrides or {})})
+    return Log.open(DIRECTORY, config, disk, now_ms=NOW_MS, clean=False, recovery_point=recovery_point)
+
+
+def append(log: Log, value: bytes) -> None:
+    record = batches.Record(0, NOW_MS, None, value, ())
+    log.reserve(memoryview(batches.encode([record], base_offset=log.next_offset)), 1, NOW_MS, NOW_MS)
+    log.publish()
+
+
+def values(log: Log) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < log.log_end_offset:
+        data = memoryview(b"".join(log.read(len(found), 1 << 20, log.log_end_offset, minimum_one=True).views))
+        for position, header in batches.iterate_headers(data):
+            found += [
+                record.value or b"" for record in batches.decode(data[position : position + header.size])
+            ]
+    return found
+
+
+def new_disk(seed: int) -> SimDisk:
+    disk = SimDisk(Random(seed))
+    disk.mkdir("/data")
+    disk.fsync_dir("/")
+    return disk
+
+
+@pytest.mark.parametrize("cut", SEEDS)
+def test_a_synced_log_keeps_its_folder(cut: int) -> None:
+    """The name of a new partition's folder stands in the data dir, which must be synced with the first batch."""
+    disk = new_disk(cut)
+    log = open_log(disk)
+    append(log, b"kept")
+    log.flush()
+    disk.cut_power()
+    assert values(open_log(disk)) == [b"kept"]
+
+
+@pytest.mark.parametrize("cut", SEEDS)
+def test_a_dropped_segment_does_not_come_back_behind_other_batches(cut: int) -> None:
+    """After a cut the later segments go; if only their names were gone in memory, the next power cut revived them."""
+    disk = new_disk(cut)
+    log = open_log(disk)
+    append(log, b"synced")
+    first = log.active.path
+    whole = disk.contents()[first]
+    append(log, b"lost")
+    log.roll(NOW_MS)
+    append(log, b"phantom")
+    log.flush()
+    disk.kill()
+    disk.overwrite(first, whole)
+    log = open_log(disk, recovery_point=1)
+    assert log.log_end_offset == 1
+    append(log, b"other")
+    fd = disk.open(first)
+    disk.fsync(fd)
+    disk.cut_power()
+    assert values(open_log(disk, recovery_point=1)) == [b"synced", b"other"]
+
+
+@pytest.mark.parametrize("cut", SEEDS)
+def test_a_snapshot_of_a_lost_tail_does_not_come_back(cut: int) -> None:
+    """It would tell of producers that the batches now in its place know nothing of."""
+    disk = new_disk(cut)
+    log = open_log(disk)
+    append(log, b"synced")
+    log.flush()
+    append(log, b"lost" * 200)
+    log.write_snapshot(2, b"a state that was")
+    disk.cut_power()
+    log = open_log(disk, recovery_point=1)
+    if log.log_end_offset == 1:
+        append(log, b"other")
+        append(log, b"more")
+        disk.cut_power()
+        assert 2 not in open_log(disk, recovery_point=1).snapshots()
+
+
+def test_a_retry_after_a_kill_is_not_answered_before_it_is_synced() -> None:
+    """The page cache outlives the process; the acknowledgement of a duplicate must not be older than the fsync."""
+    disk = new_disk(1)
+    waits = {"levada.acks.wait.for.fsync": "true"}
+    turn = SimTurn()
+    edges = Edges(cast(Turn, turn), lambda partition: None, lambda partition, error: None)
+    partition = Partition("t", UUID(int=1), 0, 0, open_log(disk, overrides=waits), edges)
+    record = batches.Record(0, NOW_MS, None, b"once", ())
+    batch = batches.encode([record], producer_id=7, producer_epoch=0, base_sequence=0)
+    partition.append(memoryview(batch), 0, len(batch), NOW_MS)
+    turn.end()
+    assert partition.high_watermark == 0  # nobody asked the disk yet
+    disk.kill()
+    partition = Partition("t", UUID(int=1), 0, 0, open_log(disk, overrides=waits), edges)
+    assert partition.append(memoryview(batch), 0, len(batch), NOW_MS) == 0
+    assert partition.high_watermark == 1  # a duplicate is answered at once
+    disk.cut_power()
+    assert values(open_log(disk, overrides=waits)) == [b"once"]
