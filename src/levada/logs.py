@@ -75,10 +75,11 @@ def configure(form: str = TEXT, level: str = "info", stream: TextIO | None = Non
     """Write everything from `level` on to `stream` (stderr)."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Json() if form == JSON else _Text())
-    root = logging.getLogger("levada")
-    root.handlers = [handler]
-    root.setLevel(level.upper())
-    root.propagate = False
+    for name in ("levada", "asyncio"):  # the loop tells there of callbacks that failed
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(level.upper())
+        logger.propagate = False
 
 
 def _facts(record: logging.LogRecord) -> dict[str, object]:
