@@ -1,4 +1,4 @@
-"""Records of consumer groups are Kafka's own, byte for byte (R26): what its generated classes write is expected here."""
+"""Records of consumer groups are Kafka's own, byte for byte (R26)."""
 
 from typing import Any
 from uuid import UUID

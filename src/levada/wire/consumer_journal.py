@@ -4,8 +4,8 @@ Where a classic group is one record, this one is many small ones: the group's ep
 what it shall have (the target, with an epoch of its own) and what it has now. A change writes only what it changes.
 """
 
+import uuid
 from typing import Any, Final, NamedTuple
-from uuid import UUID as Uuid
 
 from levada.wire.layouts import (
     COMPACT_BYTES,
@@ -53,7 +53,7 @@ class RackedPartition(NamedTuple):
 class KnownTopic(NamedTuple):
     """A topic as it was when the group's epoch began."""
 
-    topic_id: Uuid
+    topic_id: uuid.UUID
     topic_name: str
     num_partitions: int
     partition_metadata: tuple[RackedPartition, ...]
@@ -123,7 +123,7 @@ class TargetKey(NamedTuple):
 class TargetPartitions(NamedTuple):
     """Partitions of a topic."""
 
-    topic_id: Uuid
+    topic_id: uuid.UUID
     partitions: tuple[int, ...]
 
 
@@ -143,7 +143,7 @@ class CurrentKey(NamedTuple):
 class CurrentPartitions(NamedTuple):
     """Partitions of a topic, and the epochs in which the member got them (none in records of old brokers)."""
 
-    topic_id: Uuid
+    topic_id: uuid.UUID
     partitions: tuple[int, ...]
     assignment_epochs: tuple[int, ...] = ()
 
