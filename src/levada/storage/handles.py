@@ -11,15 +11,16 @@ from levada.storage.disk import Disk
 
 
 class Handle:
-    """One file that may be open, and the mapping of it."""
+    """One file that may be open, the mapping of it, and what its owner keeps of it while it is open."""
 
-    __slots__ = ("fd", "path", "used", "view")
+    __slots__ = ("fd", "kept", "path", "used", "view")
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.fd = -1
         self.used = False  # since the eviction hand last passed
         self.view: memoryview | None = None
+        self.kept: object = None
 
 
 class Handles:
@@ -76,5 +77,5 @@ class Handles:
         self._drop(handle)
 
     def _drop(self, handle: Handle) -> None:
-        fd, handle.fd, handle.view = handle.fd, -1, None
+        fd, handle.fd, handle.view, handle.kept = handle.fd, -1, None, None
         self._disk.close(fd)

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from operator import itemgetter
 from struct import Struct
+from typing import NamedTuple
 
 from levada.storage.disk import Disk, write_all
 from levada.storage.handles import Handle, Handles
@@ -17,10 +18,23 @@ from levada.storage.handles import Handle, Handles
 OFFSET_ENTRY = Struct(">ii")  # last offset of a batch relative to the segment's base, position of the batch
 TIME_ENTRY = Struct(">qi")  # greatest timestamp so far, relative last offset of the batch that has it
 TAIL_ENTRIES_MAX = 64
+RUN_ENTRIES_MIN = 128
 RUN_ENTRIES_MAX = 4_096
 
 Entry = tuple[int, int]
 _COLUMNS: tuple[Callable[[Entry], int], Callable[[Entry], int]] = (itemgetter(0), itemgetter(1))
+
+
+class Run(NamedTuple):
+    """Stored entries that follow one another, by column; `low` is the number of the first."""
+
+    low: int
+    columns: tuple[list[int], list[int]]
+
+    def covers(self, column: int, value: int) -> bool:
+        """Whether the last entry up to `value` is surely among these."""
+        numbers = self.columns[column]
+        return bool(numbers) and numbers[0] <= value < numbers[-1]
 
 
 class SparseIndex:
@@ -95,16 +109,22 @@ class SparseIndex:
             return self.stored + place, tail[place]
         if not self.stored:
             return None
-        low, count = (hint, span) if 0 <= hint < self.stored else self._narrow(column, value)
-        data = self._read(low, count)
-        size, unpack = self._entry.size, self._entry.unpack_from
-        place = (
-            bisect_right(range(len(data) // size), value, key=lambda n: unpack(data, n * size)[column]) - 1
-        )
+        run = self.handle.kept
+        if not isinstance(run, Run) or not run.covers(column, value):
+            low, count = (hint, span) if 0 <= hint < self.stored else self._narrow(column, value)
+            run = self._load(low, count)
+        place = bisect_right(run.columns[column], value) - 1
         if place < 0:
             return None
-        first, second = unpack(data, place * size)
-        return low + place, (first, second)
+        return run.low + place, (run.columns[0][place], run.columns[1][place])
+
+    def _load(self, low: int, count: int) -> "Run":
+        """Stored entries from `low` on, kept for the next look: most readers go on where they were."""
+        data = self._read(low, max(count, RUN_ENTRIES_MIN))
+        whole = memoryview(data)[: len(data) // self._entry.size * self._entry.size]
+        entries = list(self._entry.iter_unpack(whole))
+        self.handle.kept = run = Run(low, ([entry[0] for entry in entries], [entry[1] for entry in entries]))
+        return run
 
     def _narrow(self, column: int, value: int) -> tuple[int, int]:
         """The first number and the count of a few stored entries that hold the last one up to `value`."""
