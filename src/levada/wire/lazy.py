@@ -11,15 +11,48 @@ looked up in it runs the real import. Type checkers and readers see an ordinary 
 Two threads may touch a module first at the same time: its body only imports names, so running it twice is harmless.
 """
 
+import builtins
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, module_from_spec
 from types import ModuleType
+from typing import Any
 
 LAZY = re.compile(r"kio\.schema\.\w+\.v\d+|levada\.wire\.shapes\.\w+")
+
+
+def _load_phantom_types() -> None:
+    """Load kio's base module without hypothesis.
+
+    Where hypothesis is installed, kio imports it for tests of its own: a tenth of a second, and fifteen megabytes, that
+    a broker or a client has no use for. The one module that asks for it is run with an import that refuses.
+    """
+    name = "kio.static._phantom"
+    if name in sys.modules or "hypothesis" in sys.modules:
+        return
+    spec = find_spec(name)
+    assert spec is not None and spec.loader is not None
+
+    def import_(module: str, *arguments: Any) -> ModuleType:
+        if module.partition(".")[0] == "hypothesis":
+            raise ImportError(module)
+        return builtins.__import__(module, *arguments)
+
+    phantom = module_from_spec(spec)
+    phantom.__dict__["__builtins__"] = vars(builtins) | {"__import__": import_}
+    sys.modules[name] = phantom
+    spec.loader.exec_module(phantom)
+
+
+def load(name: str) -> ModuleType:
+    """A message module of kio, now."""
+    _load_phantom_types()
+    return import_module(name)
 
 
 class _Unloaded(ModuleType):
@@ -28,6 +61,7 @@ class _Unloaded(ModuleType):
     def __getattr__(self, name: str) -> object:
         spec = self.__spec__
         assert spec is not None and isinstance(spec.loader, _LazyLoader)
+        _load_phantom_types()
         self.__class__ = ModuleType  # type: ignore[assignment]  # from here on an ordinary module
         try:
             spec.loader.body.exec_module(self)

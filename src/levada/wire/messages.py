@@ -6,12 +6,12 @@ for bytes that are no message, never anything else; `levada.wire.versions` tells
 
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
 from struct import Struct as Packer
 from struct import error as StructError
 from typing import Any, NamedTuple
 
 from levada.errors import ErrorCode, KafkaError
+from levada.wire.lazy import load
 from levada.wire.reading import MalformedError, compile_reader, skip_tags
 from levada.wire.schema import Struct, struct_of
 from levada.wire.versions import APIS, SHAPES, Api
@@ -154,11 +154,11 @@ def _writer(api_key: int, version: int, kind: str) -> Callable[[Any], bytes]:
 def structs(known: Api, version: int, kind: str) -> tuple[str, Struct, Struct]:
     """A message's path in the rules, its struct in a version and its shape."""
     name = "".join(part.title() for part in known.name.split("_")) + kind.title()
-    old = getattr(import_module(f"kio.schema.{known.name}.v{version}.{kind}"), name)
+    old = getattr(load(f"kio.schema.{known.name}.v{version}.{kind}"), name)
     home = (
         f"levada.wire.shapes.{known.name}"
         if known.name in SHAPES
         else f"kio.schema.{known.name}.v{known.last}.{kind}"
     )
-    shape = getattr(import_module(home), name)
+    shape = getattr(load(home), name)
     return f"{known.name}.{kind}", struct_of(old), struct_of(shape)
