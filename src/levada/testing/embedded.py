@@ -33,6 +33,8 @@ READ_BYTES = 1 << 20
 SETTINGS = {
     "listeners": "PLAINTEXT://127.0.0.1:0",
     "levada.metrics.listener": "",
+    "group.initial.rebalance.delay.ms": "0",  # a test has the members it starts, and does not wait for more
+    "offsets.topic.num.partitions": "5",  # quicker to make than the fifty of a real broker
 }
 
 

@@ -1,0 +1,164 @@
+"""Records of `__consumer_offsets`: byte for byte Kafka's, every version readable, damage noticed (R28)."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from levada.core.group_events import FORMAT
+from levada.errors import KafkaError
+from levada.wire.journal import GROUP, OFFSET, GroupKey, GroupValue, MemberValue, OffsetKey, OffsetValue
+
+texts = st.text(max_size=20).filter(lambda text: "\ud800" not in text)
+longs = st.integers(-(2**63), 2**63 - 1)
+ints = st.integers(-(2**31), 2**31 - 1)
+offset_keys = st.builds(OffsetKey, texts, texts, ints)
+offset_values = st.builds(OffsetValue, longs, ints, texts, longs, st.just(-1))
+members = st.builds(
+    MemberValue,
+    texts,
+    st.none() | texts,
+    texts,
+    texts,
+    ints,
+    ints,
+    st.binary(max_size=30),
+    st.binary(max_size=30),
+)
+group_values = st.builds(
+    GroupValue,
+    texts,
+    ints,
+    st.none() | texts,
+    st.none() | texts,
+    longs,
+    st.lists(members, max_size=3).map(tuple),
+)
+
+
+def test_an_offset_is_written_as_kafka_writes_it() -> None:
+    key, value = FORMAT.encode(OffsetKey("group", "topic", 3), OffsetValue(42, 5, "note", 1_700_000_000_000))
+    assert key.hex() == "0001" + "0005" + b"group".hex() + "0005" + b"topic".hex() + "00000003"
+    assert value is not None
+    assert value.hex() == (
+        "0003" + "000000000000002a" + "00000005" + "0004" + b"note".hex() + f"{1_700_000_000_000:016x}"
+    )
+
+
+def test_an_offset_with_a_time_of_its_own_is_written_in_the_version_that_has_it() -> None:
+    value = OffsetValue(42, -1, "", 1, 9)
+    key, data = FORMAT.encode(OffsetKey("g", "t", 0), value)
+    assert data is not None
+    assert data[:2] == b"\x00\x01"
+    assert FORMAT.decode(key, data) == (OffsetKey("g", "t", 0), value)
+
+
+def test_a_group_is_written_as_kafka_writes_it() -> None:
+    member = MemberValue("m", None, "c", "/1", 2, 3, b"sub", b"as")
+    key, value = FORMAT.encode(GroupKey("g"), GroupValue("consumer", 1, "range", "m", 7, (member,)))
+    assert key.hex() == "0002" + "0001" + b"g".hex()
+    assert value is not None
+    assert value.hex() == (
+        "0003"
+        + ("0008" + b"consumer".hex())
+        + "00000001"
+        + ("0005" + b"range".hex())
+        + ("0001" + b"m".hex())
+        + "0000000000000007"
+        + "00000001"
+        + ("0001" + b"m".hex())
+        + "ffff"
+        + ("0001" + b"c".hex())
+        + ("0002" + b"/1".hex())
+        + "00000002"
+        + "00000003"
+        + ("00000003" + b"sub".hex())
+        + ("00000002" + b"as".hex())
+    )
+
+
+def test_what_is_taken_back_has_no_value() -> None:
+    key, value = FORMAT.encode(GroupKey("g"), None)
+    assert value is None
+    assert FORMAT.decode(key, None) == (GroupKey("g"), None)
+
+
+def test_keys_of_old_brokers_are_read() -> None:
+    key, value = FORMAT.encode(OffsetKey("g", "t", 1), OffsetValue(1, 2, "", 3))
+    assert FORMAT.decode(b"\x00\x00" + key[2:], value) == (OffsetKey("g", "t", 1), OffsetValue(1, 2, "", 3))
+
+
+def test_kinds_that_are_not_known_are_nothing() -> None:
+    assert FORMAT.decode(b"\x7f\x00rest", b"\x00\x00") is None
+
+
+@given(offset_keys, offset_values)
+def test_offsets_come_back(key: OffsetKey, value: OffsetValue) -> None:
+    assert FORMAT.decode(*FORMAT.encode(key, value)) == (key, value)
+
+
+@given(texts, group_values)
+def test_groups_come_back(group: str, value: GroupValue) -> None:
+    assert FORMAT.decode(*FORMAT.encode(GroupKey(group), value)) == (GroupKey(group), value)
+
+
+LOST: dict[tuple[str, int], dict[str, Any]] = {
+    ("offset", 0): {"leader_epoch": -1},
+    ("offset", 1): {"leader_epoch": -1},
+    ("offset", 2): {"leader_epoch": -1},
+    ("group", 0): {"current_state_timestamp": -1},
+    ("group", 1): {"current_state_timestamp": -1},
+}
+
+
+@pytest.mark.parametrize("version", range(5))
+@given(value=offset_values)
+def test_offsets_of_every_version_are_read(version: int, value: OffsetValue) -> None:
+    written = bytearray(version.to_bytes(2, "big"))
+    OFFSET.values[version].write(written, value)
+    key, _ = FORMAT.encode(OffsetKey("g", "t", 0), None)
+    assert FORMAT.decode(key, bytes(written)) == (
+        OffsetKey("g", "t", 0),
+        value._replace(**LOST.get(("offset", version), {})),
+    )
+
+
+@pytest.mark.parametrize("version", range(5))
+@given(value=group_values)
+def test_groups_of_every_version_are_read(version: int, value: GroupValue) -> None:
+    written = bytearray(version.to_bytes(2, "big"))
+    GROUP.values[version].write(written, value)
+    key, _ = FORMAT.encode(GroupKey("g"), None)
+    expected = value._replace(**LOST.get(("group", version), {}))
+    if version < 3:
+        expected = expected._replace(
+            members=tuple(member._replace(group_instance_id=None) for member in expected.members)
+        )
+    if version < 1:
+        expected = expected._replace(
+            members=tuple(member._replace(rebalance_timeout=-1) for member in expected.members)
+        )
+    assert FORMAT.decode(key, bytes(written)) == (GroupKey("g"), expected)
+
+
+@given(offset_keys, group_values, st.data())
+def test_a_damaged_record_is_noticed_or_read_as_something(
+    key: OffsetKey, value: GroupValue, data: st.DataObject
+) -> None:
+    for name, content in ((key, OffsetValue(1, 2, "three", 4)), (GroupKey("g"), value)):
+        for part in range(2):
+            record = list(FORMAT.encode(name, content))
+            whole = bytearray(record[part] or b"")
+            cut = data.draw(st.integers(0, len(whole)))
+            whole[cut:] = data.draw(st.binary(max_size=8))
+            record[part] = bytes(whole)
+            assert readable(record[0] or b"", record[1]) in (True, False)
+
+
+def readable(key: bytes, value: bytes | None) -> bool:
+    try:
+        FORMAT.decode(key, value)
+    except KafkaError:
+        return False
+    return True
