@@ -160,6 +160,24 @@ def fetch_next(one: Connection, topic: str) -> Any:
     return fetch(one, topic, 0)
 
 
+@pytest.mark.parametrize("acks", [0, -1])
+def test_requests_of_a_client_take_effect_in_their_order(broker: Running, topic: str, acks: int) -> None:
+    """A Fetch or ListOffsets that was sent behind a Produce sees it, though all were received in one turn."""
+    place = {"index": 0, "records": batch(b"x" * 100)}
+    fields = {"acks": acks, "timeout": 1000, "topic_data": [{"name": topic, "partition_data": [place]}]}
+    latest = [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": -1}]}]
+    wanted = [{"topic": topic, "partitions": [{"partition": 0, "partition_max_bytes": 1 << 20}]}]
+    with broker.connect() as one:
+        sends = [("produce", 9, fields), ("list_offsets", 7, {"replica_id": -1, "topics": latest})]
+        sends += [("produce", 9, fields), ("fetch", 12, {"max_bytes": 1 << 20, "topics": wanted})]
+        for api, version, request in sends:
+            one.send(api, version, request)
+        answers = [one.receive()[1] for _ in range(2 if acks == 0 else 4)]
+    found, fetched = answers[-3 if acks else -2], answers[-1]
+    assert found.topics[0].partitions[0].offset >= 1
+    assert fetched.responses[0].partitions[0].high_watermark == 2
+
+
 def test_strange_acks_are_refused(wire: Connection, topic: str) -> None:
     for acks in (-2, 2, 100):
         assert produce(wire, topic, batch(b"x"), acks=acks).error_code == ErrorCode.INVALID_REQUIRED_ACKS

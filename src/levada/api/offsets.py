@@ -65,6 +65,7 @@ def list_offsets(
 
 def _find(partition: Partition, timestamp: int, isolation_level: int) -> tuple[int, int]:
     """(timestamp, offset); the timestamp is -1 for a place that has a name."""
+    partition.settle()
     if partition.offline:
         raise partition.storage_error()
     committed = isolation_level == READ_COMMITTED

@@ -317,10 +317,17 @@ class Partition:
     def storage_error(self) -> KafkaError:
         return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {self.topic}-{self.index} is offline")
 
-    # Reading.
+    # Reading. Requests take effect in their order: who reads finds what was sent before, acknowledged or not.
+
+    def settle(self) -> None:
+        """Write what is queued now and not at the end of the turn."""
+        if self._queued:
+            self.publish()
 
     def read(self, offset: int, max_bytes: int, minimum_one: bool, committed: bool = False) -> Slice:
         """Batches from `offset` that readers may see, or that readers of `committed` records may."""
+        if self._queued:
+            self.publish()
         if self.offline:
             raise self.storage_error()
         end_offset = self.last_stable_offset if committed else self.high_watermark
