@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from levada.core.classic_group import ClassicGroup
+from levada.core.classic_group import ClassicGroup, State
 from levada.core.group_drafts import GroupLimits, JoinReply
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.groups import CommitRequest, GroupsMachine
@@ -154,6 +154,9 @@ class World:
         group = self.machine.classic("g")
         assert group is not None
         return group
+
+    def is_in(self, state: State) -> bool:
+        return self.group.state is state
 
     # Whole scenes.
 

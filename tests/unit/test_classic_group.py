@@ -19,7 +19,7 @@ def test_a_member_alone_is_leader_and_gets_its_assignment() -> None:
     assert [member.id for member in reply.members] == [reply.member_id]
     synced = world.sync(reply.member_id, 1, {reply.member_id: b"mine"})
     assert world.replies[synced].assignment == b"mine"
-    assert world.group.state is State.STABLE
+    assert world.is_in(State.STABLE)
     assert world.heartbeat(reply.member_id, 1) is ErrorCode.NONE
 
 
@@ -28,7 +28,7 @@ def test_a_second_member_makes_the_first_join_again() -> None:
     (first,) = world.stable()
     second = world.join()
     assert second not in world.replies
-    assert world.group.state is State.PREPARING
+    assert world.is_in(State.PREPARING)
     assert world.heartbeat(first, 1) is ErrorCode.REBALANCE_IN_PROGRESS
     again = world.join(first)
     assert world.joined(again).generation == world.joined(second).generation == 2
@@ -63,7 +63,7 @@ def test_a_client_that_never_joins_with_its_id_is_forgotten() -> None:
     assert world.group.pending
     world.wait(1)
     assert not world.group.pending
-    assert world.group.state is State.STABLE
+    assert world.is_in(State.STABLE)
 
 
 def test_a_generation_waits_for_a_client_that_was_given_an_id() -> None:
@@ -116,7 +116,7 @@ def test_a_member_that_shares_no_protocol_is_refused(other: dict[str, Any]) -> N
     world = World()
     world.stable()
     assert world.error(world.join(**other)) is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    assert world.group.state is State.STABLE
+    assert world.is_in(State.STABLE)
 
 
 @pytest.mark.parametrize("nothing", [{"protocol_type": ""}, {"protocols": ()}])
@@ -172,16 +172,16 @@ def test_a_member_that_repeats_its_join_hears_of_the_same_generation() -> None:
     leader, follower = world.stable(2)
     generation = world.group.generation
     assert world.joined(world.join(follower)).generation == generation
-    assert world.group.state is State.STABLE
+    assert world.is_in(State.STABLE)
     assert world.join(leader) not in world.replies, "a leader joins to have partitions assigned anew"
-    assert world.group.state is State.PREPARING
+    assert world.is_in(State.PREPARING)
 
 
 def test_a_member_that_subscribes_to_something_else_starts_a_rebalance() -> None:
     world = World()
     _, follower = world.stable(2)
     world.join(follower, protocols=(("range", b"other topics"),))
-    assert world.group.state is State.PREPARING
+    assert world.is_in(State.PREPARING)
 
 
 def test_who_asks_for_an_assignment_is_sent_back_when_the_group_rebalances() -> None:
@@ -203,7 +203,7 @@ def test_a_member_not_heard_of_is_removed() -> None:
     generation = world.group.generation
     assert world.heartbeat(first, generation) is ErrorCode.NONE
     world.wait(1_000)
-    assert world.group.state is State.PREPARING
+    assert world.is_in(State.PREPARING)
     assert set(world.group.members) == {first}
     assert world.heartbeat(second, generation) is ErrorCode.UNKNOWN_MEMBER_ID
     assert world.joined(world.join(first)).generation == generation + 1
@@ -213,7 +213,7 @@ def test_the_last_member_not_heard_of_leaves_an_empty_group() -> None:
     world = World()
     world.stable()
     world.wait(10_000)
-    assert world.group.state is State.EMPTY
+    assert world.is_in(State.EMPTY)
     assert (world.group.generation, world.group.leader, world.group.protocol) == (2, None, None)
 
 
@@ -257,7 +257,7 @@ def test_who_never_asks_for_its_assignment_is_removed() -> None:
     for _ in range(61):
         world.heartbeat(first, 1)
         world.wait(1_000)
-    assert world.group.state is State.EMPTY
+    assert world.is_in(State.EMPTY)
 
 
 def test_a_leader_that_fails_is_followed_by_another() -> None:
@@ -280,7 +280,7 @@ def test_members_leave_one_by_one_or_together() -> None:
     ]
     assert set(world.group.members) == {ids[2]}
     assert world.leave((ids[2], None)) == [ErrorCode.NONE]
-    assert world.group.state is State.EMPTY
+    assert world.is_in(State.EMPTY)
 
 
 def test_a_group_takes_no_more_members_than_it_may() -> None:
@@ -298,7 +298,7 @@ def test_a_group_read_back_over_its_size_rebalances() -> None:
     world.stable(3)
     world.limits = world.limits._replace(max_size=2)
     world.restart()
-    assert world.group.state is State.PREPARING
+    assert world.is_in(State.PREPARING)
 
 
 # Static members (KIP-345)
@@ -310,7 +310,7 @@ def test_a_static_member_that_restarts_keeps_its_place() -> None:
     back = world.joined(world.join(instance_id="one"))
     assert back.member_id != old
     assert (back.generation, back.leader, back.skip_assignment) == (1, back.member_id, True)
-    assert world.group.state is State.STABLE
+    assert world.is_in(State.STABLE)
     assert world.replies[world.sync(back.member_id, 1, instance_id="one")].assignment == old.encode()
     assert world.replayed().classic("g").members.keys() == {back.member_id}  # type: ignore[union-attr]
 
@@ -349,9 +349,9 @@ def test_a_static_member_that_returns_while_the_leader_assigns_starts_over() -> 
     first = world.join(instance_id="one")
     second = world.join(instance_id="two")
     world.join(world.joined(first).member_id, instance_id="one")
-    assert world.group.state is State.COMPLETING
+    assert world.is_in(State.COMPLETING)
     back = world.join(instance_id="two")
-    assert world.group.state is State.PREPARING
+    assert world.is_in(State.PREPARING)
     again = world.join(world.joined(first).member_id, instance_id="one")
     assert world.joined(again).generation == world.joined(back).generation == 3
     assert world.joined(second).member_id not in world.group.members
@@ -376,7 +376,7 @@ def test_a_static_member_does_not_leave_by_closing_but_an_operator_can_remove_it
     (member,) = world.stable(instance_id="one")
     assert world.leave(("", "nobody")) == [ErrorCode.UNKNOWN_MEMBER_ID]
     assert world.leave(("", "one")) == [ErrorCode.NONE]
-    assert world.group.state is State.EMPTY
+    assert world.is_in(State.EMPTY)
     assert world.heartbeat(member, 1, "one") is ErrorCode.UNKNOWN_MEMBER_ID
 
 
@@ -388,7 +388,7 @@ def test_a_stable_generation_survives_a_restart() -> None:
     ids = world.stable(3)
     generation = world.group.generation
     world.restart()
-    assert world.group.state is State.STABLE
+    assert world.is_in(State.STABLE)
     assert world.group.generation == generation
     assert {member.id: member.assignment for member in world.group.members.values()} == {
         one: one.encode() for one in ids
@@ -396,7 +396,7 @@ def test_a_stable_generation_survives_a_restart() -> None:
     for one in ids:
         assert world.heartbeat(one, generation) is ErrorCode.NONE
     world.wait(10_000)
-    assert world.group.state is State.EMPTY
+    assert world.is_in(State.EMPTY)
 
 
 def test_a_generation_that_was_only_begun_does_not_survive() -> None:

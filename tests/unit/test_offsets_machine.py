@@ -12,7 +12,7 @@ from levada.core.machines import PLAIN, Outcome
 from levada.errors import ErrorCode, KafkaError
 
 DAY_MS = 86_400_000
-PRODUCER = {"producer_id": 7, "producer_epoch": 0}
+PRODUCER: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0}
 TOPICS = b"\0\0" + b"\0\0\0\1" + b"\0\1t" + b"\0\0\0\0"  # a subscription to the topic t
 
 
@@ -35,7 +35,7 @@ def test_a_client_without_a_group_keeps_its_offsets_here() -> None:
     (found,) = fetch(world)
     assert found.value is not None
     assert (found.place, found.value.offset, found.value.metadata) == (("t", 0), 5, "where I am")
-    assert world.group.state is State.EMPTY
+    assert world.is_in(State.EMPTY)
     assert world.group.protocol_type is None
 
 
@@ -64,10 +64,10 @@ def test_members_may_commit_until_the_next_generation_begins() -> None:
     world = World()
     (member,) = world.stable()
     world.join()
-    assert world.group.state is State.PREPARING
+    assert world.is_in(State.PREPARING)
     assert world.commit(1, member, 1) is ErrorCode.NONE
     world.join(member)
-    assert world.group.state is State.COMPLETING
+    assert world.is_in(State.COMPLETING)
     assert world.commit(2, member, 1) is ErrorCode.ILLEGAL_GENERATION
     assert world.commit(2, member, 2) is ErrorCode.REBALANCE_IN_PROGRESS
     assert world.committed() == 1
