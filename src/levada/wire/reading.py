@@ -18,6 +18,7 @@ from levada.wire.primitives import uvarint
 from levada.wire.schema import EPOCH, Field, Struct
 
 TAG_BYTES_MIN = 2
+STRING_BYTES_MAX = 32_767  # what the two bytes of old versions can count
 NO_DURATION = timedelta(0)
 LONGEST = timedelta.min // -MILLISECOND
 LATEST = (datetime.max.replace(tzinfo=EPOCH.tzinfo) - EPOCH) // MILLISECOND
@@ -69,6 +70,11 @@ def wrong_count(what: str, count: int) -> NoReturn:
     raise MalformedError(f"{what}: {count} elements do not fit into the bytes that remain, or are too many")
 
 
+def too_long(what: str, length: int) -> NoReturn:
+    """Refuse a string that other versions and internal records could not hold, as Kafka does."""
+    raise MalformedError(f"{what}: a string of {length} bytes")
+
+
 def skip_tags(data: memoryview | bytes, position: int, budget: int) -> tuple[int, int]:
     """Pass over tagged fields that this version does not know; the position after them and the budget left."""
     count, position = uvarint(data, position)
@@ -88,7 +94,8 @@ def _unpackers(code: str) -> Memo:
 
 UNPACKERS = {code: _unpackers(code) for code in "bhiqBHIQd?"}
 VOCABULARY = {
-    f.__name__: f for f in (uvarint, duration, moment, error, long_count, null, wrong_count, skip_tags)
+    f.__name__: f
+    for f in (uvarint, duration, moment, error, long_count, null, wrong_count, too_long, skip_tags)
 } | {
     "MalformedError": MalformedError,
     "NO_DURATION": NO_DURATION,
@@ -260,6 +267,8 @@ class _Reader:
         length = self.count("h" if text else "i")
         name = self.source.fresh("v")
         decode = ".decode()" if text else ""
+        if text and self.flexible:
+            self.source.line(f"if {length} > {STRING_BYTES_MAX}: too_long({path!r}, {length})")
         self.source.line(f"if {length} >= 0: {name} = data[p : p + {length}]{decode}; p += {length}")
         if nullable:
             self.source.line(f"elif {length} == -1: {name} = None")
