@@ -17,7 +17,7 @@ whoever waits is told NOT_COORDINATOR, and the shard is loaded again from what t
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from levada.broker.controller import new_topic_id
@@ -62,6 +62,7 @@ class Shard(Generic[M]):
         "_journal",
         "_new_machine",
         "_on_loaded",
+        "_perform",
         "_timer",
         "_waiting",
         "machine",
@@ -74,12 +75,14 @@ class Shard(Generic[M]):
         partition: Partition,
         new_machine: Callable[[], M],
         on_loaded: "Callable[[Shard[M]], None] | None" = None,
+        perform: "Callable[[Shard[M], Any], None] | None" = None,
     ) -> None:
         self.partition = partition
         self.machine: M | None = None  # None while it is loaded
         self._broker = broker
         self._new_machine = new_machine
         self._on_loaded = on_loaded
+        self._perform = perform
         self._journal = Journal(partition, broker.clock)
         self._waiting: set[Deferred] = set()  # exactly the tickets that are not answered
         self._timer: asyncio.TimerHandle | None = None
@@ -122,7 +125,7 @@ class Shard(Generic[M]):
         return records
 
     def _carry_out(self, machine: M, outcome: Outcome, records: list[JournalRecord]) -> None:
-        events, replies, stamp = outcome
+        events, replies, stamp, effects = outcome
         if records:
             try:
                 self._journal.append(records, self._committed, **stamp._asdict())
@@ -133,7 +136,15 @@ class Shard(Generic[M]):
             machine.apply(event)
         if replies:
             self._journal.after_all(lambda error: self._give(replies) if error is None else None)
+        if effects:
+            self._journal.after_all(lambda error: self._have_done(machine, effects) if error is None else None)
         self._arm(machine)
+
+    def _have_done(self, machine: M, effects: Sequence[Any]) -> None:
+        assert self._perform is not None
+        for effect in effects:
+            if self.machine is machine:
+                self._perform(self, effect)
 
     def _committed(self, error: KafkaError | None) -> None:
         if error is not None:
@@ -246,11 +257,13 @@ class Coordinators(Generic[M]):
         topic: InternalTopic,
         new_machine: Callable[[], M],
         on_loaded: Callable[[Shard[M]], None] | None = None,
+        perform: Callable[[Shard[M], Any], None] | None = None,
     ) -> None:
         self.topic = topic
         self._broker = broker
         self._new_machine = new_machine
         self._on_loaded = on_loaded  # told of each shard that begins to serve
+        self._perform = perform  # carries out the effects of decisions
         self._shards: dict[int, Shard[M]] = {}
         broker.followers.append(self._follow)
 
@@ -314,7 +327,9 @@ class Coordinators(Generic[M]):
                 shard.close()
         for index, partition in open_here.items():
             if index not in self._shards:
-                self._shards[index] = Shard(self._broker, partition, self._new_machine, self._on_loaded)
+                self._shards[index] = Shard(
+                    self._broker, partition, self._new_machine, self._on_loaded, self._perform
+                )
 
 
 def _not_coordinator(partition: Partition) -> KafkaError:

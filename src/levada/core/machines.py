@@ -29,11 +29,16 @@ PLAIN: Final = Stamp()
 
 
 class Outcome(NamedTuple):
-    """What a machine decided. A reply that is a KafkaError fails its request."""
+    """What a machine decided. A reply that is a KafkaError fails its request.
+
+    Effects are what is to be done elsewhere once all of it is committed (markers of a transaction); the runtime hands
+    them on, in order, and a machine that is loaded anew names again those that were not finished.
+    """
 
     events: Sequence[Any] = ()
     replies: Sequence[tuple[Ticket, Any]] = ()
     stamp: Stamp = PLAIN
+    effects: Sequence[Any] = ()
 
 
 Decide = Callable[[Any, int, Ticket], Outcome]
