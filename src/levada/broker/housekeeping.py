@@ -9,6 +9,9 @@ from typing import Final
 
 from levada.broker.broker import Broker
 from levada.broker.partitions import Partition
+from levada.logs import EventLog
+
+log = EventLog(__name__)
 
 PARTITIONS_A_STEP: Final = 20
 FLUSH_LOOK_SECONDS: Final = 0.5
@@ -53,7 +56,11 @@ class Housekeeping:
     async def _each(self, action: Callable[[Partition], object]) -> None:
         for number, partition in enumerate(list(self._broker.partitions.values())):
             if not partition.offline:
-                action(partition)
+                try:
+                    action(partition)
+                except Exception as error:  # one that is damaged must not keep the others waiting
+                    name = f"{partition.topic}-{partition.index}"
+                    log.error("housekeeping of a partition failed", partition=name, exc_info=error)
             if number % PARTITIONS_A_STEP == 0:
                 await asyncio.sleep(0)
 
