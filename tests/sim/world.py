@@ -115,9 +115,9 @@ class World:
                 recovery_point=self.recovery_point,
                 log_start_offset=self.log_start_offset,
             )
+            return self.serve(log)
         except KafkaError as error:
             raise Violation(f"the log does not open: {error}") from error
-        return self.serve(log)
 
     def serve(self, log: Log) -> Partition:
         self.turn = SimTurn()
@@ -209,12 +209,18 @@ class World:
             return
         if error.code != ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER or batch.identity is None:
             raise Violation(f"{batch.identity} refused with {error}") from error
-        newest = self.newest(producer)
-        before = batch.identity[2]
-        follows = before == 0 if newest is None else newest == before
-        if follows and not known:
+        if not known and self.follows(producer, batch.identity[2]):
             raise Violation(f"{batch.identity} follows what is stored, but: {error}") from error
         producer.start_over()
+
+    def follows(self, producer: Producer, sequence: int) -> bool:
+        """Whether a sequence is the next one of a producer, as far as the log that is owed tells."""
+        identity = (producer.producer_id, producer.epoch)
+        newest = next((s for s in reversed(self.log) if s.identity and s.identity[:2] == identity), None)
+        if newest is None or newest.identity is None:
+            return sequence == 0 and not self.promise.deleted
+        following = newest.identity[2] + newest.last_offset - newest.base_offset + 1
+        return bool(self.owed([newest])) and sequence == following & SEQUENCE_MAX
 
     def places(self, identity: Identity | None) -> list[Stored]:
         """Where a batch is in the log."""
@@ -223,13 +229,6 @@ class World:
     def owed(self, places: list[Stored]) -> list[Stored]:
         """Those that were not deleted: with its records the broker may forget a producer."""
         return [stored for stored in places if stored.base_offset >= self.promise.deleted]
-
-    def newest(self, producer: Producer) -> int | None:
-        """The sequence after the newest batch in the log of a producer's epoch."""
-        for stored in reversed(self.log):
-            if stored.identity and stored.identity[:2] == (producer.producer_id, producer.epoch):
-                return (stored.identity[2] + stored.last_offset - stored.base_offset + 1) & SEQUENCE_MAX
-        return None
 
     def retry(self, producer: Producer) -> None:
         """Send what was not acknowledged again, in order."""
@@ -240,8 +239,7 @@ class World:
     def end_turn(self) -> None:
         self.turn.end()
         partition = self.partition
-        if not partition.offline:
-            self.promise.written = partition.log.log_end_offset
+        self.promise.written = max(self.promise.written, partition.log.log_end_offset)
         for producer in self.producers:
             for batch in [
                 batch for batch in producer.in_flight if 0 <= batch.goal <= partition.high_watermark

@@ -58,6 +58,8 @@ class Recovery:
     def _run(self, clean: bool, recovery_point: int, log_start_offset: int) -> Recovered:
         self._disk.mkdir(self._directory)
         files = tidy(self._disk, self._directory)
+        if not clean:  # a later power cut must not undo the names that a killed process changed
+            self._disk.fsync_dir(self._directory)
         segments = [self._segment(name.offset) for name in files if name.suffix == LOG_SUFFIX]
         known_epochs = leader_epochs.load(self._disk, self._directory)
         epochs = list(known_epochs or ())
