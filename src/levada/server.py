@@ -182,8 +182,12 @@ async def _serve_until_told(config: BrokerConfig) -> None:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    """Tell who started the broker; if nobody listens any more, that is no reason not to stop in order."""
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except OSError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
 
 
 def _greeting(server: Server) -> list[str]:

@@ -58,8 +58,15 @@ class Server:
         """End the process; its exit code."""
         assert self._process
         self._process.send_signal(how)
-        self._process.communicate(timeout=self._ready_s)
+        self._process.wait(timeout=self._ready_s)
+        assert self._process.stdout
+        self._process.stdout.close()
         return self._process.returncode
+
+    def hang_up(self) -> None:
+        """Listen no more to what the broker prints."""
+        assert self._process and self._process.stdout
+        self._process.stdout.close()
 
     @property
     def pid(self) -> int:

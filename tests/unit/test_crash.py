@@ -182,6 +182,16 @@ def test_a_broker_that_is_told_to_stop_does_so_whatever_clients_do(tmp_path: Pat
         assert "not clean" not in server.log.read_text()
 
 
+def test_a_broker_whose_starter_is_gone_stops_in_order(tmp_path: Path) -> None:
+    """`levada start | head -3`: there is nobody to tell that it stops."""
+    with Server(tmp_path) as server:
+        server.hang_up()
+        create(server.address, "orders", 1)
+        assert server.stop(signal.SIGTERM) == 0
+        server.start()
+        assert "not clean" not in server.log.read_text()
+
+
 def test_two_thousand_partitions_after_a_kill(tmp_path: Path) -> None:
     """R9: and few files open, however many there are."""
     with Server(tmp_path, {"levada.open.files.max": 500}, ready_s=PATIENCE_S) as server:

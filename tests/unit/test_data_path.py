@@ -1,16 +1,21 @@
 """Produce and Fetch over sockets: each partition of a request stands for itself, and waiting ends when it should."""
 
+import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 from uuid import UUID
 
 import pytest
 from tests.brokers import Running, running
 from tests.compat.raw import Connection, batch, fetch, headers, produce
+from tests.logs import read_all
 
 from levada.errors import ErrorCode
+from levada.wire.batches import decode
 
 PATIENCE_S = 20.0
 
@@ -366,6 +371,70 @@ def test_counts_of_bytes_are_those_sent(broker: Running, wire: Connection, topic
         2 * len(data),
         2 * len(data),
     )
+
+
+# Many at once.
+
+
+ERROR_AT = (
+    4 + 4 + 2 + len("many") + 4 + 4
+)  # in the answer to a Produce of version 7: correlation id, topics ...
+
+
+class Writer(threading.Thread):
+    """A client that pipelines batches of all sizes to its own partition; some hang up in the middle of a frame."""
+
+    def __init__(self, broker: Running, index: int) -> None:
+        super().__init__()
+        self.random = Random(index)
+        self.index = index
+        self.sent: list[bytes] = []
+        self.acknowledged = 0
+        self._broker = broker
+
+    def run(self) -> None:
+        for _ in range(6):
+            with self._broker.connect() as one:
+                self._talk(one)
+
+    def _talk(self, one: Connection) -> None:
+        for _ in range(4):
+            sizes = [int(2 ** self.random.uniform(4, self.random.choice((9, 15, 19)))) for _ in range(15)]
+            frames = [self._frame(self.random.randbytes(size)) for size in sizes]
+            if self.random.random() < 0.2:
+                one.socket.sendall(b"".join(frames)[: self.random.randrange(1, sum(map(len, frames)))])
+                return  # some of these are stored, none is acknowledged
+            one.socket.sendall(b"".join(frames))
+            for _ in frames:
+                (error,) = struct.unpack_from(">h", one.receive_frame(), ERROR_AT)
+                assert error == 0
+                self.acknowledged += 1
+
+    def _frame(self, value: bytes) -> bytes:
+        records = batch(value)
+        self.sent.append(value)
+        body = struct.pack(">hhii", -1, -1, 30_000, 1) + struct.pack(">h", 4) + b"many"
+        body += struct.pack(">iii", 1, self.index, len(records)) + records
+        head = struct.pack(">hhih", 0, 7, 1, 2) + b"me"
+        return struct.pack(">i", len(head) + len(body)) + head + body
+
+
+def test_what_many_clients_send_at_once_is_stored_as_it_was_sent(broker: Running) -> None:
+    """From the shared arena to the files: every batch whole and in order, whoever hangs up meanwhile."""
+    broker.create("many", partitions=8)
+    writers = [Writer(broker, index) for index in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(PATIENCE_S)
+    assert sum(writer.acknowledged for writer in writers) > 500
+    for writer in writers:
+        log = broker.partition("many", writer.index).log
+        stored = broker.call(lambda: read_all(log))  # noqa: B023 (called at once); it checks the CRCs
+        values = [record.value for data in stored for record in decode(memoryview(data))]
+        remaining: Iterator[bytes | None] = iter(writer.sent)
+        assert all(value in remaining for value in values), "in the order of sending"
+        assert len(values) >= writer.acknowledged
 
 
 # A restart.
