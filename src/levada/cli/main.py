@@ -14,6 +14,10 @@ COMMANDS = {
     "topic": ("levada.cli.topic", "List, create, describe, alter and delete topics."),
     "produce": ("levada.cli.produce", "Send records from standard input or files."),
     "consume": ("levada.cli.consume", "Print the records of a topic."),
+    "group": (
+        "levada.cli.group",
+        "See groups of consumers and how far they are behind; reset and delete them.",
+    ),
     "config": ("levada.cli.config", "Show and change the settings of topics and brokers."),
     "cluster": ("levada.cli.cluster", "Describe the cluster and its brokers."),
     "completion": ("levada.cli.completion", "Print the completion script of a shell."),

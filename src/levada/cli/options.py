@@ -123,12 +123,12 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
-def confirm(question: str, yes: bool) -> None:
+def confirm(question: str, yes: bool, hint: str = "try: --yes") -> None:
     """Ask before something is lost; without a terminal only --yes will do."""
     import sys
 
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Failure(f"{question} needs a yes", hint="try: --yes")
+        raise Failure(f"{question} needs a yes", hint=hint)
     click.confirm(question, abort=True, err=True)

@@ -1,0 +1,352 @@
+"""`levada group`: list, describe, lag, reset, delete."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from levada.cli.failures import EXIT_NOT_FOUND, Failure, did_you_mean
+from levada.cli.options import confirm, connects, existing_topic, prints, say, with_client
+from levada.cli.output import Output, emit, emit_one, table, wants_color
+from levada.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from levada.model import TopicPartition
+    from levada.net.client import Client
+    from levada.net.group_admin import GroupDescription, GroupMember
+    from levada.net.group_lag import Move, PartitionLag, Target
+
+LAG_COLUMNS = ("topic", "partition", "committed", "end", "lag", "seconds_behind", "member")
+UNUSED = ("Empty", "Dead")
+
+
+@click.group()
+def group() -> None:
+    """List, describe, reset and delete groups of consumers, and see how far they are behind.
+
+    \b
+    Examples:
+      levada group list
+      levada group describe billing
+      levada group lag
+      levada group reset billing --topic orders --to-earliest
+      levada group delete billing
+    """
+
+
+@group.command("list")
+@click.option("-q", "--names", is_flag=True, help="Print only the names.")
+@prints
+@connects
+def list_groups(names: bool, output: Output, bootstrap: str, timeout: float) -> None:
+    """List groups.
+
+    \b
+    Examples:
+      levada group list
+      levada group list -q | xargs levada group lag
+    """
+    from levada.net.group_admin import GroupAdmin
+
+    groups = with_client(bootstrap, timeout, lambda client: GroupAdmin(client).known())
+    if names:
+        click.echo("".join(f"{found.group}\n" for found in groups), nl=False)
+    elif not groups and output == "table":
+        say("no groups; a consumer with a group.id makes one")
+    else:
+        emit([found._asdict() for found in groups], output, ("group", "state", "kind"))
+
+
+@group.command()
+@click.argument("names", metavar="GROUP...", nargs=-1, required=True)
+@prints
+@connects
+def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: float) -> None:
+    """Show the members of groups, the partitions they have, and how far they are behind.
+
+    \b
+    Examples:
+      levada group describe billing
+      levada group describe billing -o json
+    """
+
+    async def work(client: "Client") -> list[dict[str, Any]]:
+        return [await _description(client, name) for name in names]
+
+    described = with_client(bootstrap, timeout, work)
+    if output == "json" and len(described) == 1:
+        emit_one(described[0], output)
+    elif output != "table":
+        emit(described, output)
+    else:
+        for number, info in enumerate(described):
+            _print_description(info, first=number == 0)
+
+
+@group.command()
+@click.argument("names", metavar="[GROUP...]", nargs=-1)
+@click.option("--partitions", is_flag=True, help="One line for each partition.")
+@prints
+@connects
+def lag(names: tuple[str, ...], partitions: bool, output: Output, bootstrap: str, timeout: float) -> None:
+    """Show how many messages groups have not read, and how long the oldest of them has waited.
+
+    \b
+    Examples:
+      levada group lag
+      levada group lag billing --partitions
+      levada group lag -o jsonl | jq 'select(.lag > 1000)'
+    """
+    from levada.net.group_admin import GroupAdmin
+
+    async def work(client: "Client") -> list[dict[str, Any]]:
+        wanted = names or [found.group for found in await GroupAdmin(client).known()]
+        return [row for name in wanted for row in await _lag_rows(client, name, partitions)]
+
+    rows = with_client(bootstrap, timeout, work)
+    if not rows and output == "table":
+        say("no groups have committed offsets")
+        return
+    columns = (
+        ("group", *LAG_COLUMNS) if partitions else ("group", "state", "members", "lag", "seconds_behind")
+    )
+    emit(rows, output, columns)
+
+
+@group.command()
+@click.argument("name", metavar="GROUP")
+@click.option(
+    "--topic",
+    "topics",
+    metavar="TOPIC[:PARTITION,...]",
+    multiple=True,
+    help="What to reset; all that the group has committed if not given.",
+)
+@click.option("--to-earliest", "target", flag_value="earliest", help="To the first message.")
+@click.option("--to-latest", "target", flag_value="latest", help="To the end: skip what is there.")
+@click.option("--to-offset", type=click.IntRange(min=0), help="To this offset.")
+@click.option("--to-datetime", metavar="TIME", help="To the first message from a time on: 2026-05-01T12:00.")
+@click.option("--shift-by", type=int, help="So many messages further, or back if negative.")
+@click.option("--execute", is_flag=True, help="Do it without asking.")
+@prints
+@connects
+def reset(
+    name: str,
+    topics: tuple[str, ...],
+    target: str | None,
+    to_offset: int | None,
+    to_datetime: str | None,
+    shift_by: int | None,
+    execute: bool,
+    output: Output,
+    bootstrap: str,
+    timeout: float,
+) -> None:
+    """Let a group without members go on elsewhere. Shows what would change; changes it with --execute or a yes.
+
+    \b
+    Examples:
+      levada group reset billing --to-earliest
+      levada group reset billing --topic orders:0,1 --to-offset 4200 --execute
+      levada group reset billing --to-datetime 2026-05-01T12:00
+      levada group reset billing --shift-by -100
+    """
+    from levada.net.group_admin import GroupAdmin
+    from levada.net.group_lag import planned
+
+    goal = _goal(target, to_offset, to_datetime, shift_by)
+
+    async def plan(client: "Client") -> "list[Move]":
+        await _check_unused(client, name)
+        places = await _places(client, name, topics)
+        return await planned(client, name, places, goal, shift=shift_by is not None)
+
+    moves = with_client(bootstrap, timeout, plan)
+    emit([_move_row(move) for move in moves], output, ("topic", "partition", "committed", "new", "lag"))
+    if not execute:
+        confirm(f"reset {len(moves)} offsets of {name}?", yes=False, hint="try: --execute")
+    new = {move.partition: move.target for move in moves}
+    with_client(bootstrap, timeout, lambda client: GroupAdmin(client).commit(name, new))
+    say(f"reset {len(moves)} offsets of {name}")
+
+
+@group.command()
+@click.argument("names", metavar="GROUP...", nargs=-1, required=True)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@connects
+def delete(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) -> None:
+    """Delete groups that have no members, and their offsets.
+
+    \b
+    Examples:
+      levada group delete billing
+      levada group delete --yes billing shipping
+    """
+    from levada.net.group_admin import GroupAdmin
+
+    async def check(client: "Client") -> None:
+        for name in names:
+            await _check_unused(client, name)
+
+    with_client(bootstrap, timeout, check)
+    confirm(f"delete {', '.join(names)} and all committed offsets?", yes)
+
+    async def work(client: "Client") -> None:
+        for name in names:
+            await GroupAdmin(client).delete(name)
+            say(f"deleted {name}")
+
+    with_client(bootstrap, timeout, work)
+
+
+def _goal(
+    target: str | None, to_offset: int | None, to_datetime: str | None, shift_by: int | None
+) -> "Target":
+    given = [one for one in (target, to_offset, to_datetime, shift_by) if one is not None]
+    if len(given) != 1:
+        raise click.UsageError(
+            "give one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by"
+        )
+    if to_datetime is not None:
+        try:
+            return datetime.fromisoformat(to_datetime).astimezone()
+        except ValueError:
+            raise click.BadParameter(
+                f"{to_datetime!r} is no time; write 2026-05-01T12:00", param_hint="--to-datetime"
+            ) from None
+    if target is not None:
+        return "earliest" if target == "earliest" else "latest"
+    number = to_offset if to_offset is not None else shift_by
+    assert number is not None
+    return number
+
+
+async def _find(client: "Client", name: str) -> "GroupDescription":
+    """The group; ends the command with code 4 if there is none."""
+    from levada.net.group_admin import GroupAdmin
+
+    try:
+        return await GroupAdmin(client).describe(name)
+    except KafkaError as error:
+        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+            raise
+    known = [found.group for found in await GroupAdmin(client).known()]
+    raise Failure(
+        f"no such group: {name}{did_you_mean(name, known)}", EXIT_NOT_FOUND, "try: levada group list"
+    )
+
+
+async def _check_unused(client: "Client", name: str) -> None:
+    found = await _find(client, name)
+    if found.state not in UNUSED:
+        raise Failure(
+            f"{name} is in use ({found.state}, members: {len(found.members)})",
+            hint="stop its consumers first",
+        )
+
+
+async def _places(client: "Client", name: str, topics: tuple[str, ...]) -> "list[TopicPartition]":
+    """The partitions that were named, or all that the group has committed."""
+    from levada.model import TopicPartition
+    from levada.net.group_admin import GroupAdmin
+
+    if not topics:
+        known = (await client.metadata()).topics
+        places = [place for place in await GroupAdmin(client).offsets(name) if place.topic in known]
+        if not places:
+            raise Failure(f"{name} has committed no offsets", hint="name what to reset with --topic")
+        return places
+    places = []
+    for text in topics:
+        topic, _, numbers = text.partition(":")
+        await existing_topic(client, topic)
+        count = len((await client.topic(topic)).partitions)
+        try:
+            indexes = [int(number) for number in numbers.split(",")] if numbers else list(range(count))
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not TOPIC[:PARTITION,...]", param_hint="--topic") from None
+        if not all(0 <= index < count for index in indexes):
+            raise Failure(f"{topic} has partitions 0 to {count - 1}", EXIT_NOT_FOUND)
+        places += [TopicPartition(topic, index) for index in indexes]
+    return places
+
+
+async def _description(client: "Client", name: str) -> dict[str, Any]:
+    from levada.net.group_lag import lag_of
+
+    found = await _find(client, name)
+    rows = [_lag_row(one) for one in await lag_of(client, found)]
+    return {
+        "group": found.group,
+        "state": found.state,
+        "kind": found.kind,
+        "assignor": found.assignor or None,
+        "coordinator": found.coordinator,
+        "members": [_member_row(member) for member in found.members],
+        "offsets": rows,
+    }
+
+
+async def _lag_rows(client: "Client", name: str, partitions: bool) -> list[dict[str, Any]]:
+    from levada.net.group_lag import lag_of
+
+    found = await _find(client, name)
+    rows = [_lag_row(one) for one in await lag_of(client, found)]
+    if partitions:
+        return [{"group": name, **row} for row in rows]
+    seconds = [row["seconds_behind"] for row in rows if row["seconds_behind"] is not None]
+    return [
+        {
+            "group": name,
+            "state": found.state,
+            "members": len(found.members),
+            "lag": sum(row["lag"] or 0 for row in rows),
+            "seconds_behind": max(seconds, default=None),
+        }
+    ]
+
+
+def _lag_row(one: "PartitionLag") -> dict[str, Any]:
+    return {
+        "topic": one.partition.topic,
+        "partition": one.partition.partition,
+        "committed": one.committed,
+        "end": one.end,
+        "lag": one.lag,
+        "seconds_behind": None if one.lag_s is None else round(one.lag_s, 1),
+        "metadata": one.metadata,
+        "member": one.member,
+    }
+
+
+def _member_row(member: "GroupMember") -> dict[str, Any]:
+    return {
+        "member": member.member_id,
+        "instance": member.instance_id,
+        "client": member.client_id,
+        "host": member.host,
+        "partitions": None if member.partitions is None else [str(place) for place in member.partitions],
+    }
+
+
+def _move_row(move: "Move") -> dict[str, Any]:
+    return {
+        "topic": move.partition.topic,
+        "partition": move.partition.partition,
+        "committed": move.committed,
+        "new": move.target,
+        "lag": move.end - move.target,
+    }
+
+
+def _print_description(info: dict[str, Any], *, first: bool) -> None:
+    if not first:
+        click.echo()
+    words = [info["state"], info["kind"], *([info["assignor"]] if info["assignor"] else [])]
+    title = click.style(info["group"], bold=True)
+    click.echo(f"{title}   {', '.join(words)}   coordinator {info['coordinator']}", color=wants_color())
+    if info["members"]:
+        columns = ("member", "instance", "client", "host", "partitions")
+        click.echo(table(info["members"], columns), nl=False, color=wants_color())
+    if info["offsets"]:
+        click.echo(table(info["offsets"], LAG_COLUMNS), nl=False, color=wants_color())
