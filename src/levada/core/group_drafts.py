@@ -36,6 +36,9 @@ class TimerKind(IntEnum):
     JOIN = 1  # members that have not joined by then are left behind
     SYNC = 2  # members that have not asked for their assignment by then are removed
     RETENTION = 3  # offsets that are kept no longer are looked for
+    REVOKE = 4  # a member of the consumer protocol that has not given partitions back by then is removed
+    MEMBER_JOIN = 5  # so is a member of the classic protocol in such a group that has not joined again
+    MEMBER_SYNC = 6  # or has not asked for its assignment
 
 
 class Timer(NamedTuple):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from levada.core.classic_group import ClassicGroup
 from levada.core.group_drafts import Timer
 from levada.core.machines import JournalRecord
+from levada.wire.consumer_journal import CONSUMER_KINDS
 from levada.wire.journal import GROUP, OFFSET, OLD_OFFSET, GroupKey, OffsetKey, OffsetValue
 from levada.wire.layouts import Format
 from levada.wire.markers import Marker
@@ -16,7 +17,7 @@ from levada.wire.markers import Marker
 if TYPE_CHECKING:
     from levada.core.groups import GroupsMachine
 
-FORMAT: Final[Format[Any]] = Format(OLD_OFFSET, OFFSET, GROUP)
+FORMAT: Final[Format[Any]] = Format(OLD_OFFSET, OFFSET, GROUP, *CONSUMER_KINDS)
 
 
 class GroupEvent(Protocol):

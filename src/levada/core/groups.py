@@ -1,8 +1,8 @@
 """The machine behind a partition of `__consumer_offsets`: its groups, their committed offsets, their deadlines.
 
 Deciding methods take the request, the time and the ticket of who waits, change nothing and return an outcome, or raise
-what the client is told. A group is found by its id and may be of more than one kind: what the classic protocol asks
-goes to `classic`, which refuses the others; offsets ask a group only what every kind can answer (`Group`).
+what the client is told. A group is found by its id and is of the classic or of the consumer protocol; members of the
+one may be in a group of the other. Offsets ask a group mostly what every kind can answer (`Group`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Final, NamedTuple, Protocol
 
-from levada.core import group_requests
+from levada.core import classic_members, consumer_requests, group_requests
 from levada.core.classic_group import UNKNOWN_MEMBER, ClassicGroup, State, restored
+from levada.core.consumer_drafts import ConsumerDraft, ConsumerLimits, ConsumerRecord
+from levada.core.consumer_group import ANYBODY, ConsumerGroup, Reader
 from levada.core.group_drafts import Draft, GroupLimits, Timer, TimerKind
 from levada.core.group_events import (
     FORMAT,
@@ -23,6 +25,7 @@ from levada.core.group_events import (
     TransactionEnded,
 )
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
+from levada.core.image import ClusterImage
 from levada.core.machines import Deadlines, JournalRecord, Outcome, Stamp, Ticket
 from levada.core.offsets import Offsets, Place
 from levada.errors import ErrorCode, KafkaError
@@ -70,6 +73,7 @@ class CommitRequest(NamedTuple):
     offsets: Sequence[tuple[Place, OffsetValue]]
     producer_id: int = -1  # of the transaction that the commit is part of
     producer_epoch: int = -1
+    api_version: int = 9  # from which on members of the consumer protocol may commit
 
     @property
     def is_transactional(self) -> bool:
@@ -92,31 +96,41 @@ class GroupsMachine:
     groups: dict[str, Group] = field(default_factory=dict)
     offsets: Offsets = field(default_factory=Offsets)
     deadlines: Deadlines[Timer] = field(default_factory=Deadlines)
+    consumer_limits: ConsumerLimits = field(default_factory=ConsumerLimits)
+    image: Callable[[], ClusterImage] = ClusterImage  # the topics, which consumer groups divide
 
     # The classic protocol.
 
     def classic(self, group_id: str) -> ClassicGroup | None:
-        """The classic group of that id, if there is one; a group of another kind has its own protocol."""
+        """The classic group of that id, if there is one."""
         group = self.groups.get(group_id)
-        if group is None or isinstance(group, ClassicGroup):
-            return group
-        raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, f"{group_id!r} is a {group.kind} group")
+        return group if isinstance(group, ClassicGroup) else None
 
     def join(self, request: JoinRequest, now_ms: int, ticket: Ticket) -> Outcome:
         """JoinGroup. The first member makes the group."""
         group_requests.check_join(request, self.limits)
-        group = self.classic(request.group_id)
-        if group is None:
+        group = self.groups.get(request.group_id)
+        former: list[GroupEvent] = []
+        if isinstance(group, ConsumerGroup):
+            if group.members:
+                return classic_members.join(self, group, request, now_ms, ticket)
+            former = [ConsumerRecord(key, value) for key, value in group.tombstones()]
+            group = None
+        if not isinstance(group, ClassicGroup):
             if request.member_id != UNKNOWN_MEMBER:
                 raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"there is no group {request.group_id!r}")
             group = ClassicGroup(request.group_id)
         draft = Draft(group, self.limits, now_ms)
         group_requests.join(draft, request, ticket, self.limits)
-        return _outcome(draft)
+        outcome = _outcome(draft)
+        return outcome._replace(events=[*former, *outcome.events])
 
     def sync(self, request: SyncRequest, now_ms: int, ticket: Ticket) -> Outcome:
         """SyncGroup."""
-        draft = Draft(self._member_group(request.group_id), self.limits, now_ms)
+        group = self._member_group(request.group_id)
+        if isinstance(group, ConsumerGroup):
+            return classic_members.sync(self, group, request, now_ms, ticket)
+        draft = Draft(group, self.limits, now_ms)
         group_requests.sync(draft, request, ticket)
         return _outcome(draft)
 
@@ -131,6 +145,8 @@ class GroupsMachine:
     ) -> Outcome:
         """Heartbeat: the session begins anew, and the member is told when it must join again."""
         group = self._member_group(group_id)
+        if isinstance(group, ConsumerGroup):
+            return classic_members.heartbeat(self, group, member_id, instance_id, generation, now_ms, ticket)
         member = group.check_member(member_id, instance_id)
         if generation != group.generation:
             raise group.illegal(generation)
@@ -142,19 +158,25 @@ class GroupsMachine:
 
     def leave(self, group_id: str, leaving: Sequence[LeavingMember], now_ms: int, ticket: Ticket) -> Outcome:
         """LeaveGroup; the reply is an error code for each who leaves."""
-        group = self.classic(group_id)
-        if group is None:
+        group = self.groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return classic_members.leave(self, group, leaving, now_ms, ticket)
+        if not isinstance(group, ClassicGroup):
             return Outcome(replies=[(ticket, [ErrorCode.UNKNOWN_MEMBER_ID] * len(leaving))])
         draft = Draft(group, self.limits, now_ms)
         errors = group_requests.leave(draft, leaving)
         draft.replies.append((ticket, errors))
         return _outcome(draft)
 
-    def _member_group(self, group_id: str) -> ClassicGroup:
-        group = self.classic(group_id)
-        if group is None:
-            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"there is no group {group_id!r}")
-        return group
+    def _member_group(self, group_id: str) -> ClassicGroup | ConsumerGroup:
+        group = self.groups.get(group_id)
+        if isinstance(group, ClassicGroup | ConsumerGroup):
+            return group
+        raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"there is no group {group_id!r}")
+
+    def consumer_draft(self, group: ConsumerGroup, now_ms: int) -> ConsumerDraft:
+        """A consumer group, to be changed."""
+        return ConsumerDraft(group, self.consumer_limits, self.image(), now_ms)
 
     # Offsets.
 
@@ -180,8 +202,10 @@ class GroupsMachine:
             if request.generation >= 0:
                 raise KafkaError(ErrorCode.ILLEGAL_GENERATION, f"there is no group {request.group_id!r}")
             return []
-        if not isinstance(group, ClassicGroup):
-            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"{request.group_id!r} is a {group.kind} group")
+        if isinstance(group, ConsumerGroup):
+            consumer_requests.check_commit(self.image().topics, group, request)
+            return []
+        assert isinstance(group, ClassicGroup)
         member = group.check_commit(
             request.member_id,
             request.instance_id,
@@ -193,8 +217,13 @@ class GroupsMachine:
         timer = Timer(group.id, TimerKind.MEMBER, member.id)
         return [TimerMoved(timer, now_ms + member.session_timeout_ms)]
 
-    def fetch(self, group_id: str, places: Iterable[Place] | None, *, stable: bool) -> list[FetchedOffset]:
+    def fetch(
+        self, group_id: str, places: Iterable[Place] | None, *, stable: bool, reader: Reader = ANYBODY
+    ) -> list[FetchedOffset]:
         """OffsetFetch: committed offsets of these partitions, or of all; `stable` waits for open transactions."""
+        group = self.groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            group.check_fetch(reader)
         found = []
         for place in [place for place, _ in self.offsets.of(group_id)] if places is None else places:
             if stable and self.offsets.is_pending(group_id, place):
@@ -230,7 +259,7 @@ class GroupsMachine:
         group = self._existing(group_id)
         if not group.is_empty:
             raise KafkaError(ErrorCode.NON_EMPTY_GROUP, f"{group_id!r} has members")
-        return Outcome([*self._without_offsets(group_id), GroupRemoved(group_id)], [(ticket, None)])
+        return Outcome([*self._without_offsets(group_id), *_removal(group)], [(ticket, None)])
 
     def _existing(self, group_id: str) -> Group:
         group = self.groups.get(group_id)
@@ -260,6 +289,8 @@ class GroupsMachine:
         """Whoever was a member has a session's time to be heard of. A group over its size rebalances."""
         events: list[GroupEvent] = [self._next_check(now_ms)]
         for group in self.groups.values():
+            if isinstance(group, ConsumerGroup):
+                events += consumer_requests.await_members(self.consumer_draft(group, now_ms))
             if isinstance(group, ClassicGroup) and group.members:
                 draft = Draft(group, self.limits, now_ms)
                 for member in group.members.values():
@@ -273,6 +304,7 @@ class GroupsMachine:
         """Everything that is due."""
         events: list[GroupEvent] = []
         drafts: dict[str, Draft] = {}
+        consumers: dict[str, ConsumerDraft] = {}
         for timer in self.deadlines.due(now_ms):
             group = self.groups.get(timer.group)
             if timer == RETENTION:
@@ -280,9 +312,13 @@ class GroupsMachine:
             elif isinstance(group, ClassicGroup):
                 draft = drafts.setdefault(timer.group, Draft(group, self.limits, now_ms))
                 group_requests.expire(draft, timer)
+            elif isinstance(group, ConsumerGroup):
+                opened = consumers.setdefault(timer.group, self.consumer_draft(group, now_ms))
+                consumer_requests.expire(self, opened, timer)
             else:
                 events.append(TimerMoved(timer, None))
         outcomes = [_outcome(draft) for draft in drafts.values()]
+        outcomes += [opened.outcome() for opened in consumers.values()]
         replies = [reply for outcome in outcomes for reply in outcome.replies]
         return Outcome(events + [event for outcome in outcomes for event in outcome.events], replies)
 
@@ -298,13 +334,12 @@ class GroupsMachine:
             gone = self.offsets.expired(group.id, now_ms, self.limits.offsets_retention_ms, group.kept_since)
             events += [OffsetPut(OffsetKey(group.id, *place), None) for place in gone]
             if (
-                isinstance(group, ClassicGroup)
-                and group.is_empty
-                and not group.pending
+                group.is_empty
+                and not (isinstance(group, ClassicGroup) and group.pending)
                 and len(gone) == self.offsets.count(group.id)
                 and not self.offsets.has_pending(group.id)
             ):
-                events.append(GroupRemoved(group.id))
+                events += _removal(group)
         return [*events, self._next_check(now_ms)]
 
     # Applying.
@@ -337,14 +372,24 @@ class GroupsMachine:
             OffsetPut(name, content, producer_id).apply(self)
         elif isinstance(name, GroupKey):
             self._replay_group(name.group, restored(name.group, content) if content is not None else None)
+        else:
+            ConsumerRecord(name, content).apply(self)
 
     def _replay_group(self, group_id: str, group: ClassicGroup | None) -> None:
         if group is not None:
             self.groups[group_id] = group
+        elif isinstance(self.groups.get(group_id), ConsumerGroup):
+            return
         elif self.offsets.has(group_id):
             self.groups[group_id] = ClassicGroup(group_id)
         else:
             self.groups.pop(group_id, None)
+
+
+def _removal(group: Group) -> list[GroupEvent]:
+    if isinstance(group, ConsumerGroup):
+        return [ConsumerRecord(key, value) for key, value in group.tombstones()]
+    return [GroupRemoved(group.id)]
 
 
 def _outcome(draft: Draft) -> Outcome:

@@ -99,6 +99,7 @@ def _blob(length: Type, decode: Callable[[bytes], Any], encode: Callable[[Any], 
 STRING = _blob(INT16, bytes.decode, str.encode, null=False)
 NULLABLE_STRING = _blob(INT16, bytes.decode, str.encode, null=True)
 BYTES = _blob(INT32, bytes, bytes, null=False)
+NULLABLE_BYTES = _blob(INT32, bytes, bytes, null=True)
 COMPACT_STRING = _blob(_COMPACT, bytes.decode, str.encode, null=False)
 COMPACT_NULLABLE_STRING = _blob(_COMPACT, bytes.decode, str.encode, null=True)
 COMPACT_BYTES = _blob(_COMPACT, bytes, bytes, null=False)

@@ -1,0 +1,188 @@
+"""A group changes its protocol while its members live on: from classic to consumer, and back.
+
+The first member of the consumer protocol that joins a classic group turns it into a consumer group; those that speak
+the classic protocol stay as they are and are told to join again, one after the other. When the last member of the
+consumer protocol is gone, the group goes back. So an application is upgraded, or taken back, one process at a time.
+"""
+
+from collections.abc import Collection
+from uuid import UUID
+
+from levada.core.assignors import Partitions
+from levada.core.classic_group import CONSUMER_PROTOCOL, ClassicGroup, Member, State
+from levada.core.consumer_drafts import ConsumerDraft
+from levada.core.consumer_group import target_value
+from levada.core.consumer_member import ConsumerMember
+from levada.core.consumer_protocol import read_assignment, read_subscription, write_assignment
+from levada.core.group_drafts import Draft, GroupLimits, Timer, TimerKind
+from levada.core.group_events import GroupChanged, GroupRemoved
+from levada.errors import ErrorCode, KafkaError
+from levada.wire.consumer_journal import (
+    ClassicMetadata,
+    ClassicProtocol,
+    GroupEpochKey,
+    GroupEpochValue,
+    MemberMetadata,
+    TargetEpochKey,
+    TargetEpochValue,
+    TargetKey,
+)
+
+
+def upgrade(draft: ConsumerDraft, classic: ClassicGroup) -> None:
+    """Make a classic group with members a consumer group, in the draft of an empty one. GROUP_ID_NOT_FOUND.
+
+    Each member has what it was last assigned. Whoever waits for a generation is told to join again.
+    """
+    if not draft.limits.upgrade:
+        raise _cannot(classic, "group.consumer.migration.policy does not allow it")
+    if classic.protocol_type != CONSUMER_PROTOCOL:
+        raise _cannot(classic, "its members are no consumers")
+    if len(classic.members) > draft.limits.max_size:
+        raise _cannot(classic, f"it has more than {draft.limits.max_size} members")
+    _end_classic(draft, classic)
+    members = {member.id: _upgraded(draft, classic, member) for member in classic.members.values()}
+    group_id, epoch = classic.id, classic.generation
+    for member_id, (metadata, _) in members.items():
+        draft.put_metadata(member_id, metadata)
+    draft.put(GroupEpochKey(group_id), GroupEpochValue(epoch))
+    for member_id, (_, partitions) in members.items():
+        draft.put(TargetKey(group_id, member_id), target_value(partitions))
+    draft.put(TargetEpochKey(group_id), TargetEpochValue(epoch, draft.now_ms))
+    for member_id, (metadata, partitions) in members.items():
+        assigned = {
+            topic: dict.fromkeys(found, epoch)
+            for topic, all_found in partitions.items()
+            if (found := [one for one in sorted(all_found) if draft.group.owner(topic, one) is None])
+        }
+        draft.put_current(ConsumerMember(member_id, metadata, epoch, epoch, assigned=assigned))
+        draft.wait(TimerKind.MEMBER, member_id, classic.members[member_id].session_timeout_ms)
+
+
+def _cannot(classic: ClassicGroup, why: str) -> KafkaError:
+    return KafkaError(
+        ErrorCode.GROUP_ID_NOT_FOUND,
+        f"the classic group {classic.id!r} cannot become a consumer group: {why}",
+    )
+
+
+def _end_classic(draft: ConsumerDraft, classic: ClassicGroup) -> None:
+    error = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group changes to the consumer protocol")
+    for member in classic.members.values():
+        draft.replies += [(ticket, error) for ticket in (member.join, member.sync) if ticket is not None]
+    for kind in (TimerKind.JOIN, TimerKind.SYNC):
+        draft.timers[Timer(classic.id, kind)] = None
+    for member_id in classic.pending:
+        draft.wait(TimerKind.MEMBER, member_id, None)
+    draft.events.append(GroupRemoved(classic.id))
+
+
+def _upgraded(
+    draft: ConsumerDraft, classic: ClassicGroup, member: Member
+) -> tuple[MemberMetadata, dict[UUID, frozenset[int]]]:
+    """What a member of the classic protocol says of itself, and what it has."""
+    subscription = read_subscription(member.metadata(classic.protocol or member.vote[0]))
+    assignment = read_assignment(member.assignment)
+    if subscription is None or assignment is None:
+        raise _cannot(classic, "what its members say cannot be read")
+    if assignment.user_data:
+        raise _cannot(classic, "its assignor keeps data of its own, which would be lost")
+    metadata = classic_metadata(member.protocols, member.session_timeout_ms)._replace(
+        instance_id=member.instance_id,
+        rack_id=subscription.rack_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=tuple(sorted(set(subscription.topics))),
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+    )
+    return metadata, by_id(draft, assignment.partitions)
+
+
+def classic_metadata(protocols: tuple[tuple[str, bytes], ...], session_timeout_ms: int) -> MemberMetadata:
+    """What is kept of a member of the classic protocol besides what every member has."""
+    classic = ClassicMetadata(session_timeout_ms, tuple(ClassicProtocol(*one) for one in protocols))
+    return MemberMetadata(None, None, "", "", (), "", -1, None, classic)
+
+
+def by_id(draft: ConsumerDraft, partitions: dict[str, frozenset[int]]) -> dict[UUID, frozenset[int]]:
+    """Partitions by the ids of their topics; topics that are gone are left out."""
+    return {draft.topics[name].id: found for name, found in partitions.items() if name in draft.topics}
+
+
+def assignment_bytes(draft: ConsumerDraft, member: ConsumerMember, partitions: Partitions) -> bytes:
+    """Partitions as a member of the classic protocol is told of them, in the version that it speaks."""
+    classic = member.metadata.classic_member_metadata
+    subscription = read_subscription(classic.supported_protocols[0].metadata) if classic is not None else None
+    names = draft.image.topic_names
+    return write_assignment(
+        0 if subscription is None else subscription.version,
+        {names[topic]: found for topic, found in partitions.items() if topic in names},
+    )
+
+
+# Back.
+
+
+def may_downgrade(draft: ConsumerDraft, leaving: Collection[str] = ()) -> bool:
+    """Whether only members of the classic protocol are left when these are gone, and the group may go back."""
+    left = [member for member in draft.group.members.values() if member.id not in leaving]
+    return (
+        draft.limits.downgrade
+        and 0 < len(left) <= draft.limits.classic_max_size
+        and all(member.is_classic for member in left)
+    )
+
+
+def downgrade(
+    limits: GroupLimits, draft: ConsumerDraft, leaving: Collection[str] = (), *, rebalance: bool = True
+) -> None:
+    """Make a consumer group whose members speak the classic protocol a classic group.
+
+    Its members have what they were to have; unless nothing changed for them they are told to join again.
+    """
+    group = draft.group
+    members = {
+        member.id: _downgraded(draft, member) for member in group.members.values() if member.id not in leaving
+    }
+    classic = ClassicGroup(
+        group.id,
+        State.STABLE,
+        draft.now_ms,
+        group.epoch,
+        CONSUMER_PROTOCOL,
+        leader=next(iter(members)),
+        members=members,
+        instances={
+            member.instance_id: member.id for member in members.values() if member.instance_id is not None
+        },
+    )
+    classic.protocol = classic.select_protocol()
+    classic.topics = classic.subscribed(classic.protocol)
+    for member_id in list(group.members):
+        draft.forget(member_id)
+    for key, value in list(group.tombstones()):
+        draft.put(key, value)
+    turned = Draft(classic, limits, draft.now_ms)
+    for member in members.values():
+        turned.stay(member)
+    if rebalance:
+        turned.prepare()
+    draft.events.append(GroupChanged(turned.group, saved=True))
+    draft.timers |= turned.timers
+    draft.replies += turned.replies
+    draft.ended = True
+
+
+def _downgraded(draft: ConsumerDraft, member: ConsumerMember) -> Member:
+    metadata, classic = member.metadata, member.metadata.classic_member_metadata
+    assert classic is not None
+    return Member(
+        member.id,
+        metadata.instance_id,
+        metadata.client_id,
+        metadata.client_host,
+        classic.session_timeout_ms,
+        metadata.rebalance_timeout_ms,
+        tuple((name, blob) for name, blob in classic.supported_protocols),
+        assignment_bytes(draft, member, draft.group.target(member.id)),
+    )
