@@ -7,9 +7,14 @@ They are part of `BrokerConfig`, which inherits them; here they have room. Repli
 from dataclasses import dataclass
 from typing import Final
 
-from levada.settings import INT_MAX, Long, Short, setting
+from levada.settings import INT_MAX, Long, Short, Strings, setting
 
 MINUTE_MS: Final = 60_000
+ASSIGNORS: Final = ("uniform", "range")
+# Kafka also takes the names of its own classes.
+ASSIGNOR_CLASSES: Final = {
+    f"org.apache.kafka.coordinator.group.assignor.{name.capitalize()}Assignor": name for name in ASSIGNORS
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -35,3 +40,20 @@ class CoordinatorSettings:
         3_000, "How long a new group waits for more members before its first assignment.", minimum=0
     )
     group_max_size: int = setting(INT_MAX, "Members that a group may have.", minimum=1)
+    group_consumer_session_timeout_ms: int = setting(
+        45_000, "A member of the consumer protocol that is not heard of for so long is removed.", minimum=1
+    )
+    group_consumer_heartbeat_interval_ms: int = setting(
+        5_000, "How often members of the consumer protocol are told to send heartbeats.", minimum=1
+    )
+    group_consumer_max_size: int = setting(INT_MAX, "Members that a consumer group may have.", minimum=1)
+    group_consumer_assignors: Strings = setting(
+        ASSIGNORS,
+        "How partitions of consumer groups may be divided; the first where members ask for none.",
+        choices=(*ASSIGNORS, *ASSIGNOR_CLASSES),
+    )
+    group_consumer_migration_policy: str = setting(
+        "bidirectional",
+        "Which way groups with members may change between the classic and the consumer protocol.",
+        choices=("bidirectional", "upgrade", "downgrade", "disabled"),
+    )

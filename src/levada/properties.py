@@ -40,6 +40,7 @@ WITHOUT_EFFECT: Final = {
     "log.cleaner.": "the log cleaner is not available yet",
     "log.dir.failure.timeout.ms": "a failed log dir is reported at once",
     "log.flush.start.offset.checkpoint.interval.ms": "start offsets are written with the recovery points",
+    "group.consumer.": "consumer groups have the broker's own settings",
     "group.share.": "share groups are not available yet",
     "group.coordinator.": "one thread coordinates all groups",
     "offsets.load.buffer.size": "journals are read a megabyte at a time",

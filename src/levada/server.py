@@ -11,6 +11,7 @@ from levada import logs
 from levada.api import (  # noqa: F401 (handlers)
     cluster,
     configs,
+    consumer_groups,
     fetch,
     groups,
     logdirs,

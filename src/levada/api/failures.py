@@ -58,6 +58,7 @@ ITEMS: dict[str, Items] = {
     "offset_commit": Items("topics", "topics", _same("name", "topic_id"), _BY_PARTITION),
     "offset_fetch": Items("groups", "groups", _same("group_id")),
     "describe_groups": Items("groups", "groups", (("group_id", ""),)),
+    "consumer_group_describe": Items("group_ids", "groups", (("group_id", ""),)),
     "delete_groups": Items("groups_names", "results", (("group_id", ""),)),
     "find_coordinator": Items("coordinator_keys", "coordinators", (("key", ""),)),
 }

@@ -12,6 +12,7 @@ from levada.api.groups import MILLISECOND, check_group_id, each_group, error_of
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.waiting import Deferred, together
+from levada.core.consumer_group import Reader
 from levada.core.groups import CommitRequest, FetchedOffset, GroupsMachine
 from levada.core.machines import Outcome, Ticket
 from levada.core.offsets import Place
@@ -76,6 +77,7 @@ def offset_commit(call: Call, request: "offset_commit_v10.OffsetCommitRequest") 
         request.group_instance_id,
         request.generation_id_or_member_epoch,
         offsets,
+        api_version=call.api_version,
     )
     (asked,) = each_group(
         call, [request.group_id], lambda machine, _, at_ms, ticket: machine.commit(commit, at_ms, ticket)
@@ -126,7 +128,9 @@ def offset_fetch(call: Call, request: "offset_fetch_v10.OffsetFetchRequest") -> 
 
     def look(machine: GroupsMachine, group_id: str, _: int, ticket: Ticket) -> Outcome:
         places = _places(call, asked[group_id])
-        return Outcome(replies=[(ticket, machine.fetch(group_id, places, stable=request.require_stable))])
+        reader = Reader(asked[group_id].member_id, asked[group_id].member_epoch)
+        found = machine.fetch(group_id, places, stable=request.require_stable, reader=reader)
+        return Outcome(replies=[(ticket, found)])
 
     def fetched(results: list[Any]) -> Any:
         return offset_fetch_v10.OffsetFetchResponse(

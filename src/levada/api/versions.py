@@ -5,6 +5,12 @@ from levada.api.throttling import UNTHROTTLED
 from levada.errors import ErrorCode
 from levada.wire.lazy import kio_modules
 
+# Features by name: the levels that are known, and the one that is in force.
+FEATURES = {
+    "group.version": (0, 1, 1),  # 1 has groups of the consumer protocol (KIP-848)
+}
+OMIT_FROM_ZERO_UNTIL = 3  # versions in which a feature whose levels begin at 0 cannot be told
+
 with kio_modules():
     import kio.schema.api_versions.v4 as shapes
 
@@ -27,4 +33,14 @@ def api_versions(call: Call, request: "shapes.ApiVersionsRequest | None") -> "sh
         error_code=ErrorCode.UNSUPPORTED_VERSION if refused else ErrorCode.NONE,
         api_keys=ranges,
         throttle_time=UNTHROTTLED,
+        supported_features=tuple(
+            shapes.response.SupportedFeatureKey(name=name, min_version=first, max_version=last)
+            for name, (first, last, _) in FEATURES.items()
+            if first > 0 or call.api_version > OMIT_FROM_ZERO_UNTIL
+        ),
+        finalized_features_epoch=0,
+        finalized_features=tuple(
+            shapes.response.FinalizedFeatureKey(name=name, min_version_level=level, max_version_level=level)
+            for name, (_, _, level) in FEATURES.items()
+        ),
     )

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Final
 
 from levada.broker.coordinators import Coordinators, InternalTopic, Shard
 from levada.config import BrokerConfig
-from levada.coordinator_settings import MINUTE_MS
+from levada.coordinator_settings import ASSIGNOR_CLASSES, ASSIGNORS, MINUTE_MS
+from levada.core.consumer_drafts import ConsumerLimits
 from levada.core.group_drafts import GroupLimits
 from levada.core.groups import GroupsMachine
 from levada.core.image import ClusterImage
@@ -31,13 +32,16 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
             "segment.bytes": str(config.offsets_topic_segment_bytes),
         },
     )
-    limits = _limits(config)
+    limits, consumer_limits = _limits(config), _consumer_limits(config)
 
     def forget_gone_topics(shard: Shard[GroupsMachine]) -> None:
         topics = broker.image.topics
         shard.submit(lambda machine, _, ticket: machine.topics_gone(lambda name: name not in topics, ticket))
 
-    coordinators = Coordinators(broker, topic, lambda: GroupsMachine(limits), forget_gone_topics)
+    def new_machine() -> GroupsMachine:
+        return GroupsMachine(limits, consumer_limits=consumer_limits, image=lambda: broker.image)
+
+    coordinators = Coordinators(broker, topic, new_machine, forget_gone_topics)
 
     def follow(former: ClusterImage, image: ClusterImage) -> None:
         gone = {name for name, topic in former.topics.items() if image.topic_names.get(topic.id) != name}
@@ -59,4 +63,18 @@ def _limits(config: BrokerConfig) -> GroupLimits:
         offset_metadata_max_bytes=config.offset_metadata_max_bytes,
         offsets_retention_ms=config.offsets_retention_minutes * MINUTE_MS,
         offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+    )
+
+
+def _consumer_limits(config: BrokerConfig) -> ConsumerLimits:
+    policy = config.group_consumer_migration_policy
+    assignors = config.group_consumer_assignors or ASSIGNORS
+    return ConsumerLimits(
+        session_timeout_ms=config.group_consumer_session_timeout_ms,
+        heartbeat_interval_ms=config.group_consumer_heartbeat_interval_ms,
+        max_size=config.group_consumer_max_size,
+        classic_max_size=config.group_max_size,
+        assignors=tuple(ASSIGNOR_CLASSES.get(name, name) for name in assignors),
+        upgrade=policy in ("bidirectional", "upgrade"),
+        downgrade=policy in ("bidirectional", "downgrade"),
     )

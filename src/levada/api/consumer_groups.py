@@ -1,0 +1,199 @@
+"""Groups of the consumer protocol (KIP-848): the one request that members send, and what operators ask about them.
+
+The rules are those of `levada.core.consumer_requests`; here requests and replies change their shape.
+"""
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from levada.api.groups import (
+    ALL_GROUP_OPERATIONS,
+    MILLISECOND,
+    NOT_ASKED_FOR,
+    each_group,
+    error_of,
+)
+from levada.api.registry import Call, handles
+from levada.api.throttling import UNTHROTTLED
+from levada.broker.waiting import Deferred, together
+from levada.core import consumer_requests
+from levada.core.assignors import Partitions
+from levada.core.consumer_group import ConsumerGroup, plain
+from levada.core.consumer_member import ConsumerMember
+from levada.core.consumer_requests import HeartbeatReply, HeartbeatRequest
+from levada.core.groups import GroupsMachine
+from levada.core.machines import Outcome, Ticket
+from levada.errors import ErrorCode, KafkaError
+from levada.wire.lazy import kio_modules
+
+with kio_modules():
+    import kio.schema.consumer_group_describe.v1 as consumer_group_describe_v1
+    import kio.schema.consumer_group_heartbeat.v1 as consumer_group_heartbeat_v1
+
+OWN_MEMBER_ID_FROM = 1  # the version of ConsumerGroupHeartbeat from which on members name themselves
+NAME_BYTES_MAX = 32_767  # what a record of the journal can hold
+CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
+
+
+@handles("consumer_group_heartbeat", versions=range(2))
+def consumer_group_heartbeat(
+    call: Call, request: "consumer_group_heartbeat_v1.ConsumerGroupHeartbeatRequest"
+) -> Deferred:
+    """A member joins, stays, changes its subscription, gives partitions back, or leaves.
+
+    v1 has members choose their ids, and patterns of topics.
+    """
+    beat = _beat(call, request)
+    return call.broker.groups.shard(beat.group_id).submit(
+        lambda machine, now_ms, ticket: consumer_requests.heartbeat(machine, beat, now_ms, ticket), _heard
+    )
+
+
+def _beat(
+    call: Call, request: "consumer_group_heartbeat_v1.ConsumerGroupHeartbeatRequest"
+) -> HeartbeatRequest:
+    member_id = request.member_id
+    if not member_id:
+        if call.api_version >= OWN_MEMBER_ID_FROM:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "MemberId can't be empty.")
+        if request.member_epoch == 0:
+            member_id = str(uuid4())
+    beat = HeartbeatRequest(
+        request.group_id,
+        member_id,
+        request.member_epoch,
+        request.instance_id,
+        request.rack_id,
+        request.rebalance_timeout // MILLISECOND,
+        request.subscribed_topic_names,
+        request.subscribed_topic_regex,
+        request.server_assignor,
+        None if request.topic_partitions is None else _owned(request.topic_partitions),
+        call.client_id or "",
+        f"/{call.connection.host}",
+    )
+    for name in (beat.group_id, beat.member_id, beat.instance_id, beat.topic_regex):
+        if name is not None and len(name.encode()) > NAME_BYTES_MAX:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"a name of more than {NAME_BYTES_MAX} bytes")
+    return beat
+
+
+def _owned(topics: Iterable[Any]) -> Partitions:
+    owned: dict[UUID, frozenset[int]] = {}
+    for topic in topics:
+        if topic.topic_id is not None and topic.partitions:
+            owned[topic.topic_id] = owned.get(topic.topic_id, frozenset()).union(topic.partitions)
+    return owned
+
+
+def _heard(reply: HeartbeatReply) -> Any:
+    answer = consumer_group_heartbeat_v1.response
+    assignment = None
+    if reply.assignment is not None:
+        assignment = answer.Assignment(
+            topic_partitions=tuple(
+                answer.TopicPartitions(topic_id=topic_id, partitions=tuple(sorted(partitions)))
+                for topic_id, partitions in reply.assignment.items()
+            )
+        )
+    return answer.ConsumerGroupHeartbeatResponse(
+        throttle_time=UNTHROTTLED,
+        error_code=ErrorCode.NONE,
+        member_id=reply.member_id,
+        member_epoch=reply.member_epoch,
+        heartbeat_interval=timedelta(milliseconds=reply.heartbeat_interval_ms),
+        assignment=assignment,
+    )
+
+
+@handles("consumer_group_describe", versions=range(2))
+def consumer_group_describe(
+    call: Call, request: "consumer_group_describe_v1.ConsumerGroupDescribeRequest"
+) -> Deferred:
+    """Consumer groups and their members: what they have and what they shall have. v1 tells members' protocols."""
+
+    def look(machine: GroupsMachine, group_id: str, _: int, ticket: Ticket) -> Outcome:
+        group = machine.groups.get(group_id)
+        if not isinstance(group, ConsumerGroup):
+            why = "not found" if group is None else "is not a consumer group"
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {why}.")
+        # As it is now: by the time of the answer it may have moved on.
+        described = _described(call, request, group, machine.consumer_limits.assignors[0])
+        return Outcome(replies=[(ticket, described)])
+
+    def answer(groups: list[Any]) -> Any:
+        return consumer_group_describe_v1.response.ConsumerGroupDescribeResponse(
+            throttle_time=UNTHROTTLED,
+            groups=tuple(
+                _failed(group_id, group) if isinstance(group, Exception) else group
+                for group_id, group in zip(request.group_ids, groups, strict=True)
+            ),
+        )
+
+    return together(each_group(call, request.group_ids, look), answer)
+
+
+def _described(
+    call: Call,
+    request: "consumer_group_describe_v1.ConsumerGroupDescribeRequest",
+    group: ConsumerGroup,
+    default_assignor: str,
+) -> Any:
+    return consumer_group_describe_v1.response.DescribedGroup(
+        error_code=ErrorCode.NONE,
+        group_id=group.id,
+        group_state=group.state.value,
+        group_epoch=group.epoch,
+        assignment_epoch=group.target_epoch,
+        assignor_name=group.assignor(default_assignor),
+        members=tuple(_described_member(call, group, member) for member in group.members.values()),
+        authorized_operations=(
+            ALL_GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED_FOR
+        ),
+    )
+
+
+def _described_member(call: Call, group: ConsumerGroup, member: ConsumerMember) -> Any:
+    metadata = member.metadata
+    return consumer_group_describe_v1.response.Member(
+        member_id=member.id,
+        instance_id=metadata.instance_id,
+        rack_id=metadata.rack_id,
+        member_epoch=member.epoch,
+        client_id=metadata.client_id,
+        client_host=metadata.client_host,
+        subscribed_topic_names=metadata.subscribed_topic_names,
+        subscribed_topic_regex=member.regex or None,
+        assignment=_assignment(call, plain(member.assigned)),
+        target_assignment=_assignment(call, group.target(member.id)),
+        member_type=CLASSIC_MEMBER if member.is_classic else CONSUMER_MEMBER,
+    )
+
+
+def _assignment(call: Call, partitions: Partitions) -> Any:
+    answer = consumer_group_describe_v1.response
+    names = call.broker.image.topic_names
+    return answer.Assignment(
+        topic_partitions=tuple(
+            answer.TopicPartitions(
+                topic_id=topic_id, topic_name=names[topic_id], partitions=tuple(sorted(found))
+            )
+            for topic_id, found in partitions.items()
+            if topic_id in names
+        )
+    )
+
+
+def _failed(group_id: str, error: Exception) -> Any:
+    return consumer_group_describe_v1.response.DescribedGroup(
+        error_code=error_of(error),
+        error_message=error.detail if isinstance(error, KafkaError) else None,
+        group_id=group_id,
+        group_state="",
+        group_epoch=0,
+        assignment_epoch=0,
+        assignor_name="",
+        members=(),
+    )
