@@ -29,7 +29,7 @@ $(STAMP): requirements/dev.txt pyproject.toml | $(BIN)/python
 demo: $(STAMP)  ## watch a broker at work for 20 seconds (KEEP=1 leaves it running)
 	@$(BIN)/python examples/demo.py
 
-test: $(STAMP)  ## all tests: unit (4 minutes), sim (2), badinput (2), compat with real clients (8)
+test: $(STAMP)  ## all tests: unit and sim (5 minutes), badinput (1), compat with real clients (5, more the first time)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/unit tests/sim
 	$(BIN)/python -m pytest tests/badinput
 	$(BIN)/python -m pytest tests/compat
