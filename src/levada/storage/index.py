@@ -6,11 +6,12 @@ memory and are stored a few at a time; older ones are read from the file when th
 costs the same memory however long it is.
 """
 
+import sys
+from array import array
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from struct import Struct
-from typing import NamedTuple
 
 from levada.storage.disk import Disk, write_all
 from levada.storage.handles import Handle, Handles
@@ -18,23 +19,36 @@ from levada.storage.handles import Handle, Handles
 OFFSET_ENTRY = Struct(">ii")  # last offset of a batch relative to the segment's base, position of the batch
 TIME_ENTRY = Struct(">qi")  # greatest timestamp so far, relative last offset of the batch that has it
 TAIL_ENTRIES_MAX = 64
-RUN_ENTRIES_MIN = 128
+RUN_ENTRIES_MIN = 1_024
 RUN_ENTRIES_MAX = 4_096
 
 Entry = tuple[int, int]
 _COLUMNS: tuple[Callable[[Entry], int], Callable[[Entry], int]] = (itemgetter(0), itemgetter(1))
 
 
-class Run(NamedTuple):
+class Run:
     """Stored entries that follow one another, by column; `low` is the number of the first."""
 
-    low: int
-    columns: tuple[list[int], list[int]]
+    __slots__ = ("columns", "low")
+
+    def __init__(self, low: int, data: bytes, entry: Struct) -> None:
+        self.low = low
+        self.columns = _columns(data, entry)
 
     def covers(self, column: int, value: int) -> bool:
         """Whether the last entry up to `value` is surely among these."""
         numbers = self.columns[column]
         return bool(numbers) and numbers[0] <= value < numbers[-1]
+
+
+def _columns(data: bytes, entry: Struct) -> tuple[Sequence[int], Sequence[int]]:
+    if entry is OFFSET_ENTRY:  # the one that every reader needs
+        numbers = array("i", data[: len(data) // entry.size * entry.size])
+        if sys.byteorder == "little":
+            numbers.byteswap()
+        return numbers[0::2], numbers[1::2]
+    entries = list(entry.iter_unpack(memoryview(data)[: len(data) // entry.size * entry.size]))
+    return [first for first, _ in entries], [second for _, second in entries]
 
 
 class SparseIndex:
@@ -114,16 +128,12 @@ class SparseIndex:
             low, count = (hint, span) if 0 <= hint < self.stored else self._narrow(column, value)
             run = self._load(low, count)
         place = bisect_right(run.columns[column], value) - 1
-        if place < 0:
-            return None
-        return run.low + place, (run.columns[0][place], run.columns[1][place])
+        return None if place < 0 else (run.low + place, (run.columns[0][place], run.columns[1][place]))
 
     def _load(self, low: int, count: int) -> "Run":
         """Stored entries from `low` on, kept for the next look: most readers go on where they were."""
         data = self._read(low, max(count, RUN_ENTRIES_MIN))
-        whole = memoryview(data)[: len(data) // self._entry.size * self._entry.size]
-        entries = list(self._entry.iter_unpack(whole))
-        self.handle.kept = run = Run(low, ([entry[0] for entry in entries], [entry[1] for entry in entries]))
+        self.handle.kept = run = Run(low, data, self._entry)
         return run
 
     def _narrow(self, column: int, value: int) -> tuple[int, int]:
