@@ -43,7 +43,6 @@ class Log:
         "_roll_offset",
         "_roll_size",
         "_roll_timestamp",
-        "_truncations",
         "active",
         "directory",
         "epochs",
@@ -55,6 +54,7 @@ class Log:
         "recovery_point",
         "removed",
         "segments",
+        "truncations",
     )
 
     def __init__(
@@ -75,7 +75,7 @@ class Log:
         self._queue: list[memoryview] = []
         self._failure: OSError | None = None
         self._names_dirty = frozenset((directory, os.path.dirname(directory)))  # folders not yet fsynced
-        self._truncations = 0
+        self.truncations = 0  # how often batches were cut off its end
         self._take_active()
 
     @classmethod
@@ -331,7 +331,7 @@ class Log:
         assert not self._queue
         if offset >= self.log_end_offset:
             return
-        self._truncations += 1
+        self.truncations += 1
         created_ms = self.active.created_ms
         segment, position, _ = self.reader.locate(offset)
         header = segment.header_at(position)
@@ -368,7 +368,7 @@ class Log:
         """Fsync what is published, for a thread; appends may go on. A failure is final."""
         if self._failure:
             raise self._failure
-        end_offset, truncations = self.log_end_offset, self._truncations
+        end_offset, truncations = self.log_end_offset, self.truncations
         segments = list(self.segments)  # taken after the offset: they hold everything below it
         names_dirty, self._names_dirty = self._names_dirty, frozenset()
         try:
@@ -382,7 +382,7 @@ class Log:
         except OSError as error:
             self._fail(error)
             raise
-        if truncations == self._truncations:
+        if truncations == self.truncations:
             self.recovery_point = max(self.recovery_point, end_offset)
 
     def close(self, clean: bool) -> None:

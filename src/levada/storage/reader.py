@@ -43,6 +43,13 @@ class Reader:
         self._places.clear()
         return dropped
 
+    def replace(self, start: int, stop: int, segment: Segment) -> list[Segment]:
+        """Put one segment in the place of some; those."""
+        replaced = self.segments[start:stop]
+        self.segments[start:stop], self._bases[start:stop] = [segment], [segment.base_offset]
+        self._places.clear()
+        return replaced
+
     def locate(self, offset: int) -> Place:
         """Where the first batch that ends at or after `offset` begins, or the end of the active segment."""
         number = max(0, bisect_right(self._bases, offset) - 1)

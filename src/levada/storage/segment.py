@@ -87,7 +87,9 @@ class Segment:
         "txn_index",
     )
 
-    def __init__(self, directory: str, base_offset: int, disk: Disk, handles: Handles, now_ms: int) -> None:
+    def __init__(
+        self, directory: str, base_offset: int, disk: Disk, handles: Handles, now_ms: int, suffix: str = ""
+    ) -> None:
         self.base_offset = base_offset
         self.created_ms = now_ms
         self.disk = disk
@@ -98,10 +100,10 @@ class Segment:
         self.max_timestamp = NO_TIMESTAMP
         self.max_timestamp_offset = base_offset  # the last offset of the first batch that has it
         stem = os.path.join(directory, file_name(base_offset, ""))
-        self.handle = Handle(stem + LOG_SUFFIX)
-        self.index = SparseIndex(OFFSET_ENTRY, stem + INDEX_SUFFIX, disk, handles)
-        self.time_index = SparseIndex(TIME_ENTRY, stem + TIME_INDEX_SUFFIX, disk, handles)
-        self.txn_index = TxnIndex(stem + TXN_INDEX_SUFFIX, disk, handles)
+        self.handle = Handle(stem + LOG_SUFFIX + suffix)
+        self.index = SparseIndex(OFFSET_ENTRY, stem + INDEX_SUFFIX + suffix, disk, handles)
+        self.time_index = SparseIndex(TIME_ENTRY, stem + TIME_INDEX_SUFFIX + suffix, disk, handles)
+        self.txn_index = TxnIndex(stem + TXN_INDEX_SUFFIX + suffix, disk, handles)
 
     @property
     def path(self) -> str:
@@ -168,7 +170,9 @@ class Segment:
         indexed = 0
         for position, header, _ in self.walk():
             if not 0 <= header.last_offset - self.base_offset <= RELATIVE_OFFSET_MAX:
-                raise BrokenBatchError(self.path, position, f"offset {header.last_offset} is not of this segment")
+                raise BrokenBatchError(
+                    self.path, position, f"offset {header.last_offset} is not of this segment"
+                )
             self.note_timestamp(header.max_timestamp, header.last_offset)
             if position - indexed > interval:
                 self.add_entry(header.last_offset, position)

@@ -28,6 +28,7 @@ CODEC_MASK = 0x07
 TIMESTAMP_TYPE_BIT = 0x08
 TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
+DELETE_HORIZON_BIT = 0x40  # the base timestamp says when its tombstones or its marker may go (KIP-534)
 
 _CRC = Struct(">I")
 _ATTRIBUTES = Struct(">h")
@@ -77,6 +78,11 @@ class BatchHeader(NamedTuple):
     @property
     def is_control(self) -> bool:
         return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """When the cleaner may drop the batch's tombstones or marker; None until it has seen them once."""
+        return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
 
 class Record(NamedTuple):
@@ -140,15 +146,15 @@ def _decode_records(data: bytes, header: BatchHeader, append_time: int | None) -
     records: list[Record] = []
     position = 0
     for _ in range(header.record_count):
-        length, position = _varint(data, position)
+        length, position = varint(data, position)
         end = position + length
         if length < 0 or end > len(data):
             raise IndexError("a record ends beyond its batch")
-        timestamp_delta, position = _varint(data, position + 1)
-        offset_delta, position = _varint(data, position)
+        timestamp_delta, position = varint(data, position + 1)
+        offset_delta, position = varint(data, position)
         key, position = _blob(data, position, end)
         value, position = _blob(data, position, end)
-        count, position = _varint(data, position)
+        count, position = varint(data, position)
         headers, position = _decode_headers(data, position, end, count) if count else ((), position)
         if position != end:
             raise IndexError("a record is longer or shorter than it says")
@@ -172,7 +178,7 @@ def _decode_headers(
     return tuple(headers), position
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def varint(data: bytes, position: int) -> tuple[int, int]:
     """A zigzag varint and the position after it."""
     byte = data[position]
     if byte < 0x80:
@@ -190,7 +196,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _blob(data: bytes, position: int, end: int) -> tuple[bytes | None, int]:
-    length, position = _varint(data, position)
+    length, position = varint(data, position)
     if length < 0:
         return None, position
     if length > end - position:
@@ -242,19 +248,20 @@ def encode(
 
 def _encode_record(body: bytearray, record: Record, timestamp_delta: int, offset_delta: int) -> None:
     inner = bytearray(1)  # attributes, unused
-    _put_varint(inner, timestamp_delta)
-    _put_varint(inner, offset_delta)
+    put_varint(inner, timestamp_delta)
+    put_varint(inner, offset_delta)
     _put_blob(inner, record.key)
     _put_blob(inner, record.value)
-    _put_varint(inner, len(record.headers))
+    put_varint(inner, len(record.headers))
     for name, value in record.headers:
         _put_blob(inner, name.encode())
         _put_blob(inner, value)
-    _put_varint(body, len(inner))
+    put_varint(body, len(inner))
     body += inner
 
 
-def _put_varint(target: bytearray, number: int) -> None:
+def put_varint(target: bytearray, number: int) -> None:
+    """Append a zigzag varint."""
     value = (number << 1) ^ (number >> 63)
     while value > 0x7F:
         target.append((value & 0x7F) | 0x80)
@@ -266,5 +273,5 @@ def _put_blob(target: bytearray, blob: bytes | None) -> None:
     if blob is None:
         target.append(1)  # the varint of -1
         return
-    _put_varint(target, len(blob))
+    put_varint(target, len(blob))
     target += blob
