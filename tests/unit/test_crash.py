@@ -19,7 +19,7 @@ from tests.compat.server import Server
 from levada.errors import ErrorCode
 
 PATIENCE_S = 60.0
-SMALL_SEGMENTS = {"log.segment.bytes": 200_000, "num.partitions": 3}
+SMALL_SEGMENTS: dict[str, object] = {"log.segment.bytes": 200_000, "num.partitions": 3}
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -113,16 +113,18 @@ def create(address: str, name: str, partitions: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("how", "fsync"),
     [
-        pytest.param(signal.SIGKILL, id="killed"),
-        pytest.param(signal.SIGTERM, id="stopped", marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, "false", id="killed"),
+        pytest.param(signal.SIGKILL, "true", id="killed-fsync", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, "false", id="stopped", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, "true", id="stopped-fsync", marks=pytest.mark.slow),
     ],
 )
-def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, how: signal.Signals) -> None:
+def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, how: signal.Signals, fsync: str) -> None:
     """Killed at random moments under load, over segments that are small enough to roll between."""
     random = Random()
-    with Server(tmp_path, SMALL_SEGMENTS) as server:
+    with Server(tmp_path, SMALL_SEGMENTS | {"levada.acks.wait.for.fsync": fsync}) as server:
         create(server.address, "orders", 3)
         writer = Writer(server.address, 3)
         for _ in range(4):
