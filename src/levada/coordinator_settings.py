@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from levada.settings import INT_MAX, Long, Short, Strings, setting
+from levada.transaction_settings import TransactionSettings
 
 MINUTE_MS: Final = 60_000
 ASSIGNORS: Final = ("uniform", "range")
@@ -18,7 +19,7 @@ ASSIGNOR_CLASSES: Final = {
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class CoordinatorSettings:
+class CoordinatorSettings(TransactionSettings):
     """How groups are coordinated."""
 
     offsets_topic_num_partitions: int = setting(50, "Partitions of __consumer_offsets.", minimum=1)

@@ -21,6 +21,9 @@ from levada.api import (  # noqa: F401 (handlers)
     producers,
     telemetry,
     topics,
+    transaction_lists,
+    transactions,
+    txn_offsets,
     versions,
 )
 from levada.api.registry import dispatcher

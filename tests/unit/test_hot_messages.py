@@ -37,7 +37,7 @@ def test_produce_is_read_as_the_codec_reads_it(version: int) -> None:
         request = produce.read_request(view, 11, len(view), version)
         assert request.acks == shape.acks
         assert request.timeout_ms == shape.timeout // MILLISECOND
-        assert request.transactional == (shape.transactional_id is not None)
+        assert request.transactional_id == shape.transactional_id
         expected = [
             (topic_key(topic, "name", version >= produce.TOPIC_IDS_FROM), part.index, part.records or b"")
             for topic in shape.topic_data

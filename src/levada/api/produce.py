@@ -4,6 +4,7 @@ from asyncio import TimerHandle
 from collections.abc import Callable
 from typing import NamedTuple
 
+from levada.api.parking import Parked
 from levada.api.registry import handles_frames
 from levada.broker.broker import Broker
 from levada.broker.partitions import Partition
@@ -148,7 +149,11 @@ def produce(
 ) -> None:
     """Append one batch for each partition. Advertised from 0, since older librdkafka (KAFKA-18659) would
     otherwise send compressed batches uncompressed; 3 and later are served."""
-    acks, timeout_ms, _, parts = connection.produces.read(view, position, stop, version)
+    acks, timeout_ms, transactional_id, parts = connection.produces.read(view, position, stop, version)
+    if transactional_id is not None:
+        parked = Parked(broker, connection, version, correlation_id, produce)
+        if parked.waits(transactional_id, view, position, stop, parts):
+            return
     now_ms = broker.clock.now_ms()
     entries: list[Taken | PartitionResult] = []
     for topic, index, start, end in parts:

@@ -8,6 +8,8 @@ from levada.wire.lazy import kio_modules
 # Features by name: the levels that are known, and the one that is in force.
 FEATURES = {
     "group.version": (0, 1, 1),  # 1 has groups of the consumer protocol (KIP-848)
+    # 2 lets a Produce add its partition to the transaction, and gives a new epoch with each end (KIP-890).
+    "transaction.version": (0, 2, 2),
 }
 OMIT_FROM_ZERO_UNTIL = 3  # versions in which a feature whose levels begin at 0 cannot be told
 

@@ -18,6 +18,7 @@ from levada.broker.groups import GROUP_KEYS, group_coordinators
 from levada.broker.logdirs import LogDirs
 from levada.broker.partitions import Edges, Partition
 from levada.broker.tasks import Tasks
+from levada.broker.txn_coordinators import TRANSACTION_KEYS, transaction_coordinators
 from levada.clock import Clock
 from levada.config import BrokerConfig, TopicConfig
 from levada.core.controller import PRODUCER_ID_BLOCK, AllocateProducerIds
@@ -55,9 +56,11 @@ class Broker:
             Callable[[ClusterImage, ClusterImage], None]
         ] = []  # told when the image is followed
         self.groups = group_coordinators(self)
-        self.coordinators: dict[int, Coordinators[Any]] = {
-            GROUP_KEYS: self.groups
-        }  # by FindCoordinator's key type
+        self.transactions = transaction_coordinators(self)
+        self.coordinators: dict[int, Coordinators[Any]] = {  # by FindCoordinator's key type
+            GROUP_KEYS: self.groups,
+            TRANSACTION_KEYS: self.transactions,
+        }
         self.request_counts: Counter[int] = Counter()  # by API key
         self.sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, lambda: random.randint(1, SESSION_ID_MAX)

@@ -24,11 +24,12 @@ log = EventLog(__name__)
 class Permission:
     """Asked of the coordinator for one producer; it counts once it is granted, and until a marker comes."""
 
-    __slots__ = ("granted", "producer_epoch")
+    __slots__ = ("granted", "producer_epoch", "refused")
 
     def __init__(self, producer_epoch: int) -> None:
         self.producer_epoch = producer_epoch
         self.granted = False
+        self.refused: ErrorCode | None = None
 
 
 class Transactions:
@@ -55,10 +56,36 @@ class Transactions:
         """The coordinator knows this partition as one of the transaction."""
         permission.granted = True
 
-    def refuse(self, producer_id: int, permission: Permission) -> None:
-        """It does not."""
-        if self._permissions.get(producer_id) is permission and not permission.granted:
+    def refuse(self, producer_id: int, error: ErrorCode) -> None:
+        """It does not: the batch that waits is refused so, until `forget_refusal`."""
+        permission = self._permissions.get(producer_id)
+        if permission is not None and not permission.granted:
+            permission.refused = error
+
+    def forget_refusal(self, producer_id: int) -> None:
+        """The batch that waited is dealt with."""
+        permission = self._permissions.get(producer_id)
+        if permission is not None and permission.refused is not None:
             del self._permissions[producer_id]
+
+    def is_decided(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether a batch of this producer need not wait: its transaction is open, or the coordinator was asked."""
+        permission = self._permissions.get(producer_id)
+        if permission is not None and permission.producer_epoch == producer_epoch:
+            return permission.granted or permission.refused is not None
+        return self.is_open(producer_id, producer_epoch)
+
+    def check(self, producer_id: int, producer_epoch: int) -> None:
+        """KafkaError unless the producer may write in a transaction here."""
+        if self.is_open(producer_id, producer_epoch):
+            return
+        permission = self._permissions.get(producer_id)
+        if permission is None or permission.producer_epoch != producer_epoch or not permission.granted:
+            refused = None if permission is None else permission.refused
+            raise KafkaError(
+                refused or ErrorCode.INVALID_TXN_STATE,
+                f"no transaction of producer {producer_id} (epoch {producer_epoch}) is open",
+            )
 
     def append(
         self,
@@ -76,13 +103,7 @@ class Transactions:
         first = producers.check_transactional(producer_id, epoch, sequence, count)
         if first >= 0:
             return first
-        if not producers.has_open(producer_id, epoch):
-            permission = self._permissions.get(producer_id)
-            if permission is None or not permission.granted or permission.producer_epoch != epoch:
-                raise KafkaError(
-                    ErrorCode.INVALID_TXN_STATE,
-                    f"no transaction of producer {producer_id} (epoch {epoch}) is open",
-                )
+        self.check(producer_id, epoch)
         base_offset = partition.take(batch, length, count, max_timestamp, now_ms)
         producers.apply(producer_id, epoch, sequence, base_offset + count - 1, count, max_timestamp)
         producers.begin(producer_id, base_offset)
@@ -97,8 +118,7 @@ class Transactions:
     def observe(self, header: BatchHeader, batch: memoryview) -> None:
         """A batch that this broker wrote in the name of a producer is queued: a marker, or a coordinator's records."""
         marker = decode_marker(batch) if header.is_control else None
-        if marker is not None:
-            self._permissions.pop(header.producer_id, None)
+        self._permissions.pop(header.producer_id, None)
         self._partition.producers.replay([(header, marker)], self._partition.log.reader.add_aborted)
 
 

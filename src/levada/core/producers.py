@@ -55,6 +55,10 @@ class ProducerStates:
     def __len__(self) -> int:
         return len(self._producers)
 
+    def items(self) -> Iterable[tuple[int, Producer]]:
+        """All that is known, by producer id."""
+        return self._producers.items()
+
     def check(self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int) -> int:
         """Decide on a batch of a client: APPEND, or for a duplicate the base offset it was first given."""
         producer = self._producers.get(producer_id)
@@ -113,6 +117,12 @@ class ProducerStates:
         producer.timestamp = timestamp
 
     # Transactions.
+
+    def check_epoch(self, producer_id: int, producer_epoch: int) -> None:
+        """A producer that a newer one has replaced may not write, whoever writes for it."""
+        producer = self._producers.get(producer_id)
+        if producer is not None and producer_epoch < producer.epoch:
+            raise _fenced(producer_id, producer_epoch, producer.epoch)
 
     def has_open(self, producer_id: int, producer_epoch: int) -> bool:
         """Whether a producer has a transaction open here in this epoch."""

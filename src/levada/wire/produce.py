@@ -44,7 +44,7 @@ class ProduceRequest(NamedTuple):
 
     acks: int
     timeout_ms: int
-    transactional: bool
+    transactional_id: str | None
     parts: list[tuple[bytes, int, int, int]]
 
 
@@ -77,7 +77,7 @@ def read_request(view: memoryview, position: int, stop: int, version: int) -> Pr
 
 def _read_legacy(view: memoryview, position: int, stop: int) -> tuple[ProduceRequest, int]:
     (length,) = SHORT.unpack_from(view, position)
-    transactional = length >= 0
+    transactional_id = None if length < 0 else _text(view, position + 2, position + 2 + length)
     position += 2 + max(length, 0)
     acks, timeout_ms, topics = _ACKS_TIMEOUT_TOPICS.unpack_from(view, position)
     position += 10
@@ -93,13 +93,13 @@ def _read_legacy(view: memoryview, position: int, stop: int) -> tuple[ProduceReq
                 raise IndexError
             parts.append((name or b"", index, position, end))
             position = end
-    return ProduceRequest(acks, timeout_ms, transactional, parts), position
+    return ProduceRequest(acks, timeout_ms, transactional_id, parts), position
 
 
 def _read_flexible(view: memoryview, position: int, stop: int, version: int) -> tuple[ProduceRequest, int]:
     position = skip_tags(view, position, stop)  # of the request header
     length, position = uvarint(view, position)
-    transactional = length > 0
+    transactional_id = None if length <= 0 else _text(view, position, position + length - 1)
     position += max(length - 1, 0)
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(view, position)
     topics, position = read_count(view, position + 6, stop, flexible=True)
@@ -121,7 +121,14 @@ def _read_flexible(view: memoryview, position: int, stop: int, version: int) -> 
             parts.append((topic or b"", index, position, end))
             position = skip_tags(view, end, stop)
         position = skip_tags(view, position, stop)
-    return ProduceRequest(acks, timeout_ms, transactional, parts), skip_tags(view, position, stop)
+    return ProduceRequest(acks, timeout_ms, transactional_id, parts), skip_tags(view, position, stop)
+
+
+def _text(view: memoryview, start: int, end: int) -> str:
+    try:
+        return str(view[start:end], "utf-8")
+    except UnicodeDecodeError:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "a transactional id that is not UTF-8") from None
 
 
 class Shortcuts:
@@ -150,8 +157,8 @@ class Shortcuts:
             except IndexError:
                 return read_request(view, position, stop, version)
             if end:
-                acks, timeout_ms, transactional, ((topic, partition, _, _),) = known
-                return ProduceRequest(acks, timeout_ms, transactional, [(topic, partition, start, end)])
+                acks, timeout_ms, transactional_id, ((topic, partition, _, _),) = known
+                return ProduceRequest(acks, timeout_ms, transactional_id, [(topic, partition, start, end)])
         request = read_request(view, position, stop, version)
         if len(request.parts) == 1:
             self._learn(view, position, request, version)

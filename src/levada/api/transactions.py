@@ -1,0 +1,219 @@
+"""Transactions: what their clients ask of the coordinator, and what brokers ask of partitions (R31-R33).
+
+The rules are those of `levada.core.transaction`; here requests and replies change their shape. Every answer leaves
+when the coordinator's journal is committed.
+"""
+
+from collections.abc import Awaitable, Iterable
+from typing import Any
+
+from levada.api.producers import told_before, with_producer_id
+from levada.api.registry import Call, handles
+from levada.api.throttling import UNTHROTTLED
+from levada.broker.groups import OFFSETS_TOPIC
+from levada.broker.txn_coordinators import write_marker
+from levada.broker.waiting import Deferred, together
+from levada.core.machines import Outcome
+from levada.core.transaction import EndRequest
+from levada.core.transaction_state import BUMPS_EPOCH_FROM, Identity, Place
+from levada.errors import ErrorCode, KafkaError
+from levada.wire.lazy import kio_modules
+from levada.wire.markers import Marker
+
+with kio_modules():
+    import kio.schema.add_offsets_to_txn.v4 as add_offsets_to_txn_v4
+    import kio.schema.add_partitions_to_txn.v5 as add_partitions_to_txn_v5
+    import kio.schema.end_txn.v5 as end_txn_v5
+    import kio.schema.write_txn_markers.v2 as write_txn_markers_v2
+
+VERSION_2_FROM = {"add_partitions_to_txn": 5, "end_txn": 5}  # request versions of transactions of version 2
+
+
+def _check_id(transactional_id: str) -> str:
+    if not transactional_id:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
+    return transactional_id
+
+
+@handles("add_partitions_to_txn", versions=range(6))
+def add_partitions_to_txn(
+    call: Call, request: "add_partitions_to_txn_v5.AddPartitionsToTxnRequest"
+) -> Deferred:
+    """Say where a transaction will write. v4 lets brokers ask for many at once, or only whether it may (KIP-890)."""
+    asked = [_add_partitions(call, transaction) for transaction in request.transactions]
+    return together(asked, _added)
+
+
+def _added(results: list[Any]) -> Any:
+    return add_partitions_to_txn_v5.AddPartitionsToTxnResponse(
+        throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE, results_by_transaction=tuple(results)
+    )
+
+
+def _add_partitions(
+    call: Call, asked: "add_partitions_to_txn_v5.request.AddPartitionsToTxnTransaction"
+) -> Deferred:
+    places = [(topic.name, index) for topic in asked.topics for index in topic.partitions]
+    unknown = {place for place in places if not _exists(call, place)}
+    answer = Deferred(lambda errors: _added_to_one(asked, errors))
+    if unknown:
+        missing, not_tried = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OPERATION_NOT_ATTEMPTED
+        answer.give([missing if place in unknown else not_tried for place in places])
+        return answer
+    client = Identity(asked.producer_id, asked.producer_epoch)
+    version = 2 if call.api_version >= VERSION_2_FROM["add_partitions_to_txn"] else 1
+
+    def hear(result: Any) -> None:
+        if isinstance(result, KafkaError):
+            code = told_before("add_partitions_to_txn", call.api_version, result).code
+            answer.give([code] * len(places))
+        else:
+            answer.give(result or [ErrorCode.NONE] * len(places))
+
+    try:
+        name = _check_id(asked.transactional_id)
+        shard = call.broker.transactions.shard(name)
+        if asked.verify_only:
+            shard.submit(
+                lambda machine, _, ticket: Outcome(replies=[(ticket, machine.verify(name, client, places))])
+            ).then(hear)
+        else:
+            shard.submit(
+                lambda machine, now_ms, ticket: machine.add(name, client, places, version, now_ms, ticket)
+            ).then(hear)
+    except KafkaError as error:
+        hear(error)
+    return answer
+
+
+def _exists(call: Call, place: Place) -> bool:
+    topic = call.broker.image.topics.get(place[0])
+    return topic is not None and 0 <= place[1] < len(topic.partitions)
+
+
+def _added_to_one(
+    asked: "add_partitions_to_txn_v5.request.AddPartitionsToTxnTransaction", errors: Iterable[ErrorCode]
+) -> Any:
+    answer, codes = add_partitions_to_txn_v5.response, iter(errors)
+    return answer.AddPartitionsToTxnResult(
+        transactional_id=asked.transactional_id,
+        topic_results=tuple(
+            [
+                answer.AddPartitionsToTxnTopicResult(
+                    name=topic.name,
+                    results_by_partition=tuple(
+                        [
+                            answer.AddPartitionsToTxnPartitionResult(
+                                partition_index=index, partition_error_code=next(codes)
+                            )
+                            for index in topic.partitions
+                        ]
+                    ),
+                )
+                for topic in asked.topics
+            ]
+        ),
+    )
+
+
+@handles("add_offsets_to_txn", versions=range(5))
+def add_offsets_to_txn(call: Call, request: "add_offsets_to_txn_v4.AddOffsetsToTxnRequest") -> Deferred:
+    """Say that a transaction will commit offsets of a group. Clients of version 2 need not."""
+    name = _check_id(request.transactional_id)
+    client = Identity(request.producer_id, request.producer_epoch)
+    places = [(OFFSETS_TOPIC, call.broker.groups.index(request.group_id))]
+    try:
+        return call.broker.transactions.shard(name).submit(
+            lambda machine, now_ms, ticket: machine.add(name, client, places, 1, now_ms, ticket),
+            lambda _: add_offsets_to_txn_v4.AddOffsetsToTxnResponse(
+                throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE
+            ),
+        )
+    except KafkaError as error:
+        raise told_before("add_offsets_to_txn", call.api_version, error) from None
+
+
+@handles("end_txn", versions=range(6))
+def end_txn(call: Call, request: "end_txn_v5.EndTxnRequest") -> "Deferred | Awaitable[Any]":
+    """Commit or abort. v5 is of transactions of version 2: the client goes on with a new epoch (KIP-890)."""
+    bumps = call.api_version >= VERSION_2_FROM["end_txn"]
+    name = _check_id(request.transactional_id)
+    client = Identity(request.producer_id, request.producer_epoch)
+    wanted = EndRequest(name, client, request.committed, BUMPS_EPOCH_FROM if bumps else 0)
+    shard = call.broker.transactions.shard(name)
+    try:
+        return with_producer_id(
+            call.broker,
+            lambda new_id: shard.submit(
+                lambda machine, now_ms, ticket: machine.end(
+                    wanted._replace(new_producer_id=new_id), now_ms, ticket
+                ),
+                _ended,
+            ),
+        )
+    except KafkaError as error:
+        raise told_before("end_txn", call.api_version, error) from None
+
+
+def _ended(client: Identity) -> Any:
+    return end_txn_v5.EndTxnResponse(
+        throttle_time=UNTHROTTLED,
+        error_code=ErrorCode.NONE,
+        producer_id=client.producer_id,
+        producer_epoch=client.epoch,
+    )
+
+
+@handles("write_txn_markers", versions=range(1, 3))
+def write_txn_markers(call: Call, request: "write_txn_markers_v2.WriteTxnMarkersRequest") -> Deferred:
+    """End transactions in partitions, as their coordinator or an operator says. v2 tells the version."""
+    answer = write_txn_markers_v2.response
+
+    def of_one(marker: "write_txn_markers_v2.request.WritableTxnMarker") -> Deferred:
+        places = [(topic.name, index) for topic in marker.topics for index in topic.partition_indexes]
+
+        def written(results: list[Any]) -> Any:
+            codes = iter([_code(result) for result in results])
+            topics = [
+                answer.WritableTxnMarkerTopicResult(
+                    name=topic.name,
+                    partitions=tuple(
+                        [
+                            answer.WritableTxnMarkerPartitionResult(
+                                partition_index=index, error_code=next(codes)
+                            )
+                            for index in topic.partition_indexes
+                        ]
+                    ),
+                )
+                for topic in marker.topics
+            ]
+            return answer.WritableTxnMarkerResult(producer_id=marker.producer_id, topics=tuple(topics))
+
+        return together([_write(call, place, marker) for place in places], written)
+
+    return together(
+        [of_one(marker) for marker in request.markers],
+        lambda results: answer.WriteTxnMarkersResponse(markers=tuple(results)),
+    )
+
+
+def _write(call: Call, place: Place, marker: "write_txn_markers_v2.request.WritableTxnMarker") -> Deferred:
+    try:
+        return write_marker(
+            call.broker,
+            place,
+            Identity(marker.producer_id, marker.producer_epoch),
+            Marker(marker.transaction_result, marker.coordinator_epoch),
+            bumped=marker.transaction_version >= BUMPS_EPOCH_FROM,
+        )
+    except KafkaError as error:
+        refused = Deferred()
+        refused.give(error)
+        return refused
+
+
+def _code(result: Any) -> ErrorCode:
+    if isinstance(result, KafkaError):
+        return result.code
+    return ErrorCode.UNKNOWN_SERVER_ERROR if isinstance(result, Exception) else ErrorCode.NONE

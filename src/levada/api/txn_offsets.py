@@ -1,0 +1,137 @@
+"""TxnOffsetCommit: offsets that count once the transaction they belong to is committed (R32).
+
+The records go to the group's coordinator, in the name of the producer; what opens a transaction there is the same
+as in any other partition (KIP-890).
+"""
+
+from typing import Any
+
+from levada.api.groups import error_of
+from levada.api.parking import told
+from levada.api.registry import Call, handles
+from levada.api.throttling import UNTHROTTLED
+from levada.broker.groups import OFFSETS_TOPIC
+from levada.broker.verification import Question
+from levada.broker.waiting import Deferred
+from levada.core.groups import CommitRequest
+from levada.core.offsets import Place
+from levada.core.transaction_state import Identity
+from levada.errors import ErrorCode, KafkaError
+from levada.wire.journal import OffsetValue
+from levada.wire.lazy import kio_modules
+
+with kio_modules():
+    import kio.schema.txn_offset_commit.v5 as txn_offset_commit_v5
+
+VERSION_2_FROM = 5
+ABORTABLE_FROM = 4
+# By the version of this API: that of Produce whose clients know the same errors.
+AS_PRODUCE = {VERSION_2_FROM: 12, ABORTABLE_FROM: 11}
+TOO_LARGE = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE))
+
+
+@handles("txn_offset_commit", versions=range(6))
+def txn_offset_commit(call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest") -> Deferred:
+    """Commit offsets in a transaction. v3 says which member commits (KIP-447), v5 adds the group itself (KIP-890)."""
+    answer = Deferred(lambda result: _response(call, request, result))
+    try:
+        _ask(call, request, answer)
+    except KafkaError as error:
+        answer.give([error])
+    return answer
+
+
+def _ask(call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", answer: Deferred) -> None:
+    if not request.transactional_id:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
+    if not request.group_id:
+        raise KafkaError(ErrorCode.INVALID_GROUP_ID, "an empty group id")
+    broker = call.broker
+    broker.groups.shard(request.group_id)
+    partition = broker.partition(OFFSETS_TOPIC, broker.groups.index(request.group_id))
+    client = Identity(request.producer_id, request.producer_epoch)
+
+    def hear(errors: list[ErrorCode]) -> None:
+        try:
+            if errors[0] is not ErrorCode.NONE:
+                raise KafkaError(told(errors[0], AS_PRODUCE.get(call.api_version, 0)))
+            _commit(call, request, answer)
+        except KafkaError as error:
+            answer.give([error])
+
+    if partition.transactions.is_open(*client):
+        hear([ErrorCode.NONE])
+        return
+    version = 2 if call.api_version >= VERSION_2_FROM else 1
+    Question(broker, request.transactional_id, client, [partition], version, hear).ask()
+
+
+def _commit(call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", answer: Deferred) -> None:
+    broker = call.broker
+    partition = broker.partition(OFFSETS_TOPIC, broker.groups.index(request.group_id))
+    partition.producers.check_epoch(request.producer_id, request.producer_epoch)
+    partition.transactions.check(request.producer_id, request.producer_epoch)
+    commit = CommitRequest(
+        request.group_id,
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id,
+        _offsets(call, request),
+        request.producer_id,
+        request.producer_epoch,
+    )
+    broker.groups.shard(request.group_id).submit(
+        lambda machine, now_ms, ticket: machine.commit(commit, now_ms, ticket)
+    ).then(lambda result: answer.give([result] if isinstance(result, Exception) else result))
+
+
+def _offsets(
+    call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest"
+) -> list[tuple[Place, OffsetValue]]:
+    """What is committed: everything in topics that exist."""
+    now_ms = call.broker.clock.now_ms()
+    return [
+        (
+            (topic.name, part.partition_index),
+            OffsetValue(
+                part.committed_offset, part.committed_leader_epoch, part.committed_metadata or "", now_ms
+            ),
+        )
+        for topic in request.topics
+        if topic.name in call.broker.image.topics
+        for part in topic.partitions
+    ]
+
+
+def _response(call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", result: list[Any]) -> Any:
+    """`result` is an error for all, or an error code for each offset that was committed."""
+    shape = txn_offset_commit_v5.response
+    failed = result[0] if result and isinstance(result[0], Exception) else None
+    codes = iter(() if failed is not None else result)
+
+    def code(topic: str) -> ErrorCode:
+        if failed is not None:
+            whole = error_of(failed)
+            return ErrorCode.INVALID_COMMIT_OFFSET_SIZE if whole in TOO_LARGE else whole
+        known = topic in call.broker.image.topics
+        return next(codes, ErrorCode.NONE) if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    return shape.TxnOffsetCommitResponse(
+        throttle_time=UNTHROTTLED,
+        topics=tuple(
+            [
+                shape.TxnOffsetCommitResponseTopic(
+                    name=topic.name,
+                    partitions=tuple(
+                        [
+                            shape.TxnOffsetCommitResponsePartition(
+                                partition_index=part.partition_index, error_code=code(topic.name)
+                            )
+                            for part in topic.partitions
+                        ]
+                    ),
+                )
+                for topic in request.topics
+            ]
+        ),
+    )

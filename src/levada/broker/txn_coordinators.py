@@ -1,0 +1,149 @@
+"""The coordinators of transactions, and how what they decided comes into the partitions.
+
+Once a transaction is decided its markers are written until all are there, whatever fails in between: a partition
+that cannot be written now is tried again, one whose topic is gone needs no marker. A coordinator that is loaded anew
+begins again with everything that was decided and not completed; a marker that comes twice changes nothing.
+"""
+
+from typing import TYPE_CHECKING, Any, Final
+
+from levada.broker.coordinators import Coordinators, InternalTopic, Shard
+from levada.broker.groups import OFFSETS_TOPIC
+from levada.broker.partitions import Partition
+from levada.broker.waiting import Deferred
+from levada.core.transaction import Ending, TransactionLimits, TransactionsMachine
+from levada.core.transaction_state import Identity, Place
+from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
+from levada.wire.markers import Marker
+
+if TYPE_CHECKING:
+    from levada.broker.broker import Broker
+
+log = EventLog(__name__)
+
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+TRANSACTION_KEYS: Final = 1  # FindCoordinator's key type of transactions
+RETRY_S: Final = 0.5
+FENCED: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))
+
+TransactionCoordinators = Coordinators[TransactionsMachine]
+
+
+def transaction_coordinators(broker: "Broker") -> TransactionCoordinators:
+    """The coordinators of transactions of a broker, following its image."""
+    config = broker.config
+    topic = InternalTopic(
+        TRANSACTIONS_TOPIC,
+        config.transaction_state_log_num_partitions,
+        config.transaction_state_log_replication_factor,
+        {
+            "cleanup.policy": "compact",
+            "compression.type": "producer",
+            "min.insync.replicas": str(config.transaction_state_log_min_isr),
+            "segment.bytes": str(config.transaction_state_log_segment_bytes),
+            "unclean.leader.election.enable": "false",
+        },
+    )
+    limits = TransactionLimits(
+        config.transaction_max_timeout_ms,
+        config.transactional_id_expiration_ms,
+        config.transaction_two_phase_commit_enable,
+    )
+
+    def perform(shard: Shard[TransactionsMachine], ending: Ending) -> None:
+        _Writing(broker, shard, ending).begin()
+
+    return Coordinators(broker, topic, lambda: TransactionsMachine(limits), perform=perform)
+
+
+def write_marker(
+    broker: "Broker", place: Place, producer: Identity, marker: Marker, bumped: bool
+) -> Deferred:
+    """End a producer's transaction in one partition; answered when that is committed. Raises KafkaError."""
+    topic, index = place
+    partition = broker.partition(topic, index)
+    if topic == OFFSETS_TOPIC:
+        shard = broker.groups.at(index)
+        if shard is None:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "no coordinator of groups is here")
+        partition.producers.check_marker(*producer, marker, bumped)
+        return shard.submit(lambda machine, _, ticket: machine.end_transaction(*producer, *marker, ticket))
+    goal = partition.transactions.end(*producer, marker, bumped, broker.clock.now_ms())
+    return _Commitment(partition, goal).known
+
+
+class _Commitment:
+    """Waits until the high watermark has passed what was appended."""
+
+    __slots__ = ("_goal", "_partition", "known")
+
+    def __init__(self, partition: Partition, goal: int) -> None:
+        self._partition = partition
+        self._goal = goal
+        self.known = Deferred()
+        partition.waiters.add(self)
+
+    def news(self, published_bytes: int) -> None:
+        reached = self._partition.high_watermark >= self._goal
+        if reached or self._partition.offline:
+            self._partition.waiters.discard(self)
+            self.known.give(None if reached else self._partition.storage_error())
+
+
+class _Writing:
+    """The markers of one transaction on their way."""
+
+    __slots__ = ("_broker", "_ending", "_machine", "_marker", "_missing", "_shard")
+
+    def __init__(self, broker: "Broker", shard: Shard[TransactionsMachine], ending: Ending) -> None:
+        self._broker = broker
+        self._shard = shard
+        self._machine = shard.machine
+        self._ending = ending
+        self._marker = Marker(ending.committed, shard.partition.leader_epoch)
+        self._missing = set(ending.partitions)
+
+    def begin(self) -> None:
+        if not self._missing:
+            self._complete()
+        for place in self._ending.partitions:
+            self._write(place)
+
+    def _write(self, place: Place) -> None:
+        if self._shard.machine is not self._machine:
+            return  # whoever loads the journal next begins anew
+        producer = Identity(self._ending.producer_id, self._ending.producer_epoch)
+        try:
+            written = write_marker(self._broker, place, producer, self._marker, self._ending.bumped)
+        except KafkaError as error:
+            self._heard(place, error)
+        else:
+            written.then(lambda result: self._heard(place, result))
+
+    def _heard(self, place: Place, result: Any) -> None:
+        if isinstance(result, Exception) and not self._is_settled(place, result):
+            self._broker.call_later(RETRY_S, self._write, place)
+            return
+        self._missing.discard(place)
+        if not self._missing:
+            self._complete()
+
+    def _is_settled(self, place: Place, error: Exception) -> bool:
+        """Whether a marker that could not be written is not needed."""
+        topic = self._broker.image.topics.get(place[0])
+        if topic is None or place[1] >= len(topic.partitions):
+            return True
+        settled = isinstance(error, KafkaError) and error.code in FENCED
+        log.warning(
+            "a marker cannot be written" + ("" if settled else " yet"),
+            transactional_id=self._ending.transactional_id,
+            topic=place[0],
+            partition=place[1],
+            why=str(error),
+        )
+        return settled
+
+    def _complete(self) -> None:
+        if self._shard.machine is self._machine and self._machine is not None:
+            self._shard.submit(lambda machine, now_ms, ticket: machine.complete(self._ending, now_ms, ticket))
