@@ -165,7 +165,7 @@ def _described_member(call: Call, group: ConsumerGroup, member: ConsumerMember) 
         client_id=metadata.client_id,
         client_host=metadata.client_host,
         subscribed_topic_names=metadata.subscribed_topic_names,
-        subscribed_topic_regex=member.regex or None,
+        subscribed_topic_regex=member.regex,
         assignment=_assignment(call, plain(member.assigned)),
         target_assignment=_assignment(call, group.target(member.id)),
         member_type=CLASSIC_MEMBER if member.is_classic else CONSUMER_MEMBER,

@@ -110,7 +110,7 @@ def check(request: HeartbeatRequest, limits: ConsumerLimits) -> None:
     elif request.member_epoch == AWAY_EPOCH and request.instance_id is None:
         raise _invalid("InstanceId can't be null.")
     elif request.member_epoch < AWAY_EPOCH:
-        raise _invalid(f"MemberEpoch is {request.member_epoch}, but must be greater than or equal to -2.")
+        raise _invalid("MemberEpoch is invalid.")
     if request.server_assignor is not None and request.server_assignor not in limits.assignors:
         raise KafkaError(
             ErrorCode.UNSUPPORTED_ASSIGNOR,
@@ -244,11 +244,11 @@ def _static_member(draft: ConsumerDraft, request: HeartbeatRequest, instance_id:
 
 
 def _check_epoch(member: ConsumerMember, request: HeartbeatRequest) -> None:
-    """A member in another epoch starts over, unless it only missed the answer that took it to this one."""
+    """A member in another epoch starts over, unless it does so already or only missed the answer that took it here."""
     if member.state is MemberState.UNKNOWN and (request.owned is None or request.owned):
         raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, "the member's state is not known: it must rejoin")
     epoch = request.member_epoch
-    missed = epoch == member.previous_epoch and _is_part(request.owned, member.assigned)
+    missed = request.joins or (epoch == member.previous_epoch and _is_part(request.owned, member.assigned))
     if epoch > member.epoch or (epoch < member.epoch and not missed):
         raise KafkaError(
             ErrorCode.FENCED_MEMBER_EPOCH,
