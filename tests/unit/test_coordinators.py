@@ -254,7 +254,7 @@ def test_the_deleted_internal_topic_takes_its_groups_along(tmp_path: Path) -> No
 
 def test_a_write_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     with running(tmp_path, **QUICK, message_max_bytes=10_000) as one, one.connect() as wire:
-        one.create("t")
+        one.create("t", partitions=200)
         find(wire)
         parts = [
             {"partition_index": index, "committed_offset": 1, "committed_metadata": "x" * 100}

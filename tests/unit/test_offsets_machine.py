@@ -57,7 +57,8 @@ def test_a_member_commits_in_its_generation_only() -> None:
 
 def test_a_commit_of_a_group_that_is_gone_is_refused() -> None:
     world = World()
-    assert world.commit(1, "member", 3) is ErrorCode.ILLEGAL_GENERATION
+    assert world.commit(1, "member", 3) is ErrorCode.GROUP_ID_NOT_FOUND
+    assert world.commit(1, "member", 3, **PRODUCER) is ErrorCode.ILLEGAL_GENERATION
 
 
 def test_members_may_commit_until_the_next_generation_begins() -> None:

@@ -4,6 +4,7 @@ Some responses have one error code, others one for each topic, partition or reso
 says for the latter where the request names them and where the response does.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -63,8 +64,10 @@ ITEMS: dict[str, Items] = {
     "find_coordinator": Items("coordinator_keys", "coordinators", (("key", ""),)),
 }
 
-# Fields of the whole request that its response repeats.
-ECHOED: dict[str, tuple[str, ...]] = {"join_group": ("member_id",)}
+# Who is refused has no protocol, and is told the id it came with.
+OWN_FIELDS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "join_group": lambda request: {"member_id": request.member_id, "protocol_name": None}
+}
 
 
 def error_response(api_key: int, request: Any, error: KafkaError) -> Any:
@@ -72,8 +75,8 @@ def error_response(api_key: int, request: Any, error: KafkaError) -> Any:
     api = APIS[api_key]
     _, _, shape = messages.structs(api, api.last, "response")
     response = _with_error(shape, shape.default(), error)
-    if api.name in ECHOED:
-        response = replace(response, **{name: getattr(request, name) for name in ECHOED[api.name]})
+    if api.name in OWN_FIELDS:
+        response = replace(response, **OWN_FIELDS[api.name](request))
     items = ITEMS.get(api.name)
     return response if items is None else _fill(shape, response, items, request, error)
 

@@ -32,9 +32,11 @@ with kio_modules():
 MILLISECOND = timedelta(milliseconds=1)
 MEMBER_ID_REQUIRED_FROM = 4  # versions of JoinGroup
 SKIP_ASSIGNMENT_FROM = 9
-NOT_FOUND_FROM = (
-    6  # versions of DescribeGroups that say of a group that it is not there; older ones call it dead
-)
+PROTOCOL_NAMED_FROM = 5  # versions of SyncGroup
+# Versions of DescribeGroups that say of a group that it is not there; older ones call it dead.
+NOT_FOUND_FROM = 6
+# A client's name is part of its member's id, which must fit where strings are counted with two bytes.
+NAME_CHARACTERS_MAX = 8_000
 NOT_ASKED_FOR = -(2**31)
 # Bits by the numbers of Kafka's operations: read 3, delete 6, describe 8, describe configs 10, alter configs 11.
 ALL_GROUP_OPERATIONS = sum(1 << bit for bit in (3, 6, 8, 10, 11))
@@ -54,7 +56,7 @@ def join_group(call: Call, request: "join_group_v9.JoinGroupRequest") -> Deferre
     v4 gives new members an id first (KIP-394), v5 adds static members (KIP-345), v8 a reason (KIP-800), v9 tells a
     static leader that it need not assign (KIP-814).
     """
-    name = request.group_instance_id or call.client_id or ""
+    name = (request.group_instance_id or call.client_id or "")[:NAME_CHARACTERS_MAX]
     joining = JoinRequest(
         check_group_id(request.group_id),
         request.member_id,
@@ -99,6 +101,9 @@ def _joined(reply: JoinReply) -> Any:
 @handles("sync_group", versions=range(6))
 def sync_group(call: Call, request: "sync_group_v5.SyncGroupRequest") -> Deferred:
     """A member asks for its assignment, the leader brings all. v3 adds static members, v5 checks the protocol."""
+    unnamed = request.protocol_type is None or request.protocol_name is None
+    if unnamed and call.api_version >= PROTOCOL_NAMED_FROM:
+        raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the protocol must be named")
     syncing = SyncRequest(
         check_group_id(request.group_id),
         request.member_id,

@@ -16,7 +16,8 @@ from levada.core.consumer_group import Reader
 from levada.core.groups import CommitRequest, FetchedOffset, GroupsMachine
 from levada.core.machines import Outcome, Ticket
 from levada.core.offsets import Place
-from levada.errors import ErrorCode, KafkaError
+from levada.errors import ErrorCode
+from levada.settings import LONG_MAX
 from levada.wire.journal import NO_EXPIRY, OffsetValue
 from levada.wire.lazy import kio_modules
 
@@ -27,21 +28,21 @@ with kio_modules():
     import levada.wire.shapes.offset_fetch as offset_fetch_v10
 
 NO_OFFSET = -1
+NOT_FOUND_FROM = 9  # versions of OffsetCommit that say of a group that it is gone
 NO_RETENTION = timedelta(milliseconds=-1)
 # What a coordinator's write that does not fit is called here.
 TOO_LARGE = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE))
 
 
-def topic_named(call: Call, name: str, topic_id: UUID | None) -> str:
-    """The name of a topic that is given by name or id; KafkaError if there is none."""
+def known_topic(call: Call, name: str, topic_id: UUID | None) -> tuple[str, int, ErrorCode]:
+    """The name of a topic given by name or id, how many partitions it has, and the error for any other."""
+    image = call.broker.image
+    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if topic_id is not None:
-        found = call.broker.image.topic_names.get(topic_id)
-        if found is None:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "no topic has this id")
-        return found
-    if name not in call.broker.image.topics:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
-    return name
+        name = image.topic_names.get(topic_id, "")
+        error = error if name else ErrorCode.UNKNOWN_TOPIC_ID
+    topic = image.topics.get(name)
+    return name, 0 if topic is None else len(topic.partitions), error
 
 
 @handles("offset_commit", versions=range(2, 11))
@@ -53,16 +54,16 @@ def offset_commit(call: Call, request: "offset_commit_v10.OffsetCommitRequest") 
     now_ms = call.broker.clock.now_ms()
     expire_ms = NO_EXPIRY
     if request.retention_time != NO_RETENTION:
-        expire_ms = now_ms + request.retention_time // MILLISECOND
+        expire_ms = min(now_ms + request.retention_time // MILLISECOND, LONG_MAX)
     offsets: list[tuple[Place, OffsetValue]] = []
-    refused: dict[int, ErrorCode] = {}  # by place in the request: topics that are not there
-    for position, topic in enumerate(request.topics):
-        try:
-            name = topic_named(call, topic.name, topic.topic_id)
-        except KafkaError as error:
-            refused[position] = error.code
-            continue
+    errors: list[ErrorCode | None] = []  # of each partition in the request; None where the group decides
+    for topic in request.topics:
+        name, count, error = known_topic(call, topic.name, topic.topic_id)
         for part in topic.partitions:
+            if not 0 <= part.partition_index < count:
+                errors.append(error)
+                continue
+            errors.append(None)
             value = OffsetValue(
                 part.committed_offset,
                 part.committed_leader_epoch,
@@ -82,39 +83,44 @@ def offset_commit(call: Call, request: "offset_commit_v10.OffsetCommitRequest") 
     (asked,) = each_group(
         call, [request.group_id], lambda machine, _, at_ms, ticket: machine.commit(commit, at_ms, ticket)
     )
-    return together([asked], lambda results: _committed(request, refused, results[0], len(offsets)))
+    return together([asked], lambda results: _committed(call, request, errors, results[0]))
 
 
 def _committed(
-    request: "offset_commit_v10.OffsetCommitRequest", refused: dict[int, ErrorCode], result: Any, count: int
+    call: Call,
+    request: "offset_commit_v10.OffsetCommitRequest",
+    errors: list[ErrorCode | None],
+    result: Any,
 ) -> Any:
-    code = error_of(result)
-    if code in TOO_LARGE:
-        code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-    errors = iter([code] * count if isinstance(result, KafkaError) else result)
-    partition, topic = (
-        offset_commit_v10.response.OffsetCommitResponsePartition,
-        offset_commit_v10.OffsetCommitResponseTopic,
-    )
+    partition = offset_commit_v10.response.OffsetCommitResponsePartition
+    decided = iter(() if isinstance(result, Exception) else result)
+    refusal = _refusal(call, error_of(result))
+    codes = iter([next(decided, refusal) if error is None else error for error in errors])
     return offset_commit_v10.OffsetCommitResponse(
         throttle_time=UNTHROTTLED,
         topics=tuple(
-            topic(
-                name=asked.name,
-                topic_id=asked.topic_id,
+            offset_commit_v10.OffsetCommitResponseTopic(
+                name=topic.name,
+                topic_id=topic.topic_id,
                 partitions=tuple(
                     [
-                        partition(
-                            partition_index=part.partition_index,
-                            error_code=refused[position] if position in refused else next(errors),
-                        )
-                        for part in asked.partitions
+                        partition(partition_index=part.partition_index, error_code=next(codes))
+                        for part in topic.partitions
                     ]
                 ),
             )
-            for position, asked in enumerate(request.topics)
+            for topic in request.topics
         ),
     )
+
+
+def _refusal(call: Call, code: ErrorCode) -> ErrorCode:
+    """What a refused commit is called in this version."""
+    if code in TOO_LARGE:
+        return ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    if code is ErrorCode.GROUP_ID_NOT_FOUND and call.api_version < NOT_FOUND_FROM:
+        return ErrorCode.ILLEGAL_GENERATION
+    return code
 
 
 @handles("offset_fetch", versions=range(1, 11))

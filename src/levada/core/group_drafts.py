@@ -72,7 +72,7 @@ class JoinReply(NamedTuple):
     @classmethod
     def id_required(cls, member_id: str) -> "JoinReply":
         """Join again with this id."""
-        return cls(NO_GENERATION, None, "", "", member_id, error=ErrorCode.MEMBER_ID_REQUIRED)
+        return cls(NO_GENERATION, None, None, "", member_id, error=ErrorCode.MEMBER_ID_REQUIRED)
 
 
 class SyncReply(NamedTuple):

@@ -200,7 +200,10 @@ class GroupsMachine:
         group = self.groups.get(request.group_id)
         if group is None:
             if request.generation >= 0:
-                raise KafkaError(ErrorCode.ILLEGAL_GENERATION, f"there is no group {request.group_id!r}")
+                gone = ErrorCode.GROUP_ID_NOT_FOUND
+                if request.is_transactional:
+                    gone = ErrorCode.ILLEGAL_GENERATION
+                raise KafkaError(gone, f"there is no group {request.group_id!r}")
             return []
         if isinstance(group, ConsumerGroup):
             consumer_requests.check_commit(self.image().topics, group, request)

@@ -186,6 +186,8 @@ def _leave_group_error(response: Any) -> int:
 # message path -> field -> last version, how its value there follows from the whole shape
 FOLDS: dict[str, dict[str, tuple[int, Callable[[Any], Any]]]] = {
     "leave_group.response": {"error_code": (2, _leave_group_error)},
+    # No protocol was an empty name before it could be null.
+    "join_group.response": {"protocol_name": (6, lambda response: response.protocol_name or "")},
 }
 
 # message path -> field that old versions lack -> the field that stands for it there, instead of a default.
