@@ -1,0 +1,562 @@
+"""The coordinator's machine of transactions: who may speak, how transactions end, what survives (R31-R33)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from levada.core.machines import Outcome
+from levada.core.transaction import (
+    NOBODY,
+    Ending,
+    EndRequest,
+    InitRequest,
+    NeedsProducerIdError,
+    TransactionLimits,
+    TransactionsMachine,
+)
+from levada.core.transaction_state import EPOCH_MAX, NEVER_MS, Identity, Place
+from levada.errors import ErrorCode, KafkaError
+from levada.wire.batches import BatchHeader
+from levada.wire.txn_journal import TRANSACTIONS, Status, TransactionKey
+
+HEADER = BatchHeader(0, 0, 0, 2, 0, 0, 0, 0, 0, -1, -1, -1, 1)
+A, B = ("orders", 0), ("orders", 1)
+TIMEOUT_MS = 60_000
+
+
+@dataclass
+class Shard:
+    """The machine with a journal, as the runtime runs it: what is decided is applied and committed at once."""
+
+    limits: TransactionLimits = field(default_factory=TransactionLimits)
+    now_ms: int = 1_000_000
+    next_id: int = 100
+    journal: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)  # decided, their markers not yet written
+
+    def __post_init__(self) -> None:
+        self.machine = TransactionsMachine(self.limits)
+
+    def carry_out(self, outcome: Outcome) -> Any:
+        for event in outcome.events:
+            record = self.machine.encode(event)
+            assert record is not None, "all that a transaction is must survive"
+            self.journal.append(record)
+            self.machine.apply(event)
+        self.endings += outcome.effects
+        assert len(outcome.replies) <= 1
+        for _, reply in outcome.replies:
+            if isinstance(reply, KafkaError):
+                raise reply
+            return reply
+        return None
+
+    def decide(self, decide: Callable[[int], Outcome]) -> Any:
+        try:
+            return self.carry_out(decide(-1))
+        except NeedsProducerIdError:
+            self.next_id += 1
+            return self.carry_out(decide(self.next_id))
+
+    def init(
+        self, name: str = "t", expected: Identity = NOBODY, timeout_ms: int = TIMEOUT_MS, **more: Any
+    ) -> Any:
+        return self.decide(
+            lambda new_id: self.machine.init(
+                InitRequest(name, timeout_ms, expected, new_producer_id=new_id, **more), self.now_ms, None
+            )
+        )
+
+    def begin(self, name: str = "t") -> Identity:
+        """A client begins anew, and waits for what was before."""
+        try:
+            return Identity(*self.init(name).client)
+        except KafkaError:
+            self.write_markers()
+            return Identity(*self.init(name).client)
+
+    def add(self, client: Identity, *places: Place, name: str = "t", version: int = 2) -> None:
+        self.carry_out(self.machine.add(name, client, places, version, self.now_ms, None))
+
+    def end(self, client: Identity, committed: bool, name: str = "t", version: int = 2) -> Identity:
+        reply: Identity = self.decide(
+            lambda new_id: self.machine.end(
+                EndRequest(name, client, committed, version, new_id), self.now_ms, None
+            )
+        )
+        return reply
+
+    def write_markers(self) -> None:
+        endings, self.endings = self.endings, []
+        for ending in endings:
+            self.carry_out(self.machine.complete(ending, self.now_ms, None))
+
+    def expire(self) -> None:
+        self.carry_out(self.machine.expire(self.now_ms))
+
+    def restart(self) -> None:
+        """The broker is killed and reads the journal: markers that were not complete are written again."""
+        before = self.machine.transactions
+        self.machine, self.endings = self.replayed(), []
+        assert self.machine.transactions == before
+        self.carry_out(self.machine.loaded(self.now_ms))
+
+    def replayed(self) -> TransactionsMachine:
+        machine = TransactionsMachine(self.limits)
+        for key, value in self.journal:
+            machine.replay(key, value, HEADER)
+        return machine
+
+    def status(self, name: str = "t") -> Status:
+        return self.machine.transactions[name].status
+
+
+@pytest.fixture
+def shard() -> Shard:
+    return Shard()
+
+
+def refused(action: Callable[[], Any]) -> ErrorCode:
+    with pytest.raises(KafkaError) as caught:
+        action()
+    return caught.value.code
+
+
+# A client begins.
+
+
+def test_each_client_that_begins_gets_the_next_epoch_and_fences_the_one_before(shard: Shard) -> None:
+    first = shard.begin()
+    assert first == (101, 0)
+    second = shard.begin()
+    assert second == (101, 1)
+    assert refused(lambda: shard.add(first, A)) == ErrorCode.PRODUCER_FENCED
+    assert refused(lambda: shard.end(first, True)) == ErrorCode.PRODUCER_FENCED
+    assert refused(lambda: shard.machine.verify("t", first, [A])) == ErrorCode.PRODUCER_FENCED
+    shard.add(second, A)
+
+
+def test_a_client_that_was_before_names_itself_and_gets_the_next_epoch_once(shard: Shard) -> None:
+    """KIP-360; the second answer is the same as the first, also after a restart of the coordinator."""
+    client = shard.begin()
+    bumped = shard.init(expected=client).client
+    assert bumped == (101, 1)
+    shard.restart()
+    assert shard.init(expected=client).client == bumped
+    assert shard.init(expected=bumped).client == (101, 2)
+    assert refused(lambda: shard.init(expected=client)) == ErrorCode.PRODUCER_FENCED
+    assert refused(lambda: shard.init(expected=Identity(7, 0))) == ErrorCode.PRODUCER_FENCED
+
+
+def test_epochs_that_are_used_up_bring_a_new_producer_id(shard: Shard) -> None:
+    client = shard.begin()
+    for _ in range(EPOCH_MAX - 1):
+        client = shard.begin()
+    assert client == (101, EPOCH_MAX - 1)
+    last, client = client, shard.init(expected=client).client
+    assert client == (102, 0)
+    assert shard.init(expected=last).client == client, "asked twice"
+    assert shard.begin() == (102, 1)
+    assert refused(lambda: shard.init(expected=last)) == ErrorCode.PRODUCER_FENCED
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1, 15 * 60_000 + 1])
+def test_a_timeout_out_of_bounds_is_refused(shard: Shard, timeout_ms: int) -> None:
+    assert refused(lambda: shard.init(timeout_ms=timeout_ms)) == ErrorCode.INVALID_TRANSACTION_TIMEOUT
+    assert shard.journal == []
+
+
+def test_what_a_client_left_open_is_aborted_before_the_next_begins(shard: Shard) -> None:
+    client = shard.begin()
+    shard.add(client, A)
+    assert refused(shard.init) == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert refused(shard.init) == ErrorCode.CONCURRENT_TRANSACTIONS
+    (ending,) = shard.endings
+    assert not ending.committed and ending.partitions == {A} and ending.producer_epoch > client.epoch
+    assert refused(lambda: shard.end(client, True)) == ErrorCode.PRODUCER_FENCED
+    shard.write_markers()
+    following = Identity(*shard.init().client)
+    assert following.epoch > ending.producer_epoch > client.epoch
+    shard.add(following, A)
+
+
+def test_a_client_of_another_life_may_not_abort_the_current_one(shard: Shard) -> None:
+    old = shard.begin()
+    current = shard.begin()
+    shard.add(current, A)
+    assert refused(lambda: shard.init(expected=old)) == ErrorCode.PRODUCER_FENCED
+    assert shard.status() is Status.ONGOING
+
+
+# Version 1: the epoch stays.
+
+
+def test_a_transaction_of_version_1_ends_and_the_next_one_begins_in_the_same_epoch(shard: Shard) -> None:
+    client = shard.begin()
+    shard.add(client, A, version=1)
+    shard.add(client, A, B, version=1)
+    assert shard.machine.verify("t", client, [A, B, ("other", 0)]) == [
+        ErrorCode.NONE,
+        ErrorCode.NONE,
+        ErrorCode.TRANSACTION_ABORTABLE,
+    ]
+    assert shard.end(client, True, version=1) == client
+    assert shard.status() is Status.PREPARE_COMMIT
+    assert refused(lambda: shard.add(client, A, version=1)) == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert refused(lambda: shard.machine.verify("t", client, [A])) == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert refused(lambda: shard.end(client, True, version=1)) == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert refused(lambda: shard.end(client, False, version=1)) == ErrorCode.INVALID_TXN_STATE
+    assert refused(shard.init) == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert shard.endings == [Ending("t", 101, 0, True, frozenset((A, B)), False)]
+    shard.write_markers()
+    assert shard.status() is Status.COMPLETE_COMMIT
+    assert shard.end(client, True, version=1) == client, "asked twice"
+    assert refused(lambda: shard.end(client, False, version=1)) == ErrorCode.INVALID_TXN_STATE
+    shard.add(client, B, version=1)
+    shard.end(client, False, version=1)
+    shard.write_markers()
+    assert shard.status() is Status.COMPLETE_ABORT
+    assert shard.end(client, False, version=1) == client
+
+
+def test_nothing_ends_that_did_not_begin(shard: Shard) -> None:
+    assert refused(lambda: shard.end(Identity(1, 0), True)) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    client = shard.begin()
+    for committed in (True, False):
+        assert refused(lambda c=committed: shard.end(client, c, version=1)) == ErrorCode.INVALID_TXN_STATE
+    assert refused(lambda: shard.end(client, True)) == ErrorCode.INVALID_TXN_STATE
+    assert refused(lambda: shard.end(Identity(7, 0), True)) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert refused(lambda: shard.add(Identity(7, 0), A)) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert refused(lambda: shard.add(client, A, name="other")) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+
+
+# Version 2: each end raises the epoch.
+
+
+def test_a_transaction_of_version_2_ends_with_a_new_epoch_and_a_retry_gets_the_same(shard: Shard) -> None:
+    client = shard.begin()
+    shard.add(client, A)
+    following = shard.end(client, True)
+    assert following == (101, 1)
+    assert shard.endings == [Ending("t", 101, 1, True, frozenset((A,)), True)]
+    assert refused(lambda: shard.end(client, True)) == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert refused(lambda: shard.end(client, False)) == ErrorCode.INVALID_TXN_STATE
+    assert refused(lambda: shard.add(following, A)) == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert refused(lambda: shard.end(following, False)) == ErrorCode.CONCURRENT_TRANSACTIONS
+    shard.write_markers()
+    shard.restart()
+    assert shard.end(client, True) == following
+    assert refused(lambda: shard.end(client, False)) == ErrorCode.INVALID_TXN_STATE
+    assert refused(lambda: shard.add(client, A)) == ErrorCode.PRODUCER_FENCED
+    shard.add(following, A)
+    assert refused(lambda: shard.end(client, True)) == ErrorCode.PRODUCER_FENCED, "no longer a retry"
+
+
+def test_an_empty_transaction_of_version_2_can_be_aborted_in_any_state(shard: Shard) -> None:
+    client = shard.begin()
+    following = shard.end(client, False)
+    assert following == (101, 1) and shard.status() is Status.COMPLETE_ABORT and shard.endings == []
+    assert shard.end(client, False) == following
+    following = shard.end(following, False)
+    shard.add(following, A)
+    following = shard.end(following, True)
+    shard.write_markers()
+    assert refused(lambda: shard.end(following, True)) == ErrorCode.INVALID_TXN_STATE
+    assert shard.end(following, False) == (101, following.epoch + 1)
+
+
+def test_the_last_epoch_ends_with_a_new_producer_id(shard: Shard) -> None:
+    client = shard.begin()
+    for _ in range(EPOCH_MAX - 1):
+        client = shard.begin()
+    shard.add(client, A)
+    following = shard.end(client, True)
+    assert following == (102, 0)
+    assert shard.endings == [Ending("t", 101, EPOCH_MAX, True, frozenset((A,)), True)]
+    assert refused(lambda: shard.end(client, True)) == ErrorCode.CONCURRENT_TRANSACTIONS
+    shard.restart()
+    shard.write_markers()
+    assert shard.end(client, True) == following
+    shard.add(following, A)
+
+
+# Prepared transactions (KIP-939).
+
+
+@pytest.fixture
+def two_phase() -> Shard:
+    return Shard(TransactionLimits(two_phase_commit=True))
+
+
+def test_two_phase_commit_must_be_allowed(shard: Shard) -> None:
+    assert refused(lambda: shard.init(two_phase=True)) == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_prepared_transaction_waits_for_its_owner_who_may_come_again(
+    two_phase: Shard, committed: bool
+) -> None:
+    shard = two_phase
+    client = Identity(*shard.init(two_phase=True, timeout_ms=-1).client)
+    assert shard.machine.transactions["t"].timeout_ms == NEVER_MS
+    shard.add(client, A, B)
+    shard.now_ms += 365 * 24 * 3_600_000
+    shard.expire()
+    assert shard.status() is Status.ONGOING
+    reply = shard.init(two_phase=True, keep_prepared=True)
+    assert (reply.client, reply.ongoing) == ((101, 1), client)
+    shard.restart()
+    reply = shard.init(two_phase=True, keep_prepared=True)
+    assert (reply.client, reply.ongoing) == ((101, 2), client)
+    owner = reply.client
+    for former in (client, Identity(101, 1)):
+        assert refused(lambda f=former: shard.end(f, committed)) == ErrorCode.PRODUCER_FENCED
+        assert refused(lambda f=former: shard.add(f, A)) == ErrorCode.PRODUCER_FENCED
+        assert refused(lambda f=former: shard.machine.verify("t", f, [A])) == ErrorCode.PRODUCER_FENCED
+    assert refused(lambda: shard.add(owner, A)) == ErrorCode.INVALID_TXN_STATE
+    assert refused(lambda: shard.machine.verify("t", owner, [A])) == ErrorCode.INVALID_TXN_STATE
+    following = shard.end(owner, committed)
+    assert following == (101, 3)
+    assert shard.endings == [Ending("t", 101, 1, committed, frozenset((A, B)), True)]
+    assert refused(lambda: shard.end(owner, committed)) == ErrorCode.CONCURRENT_TRANSACTIONS
+    shard.restart()
+    shard.write_markers()
+    assert shard.end(owner, committed) == following
+    shard.add(following, A)
+    assert shard.end(following, True) == (101, 4)
+
+
+def test_a_prepared_transaction_that_nobody_keeps_is_aborted_by_the_next_client(two_phase: Shard) -> None:
+    shard = two_phase
+    client = Identity(*shard.init(two_phase=True).client)
+    shard.add(client, A)
+    owner = Identity(*shard.init(two_phase=True, keep_prepared=True).client)
+    assert refused(shard.init) == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert [ending.committed for ending in shard.endings] == [False]
+    shard.write_markers()
+    assert refused(lambda: shard.end(owner, True)) == ErrorCode.PRODUCER_FENCED
+    following = Identity(*shard.init().client)
+    assert following.epoch > owner.epoch
+    assert shard.machine.transactions["t"].timeout_ms == TIMEOUT_MS
+
+
+def test_without_a_prepared_transaction_keeping_it_is_an_ordinary_beginning(two_phase: Shard) -> None:
+    client = two_phase.begin()
+    reply = two_phase.init(two_phase=True, keep_prepared=True)
+    assert (reply.client, reply.ongoing) == ((101, client.epoch + 1), NOBODY)
+
+
+def test_the_owner_of_a_prepared_transaction_gets_a_new_id_when_epochs_are_used_up(two_phase: Shard) -> None:
+    shard = two_phase
+    client = Identity(*shard.init(two_phase=True).client)
+    shard.add(client, A)
+    for _ in range(EPOCH_MAX - 1):
+        owner = Identity(*shard.init(two_phase=True, keep_prepared=True).client)
+    assert owner == (101, EPOCH_MAX - 1)
+    owner = Identity(*shard.init(two_phase=True, keep_prepared=True).client)
+    assert owner == (102, 0)
+    assert shard.end(owner, True) == (102, 1)
+    assert shard.endings[0][1:4] == (101, 1, True)
+    shard.write_markers()
+    shard.add(Identity(102, 1), A)
+
+
+# Time.
+
+
+def test_a_transaction_that_is_open_for_too_long_is_aborted_and_its_client_fenced(shard: Shard) -> None:
+    client = shard.begin()
+    shard.add(client, A)
+    deadline = shard.now_ms + TIMEOUT_MS
+    assert shard.machine.next_deadline_ms() == deadline
+    shard.now_ms = deadline - 1
+    shard.add(client, B)
+    shard.expire()
+    assert shard.status() is Status.ONGOING, "more partitions give no more time"
+    shard.now_ms = deadline
+    shard.expire()
+    assert shard.status() is Status.PREPARE_ABORT
+    assert [(ending.committed, ending.partitions) for ending in shard.endings] == [(False, {A, B})]
+    for end in (True, False):
+        assert refused(lambda e=end: shard.end(client, e)) == ErrorCode.PRODUCER_FENCED
+    shard.write_markers()
+    assert refused(lambda: shard.end(client, False)) == ErrorCode.PRODUCER_FENCED
+    assert shard.begin().epoch > client.epoch
+
+
+def test_many_timeouts_at_once_are_ended_a_few_at_a_time(shard: Shard) -> None:
+    for number in range(250):
+        name = f"t{number}"
+        shard.add(shard.begin(name), A, name=name)
+    shard.now_ms += TIMEOUT_MS
+    rounds = 0
+    while any(t.status is Status.ONGOING for t in shard.machine.transactions.values()):
+        shard.now_ms = max(shard.now_ms, shard.machine.next_deadline_ms() or 0)
+        shard.expire()
+        rounds += 1
+    assert rounds == 3 and len(shard.endings) == 250
+
+
+def test_an_id_that_nobody_uses_is_forgotten_unless_its_transaction_is_open(two_phase: Shard) -> None:
+    shard = two_phase
+    shard.begin("idle")
+    prepared = Identity(*shard.init("prepared", two_phase=True).client)
+    shard.add(prepared, A, name="prepared")
+    shard.now_ms += shard.limits.id_expiration_ms - 1
+    shard.expire()
+    assert set(shard.machine.transactions) == {"idle", "prepared"}
+    shard.now_ms += 1
+    shard.expire()
+    assert set(shard.machine.transactions) == {"prepared"}
+    assert shard.journal[-1] == TRANSACTIONS.encode(TransactionKey("idle"), None)
+    shard.restart()
+    assert shard.begin("idle") == (103, 0)
+
+
+# Over any history.
+
+
+@dataclass
+class Log:
+    """A partition as far as transactions matter: records by (producer id, epoch) and what ended them."""
+
+    open: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # producer id -> (epoch, transaction number)
+    epochs: dict[int, int] = field(default_factory=dict)
+    ended: dict[int, set[bool]] = field(default_factory=dict)  # transaction number -> how it ended here
+
+
+@dataclass
+class Client:
+    """What one client believes; several share a transactional id."""
+
+    identity: Identity | None = None
+    number: int = -1  # of its open transaction
+    unanswered: bool | None = None  # what it asked for with an EndTxn that it has to repeat
+    added: set[tuple[int, Place]] = field(default_factory=set)  # version 1: transaction number and partition
+
+
+def play(seed: int, version: int) -> None:
+    """Clients of one transactional id begin, write, end and retry in any order; the coordinator is killed in between.
+
+    Held: a transaction ends with one kind of marker on all its partitions (invariant 8), a fenced epoch never
+    appends (7), no record of transaction n is decided by the end of n-1 (9), replaying the journal gives the state.
+    """
+    chance = Random(seed)
+    shard = Shard(TransactionLimits(two_phase_commit=True))
+    logs: dict[Place, Log] = {(f"p{n}", 0): Log() for n in range(3)}
+    clients = [Client() for _ in range(3)]
+    asked: dict[int, bool] = {}  # transaction number -> what its client asked for last
+    numbers = iter(range(10_000))
+    written_by: dict[Identity, int] = {}  # the transaction number that a client wrote in
+    newest: dict[int, int] = {}  # producer id -> the newest epoch that was given out
+
+    def write(client: Client, place: Place) -> None:
+        assert client.identity is not None
+        producer_id, epoch = client.identity
+        log = logs[place]
+        number = client.number if client.number >= 0 else next(numbers)
+        if version == 1 and (number, place) not in client.added:
+            shard.add(client.identity, place, version=version)
+            client.added.add((number, place))
+        client.number = number
+        if log.open.get(producer_id, (-1, 0))[0] != epoch:
+            if version > 1:
+                shard.add(client.identity, place, version=version)
+            assert shard.machine.verify("t", client.identity, [place]) == [ErrorCode.NONE]
+        assert epoch >= log.epochs.get(producer_id, -1), "the coordinator let an old epoch write"
+        log.epochs[producer_id] = epoch
+        written_by[client.identity] = client.number
+        opened = log.open.setdefault(producer_id, (epoch, client.number))
+        assert opened[1] == client.number, "a record fell into the transaction before"
+
+    def write_marker(ending: Ending, place: Place) -> None:
+        log = logs[place]
+        assert ending.producer_epoch >= log.epochs.get(ending.producer_id, -1)
+        log.epochs[ending.producer_id] = ending.producer_epoch
+        opened = log.open.pop(ending.producer_id, None)
+        if opened is not None:
+            log.ended.setdefault(opened[1], set()).add(ending.committed)
+
+    def end(client: Client) -> None:
+        """The answer may be lost: then the client can only ask again."""
+        assert client.identity is not None
+        committed = chance.random() < 0.5 if client.unanswered is None else client.unanswered
+        client.unanswered = committed
+        following = shard.end(client.identity, committed, version=version)
+        asked[client.number] = committed
+        if chance.random() < 0.7:
+            client.identity, client.number, client.unanswered = following, -1, None
+
+    def step() -> None:
+        client = chance.choice(clients)
+        kind = chance.choice(("begin", "write", "write", "write", "end", "marker", "markers", "kill", "time"))
+        if kind == "begin" or client.identity is None:
+            keep = version >= 2 and chance.random() < 0.2
+            reply = shard.init(keep_prepared=keep, two_phase=keep)
+            client.identity, client.unanswered = reply.client, None
+            client.number = written_by.get(reply.ongoing, -1)  # whose transaction it took over
+            assert client.identity.epoch >= newest.get(client.identity.producer_id, -1)
+            newest[client.identity.producer_id] = client.identity.epoch
+        elif client.unanswered is not None or kind == "end":
+            end(client)
+        elif kind == "write":
+            write(client, chance.choice(list(logs)))
+        elif kind == "marker" and shard.endings:
+            ending = chance.choice(shard.endings)
+            if ending.partitions:
+                write_marker(ending, chance.choice(sorted(ending.partitions)))
+        elif kind == "markers":
+            finish()
+        elif kind == "kill":
+            shard.restart()
+        elif kind == "time":
+            shard.now_ms += chance.choice((10, TIMEOUT_MS))
+            shard.expire()
+
+    def finish() -> None:
+        for ending in shard.endings:
+            for place in ending.partitions:
+                write_marker(ending, place)
+        shard.write_markers()
+
+    codes: set[ErrorCode] = set()
+    for _ in range(120):
+        try:
+            step()
+        except KafkaError as error:
+            codes.add(error.code)
+    assert codes <= {
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.INVALID_TXN_STATE,
+    }
+    finish()
+    shard.now_ms += TIMEOUT_MS
+    shard.expire()
+    finish()
+    kinds: dict[int, set[bool]] = {}
+    for log in logs.values():
+        for number, how in log.ended.items():
+            kinds.setdefault(number, set()).update(how)
+    assert all(len(how) == 1 for how in kinds.values()), kinds
+    for number, how in kinds.items():
+        assert how == {False} or asked.get(number) is True, "committed, but nobody asked for it"
+    current = shard.machine.transactions.get("t")
+    if current is None or not current.is_two_phase:
+        assert not any(log.open for log in logs.values()), "a transaction hangs"
+    assert shard.replayed().transactions == shard.machine.transactions
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_a_transaction_ends_once_and_as_a_whole(version: int, seed: int) -> None:
+    play(seed, version)
