@@ -119,3 +119,16 @@ def test_a_retry_after_a_kill_is_not_answered_before_it_is_synced() -> None:
     assert partition.high_watermark == 1  # a duplicate is answered at once
     disk.cut_power()
     assert values(open_log(disk, overrides=waits)) == [b"once"]
+
+
+def test_a_search_by_time_between_reserve_and_publish_forgets_nothing() -> None:
+    """The indexes run ahead of the file; found wanting, they were made again without what was about to be written."""
+    log = open_log(new_disk(1), overrides={"index.interval.bytes": "0"})
+    for number in range(10):
+        record = batches.Record(0, NOW_MS + number, None, b"x" * 50, ())
+        data = memoryview(batches.encode([record], base_offset=log.next_offset))
+        log.reserve(data, 1, record.timestamp, NOW_MS)
+    assert log.offset_for_timestamp(NOW_MS + 5) == (NOW_MS + 5, 5)
+    log.publish()
+    assert log.offset_for_timestamp(NOW_MS + 9) == (NOW_MS + 9, 9)
+    assert log.max_timestamp() == (NOW_MS + 9, 9)

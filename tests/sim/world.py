@@ -152,7 +152,7 @@ class World:
             self.sync: 8,
             self.deliver_sync: 8,
             self.read: 10,
-            self.find_timestamp: 2,
+            self.find_timestamp: 5,
             self.roll: 2,
             self.delete_records: 1,
             self.retain: 2,

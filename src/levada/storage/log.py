@@ -254,11 +254,13 @@ class Log:
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """(timestamp, offset) of the first record that is at least as late."""
+        self.publish()  # the indexes already tell of what is reserved, and are checked against the file
         interval = self._config.index_interval_bytes
         return times.offset_for_timestamp(self.segments, timestamp, self.log_start_offset, interval)
 
     def max_timestamp(self) -> tuple[int, int]:
         """(timestamp, offset) of the latest record; (-1, -1) if there is none."""
+        self.publish()
         return times.max_timestamp(self.segments, self._config.index_interval_bytes)
 
     # -- leader epochs and producer snapshots
