@@ -160,6 +160,10 @@ def _each(
     refused: Callable[[Any, KafkaError], Any],
 ) -> Any:
     try:
-        return of_partition(call.broker.partition(topic, index), asked)
+        partition = call.broker.partition(topic, index)
+        try:
+            return of_partition(partition, asked)
+        except OSError as error:
+            raise partition.failed(error) from None
     except KafkaError as error:
         return refused(asked, error)

@@ -215,8 +215,7 @@ class Partition:
         try:
             segments.reserve(batch, count, max_timestamp, now_ms)
         except OSError as error:
-            self._edges.failed(self, error)
-            raise self.storage_error() from None
+            raise self.failed(error) from None
         self.messages_in += count
         self.bytes_in += len(batch)
         if not self._queued:
@@ -314,6 +313,11 @@ class Partition:
         for waiter in [*self.waiters, *self.stable_end.waiters]:
             waiter.news(0)
 
+    def failed(self, error: OSError) -> KafkaError:
+        """The disk under the log is broken: it goes offline. What to tell the client."""
+        self._edges.failed(self, error)
+        return self.storage_error()
+
     def storage_error(self) -> KafkaError:
         return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {self.topic}-{self.index} is offline")
 
@@ -334,8 +338,7 @@ class Partition:
         try:
             return self.log.read(offset, max_bytes, end_offset, minimum_one)
         except OSError as error:
-            self._edges.failed(self, error)
-            raise self.storage_error() from None
+            raise self.failed(error) from None
 
     def aborted(self, offset: int, size: int) -> list[tuple[int, int]]:
         """(producer id, first offset) of what was aborted in a read of committed records from `offset`."""
