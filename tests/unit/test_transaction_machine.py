@@ -121,9 +121,9 @@ def shard() -> Shard:
     return Shard()
 
 
-def refused(action: Callable[[], Any]) -> ErrorCode:
+def refused(action: Callable[..., Any], *arguments: Any, **named: Any) -> ErrorCode:
     with pytest.raises(KafkaError) as caught:
-        action()
+        action(*arguments, **named)
     return caught.value.code
 
 
@@ -228,7 +228,7 @@ def test_nothing_ends_that_did_not_begin(shard: Shard) -> None:
     assert refused(lambda: shard.end(Identity(1, 0), True)) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
     client = shard.begin()
     for committed in (True, False):
-        assert refused(lambda c=committed: shard.end(client, c, version=1)) == ErrorCode.INVALID_TXN_STATE
+        assert refused(shard.end, client, committed, version=1) == ErrorCode.INVALID_TXN_STATE
     assert refused(lambda: shard.end(client, True)) == ErrorCode.INVALID_TXN_STATE
     assert refused(lambda: shard.end(Identity(7, 0), True)) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
     assert refused(lambda: shard.add(Identity(7, 0), A)) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -315,9 +315,9 @@ def test_a_prepared_transaction_waits_for_its_owner_who_may_come_again(
     assert (reply.client, reply.ongoing) == ((101, 2), client)
     owner = reply.client
     for former in (client, Identity(101, 1)):
-        assert refused(lambda f=former: shard.end(f, committed)) == ErrorCode.PRODUCER_FENCED
-        assert refused(lambda f=former: shard.add(f, A)) == ErrorCode.PRODUCER_FENCED
-        assert refused(lambda f=former: shard.machine.verify("t", f, [A])) == ErrorCode.PRODUCER_FENCED
+        assert refused(shard.end, former, committed) == ErrorCode.PRODUCER_FENCED
+        assert refused(shard.add, former, A) == ErrorCode.PRODUCER_FENCED
+        assert refused(shard.machine.verify, "t", former, [A]) == ErrorCode.PRODUCER_FENCED
     assert refused(lambda: shard.add(owner, A)) == ErrorCode.INVALID_TXN_STATE
     assert refused(lambda: shard.machine.verify("t", owner, [A])) == ErrorCode.INVALID_TXN_STATE
     following = shard.end(owner, committed)
@@ -381,9 +381,9 @@ def test_a_transaction_that_is_open_for_too_long_is_aborted_and_its_client_fence
     shard.now_ms = deadline
     shard.expire()
     assert shard.status() is Status.PREPARE_ABORT
-    assert [(ending.committed, ending.partitions) for ending in shard.endings] == [(False, {A, B})]
+    assert [(ending.committed, ending.partitions) for ending in shard.endings] == [(False, frozenset((A, B)))]
     for end in (True, False):
-        assert refused(lambda e=end: shard.end(client, e)) == ErrorCode.PRODUCER_FENCED
+        assert refused(shard.end, client, end) == ErrorCode.PRODUCER_FENCED
     shard.write_markers()
     assert refused(lambda: shard.end(client, False)) == ErrorCode.PRODUCER_FENCED
     assert shard.begin().epoch > client.epoch

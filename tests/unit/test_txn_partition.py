@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -183,7 +184,7 @@ def test_a_producer_may_not_write_outside_its_open_transaction(world: World) -> 
     partition = world.open()
     allow(partition, 7, 0)
     write(partition, b"a", producer=(7, 0, 0))
-    outside = lambda: write(partition, b"b", producer=(7, 0, 1), transactional=False)  # noqa: E731
+    outside = partial(write, partition, b"b", producer=(7, 0, 1), transactional=False)
     assert refused(outside) == ErrorCode.INVALID_TXN_STATE
     end(partition, 7, 0, committed=True)
     assert outside() == 2
@@ -247,7 +248,7 @@ def test_with_bumped_epochs_a_marker_that_comes_twice_does_not_end_the_next_tran
     end(partition, 7, 1, committed=True, bumped=True)
     allow(partition, 7, 1)
     write(partition, b"b", producer=(7, 1, 0))
-    again = lambda: end(partition, 7, 1, committed=True, bumped=True)  # noqa: E731
+    again = partial(end, partition, 7, 1, committed=True, bumped=True)
     assert refused(again) == ErrorCode.INVALID_PRODUCER_EPOCH
     assert committed_values(partition) == [b"a"]
 
@@ -257,7 +258,7 @@ def test_a_marker_of_a_coordinator_that_was_replaced_is_refused(world: World) ->
     allow(partition, 7, 0)
     write(partition, b"a", producer=(7, 0, 0))
     end(partition, 7, 0, committed=True, coordinator=5)
-    old = lambda: end(partition, 7, 0, committed=True, coordinator=4)  # noqa: E731
+    old = partial(end, partition, 7, 0, committed=True, coordinator=4)
     assert refused(old) == ErrorCode.TRANSACTION_COORDINATOR_FENCED
 
 

@@ -1,0 +1,1 @@
+"""Transactional producers, one program for each client; see `base` for what they are asked."""
