@@ -39,6 +39,15 @@ def executable(name: str) -> str:
     return path
 
 
+def debian_package(name: str) -> None:
+    """Install a package where we may; `Unavailable` says how elsewhere."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise Unavailable(f"{name} is not installed (Debian: apt-get install {name})")
+    with locked("apt") as folder:
+        run(["apt-get", "update", "-q"], cwd=folder)
+        run(["apt-get", "install", "-y", "-q", name], cwd=folder)
+
+
 def run(command: list[str], cwd: Path, timeout: float = 600) -> None:
     """Run an installer; whatever goes wrong makes the client unavailable, with the installer's last words."""
     try:

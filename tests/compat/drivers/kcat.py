@@ -6,10 +6,9 @@ import re
 import shutil
 import subprocess
 import tempfile
-from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.cache import Unavailable, executable, locked, run
+from tests.cache import debian_package, executable
 from tests.compat.drivers.base import EARLIEST, WAIT_S, ClientError, Cluster, Record, Topic, as_headers
 
 _ERRORS = {
@@ -137,14 +136,8 @@ class Kcat:
 
 def install() -> str:
     """kcat's path; root on Debian gets the package when it is missing."""
-    found = shutil.which("kcat")
-    if found is not None:
-        return found
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise Unavailable("kcat is not installed (Debian: apt-get install kcat)")
-    with locked("apt") as folder:
-        run(["apt-get", "update", "-q"], cwd=folder)
-        run(["apt-get", "install", "-y", "-q", "kcat"], cwd=Path("/"))
+    if shutil.which("kcat") is None:
+        debian_package("kcat")
     return executable("kcat")
 
 
