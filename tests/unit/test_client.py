@@ -398,7 +398,7 @@ def test_where_a_consumer_may_start(levada: EmbeddedBroker) -> None:
         assert await offset(client, datetime.fromtimestamp(1_800_000_000, UTC)) == 10
         assert await offset(client, {TopicPartition(topic, 0): 6}) == 6
         with pytest.raises(ValueError, match="cannot start"):
-            client.consumer(topic, start="somewhere")  # type: ignore[arg-type]
+            client.consumer(topic, start="somewhere")  # type: ignore[call-overload]
 
     run(levada, work)
 

@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
@@ -19,8 +19,9 @@ from levada.net.pool import Pool
 
 if TYPE_CHECKING:
     from levada.net.admin import Admin
-    from levada.net.consumer import Consumer, Start
+    from levada.net.consumer import Consumer, ConsumerOptions
     from levada.net.data import FoundOffset
+    from levada.net.group_consumer import GroupConsumer, GroupOptions
     from levada.net.producer import Acks, Compression, Producer
 
 DEFAULT_PORT = 9092
@@ -104,6 +105,10 @@ class Client:
     ) -> None:
         await self.close()
 
+    @property
+    def closed(self) -> bool:
+        return self._pool.closed
+
     async def close(self) -> None:
         """Close every connection; requests on the way fail with ConnectionFailed."""
         await self._pool.close()
@@ -136,7 +141,7 @@ class Client:
             try:
                 topic = (await self.metadata([name], create=create)).topics.get(name)
             except (ConnectionFailed, RequestTimedOut) as error:
-                failure, passing = error, not self._pool.closed
+                failure, passing = error, not self.closed
             else:
                 code = error_code(topic.error) if topic else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 if topic and code is ErrorCode.NONE and topic.partitions:
@@ -186,7 +191,13 @@ class Client:
     # Requests
 
     async def request(
-        self, api: str, request: object, *, node: int | None = None, timeout_ms: int | None = None
+        self,
+        api: str,
+        request: object,
+        *,
+        node: int | None = None,
+        timeout_ms: int | None = None,
+        pool: Pool | None = None,
     ) -> Any:
         """Send any request of the protocol to a broker (to any broker without `node`) and give its response.
 
@@ -199,7 +210,7 @@ class Client:
         api_key = next((known.key for known in APIS.values() if known.name == api), None)
         if api_key is None:
             raise ValueError(f"there is no API {api!r}")
-        connection = await self.connection(node)
+        connection = await self.connection(node, pool)
         version = connection.version(Api(api, api_key, messages.versions_known(api_key)))
         body = await connection.send(
             api_key,
@@ -252,31 +263,29 @@ class Client:
             delivery_timeout_ms=delivery_timeout_ms,
         )
 
+    @overload
     def consumer(
         self,
         *topics: str,
-        assign: Iterable[TopicPartition | tuple[str, int]] = (),
-        start: "Start" = "earliest",
-        isolation: Literal["read_uncommitted", "read_committed"] = "read_uncommitted",
-        reset: Literal["earliest", "latest"] | None = None,
-        fetch_bytes: int = 1_048_576,
-        fetch_wait_ms: int = 500,
-        buffer_bytes: int = 33_554_432,
-    ) -> "Consumer":
-        """A consumer of topics, or of the partitions in `assign`; see `levada.net.consumer.Consumer`."""
+        assign: "Iterable[TopicPartition | tuple[str, int]]" = (),
+        **options: "Unpack[ConsumerOptions]",
+    ) -> "Consumer": ...
+
+    @overload
+    def consumer(self, *topics: str, group: str, **options: "Unpack[GroupOptions]") -> "GroupConsumer": ...
+
+    def consumer(self, *topics: str, group: str | None = None, **options: Any) -> "Consumer":
+        """A consumer of topics, or of the partitions in `assign`, or of a group's share of topics.
+
+        See `levada.net.consumer.Consumer` and `levada.net.group_consumer.GroupConsumer`.
+        """
+        if group is not None:
+            from levada.net.group_consumer import GroupConsumer
+
+            return GroupConsumer(self, group, topics=topics, **options)
         from levada.net.consumer import Consumer
 
-        return Consumer(
-            self,
-            topics=topics,
-            assign=[TopicPartition(*partition) for partition in assign],
-            start=start,
-            isolation=isolation,
-            reset=reset,
-            fetch_bytes=fetch_bytes,
-            fetch_wait_ms=fetch_wait_ms,
-            buffer_bytes=buffer_bytes,
-        )
+        return Consumer(self, topics=topics, **options)
 
     # Connections
 

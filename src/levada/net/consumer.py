@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypedDict
 
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
@@ -20,6 +20,19 @@ if TYPE_CHECKING:
     from levada.net.client import Client
 
 Start = Literal["earliest", "latest"] | int | datetime | Mapping[TopicPartition, int]
+Isolation = Literal["read_uncommitted", "read_committed"]
+Reset = Literal["earliest", "latest"]
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """What any consumer may be told; `Consumer` has the defaults."""
+
+    start: Start
+    isolation: Isolation
+    reset: Reset | None
+    fetch_bytes: int
+    fetch_wait_ms: int
+    buffer_bytes: int
 
 
 class ConsumerRecord(NamedTuple):
@@ -51,19 +64,19 @@ class Consumer:
         client: "Client",
         *,
         topics: Sequence[str],
-        assign: Iterable[TopicPartition],
-        start: Start,
-        isolation: Literal["read_uncommitted", "read_committed"],
-        reset: Literal["earliest", "latest"] | None,
-        fetch_bytes: int,
-        fetch_wait_ms: int,
-        buffer_bytes: int,
+        assign: Iterable[TopicPartition | tuple[str, int]] = (),
+        start: Start = "earliest",
+        isolation: Isolation = "read_uncommitted",
+        reset: Reset | None = None,
+        fetch_bytes: int = 1_048_576,
+        fetch_wait_ms: int = 500,
+        buffer_bytes: int = 33_554_432,
     ) -> None:
         if not isinstance(start, int | datetime | Mapping) and start not in ("earliest", "latest"):
             raise ValueError(f"cannot start at {start!r}: earliest, latest, an offset or a datetime")
         self._client = client
         self._topics = topics
-        self._assign = list(assign)
+        self._assign = [TopicPartition(*partition) for partition in assign]
         self._start = start
         self._isolation_level = int(isolation == "read_committed")
         self._cursors: dict[TopicPartition, Cursor] = {}
@@ -80,7 +93,7 @@ class Consumer:
             buffer_bytes=buffer_bytes,
         )
 
-    async def __aenter__(self) -> "Consumer":
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
@@ -108,7 +121,7 @@ class Consumer:
         """The partitions that are read."""
         return tuple(self._cursors)
 
-    def __aiter__(self) -> "Consumer":
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> ConsumerRecord:
@@ -213,10 +226,10 @@ class Consumer:
         return None
 
     async def _fill(self, deadline: float | None) -> bool:
-        """Make the next batch the current one; False if none came in time."""
+        """Make the next batch the current one if one comes; False when it is time to give up."""
         batch = await self._fetcher.next_batch(deadline)
         if batch is None:
-            return False
+            return deadline is None or asyncio.get_running_loop().time() < deadline
         topic, partition = batch.cursor.partition
         position = batch.cursor.position
         self._current.extend(

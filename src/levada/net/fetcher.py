@@ -95,13 +95,18 @@ class Fetcher:
         self._fetching: dict[int, asyncio.Task[None]] = {}  # at most one long poll to each leader
         self._runner: asyncio.Task[None] | None = None
         self._crash: BaseException | None = None  # a bug of ours, for the caller to see
+        self._interrupted = False
         self._stopped = False
 
     def start(self, cursors: Iterable[Cursor]) -> None:
-        self._cursors = list(cursors)
-        self._changed.set()
+        self.assign(cursors)
         self._runner = self._loop.create_task(self._run(), name="consumer")
         self._runner.add_done_callback(self._ended)
+
+    def assign(self, cursors: Iterable[Cursor]) -> None:
+        """Fetch for these from now on; whoever takes one away moves it, so that what was fetched is dropped."""
+        self._cursors = list(cursors)
+        self._changed.set()
 
     async def stop(self) -> None:
         """Stop fetching; whoever waits for a batch is told."""
@@ -117,8 +122,13 @@ class Fetcher:
         """Look again what there is to fetch."""
         self._changed.set()
 
+    def interrupt(self) -> None:
+        """Let whoever waits for a batch look at something else."""
+        self._interrupted = True
+        self._arrived.set()
+
     async def next_batch(self, deadline: float | None) -> DecodedBatch | None:
-        """The next batch in order of arrival; None at the deadline."""
+        """The next batch in order of arrival; None at the deadline, or when it is interrupted."""
         while True:
             while self._chunks:
                 chunk = self._chunks[0]
@@ -134,6 +144,9 @@ class Fetcher:
                 raise self._crash
             if self._stopped:
                 raise RuntimeError("the consumer is closed")
+            if self._interrupted:
+                self._interrupted = False
+                return None
             self._arrived.clear()
             try:
                 async with asyncio.timeout_at(deadline):
@@ -261,6 +274,8 @@ class Fetcher:
 
     def _fail(self, cursor: Cursor, failure: Exception) -> None:
         """Try again after a rest what may heal by itself, for as long as a request may take; else tell."""
+        if cursor not in self._cursors:
+            return  # it was taken away meanwhile
         code = failure.code if isinstance(failure, KafkaError) else None
         now = self._loop.time()
         if code is None or code in MOVED or code is ErrorCode.OFFSET_NOT_AVAILABLE:
