@@ -414,18 +414,22 @@ def test_a_journal_that_was_compacted_gives_the_same_back(world: ConsumerWorld) 
     world.settle("a", "c")
     world.beat("a", -1)
     world.settle("c")
+    compact_at_every_point(world)
+
+
+def compact_at_every_point(world: ConsumerWorld) -> None:
     whole = list(world.journal)
     for point in range(len(whole) + 1):
         newest = {key: place for place, ((key, _), _) in enumerate(whole[:point])}
         for keep_tombstones in (True, False):
-            kept = [
+            world.journal = [
                 entry
                 for place, entry in enumerate(whole)
                 if place >= point
                 or (newest[entry[0][0]] == place and (keep_tombstones or entry[0][1] is not None))
             ]
-            world.journal = kept
             assert same(world.replayed(), world.machine), point
+    world.journal = whole
 
 
 # Between the protocols.
@@ -622,6 +626,18 @@ def test_empty_groups_change_their_protocol_freely() -> None:
     world.leave((ids[0], None))
     world.enter("new", "t")
     assert same(world.replayed(), world.machine) and world.committed() == 7
+
+
+def test_a_group_that_changed_its_protocol_twice_leaves_nothing_behind(world: ConsumerWorld) -> None:
+    ids = classic_group(world, 2)
+    world.enter("new", "t", topic_regex="t.*")
+    world.beat("new", -1)
+    assert world.is_classic
+    for member_id in ids:
+        world.leave((member_id, None))
+    compact_at_every_point(world)
+    world.enter("newer", "t")
+    compact_at_every_point(world)
 
 
 def test_an_upgrade_tells_those_who_wait(world: ConsumerWorld) -> None:

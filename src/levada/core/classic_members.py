@@ -83,6 +83,10 @@ def _check_join(machine: "GroupsMachine", group: ConsumerGroup, request: JoinReq
         raise KafkaError(
             ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the members of the group have no such protocol"
         )
+    is_known = request.member_id in (UNKNOWN_MEMBER, *group.members)
+    if subscription.owned and request.instance_id is None and not is_known:
+        # It was removed and does not know: what it reads may be another's by now.
+        raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"{request.member_id!r} is no member any more")
     return subscription
 
 
