@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from levada import listeners
-from levada.coordinator_settings import CoordinatorSettings
+from levada.cleaner_settings import CleanerSettings
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Endpoint
 from levada.settings import (
@@ -35,7 +35,7 @@ WEEK_MS: Final = 7 * DAY_MS
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class BrokerConfig(CoordinatorSettings):
+class BrokerConfig(CleanerSettings):
     """How this broker runs."""
 
     given: Mapping[str, str] = field(default_factory=dict)  # what was set at the start; all else is a default

@@ -28,6 +28,7 @@ from levada.api import (  # noqa: F401 (handlers)
 )
 from levada.api.registry import dispatcher
 from levada.broker.broker import Broker
+from levada.broker.cleaning import Cleaning
 from levada.broker.faults import Faults
 from levada.broker.housekeeping import Housekeeping
 from levada.broker.logdirs import LogDirs
@@ -104,6 +105,7 @@ class Server:
             log_dirs.join(broker.image.cluster_id)
             broker.open()
             Housekeeping(broker).start()
+            Cleaning(broker).start()
             self._metrics = await MetricsServer.start(broker, self._listeners)
             for listener in self._listeners:
                 await listener.serve()

@@ -288,19 +288,21 @@ def test_leftovers_of_a_crash_are_gone(tmp_path: Path) -> None:
     assert "notes.txt" in names
 
 
-def test_a_finished_swap_replaces_what_it_covers(tmp_path: Path) -> None:
+def test_a_swap_replaces_what_it_covers(tmp_path: Path) -> None:
+    """Its file is complete; what another cleaning left beside it is of no use."""
     folder = tmp_path / "t-0"
     written = fill(folder)
     bases = sorted(int(path.stem) for path in folder.glob("*.log"))
     merged = b"".join(written[: bases[2] // 2 : 3] + [written[bases[2] // 2 - 1]])
     (folder / f"{0:020d}.log.swap").write_bytes(merged)
-    unfinished = folder / f"{bases[3]:020d}.log.swap"
-    unfinished.write_bytes(b"")
-    (folder / f"{bases[3]:020d}.log.cleaned").write_bytes(b"")
+    (folder / f"{0:020d}.txnindex").write_bytes(b"of the old segment")
+    (folder / f"{0:020d}.txnindex.swap").write_bytes(b"")
+    (folder / f"{0:020d}.log.cleaned").write_bytes(b"unfinished")
     log = open_log(folder, **OPTIONS)
     assert [segment.base_offset for segment in log.segments] == [0, *bases[2:]]
     assert b"".join(read_all(log)) == merged + b"".join(written[bases[2] // 2 :])
-    assert not unfinished.exists()
+    assert not (folder / f"{0:020d}.log.cleaned").exists()
+    assert (folder / f"{0:020d}.txnindex").read_bytes() == b""
 
 
 def test_a_start_offset_beyond_the_end_begins_an_empty_log_there(tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ from levada.core.image import TopicImage
 from levada.errors import KafkaError
 from levada.logs import EventLog
 from levada.model import TopicPartition
+from levada.storage.cleaning_swap import settle
 from levada.storage.dirs import FoundPartition, LogDir, LogDirError
 from levada.storage.disk import Disk
 from levada.storage.handles import Handles
 from levada.storage.log import Log
+from levada.storage.segment import Segment
 
 log = EventLog(__name__)
 
@@ -182,6 +184,21 @@ class LogDirs:
                 self._in_thread(partition.log.unlink_removed)
         except OSError as error:
             self.failed(partition, error)
+
+    def settle_swap(self, partition: Partition, replaced: list[Segment]) -> None:
+        """Make the swap of a compacted segment survive a crash, and free the space of what it replaced."""
+
+        def work() -> None:
+            try:
+                settle(partition.log, replaced)
+            except OSError as error:
+                self._loop.call_soon_threadsafe(self.failed, partition, error)
+
+        self._in_thread(work)
+
+    def write_cleaner_offsets(self, log_dir: LogDir, offsets: dict[TopicPartition, int]) -> None:
+        """Write down up to where the logs of a directory are compacted, in a thread."""
+        self._in_thread(lambda: log_dir.write_cleaner_offsets(offsets))
 
     # Durability and failure.
 

@@ -14,7 +14,7 @@ first record of any open one, and of any whose marker may still be lost: it is n
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import NamedTuple, Self
@@ -243,6 +243,16 @@ class ProducerStates:
         for producer_id in expired:
             del self._producers[producer_id]
         return len(expired)
+
+    def last_batches(self, end_offset: int) -> Iterator[tuple[int, int, int, int]]:
+        """(producer id, epoch, offset of its newest batch, of its newest marker) of those that ended below an offset.
+
+        Offsets are -1 where they are not known; compaction keeps what they name.
+        """
+        for producer_id, producer in self._producers.items():
+            data_offset = producer.batches[-1][3] if producer.batches else -1
+            if (data_offset if data_offset >= 0 else producer.marker_offset) < end_offset:
+                yield producer_id, producer.epoch, data_offset, producer.marker_offset
 
     def clear(self) -> None:
         """Forget everything, before the state is folded again after a truncation."""

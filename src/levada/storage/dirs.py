@@ -32,6 +32,7 @@ LOCK_FILE = ".lock"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 RECOVERY_POINTS_FILE = "recovery-point-offset-checkpoint"
 LOG_STARTS_FILE = "log-start-offset-checkpoint"
+CLEANER_FILE = "cleaner-offset-checkpoint"
 
 _log = EventLog("levada.storage")
 
@@ -65,6 +66,7 @@ class LogDir:
         "_disk",
         "_lock",
         "_node_id",
+        "cleaner_offsets",
         "cluster_id",
         "directory_id",
         "log_start_offsets",
@@ -85,6 +87,7 @@ class LogDir:
         self.was_clean = False  # the last shutdown was in order: segments may be trusted
         self.recovery_points: dict[TopicPartition, int] = {}  # as of the last checkpoint
         self.log_start_offsets: dict[TopicPartition, int] = {}
+        self.cleaner_offsets: dict[TopicPartition, int] = {}  # up to where logs were compacted
 
     @classmethod
     def open(cls, path: str, disk: Disk, *, node_id: int) -> Self:
@@ -151,6 +154,10 @@ class LogDir:
     def write_log_start_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Note where each log begins that does not begin with its first segment; for a thread."""
         write_atomically(self._disk, self._name(LOG_STARTS_FILE), encode_offsets(offsets))
+
+    def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Note up to where each log is compacted; for a thread."""
+        write_atomically(self._disk, self._name(CLEANER_FILE), encode_offsets(offsets))
 
     def fail(self, error: OSError) -> bool:
         """Take the directory offline until the next start; whether it was still in use."""
@@ -230,6 +237,7 @@ class LogDir:
             self._disk.fsync_dir(self.path)
         self.recovery_points = self._read_offsets(RECOVERY_POINTS_FILE)
         self.log_start_offsets = self._read_offsets(LOG_STARTS_FILE)
+        self.cleaner_offsets = self._read_offsets(CLEANER_FILE)
 
     def _read_offsets(self, name: str) -> dict[TopicPartition, int]:
         data = read_file(self._disk, self._name(name))

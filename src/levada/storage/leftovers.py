@@ -1,19 +1,20 @@
 """What a crash leaves half done in a partition's folder, finished or undone before the log is opened.
 
 Temporary, deleted and cleaned files are of no use any more. A `.swap` segment is the complete replacement of the
-segments it covers: its swap is finished, unless a `.cleaned` file at or below it says that the set of
-replacements was not complete.
+segments it covers, those that begin from its first to its last offset: its swap is finished.
 """
 
 import os
 
 from levada.storage.disk import Disk
 from levada.storage.names import (
-    CLEANED_SUFFIX,
+    INDEX_SUFFIX,
     LEFTOVER_SUFFIXES,
     LOG_SUFFIX,
     SEGMENT_SUFFIXES,
     SWAP_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
     FileName,
     file_name,
     parse_file_name,
@@ -32,11 +33,7 @@ def tidy(disk: Disk, directory: str) -> list[FileName]:
         disk.unlink(os.path.join(directory, name))
     files = sorted(parsed for name in kept if (parsed := parse_file_name(name)))
     bases = {offset for offset, suffix in files if suffix == LOG_SUFFIX}
-    orphans = {
-        name
-        for name in files
-        if name.suffix in SEGMENT_SUFFIXES and name.offset not in bases
-    }
+    orphans = {name for name in files if name.suffix in SEGMENT_SUFFIXES and name.offset not in bases}
     for offset, suffix in orphans:
         disk.unlink(os.path.join(directory, file_name(offset, suffix)))
     return [name for name in files if name not in orphans]
@@ -44,15 +41,16 @@ def tidy(disk: Disk, directory: str) -> list[FileName]:
 
 def _finish_swaps(disk: Disk, directory: str, names: list[str]) -> None:
     files = [parsed for name in names if (parsed := parse_file_name(name))]
-    unfinished = min((name.offset for name in files if name.suffix.endswith(CLEANED_SUFFIX)), default=None)
     bases = [name.offset for name in files if name.suffix == LOG_SUFFIX]
     for base in sorted(name.offset for name in files if name.suffix == LOG_SUFFIX + SWAP_SUFFIX):
-        if unfinished is not None and base >= unfinished:
-            continue
         path = os.path.join(directory, file_name(base, LOG_SUFFIX))
         last_offset = _last_offset(disk, path + SWAP_SUFFIX, base)
-        for replaced in [offset for offset in bases if base <= offset <= last_offset]:
-            _remove_segment(disk, directory, replaced, but_log=replaced == base)
+        for replaced in [offset for offset in bases if base < offset <= last_offset]:
+            _remove(disk, directory, replaced, SEGMENT_SUFFIXES)
+        _remove(disk, directory, base, (INDEX_SUFFIX, TIME_INDEX_SUFFIX))
+        aborted = os.path.join(directory, file_name(base, TXN_INDEX_SUFFIX))
+        if disk.exists(aborted + SWAP_SUFFIX):  # otherwise it is in its place already
+            disk.rename(aborted + SWAP_SUFFIX, aborted)
         disk.rename(path + SWAP_SUFFIX, path)
     disk.fsync_dir(directory)
 
@@ -68,8 +66,8 @@ def _last_offset(disk: Disk, path: str, base_offset: int) -> int:
         disk.close(fd)
 
 
-def _remove_segment(disk: Disk, directory: str, base_offset: int, but_log: bool) -> None:
-    for suffix in SEGMENT_SUFFIXES:
+def _remove(disk: Disk, directory: str, base_offset: int, suffixes: tuple[str, ...]) -> None:
+    for suffix in suffixes:
         path = os.path.join(directory, file_name(base_offset, suffix))
-        if disk.exists(path) and not (but_log and suffix == LOG_SUFFIX):
+        if disk.exists(path):
             disk.unlink(path)

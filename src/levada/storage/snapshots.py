@@ -39,3 +39,10 @@ def remove(disk: Disk, directory: str, above: int) -> None:
         if offset > above:
             disk.unlink(_path(directory, offset))
     disk.fsync_dir(directory)
+
+
+def remove_below(disk: Disk, directory: str, offset: int) -> None:
+    """Remove those of earlier offsets: the log does not tell any more how it came from there to here."""
+    for old in offsets(disk, directory):
+        if old < offset:
+            disk.unlink(_path(directory, old))
