@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -156,8 +157,9 @@ def check(writers: list[Writer], found: list[list[tuple[int, int]]]) -> None:
         seen = [[transaction for one, transaction in values if one == number] for values in found]
         for values in seen:
             assert values == sorted(values), "out of order"
+        times = [Counter(values) for values in seen]
         for transaction, outcome in writer.outcomes.items():
-            counts = {values.count(transaction) for values in seen}
+            counts = {there[transaction] for there in times}
             assert len(counts) == 1, f"transaction {transaction} of {number} is torn: {counts}"
             assert counts <= {0, 2}, f"transaction {transaction} of {number}: {counts}"
             if outcome is not None:
