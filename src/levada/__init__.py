@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from levada.model import TopicPartition
     from levada.net.client import Client
     from levada.net.connection import ConnectionFailed, RequestTimedOut
+    from levada.net.fencing import MemberFenced, ProducerFenced
 
 __version__ = "0.1.0"
 __all__ = [
@@ -17,6 +18,8 @@ __all__ = [
     "ConnectionFailed",
     "ErrorCode",
     "KafkaError",
+    "MemberFenced",
+    "ProducerFenced",
     "RequestTimedOut",
     "TopicPartition",
     "__version__",
@@ -27,6 +30,8 @@ _HOMES = {
     "ConnectionFailed": "levada.net.connection",
     "ErrorCode": "levada.errors",
     "KafkaError": "levada.errors",
+    "MemberFenced": "levada.net.fencing",
+    "ProducerFenced": "levada.net.fencing",
     "RequestTimedOut": "levada.net.connection",
     "TopicPartition": "levada.model",
 }

@@ -61,7 +61,11 @@ def test_api_versions() -> None:
     for message in random_responses(bootstrap.API_VERSIONS, 3):
         if message.error_code == 0:
             expected = {key.api_key: range(key.min_version, key.max_version + 1) for key in message.api_keys}
-            assert bootstrap.read_api_versions(as_kio_writes(message)) == expected
+            found = bootstrap.read_api_versions(as_kio_writes(message))
+            assert found.apis == expected
+            assert found.features == {
+                feature.name: feature.max_version_level for feature in message.finalized_features
+            }
 
 
 @pytest.mark.parametrize(("api", "version"), versions(bootstrap.METADATA))

@@ -14,6 +14,7 @@ from levada.net.reader import Reader
 from levada.wire.primitives import count_bytes, string_bytes
 
 NO_TOPIC_ID = bytes(16)
+FINALIZED_FEATURES = 2  # the tag of that field
 
 
 class Api(NamedTuple):
@@ -59,6 +60,13 @@ class TopicInfo(NamedTuple):
     error: int
 
 
+class Served(NamedTuple):
+    """What a broker can be asked, and the levels of the cluster's features."""
+
+    apis: Mapping[int, range]
+    features: Mapping[str, int]
+
+
 class ClusterMetadata(NamedTuple):
     """One Metadata answer."""
 
@@ -81,8 +89,8 @@ def write_api_versions() -> bytes:
     return string_bytes(b"levada", True) + string_bytes(b"1", True) + b"\0"
 
 
-def read_api_versions(body: memoryview) -> dict[int, range]:
-    """What the broker serves: API key to versions."""
+def read_api_versions(body: memoryview) -> Served:
+    """What the broker serves: versions by API key, and features by name."""
     reader = Reader(body)
     error = reader.int16()
     if error:
@@ -92,7 +100,18 @@ def read_api_versions(body: memoryview) -> dict[int, range]:
         key, lowest, highest = reader.int16(), reader.int16(), reader.int16()
         reader.tags()
         served[key] = range(lowest, highest + 1)
-    return served
+    reader.int32()  # throttle time
+    finalized = reader.tagged().get(FINALIZED_FEATURES)
+    return Served(served, {} if finalized is None else _read_features(Reader(finalized)))
+
+
+def _read_features(reader: Reader) -> dict[str, int]:
+    features: dict[str, int] = {}
+    for _ in range(reader.count()):
+        name, level, _ = reader.string() or "", reader.int16(), reader.int16()
+        reader.tags()
+        features[name] = level
+    return features
 
 
 def write_metadata(version: int, topics: Iterable[str] | None, *, create: bool) -> bytes:

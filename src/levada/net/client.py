@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from levada.net.consumer import Consumer, ConsumerOptions
     from levada.net.data import FoundOffset
     from levada.net.group_consumer import GroupConsumer, GroupOptions
-    from levada.net.producer import Acks, Compression, Producer
+    from levada.net.producer import BatchingOptions, Producer, ProducerOptions
+    from levada.net.transactions import TransactionalProducer
 
 DEFAULT_PORT = 9092
 
@@ -236,32 +237,32 @@ class Client:
 
         return Admin(self)
 
+    @overload
+    def producer(self, **options: "Unpack[ProducerOptions]") -> "Producer": ...
+
+    @overload
     def producer(
         self,
         *,
-        acks: "Acks" = "all",
-        linger_ms: float = 5,
-        batch_bytes: int = 262_144,
-        buffer_bytes: int = 33_554_432,
-        compression: "Compression" = "none",
-        idempotent: bool | None = None,
-        in_flight_max: int = 5,
-        delivery_timeout_ms: int = 120_000,
-    ) -> "Producer":
-        """A batching producer; see `levada.net.producer.Producer`."""
+        transactional_id: str,
+        transaction_timeout_ms: int = 60_000,
+        **options: "Unpack[BatchingOptions]",
+    ) -> "TransactionalProducer": ...
+
+    def producer(
+        self, *, transactional_id: str | None = None, **options: Any
+    ) -> "Producer | TransactionalProducer":
+        """A batching producer; with a transactional id one that sends in transactions.
+
+        See `levada.net.producer.Producer` and `levada.net.transactions.TransactionalProducer`.
+        """
+        if transactional_id is not None:
+            from levada.net.transactions import TransactionalProducer
+
+            return TransactionalProducer(self, transactional_id, **options)
         from levada.net.producer import Producer
 
-        return Producer(
-            self,
-            acks=acks,
-            linger_ms=linger_ms,
-            batch_bytes=batch_bytes,
-            buffer_bytes=buffer_bytes,
-            compression=compression,
-            idempotent=idempotent,
-            in_flight_max=in_flight_max,
-            delivery_timeout_ms=delivery_timeout_ms,
-        )
+        return Producer(self, **options)
 
     @overload
     def consumer(

@@ -17,6 +17,7 @@ from levada.net.bootstrap import (
     METADATA,
     Api,
     ClusterMetadata,
+    Served,
     read_api_versions,
     read_metadata,
     write_api_versions,
@@ -65,7 +66,7 @@ class Connection(asyncio.Protocol):
         self, address: Address, client_id: str, response_bytes_max: int = RESPONSE_BYTES_MAX
     ) -> None:
         self.address = address
-        self.served: dict[int, range] = {}
+        self.served = Served({}, {})
         self.closed = False
         self._client_id = client_id.encode()
         self._response_bytes_max = response_bytes_max
@@ -120,7 +121,7 @@ class Connection(asyncio.Protocol):
 
     def version(self, api: Api) -> int:
         """The highest version of an API that both sides know."""
-        served, known = self.served.get(api.key), api.versions
+        served, known = self.served.apis.get(api.key), api.versions
         if served is None:
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{self.address} does not serve {api.name}")
         highest = min(served.stop, known.stop) - 1

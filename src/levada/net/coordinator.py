@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from levada.errors import ErrorCode, KafkaError
 from levada.net.bootstrap import error_code
 from levada.net.connection import Connection, ConnectionFailed, RequestTimedOut
+from levada.net.fencing import ENDING_S
 from levada.wire.lazy import kio_modules
 
 with kio_modules():
@@ -28,15 +29,6 @@ NOT_YET = frozenset(
 )
 # A transaction is being ended, which takes milliseconds, or is open and holds back the offsets that are asked for.
 PASSING = NOT_YET | {ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.UNSTABLE_OFFSET_COMMIT}
-ENDING_S = 0.005
-
-
-class MemberFenced(KafkaError):  # noqa: N818
-    """This consumer is no member of its group any more: what it had was given to others, and it cannot commit."""
-
-
-class ProducerFenced(KafkaError):  # noqa: N818
-    """Another producer took over the transactional id, or the transaction was open for too long."""
 
 
 class KeyType(IntEnum):

@@ -16,6 +16,9 @@ from levada.net.reader import Reader
 from levada.wire.primitives import count_bytes, string_bytes, uvarint_bytes
 
 PRODUCE = Api("produce", 0, range(9, 14))
+PRODUCE_IN_TRANSACTION = PRODUCE._replace(
+    versions=range(12, 14)
+)  # which adds its partitions to the transaction
 FETCH = Api("fetch", 1, range(12, 19))
 LIST_OFFSETS = Api("list_offsets", 2, range(6, 12))
 INIT_PRODUCER_ID = Api("init_producer_id", 22, range(2, 6))
@@ -77,9 +80,11 @@ def write_produce(
     timeout_ms: int,
     batches: Mapping[TopicPartition, bytes | bytearray],
     topics: Topics,
+    transactional_id: str | None = None,
 ) -> bytearray:
     """One batch for each of these partitions."""
-    body = bytearray(b"\0") + _ACKS_TIMEOUT.pack(acks, timeout_ms)
+    body = bytearray(b"\0" if transactional_id is None else string_bytes(transactional_id.encode(), True))
+    body += _ACKS_TIMEOUT.pack(acks, timeout_ms)
     grouped = _by_topic(batches)
     body += count_bytes(len(grouped), True)
     for topic, partitions in grouped:

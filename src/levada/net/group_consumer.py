@@ -17,7 +17,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.net.connection import ConnectionFailed, RequestTimedOut
 from levada.net.consumer import Consumer, ConsumerOptions, ConsumerRecord
-from levada.net.coordinator import MemberFenced
+from levada.net.fencing import MemberFenced
 from levada.net.fetcher import Cursor
 from levada.net.group_offsets import commit, committed
 from levada.net.membership import Membership, Place

@@ -9,6 +9,7 @@ from uuid import UUID
 from levada.errors import ErrorCode
 from levada.model import TopicPartition
 from levada.net.coordinator import Coordinator, check
+from levada.net.producer import Writer
 from levada.wire.lazy import kio_modules
 
 with kio_modules():
@@ -35,14 +36,6 @@ class Committer(NamedTuple):
     member_id: str = ""
     epoch: int = -1
     instance_id: str | None = None
-
-
-class Writer(NamedTuple):
-    """The producer in whose transaction offsets are committed."""
-
-    transactional_id: str
-    producer_id: int
-    producer_epoch: int
 
 
 async def commit(

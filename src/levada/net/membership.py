@@ -14,7 +14,8 @@ from uuid import UUID, uuid4
 
 from levada.errors import ErrorCode, KafkaError
 from levada.net.connection import ConnectionFailed, RequestTimedOut
-from levada.net.coordinator import Coordinator, KeyType, MemberFenced, check
+from levada.net.coordinator import Coordinator, KeyType, check
+from levada.net.fencing import MemberFenced
 from levada.net.group_offsets import Committer
 from levada.wire.lazy import kio_modules
 

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from levada.clock import SystemClock
 from levada.errors import ErrorCode, KafkaError
@@ -35,6 +35,32 @@ class RecordMetadata(NamedTuple):
     partition: int
     offset: int
     timestamp: int
+
+
+class Writer(NamedTuple):
+    """The producer of one transaction."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+
+class BatchingOptions(TypedDict, total=False):
+    """What any producer may be told; `Producer` has the defaults."""
+
+    linger_ms: float
+    batch_bytes: int
+    buffer_bytes: int
+    compression: Compression
+    in_flight_max: int
+    delivery_timeout_ms: int
+
+
+class ProducerOptions(BatchingOptions, total=False):
+    """What a producer without transactions may be told."""
+
+    acks: Acks
+    idempotent: bool | None
 
 
 class Batch:
@@ -89,14 +115,15 @@ class Producer:
         self,
         client: "Client",
         *,
-        acks: Acks,
-        linger_ms: float,
-        batch_bytes: int,
-        buffer_bytes: int,
-        compression: Compression,
-        idempotent: bool | None,
-        in_flight_max: int,
-        delivery_timeout_ms: int,
+        acks: Acks = "all",
+        linger_ms: float = 5,
+        batch_bytes: int = 262_144,
+        buffer_bytes: int = 33_554_432,
+        compression: Compression = "none",
+        idempotent: bool | None = None,
+        in_flight_max: int = 5,
+        delivery_timeout_ms: int = 120_000,
+        writer: Writer | None = None,
     ) -> None:
         from levada.net.sender import Sender
 
@@ -122,6 +149,7 @@ class Producer:
             in_flight_max=in_flight_max,
             unfinished=self._unfinished,
             finished=self._finished,
+            writer=writer,
         )
 
     async def __aenter__(self) -> "Producer":
@@ -131,6 +159,11 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close(flush=error is None)
+
+    @property
+    def failure(self) -> Exception | None:
+        """In a transaction: why it cannot be committed."""
+        return self._sender.failure
 
     @property
     def buffered_bytes(self) -> int:

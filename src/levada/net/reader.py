@@ -69,6 +69,14 @@ class Reader:
         count = self.count()
         return struct.unpack(f">{count}i", self.take(4 * count))
 
+    def tagged(self) -> dict[int, memoryview]:
+        """Tagged fields by their numbers, unread."""
+        fields: dict[int, memoryview] = {}
+        for _ in range(self._unsigned()):
+            tag = self._unsigned()
+            fields[tag] = self.take(self._unsigned())
+        return fields
+
     def tags(self) -> None:
         """Pass over tagged fields."""
         self.position = skip_tags(self._view, self.position, self._stop)

@@ -12,14 +12,16 @@ from levada.net.connection import ConnectionFailed, RequestTimedOut
 from levada.net.data import (
     INIT_PRODUCER_ID,
     PRODUCE,
+    PRODUCE_IN_TRANSACTION,
     Produced,
     read_init_producer_id,
     read_produce,
     write_init_producer_id,
     write_produce,
 )
-from levada.net.producer import Batch, Lane, RecordMetadata
-from levada.wire.batches import encode
+from levada.net.fencing import ENDING_S, as_fenced
+from levada.net.producer import Batch, Lane, RecordMetadata, Writer
+from levada.wire.batches import TRANSACTIONAL_BIT, encode
 
 if TYPE_CHECKING:
     from levada.net.client import Client
@@ -59,17 +61,21 @@ class Sender:
         in_flight_max: int,
         unfinished: set[Batch],
         finished: Callable[[Batch], None],
+        writer: Writer | None,
     ) -> None:
         self._client = client
         self._acks = acks
         self._codec = codec
         self._idempotent = idempotent
         self._in_flight_max = in_flight_max
+        self._writer = writer
+        self.failure: Exception | None = None  # in a transaction, why it cannot be committed
         self._unfinished = unfinished  # every batch whose records wait for an answer
         self._finished = finished
         self._loop = asyncio.get_running_loop()
         self._ready: dict[TopicPartition, Lane] = {}
         self._scheduled = False
+        self._retriable = RETRIABLE if writer is None else RETRIABLE - {ErrorCode.UNKNOWN_PRODUCER_ID}
         self._slots: dict[int, asyncio.Semaphore] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._identity: asyncio.Task[tuple[int, int]] | None = None  # shared by all lanes that never failed
@@ -173,13 +179,14 @@ class Sender:
             for lane, _ in taken:
                 await self._identify(lane, topics[lane.partition.topic])
         connection = await self._client.connection(leader)
-        version = connection.version(PRODUCE)
+        version = connection.version(PRODUCE if self._writer is None else PRODUCE_IN_TRANSACTION)
         body = write_produce(
             version,
             self._acks,
             self._client.request_timeout_ms,
             {lane.partition: self._encode(lane, batch) for lane, batch in taken},
             topics,
+            None if self._writer is None else self._writer.transactional_id,
         )
         if self._acks == 0:
             await connection.send_unanswered(PRODUCE.key, version, body)
@@ -198,6 +205,7 @@ class Sender:
             producer_id=lane.producer_id,
             producer_epoch=lane.producer_epoch,
             base_sequence=lane.sequence,
+            attributes=0 if self._writer is None else TRANSACTIONAL_BIT,
         )
 
     # Identity: all lanes share one producer id until one of them has to begin anew.
@@ -208,6 +216,9 @@ class Sender:
         lane.topic_id = topic.topic_id
         if lane.producer_id >= 0:
             return
+        if self._writer is not None:
+            _, lane.producer_id, lane.producer_epoch = self._writer
+            return
         if self._identity is None or (self._identity.done() and not _succeeded(self._identity)):
             self._identity = self._loop.create_task(self._ask_identity(), name="producer id")
         lane.producer_id, lane.producer_epoch = await asyncio.shield(self._identity)
@@ -215,7 +226,7 @@ class Sender:
 
     def _begin_anew(self, lane: Lane) -> None:
         """Nobody knows which sequence the broker expects next, so the lane goes on as another producer."""
-        if lane.producer_id >= 0:
+        if lane.producer_id >= 0 and self._writer is None:
             lane.producer_id = lane.producer_epoch = -1
             self._identity = None
 
@@ -260,20 +271,25 @@ class Sender:
             self._client.forget(lane.partition.topic)
         if code is ErrorCode.UNKNOWN_PRODUCER_ID:
             self._begin_anew(lane)
-        if code in RETRIABLE and self._loop.time() < batch.deadline:
+        if code in self._retriable and self._loop.time() < batch.deadline:
             lane.batches.appendleft(batch)
             backoff_s = min(self._client.retry_backoff_s * 2 ** min(batch.attempts, 10), BACKOFF_S_MAX)
+            if code is ErrorCode.CONCURRENT_TRANSACTIONS:
+                backoff_s = ENDING_S  # the one before is being ended
             self._loop.call_later(backoff_s, self._retry, lane)
             return
         self._give_up(lane, batch, failure)
 
     def _give_up(self, lane: Lane, batch: Batch, failure: Exception) -> None:
         self._begin_anew(lane)
+        if self._writer is not None:
+            failure = self.failure = self.failure or as_fenced(failure)
         for future in batch.answers:
             if not future.done():
-                future.set_exception(
-                    type(failure)(*failure.args)
-                )  # its own, since raising one adds to its trace
+                # Its own, since raising one adds to its trace.
+                future.set_exception(type(failure)(*failure.args))
+                if self._writer is not None:
+                    future.exception()  # the end of the transaction tells, if nobody looks at this one
         self._release(lane, batch)
 
     def _retry(self, lane: Lane) -> None:

@@ -1,0 +1,26 @@
+"""What a client is told when others took its place: it must not go on as if nothing had happened (R33)."""
+
+from levada.errors import ErrorCode, KafkaError
+
+ENDING_S = 0.005  # how long a transaction takes to be ended, about
+
+
+class MemberFenced(KafkaError):  # noqa: N818
+    """This consumer is no member of its group any more: what it had was given to others, and it cannot commit."""
+
+
+class ProducerFenced(KafkaError):  # noqa: N818
+    """Another producer took over the transactional id, or the transaction was open for too long."""
+
+
+def as_fenced(failure: Exception) -> Exception:
+    """The failure of something in a transaction, by its clearest name."""
+    if isinstance(failure, KafkaError) and failure.code in (
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+    ):
+        return ProducerFenced(
+            failure.code,
+            f"another producer has taken the transactional id, or the transaction was too long: {failure.detail}",
+        )
+    return failure
