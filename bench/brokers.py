@@ -1,8 +1,9 @@
 """The two brokers under test, each a process of its own on the same disk, started and stopped the same way.
 
 Apache Kafka comes from Maven Central into a cache outside the tree and runs as its own start script runs it:
-one KRaft node, 1 GiB of heap, G1. Everything else of both brokers stays at its defaults, except that Kafka
-removes the files of a deleted topic after a second instead of a minute, so that rounds leave no pages behind.
+one KRaft node, 1 GiB of heap, G1. Everything else of both brokers stays at its defaults, except that a new group
+does not wait three seconds for more members, and that Kafka removes the files of a deleted topic after a second
+instead of a minute, so that rounds leave no pages behind.
 """
 
 import os
@@ -142,7 +143,15 @@ class Levada(Broker):
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH", ""))))
         # An own metrics port, so that it can run beside another broker.
-        return {**os.environ, "PYTHONPATH": path, "KAFKA_LEVADA_METRICS_LISTENER": f"127.0.0.1:{free_port()}"}
+        settings = {
+            "LEVADA_METRICS_LISTENER": f"127.0.0.1:{free_port()}",
+            "GROUP_INITIAL_REBALANCE_DELAY_MS": "0",
+        }
+        return {
+            **os.environ,
+            "PYTHONPATH": path,
+            **{f"KAFKA_{name}": text for name, text in settings.items()},
+        }
 
 
 class Kafka(Broker):

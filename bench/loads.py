@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 
-from bench import clients, latency, load, machine, wire
+from bench import clients, groups, latency, load, machine, transactions, wire
 from bench.brokers import Broker
 from bench.channels import Load
 from bench.clients import ClientLoad
+from bench.groups import GroupLoad
 from bench.latency import Latency
 from bench.outcome import Outcome
+from bench.transactions import TransactionLoad
 
 KIB, MIB = 1 << 10, 1 << 20
 PARTITIONS = 8
@@ -24,6 +26,7 @@ STORED_BYTES = 256 * MIB  # in the topic that readers read
 STORED_RECORDS, STORED_VALUE_BYTES = 15, KIB  # a batch of it
 LOAD_SECONDS = 3.0
 LIMIT_SECONDS = 60.0  # for loads that end by their volume
+COORDINATOR_SECONDS = 2.0  # of loads on coordinators
 
 LoadOnBroker = Callable[[Broker], Outcome]
 _numbers = count(1)
@@ -149,6 +152,67 @@ def end_to_end(messages: int = 8_000, *, bytes_per_second_beside: float = 0.0) -
             return outcome
 
     return both if bytes_per_second_beside else alone
+
+
+def commits(
+    connections: int,
+    *,
+    depth: int = 1,
+    partitions: int = 1,
+    rate: float = 0.0,
+    seconds: float = COORDINATOR_SECONDS,
+) -> LoadOnBroker:
+    """OffsetCommit by members, each alone in its group."""
+    shape = GroupLoad(
+        action="commit",
+        connections=connections,
+        depth=depth,
+        partitions=partitions,
+        rate=rate,
+        seconds=seconds,
+    )
+    return _grouped(shape)
+
+
+def rebalances(members: int, times: int = 10) -> LoadOnBroker:
+    """One member of a group leaves and comes back, over and over."""
+    return _grouped(GroupLoad(action="rebalance", connections=members, times=times))
+
+
+def consumer_starts(protocol: str = "classic", times: int = 5) -> LoadOnBroker:
+    """librdkafka subscribes and waits for its first record."""
+    shape = GroupLoad(action="start", protocol=protocol, times=times)
+    stored = Load(producers=1, requests_max=10, seconds=LIMIT_SECONDS)
+
+    def run(broker: Broker) -> Outcome:
+        with own_topic(broker, shape.partitions) as topic:
+            load.run(replace(stored, port=broker.port, topic=topic, pid=broker.pid))
+            return groups.run(replace(shape, port=broker.port, pid=broker.pid, topic=topic, group=topic))
+
+    return run
+
+
+def transactional(
+    size: int, *, producers: int = PARTITIONS, version: int = 2, seconds: float = COORDINATOR_SECONDS
+) -> LoadOnBroker:
+    """Transactions of so many records, each producer with a partition of its own."""
+    shape = TransactionLoad(
+        size=size, producers=producers, partitions=producers, version=version, seconds=seconds
+    )
+
+    def run(broker: Broker) -> Outcome:
+        with own_topic(broker, shape.partitions) as topic:
+            return transactions.run(replace(shape, port=broker.port, pid=broker.pid, topic=topic, name=topic))
+
+    return run
+
+
+def _grouped(shape: GroupLoad) -> LoadOnBroker:
+    def run(broker: Broker) -> Outcome:
+        with own_topic(broker, shape.partitions) as topic:
+            return groups.run(replace(shape, port=broker.port, pid=broker.pid, topic=topic, group=topic))
+
+    return run
 
 
 def _raw(shape: Load, round_bytes: int = 0) -> LoadOnBroker:

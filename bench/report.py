@@ -15,6 +15,7 @@ from bench.rows import LABELS, PROCESS_GOALS, ROWS, Goal
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 DOCS, README, CHART = ROOT / "docs" / "benchmarks.md", ROOT / "README.md", ROOT / "docs" / "benchmarks.svg"
 GOALS = {row.key: row.goals for row in ROWS}
+UNITS = {"requests_per_s": "/s", "mb_per_s": " MB/s", "average_ms": " ms"}
 PROCESS_TITLES = {
     "start_s": "start to first answer",
     "rss_anon_idle_mb": "anonymous memory, idle",
@@ -43,15 +44,16 @@ def value_of(row: dict[str, Any], broker: str) -> str:
         return "failed" if broker in row["errors"] else ""
     if row["metric"] == "p99_ms":
         return " / ".join(f"{figures[name]:.2f}" for name in ("p50_ms", "p99_ms", "p999_ms")) + " ms"
-    unit = {"requests_per_s": "/s", "mb_per_s": " MB/s", "average_ms": " ms"}[row["metric"]]
-    return number(figures[row["metric"]]) + unit
+    also = f", {LABELS[row['also']]} {number(figures[row['also']])} ms" if "also" in row else ""
+    return number(figures[row["metric"]]) + UNITS[row["metric"]] + also
 
 
 def ratio_of(row: dict[str, Any]) -> str:
     """Of the main figure, of p50 and p99 where it is a latency."""
     if row["metric"] == "p99_ms":
         return " / ".join(times(results.ratio(row, name)) for name in ("p50_ms", "p99_ms"))
-    return times(results.ratio(row, row["metric"]))
+    shown = [row["metric"], row["also"]] if "also" in row else [row["metric"]]
+    return " / ".join(times(results.ratio(row, name)) for name in shown)
 
 
 def cost_of(row: dict[str, Any], broker: str) -> str:

@@ -34,6 +34,7 @@ class Row:
     goals: tuple[Goal, ...] = ()
     default: bool = True  # only with FULL=1 otherwise
     rounds: int = 5
+    also: str = ""  # a second figure that is shown beside the metric
 
 
 LABELS = {
@@ -50,6 +51,8 @@ LABELS = {
 }
 BATCH_GOALS = (Goal("mb_per_s", at_least=1.5), Goal("cpu_us_per_mb", at_most=0.6))
 LATENCY_GOALS = (Goal("p50_ms", at_most=0.7), Goal("p99_ms", at_most=0.3))
+COORDINATOR_GOALS = (Goal("requests_per_s", at_least=1.5), Goal("p99_ms", at_most=0.5))
+START_GOALS = (Goal("p50_ms", at_most=0.5),)
 PROCESS_GOALS = (
     Goal("start_s", at_most=1 / 8),
     Goal("rss_anon_idle_mb", at_most=1 / 8),
@@ -70,6 +73,21 @@ def bulk(key: str, title: str, run: LoadOnBroker, *goals: Goal, default: bool = 
 def timed(key: str, title: str, run: LoadOnBroker, *goals: Goal, default: bool = True) -> Row:
     """A row about latency."""
     return Row(key, title, run, "p99_ms", "cpu_us_per_request", goals, default, rounds=3)
+
+
+def coordinated(key: str, title: str, run: LoadOnBroker, *, default: bool = True) -> Row:
+    """A row about what coordinators do: both how many and how soon."""
+    return Row(
+        key,
+        title,
+        run,
+        "requests_per_s",
+        "cpu_us_per_request",
+        COORDINATOR_GOALS,
+        default,
+        rounds=3,
+        also="p99_ms",
+    )
 
 
 FETCH, FETCH_64K = Goal("mb_per_s", at_least=1.3), Goal("mb_per_s", at_least=2.0)
@@ -117,4 +135,23 @@ ROWS = (
     timed("latency", "end to end at 1,000 messages/s", loads.end_to_end(), *LATENCY_GOALS),
     timed("latency-beside", "end to end at 1,000 messages/s beside 50 MB/s",
           loads.end_to_end(bytes_per_second_beside=50e6), *LATENCY_GOALS),
+    coordinated("commit-1", "commit offsets one by one, 1 connection", loads.commits(1)),
+    coordinated("commit-8", "commit offsets, 8 connections with 5 in flight", loads.commits(8, depth=5)),
+    coordinated("commit-8-10", "commit 10 offsets at once, 8 connections with 5 in flight",
+                loads.commits(8, depth=5, partitions=10), default=False),
+    timed("commit-2000", "commit offsets at 2,000/s, 8 connections", loads.commits(8, rate=2_000),
+          Goal("p99_ms", at_most=0.5), default=False),
+    coordinated("txn-1", "transactions of 1 message, 8 producers", loads.transactional(1)),
+    coordinated("txn-10", "transactions of 10 messages, 8 producers", loads.transactional(10), default=False),
+    coordinated("txn-1000", "transactions of 1,000 messages, 8 producers", loads.transactional(1_000)),
+    coordinated("txn-1-alone", "transactions of 1 message, 1 producer",
+                loads.transactional(1, producers=1), default=False),
+    coordinated("txn-v1-10", "transactions of 10 messages by clients of version 1, 8 producers",
+                loads.transactional(10, version=1), default=False),
+    coordinated("rebalance-50", "a group of 50 members rebalances", loads.rebalances(50)),
+    coordinated("rebalance-3", "a group of 3 members rebalances", loads.rebalances(3, times=50), default=False),
+    timed("consumer-start", "a librdkafka consumer starts and has its first record", loads.consumer_starts(),
+          *START_GOALS),
+    timed("consumer-start-848", "the same in the consumer protocol (KIP-848)", loads.consumer_starts("consumer"),
+          *START_GOALS, default=False),
 )  # fmt: skip

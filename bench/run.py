@@ -74,6 +74,9 @@ def warm_up(broker: Broker, seconds: float) -> None:
         loads.fetch(8, 64 * loads.KIB, seconds=1),
         loads.fetch(1, loads.MIB, seconds=1),
         loads.one_message(8, idempotent=True, seconds=1),
+        loads.commits(8, depth=5, seconds=0.5),
+        loads.transactional(10, seconds=0.5),
+        loads.rebalances(10, times=4),
     )
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
@@ -98,6 +101,8 @@ def measure_row(row: Row, brokers: Sequence[Broker], rounds: int) -> dict[str, A
                 errors[broker.name] = str(problem)
                 progress(f"{row.key}: {broker.name} failed: {problem}\n{broker.last_words()}")
     measured: dict[str, Any] = {"title": row.title, "metric": row.metric, "cost": row.cost, "errors": errors}
+    if row.also:
+        measured["also"] = row.also
     for name, figures in taken.items():
         if figures and name not in errors:
             middle = results.medians(figures)

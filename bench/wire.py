@@ -28,10 +28,11 @@ CLIENT_ID = b"levada-bench"
 I16, I32, U32, I64 = Struct(">h"), Struct(">i"), Struct(">I"), Struct(">q")
 HEADER = Struct(">qiibIhiqqqhii")
 BATCH_HEADER_BYTES, BATCH_CRC_AT, BATCH_CRC_FROM, BATCH_SEQUENCE_AT = HEADER.size, 17, 21, 53
+BATCH_PRODUCER_AT, PRODUCER = 43, Struct(">qhi")  # its id, its epoch, the batch's first sequence number
+TRANSACTIONAL = 0x10
 
 # Positions in a response, counted behind its length field; one topic with one partition.
 PRODUCE_ERROR_AT = 27
-PRODUCE_OFFSET_AT = 29
 FETCH_ERROR_AT, FETCH_PARTITION_ERROR_AT, FETCH_RECORDS_AT = 9, 37, 68
 
 UNKNOWN_TOPIC_OR_PARTITION, TOPIC_ALREADY_EXISTS = 3, 36
@@ -82,9 +83,11 @@ def request(api_key: int, version: int, body: bytes, *, flexible: bool) -> bytes
     return I32.pack(len(header) + len(body)) + header + body
 
 
-def batch(records: int, value_bytes: int, producer_id: int = -1, producer_epoch: int = -1) -> bytes:
+def batch(
+    records: int, value_bytes: int, producer_id: int = -1, producer_epoch: int = -1, attributes: int = 0
+) -> bytes:
     """An uncompressed record batch v2 of equal records without keys."""
-    value = (b"The quick brown fox jumps over the lazy dog. " * (value_bytes // 45 + 1))[:value_bytes]
+    value = record_value(value_bytes)
     body = bytearray()
     for index in range(records):
         record = b"\0\0" + zigzag(index) + b"\x01" + zigzag(value_bytes) + value + b"\0"
@@ -93,11 +96,17 @@ def batch(records: int, value_bytes: int, producer_id: int = -1, producer_epoch:
     sequence = 0 if producer_id >= 0 else -1
     length = BATCH_HEADER_BYTES - 12 + len(body)
     header = HEADER.pack(
-        0, length, -1, 2, 0, 0, records - 1, now_ms, now_ms, producer_id, producer_epoch, sequence, records
+        *(0, length, -1, 2, 0, attributes, records - 1, now_ms, now_ms),
+        *(producer_id, producer_epoch, sequence, records),
     )
     whole = bytearray(header + body)
     U32.pack_into(whole, BATCH_CRC_AT, crc32c(memoryview(whole)[BATCH_CRC_FROM:]))
     return bytes(whole)
+
+
+def record_value(value_bytes: int) -> bytes:
+    """What every record holds."""
+    return (b"The quick brown fox jumps over the lazy dog. " * (value_bytes // 45 + 1))[:value_bytes]
 
 
 def produce(topic_id: bytes, partition: int, records: bytes, acks: int = 1) -> tuple[bytes, int]:

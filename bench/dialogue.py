@@ -1,0 +1,82 @@
+"""Connections on which somebody waits for an answer before going on: members of groups, transactional producers.
+
+One loop of uvloop drives thousands of them; a question costs the generator some ten microseconds, far less than any
+broker spends on it. Answers come in the order of the questions, so several may be under way on a connection.
+"""
+
+import asyncio
+import gc
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, TypeVar, cast
+
+import uvloop
+
+from bench.wire import I32, BrokerError
+
+T = TypeVar("T")
+ANSWER_TIMEOUT_S = 60.0
+
+
+class Dialogue(asyncio.Protocol):
+    """One connection."""
+
+    __slots__ = ("_asked", "_received", "_transport")
+
+    def __init__(self) -> None:
+        self._asked: deque[asyncio.Future[bytes]] = deque()
+        self._received = b""
+        self._transport: asyncio.Transport | None = None
+
+    @classmethod
+    async def open(cls, port: int) -> "Dialogue":
+        _, dialogue = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
+        return dialogue
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
+
+    def ask(self, frame: bytes | bytearray) -> "asyncio.Future[bytes]":
+        """The answer to come, without its length field."""
+        assert self._transport is not None
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        self._transport.write(frame)
+        return answer
+
+    def data_received(self, data: bytes) -> None:
+        data = self._received + data if self._received else data
+        at, end = 0, len(data)
+        while at + 4 <= end:
+            (size,) = I32.unpack_from(data, at)
+            if at + 4 + size > end:
+                break
+            answer = self._asked.popleft()
+            if not answer.done():
+                answer.set_result(data[at + 4 : at + 4 + size])
+            at += 4 + size
+        self._received = data[at:]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for answer in self._asked:
+            if not answer.done():
+                answer.set_exception(BrokerError(f"the broker closed the connection: {error}"))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+async def open_many(port: int, count: int) -> list[Dialogue]:
+    """So many connections, some at a time, since a listener's backlog is short."""
+    opened: list[Dialogue] = []
+    while len(opened) < count:
+        some = (Dialogue.open(port) for _ in range(min(100, count - len(opened))))
+        opened += await asyncio.gather(*some)
+    return opened
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a load to its end; the generator's own garbage is not collected meanwhile."""
+    gc.disable()
+    return uvloop.run(work)

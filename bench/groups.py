@@ -1,0 +1,289 @@
+"""Loads on coordinators of groups: raw members that join, stay, leave and commit, and consumers that start.
+
+The members speak the classic protocol themselves. Of a rebalance they learn as real ones do, from a heartbeat; but
+they ask for it at once instead of every three seconds, so that a row shows the broker and not the interval.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+
+from confluent_kafka import Consumer
+
+from bench import coordination, dialogue, wire
+from bench.coordination import NONE, REBALANCE_IN_PROGRESS
+from bench.dialogue import Dialogue
+from bench.outcome import Meter, Outcome, run_module
+
+SESSION_MS, REBALANCE_MS = 60_000, 60_000
+AGAIN_S = 0.005  # before a member asks again for something that is about to happen
+SETTLE_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLoad:
+    """`commit` by members of groups of their own, `rebalance` of one group, or `start` of consumers."""
+
+    port: int = 0
+    topic: str = ""
+    pid: int = 0
+    action: str = "commit"
+    group: str = "bench"
+    connections: int = 1  # that commit, or members of the group
+    depth: int = 1  # commits in flight on a connection
+    partitions: int = 1  # in a commit
+    seconds: float = 3.0
+    rate: float = 0.0  # commits a second by schedule; 0: as fast as answers come
+    times: int = 10  # rebalances, or starts
+    protocol: str = "classic"  # of consumers that start
+
+
+class Member:
+    """One member of a classic group."""
+
+    __slots__ = ("_dialogue", "_metadata", "_topic", "assigned", "generation", "group", "id", "leads")
+
+    def __init__(self, connection: Dialogue, group: str, topic: str) -> None:
+        self._dialogue = connection
+        self._topic = topic
+        self._metadata = coordination.subscription([topic])
+        self.group = group
+        self.id = ""
+        self.generation = -1
+        self.leads = False
+        self.assigned = b""
+
+    async def enter(self) -> None:
+        """Join and sync until the member has its assignment of the current generation."""
+        while True:
+            joined = await self._join()
+            assignments = {}
+            self.generation, self.leads = joined.generation, joined.leader == self.id
+            if self.leads:
+                assignments = {member: self.due(member, place) for place, member in enumerate(joined.members)}
+            frame = coordination.sync_group(self.group, self.id, self.generation, assignments)
+            error, self.assigned = coordination.synced(await self._dialogue.ask(frame))
+            if error == NONE:
+                if self.note(self.id) not in self.assigned:
+                    raise wire.BrokerError(f"{self.id} was given what another or an older member was given")
+                return
+            if error != REBALANCE_IN_PROGRESS:
+                raise wire.BrokerError(f"SyncGroup was answered with error {error}")
+
+    async def _join(self) -> coordination.Joined:
+        while True:
+            timeouts = (SESSION_MS, REBALANCE_MS)
+            frame = coordination.join_group(self.group, self.id, *timeouts, self._metadata)
+            joined = coordination.joined(await self._dialogue.ask(frame))
+            if joined.error == coordination.MEMBER_ID_REQUIRED:
+                self.id = joined.member_id
+            elif joined.error in coordination.NOT_NOW or joined.error == REBALANCE_IN_PROGRESS:
+                await asyncio.sleep(AGAIN_S)
+            elif joined.error:
+                raise wire.BrokerError(f"JoinGroup was answered with error {joined.error}")
+            else:
+                return joined
+
+    def due(self, member_id: str, place: int) -> bytes:
+        """What a leader assigns: one partition, and words by which the member knows that it is its own."""
+        return coordination.assignment(self._topic, [place], self.note(member_id))
+
+    def note(self, member_id: str) -> bytes:
+        return f"{member_id} in {self.generation}".encode()
+
+    async def heartbeat(self) -> int:
+        frame = coordination.heartbeat(self.group, self.id, self.generation)
+        return coordination.plain_error(await self._dialogue.ask(frame))
+
+    async def await_rebalance(self) -> None:
+        """Until a heartbeat tells of it."""
+        while (error := await self.heartbeat()) != REBALANCE_IN_PROGRESS:
+            if error:
+                raise wire.BrokerError(f"Heartbeat was answered with error {error}")
+
+    async def follow(self) -> None:
+        """Join the next generation, of which this member has to be told first."""
+        await self.await_rebalance()
+        await self.enter()
+
+    async def leave(self) -> None:
+        answer = await self._dialogue.ask(coordination.leave_group(self.group, self.id))
+        if error := coordination.plain_error(answer):
+            raise wire.BrokerError(f"LeaveGroup was answered with error {error}")
+        self.id, self.generation = "", -1
+
+
+async def form(members: Sequence[Member]) -> None:
+    """Have all of them in one generation."""
+    first = members[0]
+    await first.enter()
+    if len(members) > 1:
+        await asyncio.gather(*(_into_the_last(member, members) for member in members))
+
+
+async def _into_the_last(member: Member, members: Sequence[Member]) -> None:
+    deadline = time.perf_counter() + SETTLE_TIMEOUT_S
+    if not member.id:
+        await member.enter()
+    while not is_whole(members):
+        if time.perf_counter() > deadline:
+            raise wire.BrokerError(f"{member.group} has no common generation after {SETTLE_TIMEOUT_S:.0f} s")
+        error = await member.heartbeat()
+        if error == REBALANCE_IN_PROGRESS:
+            await member.enter()
+        elif error:
+            raise wire.BrokerError(f"Heartbeat was answered with error {error}")
+        else:
+            await asyncio.sleep(AGAIN_S)
+
+
+def is_whole(members: Sequence[Member]) -> bool:
+    """Whether all are in the same generation, led by one of them."""
+    generations = {member.generation for member in members}
+    return generations != {-1} and len(generations) == 1 and sum(member.leads for member in members) == 1
+
+
+async def rebalance(members: list[Member], guest: Member) -> float:
+    """Seconds from the first word of a guest who comes or goes until all have their new assignments."""
+    started = time.perf_counter()
+    if guest in members:
+        members.remove(guest)
+        await guest.leave()
+        await members[0].await_rebalance()
+        entering = [members[0].enter(), *(member.follow() for member in members[1:])]
+        await asyncio.gather(*entering)
+    else:
+        coming = asyncio.ensure_future(guest.enter())
+        await members[0].await_rebalance()
+        entering = [members[0].enter(), *(member.follow() for member in members[1:])]
+        await asyncio.gather(coming, *entering)
+        members.append(guest)
+    seconds = time.perf_counter() - started
+    if not is_whole(members):
+        raise wire.BrokerError("after a rebalance the members are in different generations")
+    return seconds
+
+
+async def _rebalances(load: GroupLoad) -> Outcome:
+    connections = await dialogue.open_many(load.port, load.connections)
+    members = [Member(connection, load.group, load.topic) for connection in connections]
+    await form(members)
+    guest = members[-1]
+    meter, started = Meter(load.pid), time.perf_counter()
+    taken = [await rebalance(members, guest) for _ in range(load.times)]
+    outcome = meter.outcome(time.perf_counter() - started, len(taken), 0, taken)
+    await asyncio.gather(*(member.leave() for member in members))
+    return outcome
+
+
+@dataclass(slots=True)
+class Committer:
+    """A member that commits offsets, each greater than the one before."""
+
+    connection: Dialogue
+    member: Member
+    load: GroupLoad
+    offset: int = 0
+    acknowledged: int = 0
+    latencies: list[float] = field(default_factory=list)
+    _frame: bytearray = field(default_factory=bytearray)
+    _places: list[int] = field(default_factory=list)
+
+    async def begin(self) -> None:
+        load, member = self.load, self.member
+        await member.enter()
+        self._frame, self._places = coordination.offset_commit(
+            member.group, member.id, member.generation, load.topic, load.partitions
+        )
+
+    async def commit(self, since: float) -> None:
+        self.offset += 1
+        offset = self.offset
+        for place in self._places:
+            wire.I64.pack_into(self._frame, place, offset)
+        answer = await self.connection.ask(bytes(self._frame))
+        if error := coordination.commit_error(answer):
+            raise wire.BrokerError(f"OffsetCommit was answered with error {error}")
+        self.latencies.append(time.perf_counter() - since)
+        self.acknowledged = max(self.acknowledged, offset)
+
+    async def commit_on(self, until: float) -> None:
+        while (now := time.perf_counter()) < until:
+            await self.commit(now)
+
+    async def commit_by_schedule(self, interval: float, until: float) -> None:
+        """Whatever the answers do: a broker that stalls is charged for every commit that waited."""
+        due = time.perf_counter()
+        under_way: set[asyncio.Task[None]] = set()
+        while due < until:
+            await asyncio.sleep(due - time.perf_counter())
+            task = asyncio.ensure_future(self.commit(due))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+            due += interval
+        await asyncio.gather(*under_way)
+
+
+async def commits(load: GroupLoad) -> tuple[Outcome, list[Committer]]:
+    """Each connection is a member of a group of its own, so that groups are of several shards."""
+    connections = await dialogue.open_many(load.port, load.connections)
+    committers = [
+        Committer(connection, Member(connection, f"{load.group}-{number}", load.topic), load)
+        for number, connection in enumerate(connections)
+    ]
+    await asyncio.gather(*(committer.begin() for committer in committers))
+    meter, started = Meter(load.pid), time.perf_counter()
+    until = started + load.seconds
+    if load.rate:
+        interval = load.connections / load.rate
+        await asyncio.gather(*(each.commit_by_schedule(interval, until) for each in committers))
+    else:
+        await asyncio.gather(*(each.commit_on(until) for each in committers for _ in range(load.depth)))
+    seconds = time.perf_counter() - started
+    latencies = [latency for committer in committers for latency in committer.latencies]
+    outcome = meter.outcome(seconds, len(latencies), 0, latencies)
+    await asyncio.gather(*(committer.member.leave() for committer in committers))
+    return outcome, committers
+
+
+def _starts(load: GroupLoad) -> Outcome:
+    """librdkafka from its making to its first record, one consumer after the other, each in a group of its own."""
+    taken: list[float] = []
+    meter, began = Meter(load.pid), time.perf_counter()
+    for number in range(load.times):
+        settings = {
+            "bootstrap.servers": f"127.0.0.1:{load.port}",
+            "group.id": f"{load.group}-{number}",
+            "auto.offset.reset": "earliest",
+            "group.protocol": load.protocol,
+        }
+        started = time.perf_counter()
+        consumer = Consumer(settings)
+        consumer.subscribe([load.topic])
+        message = consumer.poll(30)
+        taken.append(time.perf_counter() - started)
+        if message is None or message.error():
+            raise wire.BrokerError(f"no record came: {message.error() if message else 'in 30 s'}")
+        consumer.close()
+    return meter.outcome(time.perf_counter() - began, len(taken), 0, taken)
+
+
+ACTIONS: dict[str, Callable[[GroupLoad], Outcome]] = {
+    "commit": lambda load: dialogue.run(commits(load))[0],
+    "rebalance": lambda load: dialogue.run(_rebalances(load)),
+    "start": _starts,
+}
+
+
+def run(load: GroupLoad) -> Outcome:
+    """In a process of its own, once there is a coordinator."""
+    coordination.await_coordinator(load.port, load.group, coordination.GROUP)
+    return run_module("bench.groups", asdict(load))
+
+
+if __name__ == "__main__":
+    group_load = GroupLoad(**json.loads(sys.argv[1]))
+    print(ACTIONS[group_load.action](group_load).to_json())

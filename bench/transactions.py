@@ -1,0 +1,227 @@
+"""Transactions a second: raw producers that write, end and write again, each on a connection and partition of its own.
+
+In version 2 (KIP-890), which the Java client of Kafka 4 speaks, the broker adds partitions by itself and every end
+raises the producer's epoch; librdkafka and others speak version 1 and add partitions first. Where a broker says that
+the transaction before is still being ended, the producer asks again after 20 ms, as the Java client does.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from crc32c import crc32c
+
+from bench import coordination, dialogue, wire
+from bench.coordination import CONCURRENT_TRANSACTIONS, NONE
+from bench.dialogue import Dialogue
+from bench.outcome import Meter, Outcome, run_module
+
+BATCH_BYTES = 16 << 10  # of the Java producer
+VALUE_BYTES = 100
+TIMEOUT_MS = 60_000
+AGAIN_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionLoad:
+    """Transactions of so many records of 100 bytes by so many producers."""
+
+    port: int = 0
+    topic: str = ""
+    pid: int = 0
+    name: str = "bench"  # their transactional ids begin with it
+    producers: int = 1
+    partitions: int = 1
+    size: int = 1
+    version: int = 2
+    seconds: float = 3.0
+    rate: float = 0.0  # transactions a second of all producers together; 0: as fast as answers come
+    abort_every: int = 0  # so many transactions, one is aborted; 0: none
+
+
+class Part:
+    """One Produce of a transaction: a frame in which producer, sequence and number are set anew each time."""
+
+    __slots__ = ("_batch", "_number_at", "_sequence", "error_at", "frame")
+
+    def __init__(self, load: TransactionLoad, place: "Place", records: int, sequence: int) -> None:
+        batch = wire.batch(records, VALUE_BYTES, attributes=wire.TRANSACTIONAL)
+        frame, batch_at, self.error_at = coordination.transactional_produce(
+            place.transactional_id,
+            load.topic,
+            place.topic_id,
+            place.partition,
+            batch,
+            version_2=load.version == 2,
+        )
+        self.frame = bytearray(frame)
+        self._batch = memoryview(self.frame)[batch_at : batch_at + len(batch)]
+        self._number_at = batch.index(wire.record_value(VALUE_BYTES))
+        self._sequence = sequence
+
+    def fill(self, producer_id: int, epoch: int, first_sequence: int, number: int) -> bytes:
+        """The first record holds the number of the transaction, by which a reader can tell what it sees."""
+        batch = self._batch
+        sequence = first_sequence + self._sequence & 0x7FFFFFFF
+        wire.PRODUCER.pack_into(batch, wire.BATCH_PRODUCER_AT, producer_id, epoch, sequence)
+        wire.I64.pack_into(batch, self._number_at, number)
+        wire.U32.pack_into(batch, wire.BATCH_CRC_AT, crc32c(batch[wire.BATCH_CRC_FROM :]))
+        return bytes(self.frame)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a producer writes, and under which name."""
+
+    transactional_id: str
+    topic_id: bytes
+    partition: int
+
+
+class Transactor:
+    """One transactional producer."""
+
+    __slots__ = ("_connection", "_epoch", "_load", "_parts", "_place", "_producer_id", "_sequence", "aborted",
+                 "committed", "latencies", "retries")  # fmt: skip
+
+    def __init__(self, connection: Dialogue, load: TransactionLoad, topic_id: bytes, number: int) -> None:
+        self._connection = connection
+        self._load = load
+        self._place = Place(f"{load.name}-{number}", topic_id, number % load.partitions)
+        per_batch = max(1, (BATCH_BYTES - wire.BATCH_HEADER_BYTES) // (VALUE_BYTES + 8))
+        self._parts = [
+            Part(load, self._place, min(per_batch, load.size - done), done)
+            for done in range(0, load.size, per_batch)
+        ]
+        self._producer_id = self._epoch = -1
+        self._sequence = 0
+        self.committed: list[int] = []  # numbers of transactions
+        self.aborted: list[int] = []
+        self.latencies: list[float] = []
+        self.retries = 0
+
+    @property
+    def partition(self) -> int:
+        return self._place.partition
+
+    async def begin(self) -> None:
+        while True:
+            frame = coordination.init_producer_id(self._place.transactional_id, TIMEOUT_MS)
+            answer = await self._connection.ask(frame)
+            error, self._producer_id, self._epoch = coordination.initialized(answer)
+            if error == NONE:
+                return
+            if error not in coordination.NOT_NOW | {CONCURRENT_TRANSACTIONS}:
+                raise wire.BrokerError(f"InitProducerId was answered with error {error}")
+            await asyncio.sleep(AGAIN_S)
+
+    async def transact(self, number: int, since: float) -> None:
+        """Write and end one transaction."""
+        every = self._load.abort_every
+        commits = not every or number % every != every - 1
+        if self._load.version < 2:
+            await self._add()
+        await self._write(number)
+        await self._end(commits)
+        self.latencies.append(time.perf_counter() - since)
+        (self.committed if commits else self.aborted).append(number)
+
+    async def _add(self) -> None:
+        place = self._place
+        frame = coordination.add_partition_to_txn(
+            place.transactional_id, self._producer_id, self._epoch, self._load.topic, place.partition
+        )
+        while error := coordination.added_error(await self._connection.ask(frame)):
+            await self._again("AddPartitionsToTxn", error)
+
+    async def _write(self, number: int) -> None:
+        who = (self._producer_id, self._epoch, self._sequence, number)
+        while True:
+            asked = [self._connection.ask(part.fill(*who)) for part in self._parts]
+            answers = await asyncio.gather(*asked)
+            errors = [
+                int(wire.I16.unpack_from(answer, part.error_at)[0])
+                for part, answer in zip(self._parts, answers, strict=True)
+            ]
+            if not any(errors):
+                break
+            await self._again("Produce", next(error for error in errors if error))
+        self._sequence = self._sequence + self._load.size & 0x7FFFFFFF
+
+    async def _end(self, commits: bool) -> None:
+        version_2 = self._load.version == 2
+        name, who = self._place.transactional_id, (self._producer_id, self._epoch)
+        frame = coordination.end_txn(name, *who, commits, version_2=version_2)
+        while True:
+            answer = await self._connection.ask(frame)
+            error, *who_next = (
+                coordination.ended(answer) if version_2 else (coordination.plain_error(answer),)
+            )
+            if error == NONE:
+                break
+            await self._again("EndTxn", error)
+        if version_2:
+            self._producer_id, self._epoch = who_next
+            self._sequence = 0
+
+    async def _again(self, api: str, error: int) -> None:
+        if error != CONCURRENT_TRANSACTIONS:
+            raise wire.BrokerError(f"{api} was answered with error {error}")
+        self.retries += 1
+        await asyncio.sleep(AGAIN_S)
+
+    async def transact_on(self, until: float) -> None:
+        number = 0
+        while (now := time.perf_counter()) < until:
+            await self.transact(number, now)
+            number += 1
+
+    async def transact_by_schedule(self, interval: float, first: float, until: float) -> None:
+        """Each at its time, or at once where the one before took longer; its time counts from when it was due."""
+        due, number = first, 0
+        while due < until:
+            await asyncio.sleep(due - time.perf_counter())
+            await self.transact(number, due)
+            due += interval
+            number += 1
+
+
+async def transactions(load: TransactionLoad) -> tuple[Outcome, Sequence[Transactor]]:
+    """All producers at once."""
+    topic_id = wire.topic_id(load.port, load.topic)
+    connections = await dialogue.open_many(load.port, load.producers)
+    transactors = [
+        Transactor(connection, load, topic_id, number) for number, connection in enumerate(connections)
+    ]
+    await asyncio.gather(*(transactor.begin() for transactor in transactors))
+    meter, started = Meter(load.pid), time.perf_counter()
+    until = started + load.seconds
+    if load.rate:
+        interval = load.producers / load.rate
+        await asyncio.gather(
+            *(
+                each.transact_by_schedule(interval, started + number / load.rate, until)
+                for number, each in enumerate(transactors)
+            )
+        )
+    else:
+        await asyncio.gather(*(each.transact_on(until) for each in transactors))
+    seconds = time.perf_counter() - started
+    latencies = [latency for each in transactors for latency in each.latencies]
+    outcome = meter.outcome(seconds, len(latencies), len(latencies) * load.size * VALUE_BYTES, latencies)
+    for connection in connections:
+        connection.close()
+    return outcome, transactors
+
+
+def run(load: TransactionLoad) -> Outcome:
+    """In a process of its own, once there is a coordinator."""
+    coordination.await_coordinator(load.port, load.name, coordination.TRANSACTION)
+    return run_module("bench.transactions", asdict(load))
+
+
+if __name__ == "__main__":
+    print(dialogue.run(transactions(TransactionLoad(**json.loads(sys.argv[1]))))[0].to_json())
