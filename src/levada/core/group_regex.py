@@ -1,4 +1,4 @@
-"""Patterns of topic names, matched in linear time whatever a client sends.
+"""Patterns of topic names and other names, matched in linear time whatever a client sends.
 
 A pattern becomes a set of states that are followed all at once (Thompson's construction); combinations of states that
 were met are kept, so a name costs one look-up a character. Building them is counted: a pattern that would cost more
@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 from levada.core.regex_syntax import (
     BEGIN,
     END,
-    NO_WORD_BOUNDARY,
-    WORD,
+    LINE_BEGIN,
+    LINE_END,
     WORD_BOUNDARY,
     Assertion,
     Chars,
@@ -21,18 +21,20 @@ from levada.core.regex_syntax import (
     Repeat,
     Sequence,
     invalid,
+    is_word,
     parse,
 )
 
 STATES_MAX: Final = 10_000
 WORK_MAX: Final = 200_000
+WORD, OTHER = "w", "-"
 MATCHED: Final = 0  # the state in which a name has matched
 
 
 class _Read(NamedTuple):
     """Read one of these characters and go on."""
 
-    members: frozenset[str]
+    members: Chars
     then: int
 
 
@@ -56,11 +58,11 @@ class _Place(NamedTuple):
     """States that were reached, before the character that comes next is known, and what the last character was."""
 
     states: frozenset[int]
-    before: str  # "" at the beginning
+    before: str  # "" at the beginning, a newline, WORD or OTHER
 
 
 class Pattern:
-    """A compiled pattern; a whole name matches or it does not."""
+    """A compiled pattern; a whole name matches it or does not."""
 
     __slots__ = ("_after", "_ends", "_start", "_states", "_work")
 
@@ -101,8 +103,8 @@ class Pattern:
     def _compile(self, node: Node, then: int) -> int:
         """The state from which a node is read and which then goes on with `then`."""
         match node:
-            case Chars(members):
-                return self._add(_Read(members, then))
+            case Chars():
+                return self._add(_Read(node, then))
             case Assertion(kind):
                 return self._add(_Check(kind, then))
             case Sequence(parts):
@@ -133,9 +135,9 @@ class Pattern:
         reached = set()
         for number in self._reach(place, char):
             state = self._states[number]
-            if isinstance(state, _Read) and char in state.members:
+            if isinstance(state, _Read) and state.members.has(char):
                 reached.add(state.then)
-        return _Place(frozenset(reached), "w" if char in WORD else "-")
+        return _Place(frozenset(reached), char if char == "\n" else WORD if is_word(char) else OTHER)
 
     def _reach(self, place: _Place, following: str) -> set[int]:
         """All states that can be reached without reading, between the last character and the next ("" for none)."""
@@ -161,10 +163,9 @@ class Pattern:
 
 
 def _is_at(kind: str, before: str, following: str) -> bool:
-    if kind == BEGIN:
-        return before == ""
-    if kind == END:
-        return following == ""
-    boundary = (before == "w") != (following != "" and following in WORD)
-    assert kind in (WORD_BOUNDARY, NO_WORD_BOUNDARY)
+    if kind in (BEGIN, LINE_BEGIN):
+        return before == "" or (before == "\n" and kind == LINE_BEGIN)
+    if kind in (END, LINE_END):
+        return following == "" or (following == "\n" and kind == LINE_END)
+    boundary = (before == WORD) != is_word(following)
     return boundary == (kind == WORD_BOUNDARY)

@@ -1,29 +1,47 @@
 """The syntax of RE2, in which consumers write the pattern of the topics they subscribe to (KIP-848).
 
 Kafka's coordinator matches such patterns with RE2, so that no pattern takes more than linear time: it has no back
-references and no look-around. Topic names are made of 65 characters, so whatever matches one character (a class, a
-Unicode property, a letter in any case) is a set of these.
+references and no look-around. Whatever matches one character is a set that can be asked about any character.
 """
 
 import unicodedata
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from levada.errors import ErrorCode, KafkaError
-
-ALPHABET: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-WORD: Final = frozenset(one for one in ALPHABET if one.isalnum() or one == "_")
 
 PATTERN_LENGTH_MAX: Final = 10_000
 NESTING_MAX: Final = 100
 REPEAT_MAX: Final = 1_000  # RE2's own limit
 
 BEGIN, END, WORD_BOUNDARY, NO_WORD_BOUNDARY = "begin", "end", "word boundary", "no word boundary"
+LINE_BEGIN, LINE_END = "begin of a line", "end of a line"
+
+Test = Callable[[str], bool]
+
+
+class Part(NamedTuple):
+    """What a test says of a character, or the contrary; in any case of it where case does not count."""
+
+    test: Test
+    negated: bool = False
+    fold_case: bool = False
+
+    def holds(self, char: str) -> bool:
+        """Whether a character is of this part."""
+        forms = _forms(char) if self.fold_case else (char,)
+        return any(map(self.test, forms)) != self.negated
 
 
 class Chars(NamedTuple):
     """One character of a set."""
 
-    members: frozenset[str]
+    parts: tuple[Part, ...]
+    negated: bool = False
+
+    def has(self, char: str) -> bool:
+        """Whether a character is in the set."""
+        return any(part.holds(char) for part in self.parts) != self.negated
 
 
 class Assertion(NamedTuple):
@@ -54,23 +72,40 @@ class Repeat(NamedTuple):
 
 Node = Chars | Assertion | Sequence | Choice | Repeat
 
-_DIGITS = frozenset("0123456789")
-_PERL: Final = {"d": _DIGITS, "w": WORD, "s": frozenset[str]()}
+
+def _forms(char: str) -> set[str]:
+    """What a character is the same as where case does not count; Unicode has two more signs for k and s."""
+    more = {"k": {"\u212a"}, "s": {"\u017f"}}.get(char.lower(), set())
+    return {char, char.lower(), char.upper(), char.casefold()} | more
+
+
+def is_word(char: str) -> bool:
+    """Whether a character is a letter, a digit or _, as RE2 sees it."""
+    return char == "_" or (char.isascii() and char.isalnum())
+
+
+def _ascii(*ranges: str) -> Test:
+    """Ranges of two characters, their first and their last."""
+    return lambda char: any(one[0] <= char <= one[1] for one in ranges)
+
+
+_ALL: Final = _ascii("\0\x7f")
+_PERL: Final = {"d": _ascii("09"), "w": is_word, "s": frozenset("\t\n\f\r ").__contains__}
 _POSIX: Final = {
-    "alnum": frozenset(one for one in ALPHABET if one.isalnum()),
-    "alpha": frozenset(one for one in ALPHABET if one.isalpha()),
-    "ascii": ALPHABET,
-    "blank": frozenset[str](),
-    "cntrl": frozenset[str](),
-    "digit": _DIGITS,
-    "graph": ALPHABET,
-    "lower": frozenset(one for one in ALPHABET if one.islower()),
-    "print": ALPHABET,
-    "punct": frozenset("._-"),
-    "space": frozenset[str](),
-    "upper": frozenset(one for one in ALPHABET if one.isupper()),
-    "word": WORD,
-    "xdigit": frozenset("0123456789abcdefABCDEF"),
+    "alnum": _ascii("09", "az", "AZ"),
+    "alpha": _ascii("az", "AZ"),
+    "ascii": _ALL,
+    "blank": frozenset("\t ").__contains__,
+    "cntrl": _ascii("\0\x1f", "\x7f\x7f"),
+    "digit": _ascii("09"),
+    "graph": _ascii("!~"),
+    "lower": _ascii("az"),
+    "print": _ascii(" ~"),
+    "punct": _ascii("!/", ":@", "[`", "{~"),
+    "space": frozenset("\t\n\v\f\r ").__contains__,
+    "upper": _ascii("AZ"),
+    "word": is_word,
+    "xdigit": _ascii("09", "af", "AF"),
 }
 _CONTROLS: Final = {"a": "\a", "f": "\f", "t": "\t", "n": "\n", "r": "\r", "v": "\v"}
 _ASSERTIONS: Final = {"A": BEGIN, "z": END, "b": WORD_BOUNDARY, "B": NO_WORD_BOUNDARY}
@@ -87,23 +122,11 @@ _CATEGORIES: Final = {
     }.items()
     for minor in ("", *minors)
 }
+# How the names of the characters of a script begin.
 _SCRIPTS: Final = {
-    "Any": ALPHABET,
-    "Latin": _POSIX["alpha"],
-    "Common": ALPHABET - _POSIX["alpha"],
-}
-# What a character is the same as where case does not count; Unicode has two more signs for k and s.
-_FOLDS: Final = {
-    one: {one, one.lower(), one.upper()} | {"k": {"\u212a"}, "s": {"\u017f"}}.get(one.lower(), set())
-    for one in ALPHABET
-}
-
-
-class Range(NamedTuple):
-    """Characters of a class from one to another, both included."""
-
-    first: str
-    last: str
+    name: name.upper()
+    for name in ("Arabic", "Armenian", "Cyrillic", "Georgian", "Greek", "Hebrew", "Latin", "Thai")
+} | {"Han": "CJK"}
 
 
 def parse(pattern: str) -> Node:
@@ -123,12 +146,12 @@ def invalid(why: str) -> KafkaError:
 
 
 class _Parser:
-    """Recursive descent over one pattern; `i` alone of RE2's flags changes what topic names match."""
+    """Recursive descent over one pattern."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self._position = 0
-        self._fold_case = False
+        self._flags_on: frozenset[str] = frozenset()
         self._depth = 0
 
     def peek(self, text: str = "") -> str:
@@ -152,11 +175,11 @@ class _Parser:
 
     def choice(self) -> Node:
         """Options up to the end or a closing parenthesis."""
-        fold_case = self._fold_case
+        flags = self._flags_on
         options = [self._sequence()]
         while self._take("|"):
             options.append(self._sequence())
-        self._fold_case = fold_case  # flags set in a group end with it
+        self._flags_on = flags  # flags set in a group end with it
         return options[0] if len(options) == 1 else Choice(tuple(options))
 
     def _sequence(self) -> Node:
@@ -209,22 +232,25 @@ class _Parser:
         if char == "(":
             return self._group()
         if char == "[":
-            return Chars(self._class())
+            return self._class()
         if char == ".":
-            return Chars(ALPHABET)
-        if char == "^":
-            return Assertion(BEGIN)
-        if char == "$":
-            return Assertion(END)
+            return Chars(() if "s" in self._flags_on else (Part("\n".__eq__),), negated=True)
+        if char in "^$":
+            lines = "m" in self._flags_on
+            begin, end = (LINE_BEGIN, LINE_END) if lines else (BEGIN, END)
+            return Assertion(begin if char == "^" else end)
         if char != "\\":
             return self._literal(char)
         if self.peek() and self.peek() in _ASSERTIONS:
             return Assertion(_ASSERTIONS[self._next()])
         found = self._escape()
-        return Chars(found) if isinstance(found, frozenset) else self._literal(found)
+        return Chars((found,)) if isinstance(found, Part) else self._literal(found)
 
     def _literal(self, char: str) -> Chars:
-        return Chars(self._matching([Range(char, char)]))
+        return Chars((self._part(char.__eq__),))
+
+    def _part(self, test: Test, negated: bool = False) -> Part:
+        return Part(test, negated, "i" in self._flags_on)
 
     # Groups.
 
@@ -232,7 +258,7 @@ class _Parser:
         self._depth += 1
         if self._depth > NESTING_MAX:
             raise invalid(f"more than {NESTING_MAX} parentheses in each other")
-        fold_case = self._fold_case
+        flags = self._flags_on
         if self._take("?"):
             if self._take("P<") or self._take("<"):
                 self._name()
@@ -240,7 +266,7 @@ class _Parser:
                 self._depth -= 1
                 return None  # flags for the rest of the group around
         node = self.choice()
-        self._fold_case = fold_case
+        self._flags_on = flags
         if not self._take(")"):
             raise invalid("missing )")
         self._depth -= 1
@@ -249,29 +275,29 @@ class _Parser:
     def _name(self) -> None:
         end = self._pattern.find(">", self._position)
         name = self._pattern[self._position : end] if end > 0 else ""
-        if not name or any(one not in WORD for one in name):
+        if not name or not all(map(is_word, name)):
             raise invalid("a group's name")
         self._position = end + 1
 
     def _flags(self) -> str:
-        """Read `i`, `m`, `s`, `U`, the last three without effect on topic names; what ended them: `:` or `)`."""
+        """Read `i`, `m`, `s` and `U`, the last without effect on what matches; what ended them: `:` or `)`."""
         on = True
         while (char := self._next()) not in ":)":
             if char == "-" and on:
                 on = False
-            elif char == "i":
-                self._fold_case = on
-            elif char not in "msU":
+            elif char in "imsU":
+                self._flags_on = self._flags_on | {char} if on else self._flags_on - {char}
+            else:
                 raise invalid(f"(?{char} is not supported")
         return char
 
     # Characters.
 
-    def _escape(self) -> str | frozenset[str]:
-        """After a backslash: a character, or a set of them."""
+    def _escape(self) -> str | Part:
+        """After a backslash: a character, or a kind of characters."""
         char = self._next()
         if char.lower() in _PERL:
-            return _PERL[char] if char in _PERL else ALPHABET - _PERL[char.lower()]
+            return self._part(_PERL[char.lower()], negated=char not in _PERL)
         if char in "pP":
             return self._property(negated=char == "P")
         if char in _CONTROLS:
@@ -307,72 +333,56 @@ class _Parser:
         self._position = position + 1
         return text
 
-    def _property(self, *, negated: bool) -> frozenset[str]:
+    def _property(self, *, negated: bool) -> Part:
         name = self._until("}") if self._take("{") else self._next()
         if name.startswith("^"):
             name, negated = name[1:], not negated
         if name in _CATEGORIES:
-            found = frozenset(one for one in ALPHABET if unicodedata.category(one).startswith(name))
-        elif name in _SCRIPTS:
-            found = _SCRIPTS[name]
-        else:
-            raise invalid(f"no such property: {name}")
-        return self._chosen(found, negated)
+            return self._part(lambda char: unicodedata.category(char).startswith(name), negated)
+        if name in _SCRIPTS:
+            return self._part(lambda char: unicodedata.name(char, "").startswith(_SCRIPTS[name]), negated)
+        if name == "Any":
+            return Part(lambda _: True, negated)
+        raise invalid(f"no such property: {name}")
 
-    def _class(self) -> frozenset[str]:
+    def _class(self) -> Chars:
         """A class in brackets; a closing bracket at its beginning stands for itself."""
         negated = bool(self._take("^"))
-        found: set[str] = set()
-        ranges: list[Range] = []
-        first = True
-        while first or not self.peek("]"):
-            first = False
+        parts: list[Part] = []
+        while not parts or not self.peek("]"):
             if self._take("[:"):
-                found |= self._posix()
+                parts.append(self._posix())
                 continue
             low = self._class_member()
-            if isinstance(low, frozenset):
-                found |= low
+            if isinstance(low, Part):
+                parts.append(low)
                 continue
-            high: str | frozenset[str] = low
+            high: str | Part = low
             if self.peek("-") and not self.peek("-]"):
                 self._take("-")
                 high = self._class_member()
             if not isinstance(high, str) or high < low:
                 raise invalid("a range of characters")
-            ranges.append(Range(low, high))
+            parts.append(self._part(_between(low, high)))
         self._take("]")
-        found |= self._matching(ranges)
-        return ALPHABET - found if negated else frozenset(found)
+        return Chars(tuple(parts), negated)
 
-    def _class_member(self) -> str | frozenset[str]:
+    def _class_member(self) -> str | Part:
         char = self._next()
         return self._escape() if char == "\\" else char
 
-    def _posix(self) -> frozenset[str]:
+    def _posix(self) -> Part:
         end = self._pattern.find(":]", self._position)
         name = self._pattern[self._position : end] if end > 0 else ""
-        negated = name.startswith("^")
-        found = _POSIX.get(name.removeprefix("^"))
-        if found is None:
+        test = _POSIX.get(name.removeprefix("^"))
+        if test is None:
             raise invalid("no such class of characters")
         self._position = end + 2
-        return self._chosen(found, negated)
+        return self._part(test, negated=name.startswith("^"))
 
-    def _chosen(self, members: frozenset[str], negated: bool) -> frozenset[str]:
-        """A named class, in both cases where case does not count, or what is not in it."""
-        if self._fold_case:
-            members = members | {one.swapcase() for one in members}
-        return ALPHABET - members if negated else members
 
-    def _matching(self, ranges: list[Range]) -> frozenset[str]:
-        """The characters of topic names that are in one of the ranges."""
-        return frozenset(
-            one
-            for one in ALPHABET
-            for form in (_FOLDS[one] if self._fold_case else (one,))
-            if any(first <= form <= last for first, last in ranges)
-        )
+def _between(low: str, high: str) -> Test:
+    return lambda char: low <= char <= high
 
 
 def _is_number(text: str) -> bool:
