@@ -26,7 +26,7 @@ from levada.core.regex_syntax import (
 )
 
 STATES_MAX: Final = 10_000
-WORK_MAX: Final = 200_000
+WORK_MAX: Final = 100_000
 WORD, OTHER = "w", "-"
 MATCHED: Final = 0  # the state in which a name has matched
 
@@ -61,36 +61,44 @@ class _Place(NamedTuple):
     before: str  # "" at the beginning, a newline, WORD or OTHER
 
 
+class _Node:
+    """A place that was met, and where characters led from it."""
+
+    __slots__ = ("after", "ended", "is_dead", "place")
+
+    def __init__(self, place: _Place) -> None:
+        self.place = place
+        self.after: dict[str, _Node] = {}
+        self.ended: bool | None = None  # whether a name that ends here matches, once it is known
+        self.is_dead = not place.states
+
+
 class Pattern:
     """A compiled pattern; a whole name matches it or does not."""
 
-    __slots__ = ("_after", "_ends", "_start", "_states", "_work")
+    __slots__ = ("_nodes", "_start", "_states", "_work")
 
     def __init__(self, pattern: str) -> None:
         self._states: list[_State] = [_Split(())]  # MATCHED leads nowhere
         self._work = 0
         start = self._compile(parse(pattern), MATCHED)
-        self._start = _Place(frozenset({start}), "")
-        self._after: dict[_Place, dict[str, _Place]] = {}
-        self._ends: dict[_Place, bool] = {}
+        self._start = _Node(_Place(frozenset({start}), ""))
+        self._nodes = {self._start.place: self._start}
 
     def matches(self, name: str) -> bool:
         """Whether a topic's name matches. INVALID_REGULAR_EXPRESSION if finding out costs too much."""
-        place = self._start
+        node = self._start
         for char in name:
-            after = self._after.get(place)
-            if after is None:
-                after = self._after[place] = {}
-            following = after.get(char)
+            following = node.after.get(char)
             if following is None:
-                following = after[char] = self._step(place, char)
-            place = following
-            if not place.states:
+                place = self._step(node.place, char)
+                following = node.after[char] = self._nodes.setdefault(place, _Node(place))
+            node = following
+            if node.is_dead:
                 return False
-        ended = self._ends.get(place)
-        if ended is None:
-            ended = self._ends[place] = MATCHED in self._reach(place, "")
-        return ended
+        if node.ended is None:
+            node.ended = MATCHED in self._reach(node.place, "")
+        return node.ended
 
     # Compiling.
 
