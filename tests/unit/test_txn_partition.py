@@ -164,10 +164,9 @@ def test_a_refused_question_leaves_nothing_behind(world: World) -> None:
     partition = world.open()
     partition.transactions.ask(7, 0)
     partition.transactions.refuse(7, ErrorCode.TRANSACTION_ABORTABLE)
-    assert partition.transactions.is_decided(7, 0)
+    assert not partition.transactions.may_write(7, 0)
     assert refused(lambda: write(partition, b"a", producer=(7, 0, 0))) == ErrorCode.TRANSACTION_ABORTABLE
-    partition.transactions.forget_refusal(7)
-    assert not partition.transactions.is_decided(7, 0)
+    assert refused(lambda: write(partition, b"a", producer=(7, 0, 0))) == ErrorCode.INVALID_TXN_STATE
     assert partition.transactions._permissions == {}
 
 

@@ -40,6 +40,7 @@ class Produce(Protocol):
         stop: int,
         version: int,
         correlation_id: int,
+        may_wait: bool,
     ) -> None: ...
 
 
@@ -99,7 +100,7 @@ class Parked:
                 partition = self._broker.route(topic, index, self._version)
             except KafkaError:
                 continue
-            if not partition.transactions.is_decided(*client):
+            if not partition.transactions.may_write(*client):
                 self._client = client
                 self._partitions.append(partition)
 
@@ -114,11 +115,16 @@ class Parked:
         if not self._connection.closed:
             frame = memoryview(self._frame)
             self._produce(
-                self._broker, self._connection, frame, 0, len(frame), self._version, self._correlation_id
+                self._broker,
+                self._connection,
+                frame,
+                0,
+                len(frame),
+                self._version,
+                self._correlation_id,
+                False,
             )
             self._connection.wake()
-        for partition in self._partitions:
-            partition.transactions.forget_refusal(self._client.producer_id)
 
 
 def told(error: ErrorCode, version: int) -> ErrorCode:

@@ -146,11 +146,12 @@ def produce(
     stop: int,
     version: int,
     correlation_id: int,
+    may_wait: bool = True,
 ) -> None:
     """Append one batch for each partition. Advertised from 0, since older librdkafka (KAFKA-18659) would
     otherwise send compressed batches uncompressed; 3 and later are served."""
     acks, timeout_ms, transactional_id, parts = connection.produces.read(view, position, stop, version)
-    if transactional_id is not None:
+    if transactional_id is not None and may_wait:
         parked = Parked(broker, connection, version, correlation_id, produce)
         if parked.waits(transactional_id, view, position, stop, parts):
             return

@@ -48,7 +48,7 @@ class Transactions:
     def ask(self, producer_id: int, producer_epoch: int) -> Permission:
         """Begin to ask the coordinator; hand what this gives to `grant` or `refuse`."""
         permission = self._permissions.get(producer_id)
-        if permission is None or permission.producer_epoch != producer_epoch:
+        if permission is None or permission.producer_epoch != producer_epoch or permission.refused:
             permission = self._permissions[producer_id] = Permission(producer_epoch)
         return permission
 
@@ -57,35 +57,31 @@ class Transactions:
         permission.granted = True
 
     def refuse(self, producer_id: int, error: ErrorCode) -> None:
-        """It does not: the batch that waits is refused so, until `forget_refusal`."""
+        """It does not: the batch that waits is refused so."""
         permission = self._permissions.get(producer_id)
         if permission is not None and not permission.granted:
             permission.refused = error
 
-    def forget_refusal(self, producer_id: int) -> None:
-        """The batch that waited is dealt with."""
+    def may_write(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether a batch of this producer need not wait: its transaction is open, or may be opened."""
         permission = self._permissions.get(producer_id)
-        if permission is not None and permission.refused is not None:
-            del self._permissions[producer_id]
-
-    def is_decided(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether a batch of this producer need not wait: its transaction is open, or the coordinator was asked."""
-        permission = self._permissions.get(producer_id)
-        if permission is not None and permission.producer_epoch == producer_epoch:
-            return permission.granted or permission.refused is not None
+        if permission is not None and permission.producer_epoch == producer_epoch and permission.granted:
+            return True
         return self.is_open(producer_id, producer_epoch)
 
     def check(self, producer_id: int, producer_epoch: int) -> None:
         """KafkaError unless the producer may write in a transaction here."""
-        if self.is_open(producer_id, producer_epoch):
+        if self.may_write(producer_id, producer_epoch):
             return
+        refused = None
         permission = self._permissions.get(producer_id)
-        if permission is None or permission.producer_epoch != producer_epoch or not permission.granted:
-            refused = None if permission is None else permission.refused
-            raise KafkaError(
-                refused or ErrorCode.INVALID_TXN_STATE,
-                f"no transaction of producer {producer_id} (epoch {producer_epoch}) is open",
-            )
+        if permission is not None and permission.refused is not None:
+            refused = permission.refused
+            del self._permissions[producer_id]
+        raise KafkaError(
+            refused or ErrorCode.INVALID_TXN_STATE,
+            f"no transaction of producer {producer_id} (epoch {producer_epoch}) is open",
+        )
 
     def append(
         self,
