@@ -67,13 +67,17 @@ def compact(text: str) -> bytes:
     return varint(len(encoded) + 1) + encoded
 
 
+def find_coordinator(key: str, kind: int) -> bytes:
+    """Of a group or a transactional id."""
+    return request(FIND_COORDINATOR, 1, string(key) + bytes((kind,)), flexible=False)
+
+
 def await_coordinator(port: int, key: str, kind: int) -> None:
     """Until the key has a coordinator: the first question makes the internal topic."""
     deadline = time.monotonic() + COORDINATOR_TIMEOUT_S
     with wire.connect(port) as sock:
         while time.monotonic() < deadline:
-            frame = request(FIND_COORDINATOR, 1, string(key) + bytes((kind,)), flexible=False)
-            error = Reader(wire.call(sock, frame), 8).take(I16)
+            error = plain_error(wire.call(sock, find_coordinator(key, kind)))
             if error == NONE:
                 return
             if error not in NOT_NOW:
@@ -143,7 +147,7 @@ def leave_group(group: str, member_id: str) -> bytes:
 
 
 def plain_error(answer: bytes) -> int:
-    """Of answers that hold little else: Heartbeat, LeaveGroup, EndTxn."""
+    """Of answers that begin with it: FindCoordinator, Heartbeat, LeaveGroup, EndTxn."""
     return int(I16.unpack_from(answer, 8)[0])
 
 
@@ -173,12 +177,16 @@ def commit_error(answer: bytes) -> int:
     return next((code for code in codes if code), NONE)
 
 
-def committed_offsets(port: int, group: str, topic: str, partitions: int) -> list[int]:
-    """What OffsetFetch tells, partition by partition."""
+def offset_fetch(group: str, topic: str, partitions: int) -> bytes:
+    """All partitions of one topic."""
     body = string(group) + I32.pack(1) + string(topic) + I32.pack(partitions)
     body += b"".join(map(I32.pack, range(partitions)))
-    with wire.connect(port) as sock:
-        reader = Reader(wire.call(sock, request(OFFSET_FETCH, 5, body, flexible=False)), 8 + 4)
+    return request(OFFSET_FETCH, 5, body, flexible=False)
+
+
+def fetched_offsets(answer: bytes) -> list[int]:
+    """Of each partition, -1 where nothing is committed."""
+    reader = Reader(answer, 8 + 4)
     reader.string()
     found = {}
     for _ in range(reader.take(I32)):
@@ -188,7 +196,7 @@ def committed_offsets(port: int, group: str, topic: str, partitions: int) -> lis
         reader.string()
         if error := reader.take(I16):
             raise BrokerError(f"OffsetFetch was answered with error {error}")
-    return [found[index] for index in range(partitions)]
+    return [found[index] for index in sorted(found)]
 
 
 # Transactions.

@@ -1,4 +1,4 @@
-"""Loads on coordinators of groups: raw members that join, stay, leave and commit, and consumers that start.
+"""Loads on coordinators of groups: raw members that join, stay, leave and commit.
 
 The members speak the classic protocol themselves. Of a rebalance they learn as real ones do, from a heartbeat; but
 they ask for it at once instead of every three seconds, so that a row shows the broker and not the interval.
@@ -10,8 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-
-from confluent_kafka import Consumer
 
 from bench import coordination, dialogue, wire
 from bench.coordination import NONE, REBALANCE_IN_PROGRESS
@@ -25,7 +23,7 @@ SETTLE_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class GroupLoad:
-    """`commit` by members of groups of their own, `rebalance` of one group, or `start` of consumers."""
+    """`commit` by members of groups of their own, or `rebalance` of one group."""
 
     port: int = 0
     topic: str = ""
@@ -37,8 +35,7 @@ class GroupLoad:
     partitions: int = 1  # in a commit
     seconds: float = 3.0
     rate: float = 0.0  # commits a second by schedule; 0: as fast as answers come
-    times: int = 10  # rebalances, or starts
-    protocol: str = "classic"  # of consumers that start
+    times: int = 10  # that it rebalances
 
 
 class Member:
@@ -199,9 +196,9 @@ class Committer:
             member.group, member.id, member.generation, load.topic, load.partitions
         )
 
-    async def commit(self, since: float) -> None:
+    async def commit(self) -> None:
         self.offset += 1
-        offset = self.offset
+        offset, since = self.offset, time.perf_counter()
         for place in self._places:
             wire.I64.pack_into(self._frame, place, offset)
         answer = await self.connection.ask(bytes(self._frame))
@@ -211,16 +208,19 @@ class Committer:
         self.acknowledged = max(self.acknowledged, offset)
 
     async def commit_on(self, until: float) -> None:
-        while (now := time.perf_counter()) < until:
-            await self.commit(now)
+        while time.perf_counter() < until:
+            await self.commit()
 
-    async def commit_by_schedule(self, interval: float, until: float) -> None:
-        """Whatever the answers do: a broker that stalls is charged for every commit that waited."""
-        due = time.perf_counter()
+    async def commit_by_schedule(self, interval: float, first: float, until: float) -> None:
+        """Whatever the answers do: a broker that stalls is charged for every commit that waited.
+
+        A commit's time counts from when it was sent, since the loop's timers are no finer than a millisecond.
+        """
+        due = first
         under_way: set[asyncio.Task[None]] = set()
         while due < until:
             await asyncio.sleep(due - time.perf_counter())
-            task = asyncio.ensure_future(self.commit(due))
+            task = asyncio.ensure_future(self.commit())
             under_way.add(task)
             task.add_done_callback(under_way.discard)
             due += interval
@@ -239,7 +239,12 @@ async def commits(load: GroupLoad) -> tuple[Outcome, list[Committer]]:
     until = started + load.seconds
     if load.rate:
         interval = load.connections / load.rate
-        await asyncio.gather(*(each.commit_by_schedule(interval, until) for each in committers))
+        await asyncio.gather(
+            *(
+                each.commit_by_schedule(interval, started + number / load.rate, until)
+                for number, each in enumerate(committers)
+            )
+        )
     else:
         await asyncio.gather(*(each.commit_on(until) for each in committers for _ in range(load.depth)))
     seconds = time.perf_counter() - started
@@ -249,32 +254,9 @@ async def commits(load: GroupLoad) -> tuple[Outcome, list[Committer]]:
     return outcome, committers
 
 
-def _starts(load: GroupLoad) -> Outcome:
-    """librdkafka from its making to its first record, one consumer after the other, each in a group of its own."""
-    taken: list[float] = []
-    meter, began = Meter(load.pid), time.perf_counter()
-    for number in range(load.times):
-        settings = {
-            "bootstrap.servers": f"127.0.0.1:{load.port}",
-            "group.id": f"{load.group}-{number}",
-            "auto.offset.reset": "earliest",
-            "group.protocol": load.protocol,
-        }
-        started = time.perf_counter()
-        consumer = Consumer(settings)
-        consumer.subscribe([load.topic])
-        message = consumer.poll(30)
-        taken.append(time.perf_counter() - started)
-        if message is None or message.error():
-            raise wire.BrokerError(f"no record came: {message.error() if message else 'in 30 s'}")
-        consumer.close()
-    return meter.outcome(time.perf_counter() - began, len(taken), 0, taken)
-
-
 ACTIONS: dict[str, Callable[[GroupLoad], Outcome]] = {
     "commit": lambda load: dialogue.run(commits(load))[0],
     "rebalance": lambda load: dialogue.run(_rebalances(load)),
-    "start": _starts,
 }
 
 

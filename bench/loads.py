@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 
-from bench import clients, groups, latency, load, machine, transactions, wire
+from bench import clients, groups, latency, load, machine, starts, transactions, wire
 from bench.brokers import Broker
 from bench.channels import Load
 from bench.clients import ClientLoad
 from bench.groups import GroupLoad
 from bench.latency import Latency
 from bench.outcome import Outcome
+from bench.starts import StartLoad
 from bench.transactions import TransactionLoad
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -179,15 +180,13 @@ def rebalances(members: int, times: int = 10) -> LoadOnBroker:
     return _grouped(GroupLoad(action="rebalance", connections=members, times=times))
 
 
-def consumer_starts(protocol: str = "classic", times: int = 5) -> LoadOnBroker:
-    """librdkafka subscribes and waits for its first record."""
-    shape = GroupLoad(action="start", protocol=protocol, times=times)
-    stored = Load(producers=1, requests_max=10, seconds=LIMIT_SECONDS)
+def consumer_starts(client: str, times: int) -> LoadOnBroker:
+    """Consumers subscribe, each alone in its group, and wait for their first record."""
 
     def run(broker: Broker) -> Outcome:
-        with own_topic(broker, shape.partitions) as topic:
-            load.run(replace(stored, port=broker.port, topic=topic, pid=broker.pid))
-            return groups.run(replace(shape, port=broker.port, pid=broker.pid, topic=topic, group=topic))
+        with own_topic(broker, 1) as topic:
+            wire.produce_one(broker.port, topic)
+            return starts.run(StartLoad(broker.port, topic, broker.pid, client, times))
 
     return run
 

@@ -52,7 +52,6 @@ LABELS = {
 BATCH_GOALS = (Goal("mb_per_s", at_least=1.5), Goal("cpu_us_per_mb", at_most=0.6))
 LATENCY_GOALS = (Goal("p50_ms", at_most=0.7), Goal("p99_ms", at_most=0.3))
 COORDINATOR_GOALS = (Goal("requests_per_s", at_least=1.5), Goal("p99_ms", at_most=0.5))
-START_GOALS = (Goal("p50_ms", at_most=0.5),)
 PROCESS_GOALS = (
     Goal("start_s", at_most=1 / 8),
     Goal("rss_anon_idle_mb", at_most=1 / 8),
@@ -150,8 +149,10 @@ ROWS = (
                 loads.transactional(10, version=1), default=False),
     coordinated("rebalance-50", "a group of 50 members rebalances", loads.rebalances(50)),
     coordinated("rebalance-3", "a group of 3 members rebalances", loads.rebalances(3, times=50), default=False),
-    timed("consumer-start", "a librdkafka consumer starts and has its first record", loads.consumer_starts(),
-          *START_GOALS),
-    timed("consumer-start-848", "the same in the consumer protocol (KIP-848)", loads.consumer_starts("consumer"),
-          *START_GOALS, default=False),
+    coordinated("consumer-start", "a consumer starts and has its first record: ten requests, one after the other",
+                loads.consumer_starts("raw", 50)),
+    timed("rdkafka-start", "a librdkafka consumer starts and has its first record",
+          loads.consumer_starts("librdkafka", 5), default=False),
+    timed("rdkafka-start-848", "the same in the consumer protocol (KIP-848)",
+          loads.consumer_starts("librdkafka-848", 5), default=False),
 )  # fmt: skip

@@ -117,6 +117,15 @@ def produce(topic_id: bytes, partition: int, records: bytes, acks: int = 1) -> t
     return frame, len(frame) - 3 - len(records)
 
 
+def produce_one(port: int, topic: str) -> None:
+    """One record of 100 bytes into the first partition."""
+    frame, _ = produce(topic_id(port, topic), 0, batch(1, 100))
+    with connect(port) as sock:
+        (error,) = I16.unpack_from(call(sock, frame), PRODUCE_ERROR_AT)
+    if error:
+        raise BrokerError(f"Produce was answered with error {error}")
+
+
 def fetch(topic_id: bytes, max_bytes: int, max_wait_ms: int) -> tuple[bytearray, int, int]:
     """A sessionless Fetch of one partition; where its partition index and its offset are."""
     body = Struct(">iiibii").pack(max_wait_ms, 1, max_bytes, 0, 0, -1) + b"\x02" + topic_id + b"\x02"
@@ -234,15 +243,24 @@ def init_producer_id(port: int) -> tuple[int, int]:
     raise BrokerError(f"no producer id: error {error}")
 
 
-def _topic_id(sock: socket.socket, name: str) -> bytes | None:
+def metadata(name: str) -> bytes:
+    """A question about one topic, which does not create it."""
     encoded = name.encode()
     body = b"\x02" + bytes(16) + varint(len(encoded) + 1) + encoded + b"\0" + b"\0\0\0"
-    reply = call(sock, request(METADATA, METADATA_VERSION, body, flexible=True))
+    return request(METADATA, METADATA_VERSION, body, flexible=True)
+
+
+def found_topic_id(reply: bytes) -> bytes | None:
+    """The id of the topic that was asked for, if there is one."""
     at = _skip_brokers(reply, 5 + 4)
     error = I16.unpack_from(reply, at)[0]
     name_size, at = read_varint(reply, at + 2)
     at += max(0, name_size - 1)
     return None if error else reply[at : at + 16]
+
+
+def _topic_id(sock: socket.socket, name: str) -> bytes | None:
+    return found_topic_id(call(sock, metadata(name)))
 
 
 def _is_led(sock: socket.socket, identity: bytes, partition: int) -> bool:
