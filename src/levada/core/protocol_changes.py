@@ -6,6 +6,7 @@ consumer protocol is gone, the group goes back. So an application is upgraded, o
 """
 
 from collections.abc import Collection
+from typing import Final
 from uuid import UUID
 
 from levada.core.assignors import Partitions
@@ -27,6 +28,9 @@ from levada.wire.consumer_journal import (
     TargetEpochValue,
     TargetKey,
 )
+
+# What these keep in assignments is what the members say themselves when they join.
+KNOWN_ASSIGNORS: Final = frozenset(("range", "roundrobin", "sticky", "cooperative-sticky"))
 
 
 def upgrade(draft: ConsumerDraft, classic: ClassicGroup) -> None:
@@ -85,7 +89,7 @@ def _upgraded(
     assignment = read_assignment(member.assignment)
     if subscription is None or assignment is None:
         raise _cannot(classic, "what its members say cannot be read")
-    if assignment.user_data:
+    if assignment.user_data and classic.protocol not in KNOWN_ASSIGNORS:
         raise _cannot(classic, "its assignor keeps data of its own, which would be lost")
     metadata = classic_metadata(member.protocols, member.session_timeout_ms)._replace(
         instance_id=member.instance_id,
