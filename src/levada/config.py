@@ -50,7 +50,7 @@ class BrokerConfig(CleanerSettings):
         None, "Where clients shall connect, if that differs from the listeners."
     )
     listener_security_protocol_map: Strings = setting(
-        ("PLAINTEXT:PLAINTEXT",),
+        ("SASL_SSL:SASL_SSL", "PLAINTEXT:PLAINTEXT", "SSL:SSL", "SASL_PLAINTEXT:SASL_PLAINTEXT"),
         "NAME:PROTOCOL of each listener, separated by commas.",
     )
     controller_listener_names: Strings = setting((), "Listeners of Kafka's controller: not opened.")
@@ -68,7 +68,7 @@ class BrokerConfig(CleanerSettings):
     max_connections_per_ip: int = setting(INT_MAX, "Connections at once from one address.", minimum=0)
     connections_max_idle_ms: Long = setting(600_000, "A connection idle for so long is closed; -1 for never.")
     socket_request_max_bytes: int = setting(100 << 20, "The largest request.", minimum=1)
-    socket_listen_backlog_size: int = setting(50, "Connections that wait to be accepted.", minimum=1)
+    socket_listen_backlog_size: int = setting(1024, "Connections that wait to be accepted.", minimum=1)
     queued_max_request_bytes: Long = setting(
         -1, "Bytes of requests in flight before reading pauses; -1 for no limit."
     )
@@ -97,14 +97,10 @@ class BrokerConfig(CleanerSettings):
     log_dirs: Strings = setting(
         ("levada-data",), "Where logs are kept, separated by commas.", aliases=("log.dir",)
     )
-    num_recovery_threads_per_data_dir: int = setting(2, "Threads that open a dir's logs at start.", minimum=1)
     log_retention_check_interval_ms: Long = setting(300_000, "How often retention is applied.", minimum=1)
     log_flush_scheduler_interval_ms: Long = setting(LONG_MAX, "Default of log.flush.interval.ms.")
     log_flush_offset_checkpoint_interval_ms: int = setting(
         60_000, "How often recovery points are written; recovery after a crash starts from them.", minimum=0
-    )
-    log_initial_task_delay_ms: Long = setting(
-        30_000, "When the first round of retention runs after the start.", minimum=0
     )
 
     # Defaults of topics
@@ -237,7 +233,7 @@ class TopicConfig:
     )
     file_delete_delay_ms: Long = setting(
         60_000,
-        "How long a removed segment's file stays for readers that still use it.",
+        "Not needed: a removed file is readable to the end by those who read it.",
         minimum=0,
         synonyms="log.segment.delete.delay.ms",
     )
@@ -334,7 +330,7 @@ class TopicConfig:
     )
     segment_jitter_ms: Long = setting(
         0,
-        "Up to so much is taken from segment.ms, by chance, so that segments do not all close at once.",
+        "Not applied yet: segments close at segment.ms exactly.",
         minimum=0,
         synonyms="log.roll.jitter.ms log.roll.jitter.hours",
     )

@@ -97,7 +97,7 @@ class Server:
             for endpoint in config.endpoints:
                 listener = Listener(endpoint.listener, dispatch, turn, memory, _limits(config), admission)
                 self._listeners.append(listener)
-                port = listener.bind(endpoint.host, endpoint.port)
+                port = listener.bind(endpoint.host, endpoint.port, config.socket_listen_backlog_size)
                 self.endpoints.append(endpoint._replace(port=port))
             advertised = _advertised(config, self.endpoints)
             image = BrokerImage(config.node_id, advertised, config.broker_rack)

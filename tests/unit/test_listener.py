@@ -75,7 +75,7 @@ class Server:
         self.places = []
         for _ in range(count):
             one = Listener("PLAINTEXT", self._dispatch, self.turn, self.memory, limits, admission)
-            self.places.append(("127.0.0.1", one.bind("127.0.0.1", 0)))
+            self.places.append(("127.0.0.1", one.bind("127.0.0.1", 0, 50)))
             self.listeners.append(one)
             await one.serve()
 

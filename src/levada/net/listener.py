@@ -19,7 +19,6 @@ from levada.wire.produce import Shortcuts
 
 log = EventLog(__name__)
 
-BACKLOG = 1024
 UNSENT_BYTES_HIGH = 256 * 1024  # the socket's own queue: above it, no further request of this client is begun
 STOP_SECONDS = 1.0  # for clients to take their last answers when the broker stops
 
@@ -282,16 +281,21 @@ class Listener:
         self.connections_total = 0
         self._admission = admission
         self._socket: socket.socket | None = None
+        self._backlog = 0
         self._server: asyncio.Server | None = None
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
         self._idle_timer: asyncio.TimerHandle | None = None
         self._deserted = asyncio.Event()  # when stopping: the last client is gone
 
-    def bind(self, host: str, port: int) -> int:
-        """Take the address, so that it can be told to clients before they are served; port 0 takes a free one."""
+    def bind(self, host: str, port: int, backlog: int) -> int:
+        """Take the address, so that it can be told to clients before they are served; port 0 takes a free one.
+
+        `backlog` clients may wait to be accepted.
+        """
+        self._backlog = backlog
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        self._socket = socket.create_server((host, port), family=family, backlog=backlog)
         # Those who connect inherit it; asyncio's own loop sets it only for sockets that name their protocol.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return int(self._socket.getsockname()[1])
@@ -300,7 +304,7 @@ class Listener:
         """Let clients in."""
         assert self._socket is not None
         self._server = await self._loop.create_server(
-            lambda: Connection(self), sock=self._socket, backlog=BACKLOG
+            lambda: Connection(self), sock=self._socket, backlog=self._backlog
         )
         self._close_idle()
 
