@@ -5,6 +5,7 @@ its own.
 """
 
 from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
 from typing import Final
 
 from levada.errors import ErrorCode, KafkaError
@@ -12,7 +13,7 @@ from levada.model import Endpoint
 
 PORT_MAX: Final = 65_535
 EVERY_ADDRESS: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104 (it is refused)
-LOOPBACK_NAMES: Final = frozenset(("localhost", "::1"))
+LOOPBACK_NAMES: Final = frozenset(("localhost",))
 
 
 def parse(
@@ -60,7 +61,10 @@ def check(endpoints: Sequence[Endpoint], advertised: Sequence[Endpoint], *, beyo
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches the host; an empty one is every interface."""
-    return host in LOOPBACK_NAMES or host.startswith("127.")
+    try:
+        return host in LOOPBACK_NAMES or ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name; whoever gives out names says where it leads
 
 
 def _rejected(setting: str, why: str) -> KafkaError:

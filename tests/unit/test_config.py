@@ -238,6 +238,8 @@ def test_a_stranger_is_a_warning_that_says_why(name: str, words: str) -> None:
         ("listeners", "SSL://localhost:9093", "only PLAINTEXT"),
         ("listeners", "PLAINTEXT://:9092", "beyond loopback"),
         ("listeners", "PLAINTEXT://0.0.0.0:9092", "levada.allow.plaintext.beyond.loopback=true"),
+        ("listeners", "PLAINTEXT://127.example.org:9092", "beyond loopback"),
+        ("listeners", "PLAINTEXT://[::]:9092", "beyond loopback"),
         ("listeners", "PLAINTEXT://127.0.0.1", "NAME://host:port"),
         ("listeners", "PLAINTEXT://127.0.0.1:99999", "NAME://host:port"),
         ("listeners", "", "there is none"),
@@ -271,6 +273,7 @@ def test_listeners_have_names_protocols_and_advertised_addresses() -> None:
 
 
 def test_a_listener_may_be_opened_to_the_network_on_purpose() -> None:
+    assert all(map(listeners.is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
     config = load(listeners="PLAINTEXT://:9092", levada_allow_plaintext_beyond_loopback="true")
     assert not listeners.is_loopback(config.endpoints[0].host)
     assert config.advertised_endpoints[0].host == socket.gethostname()
