@@ -152,11 +152,6 @@ class LogDirs:
         """The directory that a partition lives in."""
         return self._homes[partition]
 
-    @property
-    def dirs(self) -> list[LogDir]:
-        """The directories that were usable at the start."""
-        return self._dirs
-
     def delete_partition(self, partition: Partition) -> None:
         """Take a partition's log away; its space is freed by a thread."""
         log_dir = self._homes.pop(partition)
