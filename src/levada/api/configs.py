@@ -285,6 +285,8 @@ async def _altered(
 def _resource_type(broker: Broker, resource: Any) -> ResourceType:
     name = resource.resource_name
     if resource.resource_type == ResourceType.TOPIC:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
         return ResourceType.TOPIC
     if resource.resource_type != ResourceType.BROKER:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.resource_type}")

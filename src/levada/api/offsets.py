@@ -1,5 +1,6 @@
 """Places in a log: ListOffsets finds them, DeleteRecords moves the first, OffsetForLeaderEpoch tells epochs apart."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -31,8 +32,13 @@ def list_offsets(
 ) -> "list_offsets_v11.ListOffsetsResponse":
     """Offsets by time or by name. v4 adds leader epochs, v7 the largest timestamp, v8 and v9 tiers (none here)."""
     answer = list_offsets_v11.response
+    times = Counter(
+        (topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions
+    )
 
     def of_partition(partition: Partition, asked: Any) -> Any:
+        if times[partition.topic, partition.index] > 1:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "a partition is asked about once")
         partition.check_leader_epoch(asked.current_leader_epoch)
         if call.api_version < SINCE.get(asked.timestamp, 0):
             raise _meaningless(asked.timestamp)
@@ -55,7 +61,7 @@ def list_offsets(
             name=topic.name,
             partitions=tuple(
                 _each(call, topic.name, asked.partition_index, asked, of_partition, refused)
-                for asked in topic.partitions
+                for asked in {asked.partition_index: asked for asked in topic.partitions}.values()
             ),
         )
         for topic in request.topics

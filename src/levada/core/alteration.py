@@ -12,7 +12,8 @@ from levada.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, TopicCo
 from levada.core import topic_names
 from levada.core.image import CLUSTER_DEFAULT, BrokerConfigsChanged, Change, ClusterImage, TopicChanged
 from levada.errors import ErrorCode, KafkaError
-from levada.settings import ConfigType, Setting, nearest
+from levada.properties import without_effect
+from levada.settings import ConfigType, Setting
 
 # A topic must be valid on any broker, whatever defaults that broker has.
 BROKER_DEFAULTS: Final = BrokerConfig()
@@ -128,8 +129,7 @@ def _check_broker(configs: Mapping[str, str]) -> None:
     for name, text in configs.items():
         known = BROKER_SETTINGS.get(name)
         if known is None:
-            hint = nearest(name, BROKER_SETTINGS)
-            raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name}: there is no such setting{hint}")
+            raise KafkaError(ErrorCode.INVALID_CONFIG, without_effect(name, text, BROKER_SETTINGS))
         if not known.dynamic:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: [{name}]")
         try:
