@@ -62,15 +62,17 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self.socket.close()
 
-    def call(self, api: str, version: int, fields: Mapping[str, Any] | None = None) -> Any:
+    def call(
+        self, api: str, version: int, fields: Mapping[str, Any] | None = None, trailing: bytes = b""
+    ) -> Any:
         """The response of one request."""
-        sent = self.send(api, version, fields or {})
+        sent = self.send(api, version, fields or {}, trailing)
         correlation_id, response = self.receive()
         assert correlation_id == sent
         return response
 
-    def send(self, api: str, version: int, fields: Mapping[str, Any]) -> int:
-        """Send a request; its correlation id."""
+    def send(self, api: str, version: int, fields: Mapping[str, Any], trailing: bytes = b"") -> int:
+        """Send a request, perhaps with bytes in its frame that follow it; its correlation id."""
         schema = load_entity_schema(api, version, EntityType.request)
         self._sent += 1
         self._waiting[self._sent] = load_entity_schema(api, version, EntityType.response)
@@ -80,7 +82,7 @@ class Connection:
             correlation_id=self._sent,
             client_id="compat-raw",
         )
-        self.send_frame(_bytes(header) + _bytes(build(schema, fields)))
+        self.send_frame(_bytes(header) + _bytes(build(schema, fields)) + trailing)
         return self._sent
 
     def send_frame(self, frame: bytes) -> None:

@@ -291,6 +291,12 @@ class TestListOffsets:
         assert self.ask(wire, topic, -3, version=1).error_code == ErrorCode.UNSUPPORTED_VERSION
         assert self.ask(wire, topic, -77).error_code == ErrorCode.UNSUPPORTED_VERSION
 
+    def test_a_partition_named_twice(self, wire: Connection, topic: str) -> None:
+        places = [{"partition_index": 0, "timestamp": when, "current_leader_epoch": -1} for when in (-1, -2)]
+        fields = {"replica_id": -1, "topics": [{"name": topic, "partitions": places}]}
+        (part,) = wire.call("list_offsets", 7, fields).topics[0].partitions
+        assert (part.error_code, part.offset) == (ErrorCode.INVALID_REQUEST, -1)
+
     def test_max_timestamp_of_nothing(self, wire: Connection, topic: str) -> None:
         found = self.ask(wire, topic, -3)
         assert (found.error_code, found.timestamp, found.offset) == (0, -1, -1)
@@ -325,3 +331,16 @@ def test_replies_keep_the_order_of_requests(wire: Connection, topic: str) -> Non
     assert [correlation_id for correlation_id, _ in replies] == sent
     offsets = [reply.responses[0].partition_responses[0].base_offset for _, reply in replies[1::2]]
     assert offsets == list(range(50))
+
+
+def test_bytes_after_a_request_mean_nothing(wire: Connection, topic: str) -> None:
+    """A newer client may say more than a broker of its version knows."""
+    data = [{"name": topic, "partition_data": [{"index": 0, "records": batch(b"a")}]}]
+    stored = wire.call("produce", 9, {"acks": 1, "timeout": 5000, "topic_data": data}, trailing=b"more")
+    assert stored.responses[0].partition_responses[0].error_code == 0
+    place = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
+    fields = {"max_bytes": 1 << 20, "topics": [{"topic": topic, "partitions": [place]}]}
+    (part,) = wire.call("fetch", 12, fields, trailing=b"more").responses[0].partitions
+    assert bytes(part.records)[61:] == batch(b"a")[61:]
+    (found,) = wire.call("metadata", 12, {"topics": [{"name": topic}]}, trailing=b"more").topics
+    assert (found.name, found.error_code) == (topic, 0)

@@ -45,6 +45,10 @@ def test_produce_is_read_as_the_codec_reads_it(version: int) -> None:
         ]
         found = [(topic, index, bytes(view[start:end])) for topic, index, start, end in request.parts]
         assert found == expected
+        longer = memoryview(bytes(view) + b"more")
+        assert produce.read_request(longer, 11, len(longer), version) == request
+        with pytest.raises(KafkaError):  # the rest of it may be the next frame in the arena
+            produce.read_request(longer, 11, len(view) - 1, version)
 
 
 def kio_bytes(message: object) -> bytes:
@@ -88,6 +92,10 @@ def test_fetch_is_read_as_the_codec_reads_it(version: int) -> None:
             for index in topic.partitions
         ]
         assert request.forgotten == forgotten
+        longer = memoryview(bytes(view) + b"more")
+        assert fetch.read_request(longer, 2, len(longer), version) == request
+        with pytest.raises(KafkaError):  # the rest of it may be the next frame in the arena
+            fetch.read_request(longer, 2, len(view) - 1, version)
 
 
 def results(version: int) -> list[produce.PartitionResult]:
