@@ -221,6 +221,22 @@ def test_nobody_hears_of_a_commit_before_it_is_on_disk(tmp_path: Path) -> None:
         assert other.receive()[1].groups[0].topics[0].partitions[0].committed_offset == 7
 
 
+def test_a_journal_that_takes_too_long_is_told(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    settings = {**QUICK, "levada_acks_wait_for_fsync": "true", "offsets_commit_timeout_ms": 200}
+    with running(tmp_path, disk=disk, **settings) as one, one.connect() as wire:
+        one.create("t")
+        find(wire)
+        disk.gate.clear()
+        assert commit(wire, 7) == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert commit(wire, 8) == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        disk.gate.set()
+        while committed(wire).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE:
+            pass
+        assert offset(wire) == 8, "it was written all the same, as in Kafka"
+        assert commit(wire, 9) == 0
+
+
 def test_a_deleted_topic_loses_its_offsets(tmp_path: Path) -> None:
     with running(tmp_path, **QUICK) as one, one.connect() as wire:
         one.create("t")

@@ -71,9 +71,27 @@ def join_group(call: Call, request: "join_group_v9.JoinGroupRequest") -> Deferre
         must_know_id=call.api_version >= MEMBER_ID_REQUIRED_FROM,
         may_skip_assignment=call.api_version >= SKIP_ASSIGNMENT_FROM,
     )
-    return call.broker.groups.shard(request.group_id).submit(
-        lambda machine, now_ms, ticket: machine.join(joining, now_ms, ticket), _joined
+    return _ask(
+        call,
+        request.group_id,
+        lambda machine, now_ms, ticket: machine.join(joining, now_ms, ticket),
+        _joined,
     )
+
+
+def _ask(
+    call: Call,
+    group_id: str,
+    decide: Callable[[GroupsMachine, int, Ticket], Outcome],
+    answer: Callable[[Any], Any],
+) -> Deferred:
+    """Let a member's coordinator decide. That a group is too large for its journal has no code of its own."""
+    try:
+        return call.broker.groups.shard(group_id).submit(decide, answer)
+    except KafkaError as error:
+        if error.code is ErrorCode.MESSAGE_TOO_LARGE:
+            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, error.detail) from None
+        raise
 
 
 def _joined(reply: JoinReply) -> Any:
@@ -114,8 +132,11 @@ def sync_group(call: Call, request: "sync_group_v5.SyncGroupRequest") -> Deferre
         {assigned.member_id: bytes(assigned.assignment) for assigned in request.assignments},
     )
     try:
-        return call.broker.groups.shard(request.group_id).submit(
-            lambda machine, now_ms, ticket: machine.sync(syncing, now_ms, ticket), _synced
+        return _ask(
+            call,
+            request.group_id,
+            lambda machine, now_ms, ticket: machine.sync(syncing, now_ms, ticket),
+            _synced,
         )
     except KafkaError as error:
         # Clients do not expect that a coordinator loads here. What was being agreed is lost: they join again.
@@ -175,8 +196,11 @@ def leave_group(call: Call, request: "leave_group_v5.LeaveGroupRequest") -> Defe
             throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE, members=tuple(members)
         )
 
-    return call.broker.groups.shard(group_id).submit(
-        lambda machine, now_ms, ticket: machine.leave(group_id, leaving, now_ms, ticket), left
+    return _ask(
+        call,
+        group_id,
+        lambda machine, now_ms, ticket: machine.leave(group_id, leaving, now_ms, ticket),
+        left,
     )
 
 

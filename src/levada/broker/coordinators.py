@@ -11,13 +11,16 @@ decision; what it gets is a `Deferred` to return or to await:
 lets every reply go once everything the machine had applied by then is committed: nobody hears of what may be lost.
 The machine may keep the ticket and reply to it in a later outcome (a JoinGroup waits for the other members).
 
+A reply that the journal keeps waiting for longer than offsets.commit.timeout.ms becomes COORDINATOR_NOT_AVAILABLE.
+
 A shard is loaded by replaying its partition, in slices, so that the loop stays free; meanwhile its keys are answered
 COORDINATOR_LOAD_IN_PROGRESS. When an append or a commit fails, or the partition is gone, the machine is dropped,
 whoever waits is told NOT_COORDINATOR, and the shard is loaded again from what the journal holds.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from levada.broker.controller import new_topic_id
@@ -41,6 +44,7 @@ RETRY_S: Final = 1.0  # after a bug in a deadline
 ENTRIES_PER_LOOK: Final = 64  # how many records are replayed between looks at the clock
 
 M = TypeVar("M", bound=Machine)
+Replies = Sequence[tuple[Ticket, Any]]
 
 
 class InternalTopic(NamedTuple):
@@ -59,9 +63,12 @@ class Shard(Generic[M]):
         "_armed_ms",
         "_broker",
         "_closed",
+        "_impatience",
         "_journal",
         "_new_machine",
         "_on_loaded",
+        "_owed",
+        "_patience_s",
         "_perform",
         "_timer",
         "_waiting",
@@ -88,6 +95,9 @@ class Shard(Generic[M]):
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ms = 0
         self._closed = False
+        self._patience_s = broker.config.offsets_commit_timeout_ms / 1000
+        self._owed: deque[tuple[float, Replies]] = deque()  # until when, in the order of the journal
+        self._impatience: asyncio.TimerHandle | None = None  # rings for the first of them, or early
         self._load()
 
     @property
@@ -135,10 +145,30 @@ class Shard(Generic[M]):
         for event in events:
             machine.apply(event)
         if replies:
-            self._journal.after_all(lambda error: self._give(replies) if error is None else None)
+            self._owe(replies)
         if effects:
-            self._journal.after_all(lambda error: self._have_done(machine, effects) if error is None else None)
+            self._journal.after_all(
+                lambda error: self._have_done(machine, effects) if error is None else None
+            )
         self._arm(machine)
+
+    def _owe(self, replies: Replies) -> None:
+        """Give the replies when the journal is committed, or a refusal if that takes too long."""
+        owed = (self._broker.clock.monotonic() + self._patience_s, replies)
+        self._owed.append(owed)
+        self._journal.after_all(lambda error: self._give(owed) if error is None else None)
+        if self._owed and self._impatience is None:
+            self._impatience = self._broker.call_later(self._patience_s, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        self._impatience = None
+        now = self._broker.clock.monotonic()
+        error = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the journal is not committed in time")
+        while self._owed and self._owed[0][0] <= now:
+            _, replies = self._owed.popleft()
+            self._hand_out((ticket, error) for ticket, _ in replies)
+        if self._owed:
+            self._impatience = self._broker.call_later(self._owed[0][0] - now, self._lose_patience)
 
     def _have_done(self, machine: M, effects: Sequence[Any]) -> None:
         assert self._perform is not None
@@ -150,9 +180,15 @@ class Shard(Generic[M]):
         if error is not None:
             self._fail(error)
 
-    def _give(self, replies: Any) -> None:
+    def _give(self, owed: tuple[float, Replies]) -> None:
+        if self._owed and self._owed[0] is owed:
+            self._owed.popleft()
+            self._hand_out(owed[1])
+
+    def _hand_out(self, replies: Iterable[tuple[Ticket, Any]]) -> None:
         for ticket, reply in replies:
             if ticket in self._waiting:
+                assert isinstance(ticket, Deferred)
                 self._waiting.discard(ticket)
                 ticket.give(reply)
 
@@ -238,6 +274,7 @@ class Shard(Generic[M]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._owed.clear()
         waiting, self._waiting = self._waiting, set()
         for ticket in waiting:
             ticket.give(_not_coordinator(self.partition))
@@ -246,6 +283,8 @@ class Shard(Generic[M]):
         """This broker does not lead the partition any more, or stops."""
         self._closed = True
         self._drop()
+        if self._impatience is not None:
+            self._impatience.cancel()
 
 
 class Coordinators(Generic[M]):
