@@ -57,6 +57,7 @@ ITEMS: dict[str, Items] = {
     "alter_configs": Items("resources", "responses", _RESOURCES),
     "incremental_alter_configs": Items("resources", "responses", _RESOURCES),
     "offset_commit": Items("topics", "topics", _same("name", "topic_id"), _BY_PARTITION),
+    "txn_offset_commit": Items("topics", "topics", _same("name"), _BY_PARTITION),
     "offset_fetch": Items("groups", "groups", _same("group_id")),
     "describe_groups": Items("groups", "groups", (("group_id", ""),)),
     "consumer_group_describe": Items("group_ids", "groups", (("group_id", ""),)),

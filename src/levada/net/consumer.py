@@ -155,7 +155,7 @@ class Consumer:
         if offset < 0:
             raise ValueError(f"there is no offset {offset}")
         self._cursor(partition).move(offset)
-        self._fetcher.wake()
+        self._fetcher.hurry()
 
     async def seek_to(self, start: Start, partitions: Iterable[TopicPartition] | None = None) -> None:
         """Go on from another place, as `start` names it, in these partitions or all."""

@@ -41,8 +41,17 @@ class KeyType(IntEnum):
 class Coordinator:
     """Asks whoever coordinates a key; on connections of `pool`, if its requests shall wait behind no others."""
 
-    def __init__(self, client: "Client", kind: KeyType, key: str, pool: "Pool | None" = None) -> None:
+    def __init__(
+        self,
+        client: "Client",
+        kind: KeyType,
+        key: str,
+        *,
+        pool: "Pool | None" = None,
+        patience_ms: int | None = None,
+    ) -> None:
         self._client = client
+        self._patience_s = (patience_ms or 2 * client.request_timeout_ms) / 1000
         self._kind = kind
         self._key = key
         self._pool = pool
@@ -64,9 +73,9 @@ class Coordinator:
         return response
 
     async def request(self, api: str, request: object, check: Callable[[Any], None]) -> Any:
-        """Ask, and again what passes by itself, until the request timeout: so only what may be done twice."""
+        """Ask, and again what passes by itself, while patience lasts: so only what may be done twice."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._client.request_timeout_ms / 1000
+        deadline = loop.time() + self._patience_s
         while True:
             pause_s = self._client.retry_backoff_s
             try:

@@ -66,6 +66,13 @@ class DecodedBatch(NamedTuple):
     end: int
 
 
+class Poll(NamedTuple):
+    """A long poll, and for which generation of which cursors it asks."""
+
+    task: asyncio.Task[None]
+    generations: dict[Cursor, int]
+
+
 class Fetcher:
     """Fetches for a set of cursors until it is stopped."""
 
@@ -92,7 +99,8 @@ class Fetcher:
         self._buffered = 0
         self._arrived = asyncio.Event()
         self._changed = asyncio.Event()
-        self._fetching: dict[int, asyncio.Task[None]] = {}  # at most one long poll to each leader
+        self._polls: dict[int, Poll] = {}  # at most one to each leader
+        self._hurried = False  # somebody has gone elsewhere and shall not wait for a poll that is open
         self._runner: asyncio.Task[None] | None = None
         self._crash: BaseException | None = None  # a bug of ours, for the caller to see
         self._interrupted = False
@@ -106,20 +114,21 @@ class Fetcher:
     def assign(self, cursors: Iterable[Cursor]) -> None:
         """Fetch for these from now on; whoever takes one away moves it, so that what was fetched is dropped."""
         self._cursors = list(cursors)
-        self._changed.set()
+        self.hurry()
 
     async def stop(self) -> None:
         """Stop fetching; whoever waits for a batch is told."""
         self._stopped = True
         self._arrived.set()
-        tasks = [*self._fetching.values(), *([self._runner] if self._runner else [])]
+        tasks = [*(poll.task for poll in self._polls.values()), *([self._runner] if self._runner else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._pool.close()
 
-    def wake(self) -> None:
-        """Look again what there is to fetch."""
+    def hurry(self) -> None:
+        """Look again what there is to fetch; a poll that asks for something else is given up."""
+        self._hurried = True
         self._changed.set()
 
     def interrupt(self) -> None:
@@ -178,31 +187,40 @@ class Fetcher:
                 if not cursor.resting and not cursor.stopped:
                     idle.setdefault(self._client.known_leader(cursor.partition), []).append(cursor)
             for leader, cursors in idle.items():
-                if leader not in self._fetching:
-                    task = self._loop.create_task(self._fetch(leader, cursors), name=f"fetch from {leader}")
+                poll = self._polls.get(leader)
+                if poll is None:
+                    generations = {cursor: cursor.generation for cursor in cursors}
+                    task = self._loop.create_task(
+                        self._fetch(leader, generations), name=f"fetch from {leader}"
+                    )
                     task.add_done_callback(self._ended)
-                    self._fetching[leader] = task
+                    self._polls[leader] = Poll(task, generations)
+                elif self._hurried and any(
+                    poll.generations.get(cursor) != cursor.generation for cursor in cursors
+                ):
+                    poll.task.cancel()
+            self._hurried = False
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (crash := task.exception()) is not None:
             self._crash = crash
             self._arrived.set()
 
-    async def _fetch(self, leader: int, cursors: list[Cursor]) -> None:
-        generations = {cursor.partition: cursor.generation for cursor in cursors}
+    async def _fetch(self, leader: int, generations: dict[Cursor, int]) -> None:
+        cursors = list(generations)
         try:
             if leader < 0:
                 await self._find_leaders(cursors)
                 return
             answers = await self._ask(leader, cursors)
-            for cursor in cursors:
-                if cursor.generation == generations[cursor.partition]:
+            for cursor, generation in generations.items():
+                if cursor.generation == generation:
                     await self._take(cursor, answers.get(cursor.partition))
         except FAILURES as failure:
             for cursor in cursors:
                 self._fail(cursor, failure)
         finally:
-            del self._fetching[leader]
+            del self._polls[leader]
             self._changed.set()
 
     async def _find_leaders(self, cursors: list[Cursor]) -> None:
@@ -216,24 +234,24 @@ class Fetcher:
         topics: dict[str, TopicInfo] = {}
         for cursor in cursors:
             topics[cursor.partition.topic] = await self._client.topic(cursor.partition.topic)
-        wanted = [Wanted(cursor.partition, cursor.fetch_offset, -1) for cursor in cursors]
         connection = await self._client.connection(leader, self._pool)
         version = connection.version(FETCH)
-        body = await connection.send(
-            FETCH.key,
+        request = write_fetch(
             version,
-            write_fetch(
-                version,
-                wanted,
-                topics,
-                max_wait_ms=self._fetch_wait_ms,
-                min_bytes=1,
-                max_bytes=FETCH_BYTES_MAX,
-                partition_max_bytes=self._fetch_bytes,
-                isolation_level=self._isolation_level,
-            ),
-            timeout_s=(self._client.request_timeout_ms + self._fetch_wait_ms) / 1000,
+            [Wanted(cursor.partition, cursor.fetch_offset, -1) for cursor in cursors],
+            topics,
+            max_wait_ms=self._fetch_wait_ms,
+            min_bytes=1,
+            max_bytes=FETCH_BYTES_MAX,
+            partition_max_bytes=self._fetch_bytes,
+            isolation_level=self._isolation_level,
         )
+        timeout_s = (self._client.request_timeout_ms + self._fetch_wait_ms) / 1000
+        try:
+            body = await connection.send(FETCH.key, version, request, timeout_s=timeout_s)
+        except asyncio.CancelledError:
+            connection.close()  # what is asked next would be answered after this
+            raise
         error, answers = connection.parse(lambda view: read_fetch(version, view, topics), body)
         if error:
             raise KafkaError(error_code(error), f"fetch from node {leader}")

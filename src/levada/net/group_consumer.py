@@ -209,7 +209,7 @@ class GroupConsumer(Consumer):
                 await self._commit({cursor.partition: end})
             except BaseException:
                 cursor.move(cursor.position)  # to be fetched and committed again
-                self._fetcher.wake()
+                self._fetcher.hurry()
                 raise
             self._current = held
         return True

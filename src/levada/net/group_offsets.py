@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from levada.errors import ErrorCode
+from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.net.coordinator import Coordinator, check
 from levada.net.producer import Writer
@@ -64,7 +64,9 @@ async def commit(
             for topic, places in _by_topic(offsets)
         ),
     )
-    await coordinator.request("offset_commit", request, lambda response: _check(committer.group, response))
+    await coordinator.request(
+        "offset_commit", request, lambda response: _check(committer.group, response, len(offsets))
+    )
 
 
 async def commit_in_transaction(
@@ -96,7 +98,7 @@ async def commit_in_transaction(
         ),
     )
     await coordinator.request(
-        "txn_offset_commit", request, lambda response: _check(committer.group, response)
+        "txn_offset_commit", request, lambda response: _check(committer.group, response, len(offsets))
     )
 
 
@@ -127,7 +129,7 @@ async def committed(
     def check_fetched(response: Any) -> None:
         (found,) = response.groups
         check(found.error_code, f"offsets of {group}")
-        _check(group, found)
+        _check(group, found, 0 if topics is None else sum(len(topic.partition_indexes) for topic in topics))
 
     response = await coordinator.request("offset_fetch", request, check_fetched)
     names = {topic_id: name for name, topic_id in ids.items()}
@@ -145,9 +147,14 @@ def _by_topic(partitions: Iterable[TopicPartition]) -> Iterable[tuple[str, Itera
     return groupby(sorted(partitions), key=attrgetter("topic"))
 
 
-def _check(group: str, answer: Any) -> None:
+def _check(group: str, answer: Any, asked: int) -> None:
+    """The first error of a partition; it is one if nothing is said of some."""
+    answered = 0
     for topic in answer.topics:
         for part in topic.partitions:
+            answered += 1
             if part.error_code != ErrorCode.NONE:
                 place = f"{getattr(topic, 'name', '') or topic.topic_id}-{part.partition_index}"
                 check(part.error_code, f"offset of group {group} in {place}")
+    if answered < asked:
+        raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the answer leaves out offsets of group {group}")

@@ -71,7 +71,7 @@ class Membership:
         self._max_poll_interval_ms = max_poll_interval_ms
         self._changed = changed
         self._pool = client.pool()  # a Produce that waits for replicas shall not hold up heartbeats
-        self.coordinator = Coordinator(client, KeyType.GROUP, group, self._pool)
+        self.coordinator = Coordinator(client, KeyType.GROUP, group, pool=self._pool)
         self._loop = asyncio.get_running_loop()
         self._due = asyncio.Event()
         self._beats = 0  # answered or failed

@@ -25,6 +25,7 @@ Acks = Literal[0, 1, "all"]
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 Headers = Iterable[tuple[str, bytes | None]]
 
+DELIVERY_TIMEOUT_MS = 120_000
 RECORD_OVERHEAD_BYTES = 32  # lengths, deltas and the object itself, about
 
 
@@ -122,7 +123,7 @@ class Producer:
         compression: Compression = "none",
         idempotent: bool | None = None,
         in_flight_max: int = 5,
-        delivery_timeout_ms: int = 120_000,
+        delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
         writer: Writer | None = None,
     ) -> None:
         from levada.net.sender import Sender

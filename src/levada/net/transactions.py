@@ -16,7 +16,14 @@ from levada.model import TopicPartition
 from levada.net.coordinator import Coordinator, KeyType, check
 from levada.net.fencing import as_fenced
 from levada.net.group_offsets import commit_in_transaction
-from levada.net.producer import BatchingOptions, Headers, Producer, RecordMetadata, Writer
+from levada.net.producer import (
+    DELIVERY_TIMEOUT_MS,
+    BatchingOptions,
+    Headers,
+    Producer,
+    RecordMetadata,
+    Writer,
+)
 from levada.wire.lazy import kio_modules
 
 with kio_modules():
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
     from levada.net.group_consumer import GroupConsumer
 
 FEATURE, FEATURE_LEVEL = "transaction.version", 2
+OVER = "the transaction is over"
 
 
 class TransactionalProducer:
@@ -50,10 +58,18 @@ class TransactionalProducer:
         transaction_timeout_ms: int = 60_000,
         **options: Unpack[BatchingOptions],
     ) -> None:
+        unknown = options.keys() - BatchingOptions.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"a producer with transactions has no {', '.join(sorted(unknown))}")
         self._client = client
         self._timeout = timedelta(milliseconds=transaction_timeout_ms)
         self._options = options
-        self._coordinator = Coordinator(client, KeyType.TRANSACTION, transactional_id)
+        self._coordinator = Coordinator(
+            client,
+            KeyType.TRANSACTION,
+            transactional_id,
+            patience_ms=options.get("delivery_timeout_ms", DELIVERY_TIMEOUT_MS),
+        )
         self._open: Transaction | None = None
         self._writer: Writer | None = (
             None  # None while nobody knows: before the start, and while one is ended
@@ -189,9 +205,10 @@ class Transaction:
 
     async def commit(self) -> None:
         """Wait for the records and commit; at the end of the block unless it is done before."""
-        producer = self._opened()
+        if self._producer is None:
+            raise RuntimeError(OVER)
         try:
-            await producer.flush()
+            await self._producer.flush()
             self._opened()
         except BaseException as error:
             await self._abort_after(error)
@@ -218,7 +235,7 @@ class Transaction:
 
     def _opened(self) -> Producer:
         if self._producer is None:
-            raise RuntimeError("the transaction is over")
+            raise RuntimeError(OVER)
         if self._producer.failure is not None:
             raise self._producer.failure
         return self._producer

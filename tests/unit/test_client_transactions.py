@@ -1,0 +1,432 @@
+"""The public client in transactions: all of it or nothing, once, and nobody writes in another's name."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from levada import (
+    Client,
+    ErrorCode,
+    KafkaError,
+    MemberFenced,
+    ProducerFenced,
+    RequestTimedOut,
+    TopicPartition,
+)
+from levada.api import versions
+from levada.net.group_consumer import GroupConsumer
+from levada.net.transactions import TransactionalProducer
+from levada.testing import EmbeddedBroker
+
+NUMBERS = count(1)
+
+
+class Mistake(Exception):
+    """What a caller's code raises inside a transaction."""
+
+
+@pytest.fixture(scope="module")
+def transactions_broker() -> Iterator[EmbeddedBroker]:
+    """A broker that wants frequent heartbeats, so that nobody waits five seconds for a rebalance."""
+    settings = {
+        "group.consumer.heartbeat.interval.ms": "50",
+        "transaction.state.log.num.partitions": "5",
+    }
+    with EmbeddedBroker(settings) as broker:
+        yield broker
+
+
+@pytest.fixture
+def broker(transactions_broker: EmbeddedBroker) -> Iterator[EmbeddedBroker]:
+    yield transactions_broker
+    transactions_broker.forget()
+
+
+@pytest.fixture
+def name() -> str:
+    """A transactional id, and a group, of one test."""
+    return f"name-{next(NUMBERS)}"
+
+
+def run(broker: EmbeddedBroker, work: Callable[[Client], Awaitable[None]], **options: Any) -> None:
+    async def connected() -> None:
+        async with asyncio.timeout(60), Client(broker.bootstrap, **options) as client:
+            await work(client)
+
+    asyncio.run(connected())
+
+
+async def send(producer: TransactionalProducer, topic: str, *values: bytes) -> None:
+    """One transaction."""
+    async with producer.transaction() as transaction:
+        for value in values:
+            await transaction.send(topic, value)
+
+
+async def send_and_fail(producer: TransactionalProducer, topic: str, *values: bytes) -> None:
+    """One transaction whose records are stored before it is aborted."""
+
+    async def failing() -> None:
+        async with producer.transaction() as transaction:
+            for stored in [await transaction.send(topic, value) for value in values]:
+                await stored
+            raise Mistake
+
+    with pytest.raises(Mistake):
+        await failing()
+
+
+async def values(client: Client, topic: str, isolation: Any = "read_committed") -> list[bytes | None]:
+    """All that such a reader sees now."""
+    found: list[bytes | None] = []
+    async with client.consumer(topic, isolation=isolation) as consumer:
+        ends = await consumer.end_offsets()
+        while any(consumer.position(partition) < end for partition, end in ends.items()):
+            found += [record.value for record in await consumer.poll(100)]
+    return found
+
+
+def test_what_is_aborted_is_seen_by_nobody_who_asks_for_committed_records(
+    broker: EmbeddedBroker, name: str
+) -> None:
+    """R31."""
+    topic = broker.topic()
+
+    async def work(client: Client) -> None:
+        async with client.producer(transactional_id=name) as producer:
+            await send(producer, topic, b"1", b"2")
+            await send_and_fail(producer, topic, b"aborted", b"aborted too")
+            await send(producer, topic, b"3")
+            await send_and_fail(producer, topic, b"aborted again")
+        assert await values(client, topic) == [b"1", b"2", b"3"]
+        assert await values(client, topic, "read_uncommitted") == [
+            b"1", b"2", b"aborted", b"aborted too", b"3", b"aborted again",
+        ]  # fmt: skip
+
+    run(broker, work)
+
+
+def test_a_transaction_counts_in_all_its_partitions_at_once(broker: EmbeddedBroker, name: str) -> None:
+    """R31, R32: until it ends, nobody who asks for committed records sees any of it, nor what is behind it."""
+    topic, other = broker.topic(partitions=3), broker.topic()
+
+    async def work(client: Client) -> None:
+        async with (
+            client.producer(transactional_id=name) as producer,
+            client.producer() as plain,
+            client.consumer(topic, other, isolation="read_committed") as consumer,
+        ):
+            async with producer.transaction() as transaction:
+                stored = [await transaction.send(topic, b"%d" % index, partition=index) for index in range(3)]
+                stored.append(await transaction.send(other, b"3"))
+                await asyncio.gather(*stored)
+                await plain.send_and_wait(other, b"behind")
+                assert await consumer.poll(100) == []
+            records = [await anext(consumer) for _ in range(5)]
+            assert sorted(record.value or b"" for record in records) == [b"0", b"1", b"2", b"3", b"behind"]
+
+    run(broker, work)
+
+
+async def copy(
+    consumer: GroupConsumer, producer: TransactionalProducer, target: str, chance: random.Random
+) -> int:
+    """Copy one batch in a transaction, or fail somewhere on the way and go back; how many were copied."""
+    records = await consumer.poll(100)
+    try:
+        async with producer.transaction() as transaction:
+            for record in records:
+                await transaction.send(target, record.value, partition=record.partition)
+            if chance.random() < 0.3:
+                raise Mistake
+            await transaction.commit_offsets(consumer)
+            if chance.random() < 0.3:
+                raise Mistake
+    except Mistake:
+        await consumer.seek_to_committed()
+        return 0
+    return len(records)
+
+
+def test_records_are_copied_exactly_once(broker: EmbeddedBroker, name: str) -> None:
+    """R32: two copiers that fail again and again, of which one leaves; the copy equals the source."""
+    source, target = broker.topic(partitions=2), broker.topic(partitions=2)
+    total = 400
+
+    copied = 0
+
+    async def copier(client: Client, number: int, limit: int) -> None:
+        nonlocal copied
+        chance, stop_at = random.Random(number), copied + limit
+        async with (
+            client.consumer(source, group=name, isolation="read_committed", fetch_bytes=600) as consumer,
+            client.producer(transactional_id=f"{name}-{number}") as producer,
+        ):
+            while copied < min(stop_at, total):
+                done = await copy(consumer, producer, target, chance)
+                copied += done
+
+    async def work(client: Client) -> None:
+        async with client.producer(batch_bytes=300, linger_ms=0) as producer:
+            for number in range(total):
+                await producer.send(source, b"%d" % number, partition=number % 2)
+        await asyncio.gather(copier(client, 1, total // 2), copier(client, 2, total))
+        assert await values(client, target) == await values(client, source)
+
+    run(broker, work)
+
+
+def test_offsets_count_only_with_their_transaction(broker: EmbeddedBroker, name: str) -> None:
+    """R32."""
+    source, target = broker.topic(), broker.topic()
+    place = TopicPartition(source, 0)
+
+    async def work(client: Client) -> None:
+        async with client.producer() as plain:
+            await plain.send_and_wait(source, b"input")
+        async with (
+            client.consumer(source, group=name) as consumer,
+            client.producer(transactional_id=name) as producer,
+        ):
+            await anext(consumer)
+            async with producer.transaction() as transaction:
+                await transaction.commit_offsets(consumer)
+                await transaction.abort()
+            assert await consumer.committed() == {}
+            async with producer.transaction() as transaction:
+                await transaction.commit_offsets(consumer, {place: 1})
+                await transaction.send(target, b"output")
+            assert await consumer.committed() == {place: 1}
+
+    run(broker, work)
+
+
+def test_the_last_one_to_start_has_the_transactional_id(broker: EmbeddedBroker, name: str) -> None:
+    """R33: what the one before had open is aborted, and it cannot write any more."""
+    topic = broker.topic()
+
+    async def work(client: Client) -> None:
+        async with client.producer(transactional_id=name) as old, old.transaction() as transaction:
+            await (await transaction.send(topic, b"old"))
+            async with client.producer(transactional_id=name) as new:
+                await send(new, topic, b"new")
+                with pytest.raises(ProducerFenced):
+                    await (await transaction.send(topic, b"zombie"))
+                with pytest.raises(ProducerFenced):
+                    await transaction.send(topic, b"zombie")
+                with pytest.raises(ProducerFenced, match="another producer has taken"):
+                    await transaction.commit()
+                with pytest.raises(ProducerFenced):
+                    await send(old, topic, b"zombie")
+                await send(new, topic, b"still new")
+        assert await values(client, topic) == [b"new", b"still new"]
+
+    run(broker, work)
+
+
+def test_a_transaction_that_stays_open_is_aborted(broker: EmbeddedBroker, name: str) -> None:
+    """R33: nobody waits for a producer that hangs."""
+    topic = broker.topic()
+
+    async def hang(producer: TransactionalProducer, consumer: Any) -> None:
+        async with producer.transaction() as transaction:
+            await (await transaction.send(topic, b"too slow"))
+            while consumer.position((topic, 0)) == 0:  # nothing is passed before the transaction has ended
+                await consumer.poll(20)
+
+    async def work(client: Client) -> None:
+        async with (
+            client.producer(transactional_id=name, transaction_timeout_ms=100) as producer,
+            client.consumer(topic, isolation="read_committed") as consumer,
+        ):
+            with pytest.raises(ProducerFenced):
+                await hang(producer, consumer)
+        async with client.producer(transactional_id=name) as producer:
+            await send(producer, topic, b"in time")
+        assert await values(client, topic) == [b"in time"]
+
+    run(broker, work)
+
+
+def test_a_member_that_was_fenced_cannot_commit_in_a_transaction(broker: EmbeddedBroker, name: str) -> None:
+    """R32, R33: what it read belongs to others, so what it made of it does not count."""
+    source, target = broker.topic(), broker.topic()
+
+    async def copy_it(consumer: GroupConsumer, producer: TransactionalProducer) -> None:
+        async with producer.transaction() as transaction:
+            await transaction.send(target, b"copy")
+            await transaction.commit_offsets(consumer)
+
+    async def work(client: Client) -> None:
+        async with client.producer() as plain:
+            await plain.send_and_wait(source, b"input")
+        async with (
+            client.consumer(source, group=name) as consumer,
+            client.producer(transactional_id=name) as producer,
+        ):
+            await anext(consumer)
+            broker.fail_next("txn_offset_commit", ErrorCode.UNKNOWN_MEMBER_ID)
+            with pytest.raises(MemberFenced):
+                await copy_it(consumer, producer)
+            broker.fail_next("txn_offset_commit", ErrorCode.PRODUCER_FENCED)
+            with pytest.raises(ProducerFenced):
+                await copy_it(consumer, producer)
+            assert await values(client, target) == []
+            broker.fail_next("txn_offset_commit", ErrorCode.ILLEGAL_GENERATION)
+            await copy_it(consumer, producer)
+            assert await values(client, target) == [b"copy"]
+
+    run(broker, work)
+
+
+@pytest.mark.parametrize(
+    "error", ["NOT_COORDINATOR", "COORDINATOR_LOAD_IN_PROGRESS", "CONCURRENT_TRANSACTIONS"]
+)
+@pytest.mark.parametrize("api", ["init_producer_id", "produce", "txn_offset_commit", "end_txn"])
+def test_what_may_heal_is_tried_again(broker: EmbeddedBroker, name: str, api: str, error: str) -> None:
+    source, target = broker.topic(), broker.topic()
+    error = "NOT_LEADER_OR_FOLLOWER" if (api, error) == ("produce", "NOT_COORDINATOR") else error
+
+    async def work(client: Client) -> None:
+        async with client.producer() as plain:
+            await plain.send_and_wait(source, b"input")
+        async with client.consumer(source, group=name) as consumer:
+            await anext(consumer)
+            broker.fail_next(api, error, times=2)
+            async with (
+                client.producer(transactional_id=name) as producer,
+                producer.transaction() as transaction,
+            ):
+                await transaction.send(target, b"output")
+                await transaction.commit_offsets(consumer)
+            assert await consumer.committed() == {TopicPartition(source, 0): 1}
+        assert await values(client, target) == [b"output"]
+
+    run(broker, work, retry_backoff_ms=5)
+
+
+@pytest.mark.parametrize("api", ["init_producer_id", "produce", "txn_offset_commit", "end_txn"])
+def test_a_lost_connection_doubles_nothing(broker: EmbeddedBroker, name: str, api: str) -> None:
+    """R32."""
+    source, target = broker.topic(), broker.topic()
+
+    async def work(client: Client) -> None:
+        async with client.producer() as plain:
+            await plain.send_and_wait(source, b"input")
+        async with client.consumer(source, group=name) as consumer:
+            await anext(consumer)
+            broker.drop(api)
+            async with client.producer(transactional_id=name) as producer:
+                async with producer.transaction() as transaction:
+                    await transaction.send(target, b"output")
+                    await transaction.commit_offsets(consumer)
+                await send(producer, target, b"more")
+            assert await consumer.committed() == {TopicPartition(source, 0): 1}
+        assert await values(client, target) == [b"output", b"more"]
+
+    run(broker, work, retry_backoff_ms=5)
+
+
+def test_an_end_whose_answer_was_lost_is_asked_for_again(broker: EmbeddedBroker, name: str) -> None:
+    """R32: the transaction is committed once, and the producer learns its new epoch."""
+    topic = broker.topic()
+
+    async def work(client: Client) -> None:
+        async with client.producer(transactional_id=name) as producer:
+            broker.delay("end_txn", 0.4)
+            await send(producer, topic, b"1")
+            await send(producer, topic, b"2")
+        assert await values(client, topic) == [b"1", b"2"]
+
+    run(broker, work, request_timeout_ms=300, retry_backoff_ms=20)
+
+
+def test_a_transaction_with_a_record_that_fails_cannot_be_committed(
+    broker: EmbeddedBroker, name: str
+) -> None:
+    """R31: although nobody looked at the record's future; the next transaction is not harmed."""
+    topic = broker.topic(max_message_bytes=1_000)
+
+    async def work(client: Client) -> None:
+        async with client.producer(transactional_id=name) as producer:
+            with pytest.raises(KafkaError, match="MESSAGE_TOO_LARGE"):
+                await send(producer, topic, b"fits", b"x" * 2_000)
+            broker.fail_next("produce", ErrorCode.TRANSACTION_ABORTABLE)
+            with pytest.raises(KafkaError, match="TRANSACTION_ABORTABLE"):
+                await send(producer, topic, b"abortable")
+            await send(producer, topic, b"next")
+        assert await values(client, topic) == [b"next"]
+
+    run(broker, work)
+
+
+def test_nobody_knows_how_it_ended(broker: EmbeddedBroker, name: str) -> None:
+    """R33: a producer that could not hear of the end of its transaction does not guess."""
+    topic = broker.topic()
+
+    async def work(client: Client) -> None:
+        async with client.producer(transactional_id=name, delivery_timeout_ms=100) as producer:
+            broker.delay("end_txn", 0.5)
+            with pytest.raises(RequestTimedOut):
+                await send(producer, topic, b"in doubt")
+            with pytest.raises(RuntimeError, match="start another producer"):
+                await send(producer, topic, b"never")
+        async with client.producer(transactional_id=name) as producer:
+            await send(producer, topic, b"next")
+        assert (await values(client, topic))[-1] == b"next"
+
+    run(broker, work, request_timeout_ms=200, retry_backoff_ms=20)
+
+
+def test_an_error_is_not_hidden_by_an_abort_that_fails(broker: EmbeddedBroker, name: str) -> None:
+    topic = broker.topic()
+
+    async def work(client: Client) -> None:
+        async with client.producer(transactional_id=name) as producer:
+            broker.fail_next("end_txn", ErrorCode.PRODUCER_FENCED)
+            await send_and_fail(producer, topic, b"aborted")
+            with pytest.raises(ProducerFenced):
+                await send(producer, topic, b"never")
+
+    run(broker, work)
+
+
+def test_how_transactions_are_not_used(broker: EmbeddedBroker, name: str) -> None:
+    topic = broker.topic()
+
+    async def work(client: Client) -> None:
+        producer = client.producer(transactional_id=name)
+        with pytest.raises(RuntimeError, match="not started"):
+            await send(producer, topic, b"")
+        async with producer:
+            async with producer.transaction() as transaction:
+                with pytest.raises(RuntimeError, match="is open already"):
+                    await send(producer, topic, b"")
+            with pytest.raises(RuntimeError, match="is over"):
+                await transaction.send(topic, b"")
+            transaction = await producer.transaction().__aenter__()
+            await transaction.send(topic, b"given up")
+        with pytest.raises(RuntimeError, match="producer is closed"):
+            await send(producer, topic, b"")
+        assert await values(client, topic, "read_uncommitted") == []
+        with pytest.raises(KafkaError, match="INVALID_TRANSACTION_TIMEOUT"):
+            await client.producer(transactional_id=name, transaction_timeout_ms=2**31 - 1).start()
+        with pytest.raises(TypeError, match="acks"):
+            client.producer(transactional_id=name, acks=1)  # type: ignore[call-overload]
+
+    run(broker, work)
+
+
+def test_a_cluster_without_transactions_of_version_2(
+    broker: EmbeddedBroker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(client: Client) -> None:
+        with pytest.raises(KafkaError, match=r"UNSUPPORTED_VERSION: the cluster has transaction\.version 1"):
+            await client.producer(transactional_id=name).start()
+
+    monkeypatch.setitem(versions.FEATURES, "transaction.version", (0, 2, 1))
+    run(broker, work)
