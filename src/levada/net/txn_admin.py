@@ -1,0 +1,215 @@
+"""Transactions from an operator's side: which there are, what they hold up, and how to end them (KIP-664, KIP-939).
+
+A transaction that its coordinator knows is ended through the coordinator. One that only a partition knows hangs: no
+coordinator will ever end it, and it holds up readers of committed records; a marker written to the partition does.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from levada.errors import KafkaError
+from levada.model import TopicPartition
+from levada.net.bootstrap import error_code
+from levada.net.coordinator import Coordinator, KeyType
+from levada.wire.lazy import kio_modules
+
+with kio_modules():
+    import kio.schema.describe_producers.v0 as describe_producers
+    import kio.schema.describe_transactions.v0 as describe_transactions
+    import kio.schema.end_txn.v5 as end_txn
+    import kio.schema.init_producer_id.v6 as init_producer_id
+    import kio.schema.list_transactions.v2 as list_transactions
+    import kio.schema.write_txn_markers.v2 as write_txn_markers
+
+if TYPE_CHECKING:
+    from levada.net.client import Client
+
+MILLISECOND = timedelta(milliseconds=1)
+EPOCH = datetime.fromtimestamp(0, UTC)
+NEVER_MS = (1 << 31) - 1
+UNDER_WAY = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort"})
+TIMEOUT_MS = 60_000  # of the producer that an operator pretends to be, for a moment
+
+
+class TransactionState(NamedTuple):
+    """A transactional id, and its open or last transaction."""
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int | None  # None: only its owner ends it
+    started_ms: int | None
+    partitions: tuple[TopicPartition, ...]
+
+    @property
+    def is_two_phase(self) -> bool:
+        return self.timeout_ms is None
+
+
+class OpenTransaction(NamedTuple):
+    """A transaction that is open in a partition."""
+
+    partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    start_offset: int
+    last_timestamp_ms: int
+
+
+class TransactionAdmin:
+    """Calls on transactions over a client."""
+
+    def __init__(self, client: "Client") -> None:
+        self._client = client
+
+    async def known(self, states: Iterable[str] = ()) -> list[TransactionState]:
+        """Every transactional id of every broker, by name; in these states, or in any."""
+        request = list_transactions.request.ListTransactionsRequest(
+            state_filters=tuple(states),
+            producer_id_filters=(),
+            duration_filter=-1,
+            transactional_id_pattern=None,
+        )
+        found: list[TransactionState] = []
+        for node in (await self._client.metadata(())).brokers:
+            response = await self._client.request("list_transactions", request, node=node)
+            _check(response.error_code, "transactions")
+            names = [one.transactional_id for one in response.transaction_states]
+            found += await self._describe(names, node)
+        return sorted(found)
+
+    async def describe(self, name: str) -> TransactionState:
+        """One transactional id; TRANSACTIONAL_ID_NOT_FOUND if nobody has it."""
+        request = describe_transactions.request.DescribeTransactionsRequest(transactional_ids=(name,))
+        response = await Coordinator(self._client, KeyType.TRANSACTION, name).request(
+            "describe_transactions",
+            request,
+            lambda answer: _check(answer.transaction_states[0].error_code, f"no transactional id {name!r}"),
+        )
+        return _state(response.transaction_states[0])
+
+    async def _describe(self, names: Sequence[str], node: int) -> list[TransactionState]:
+        if not names:
+            return []
+        request = describe_transactions.request.DescribeTransactionsRequest(transactional_ids=tuple(names))
+        response = await self._client.request("describe_transactions", request, node=node)
+        return [_state(one) for one in response.transaction_states if not one.error_code]
+
+    async def open_in(self, topics: Iterable[str] = ()) -> list[OpenTransaction]:
+        """Transactions that are open in the partitions of these topics, or of all."""
+        request = describe_producers.request
+        wanted: dict[int, dict[str, list[int]]] = {}
+        metadata = await self._client.metadata(set(topics) or None)
+        for name, topic in metadata.topics.items():
+            for partition in topic.partitions:
+                if partition.leader >= 0:
+                    wanted.setdefault(partition.leader, {}).setdefault(name, []).append(partition.partition)
+        found: list[OpenTransaction] = []
+        for node, places in wanted.items():
+            asked = request.DescribeProducersRequest(
+                topics=tuple(
+                    request.TopicRequest(name=name, partition_indexes=tuple(indexes))
+                    for name, indexes in places.items()
+                )
+            )
+            found += _open(await self._client.request("describe_producers", asked, node=node))
+        return sorted(found)
+
+    async def hanging(self, topics: Iterable[str] = ()) -> list[OpenTransaction]:
+        """Those of the open ones that no coordinator will ever end."""
+        opened = await self.open_in(topics)  # first: one that begins meanwhile is known to its coordinator
+        known = {
+            (state.producer_id, partition)
+            for state in await self.known()
+            if state.state in UNDER_WAY
+            for partition in state.partitions
+        }
+        return [one for one in opened if (one.producer_id, one.partition) not in known]
+
+    async def abort(self, name: str) -> None:
+        """Abort the open transaction of a transactional id; its producer is fenced."""
+        await self._init(name, keep_prepared=False)
+
+    async def commit(self, name: str) -> None:
+        """Commit the prepared transaction of a transactional id, in the place of its owner, who is fenced."""
+        reply = await self._init(name, keep_prepared=True)
+        request = end_txn.request.EndTxnRequest(
+            transactional_id=name,
+            producer_id=reply.producer_id,
+            producer_epoch=reply.producer_epoch,
+            committed=True,
+        )
+        await Coordinator(self._client, KeyType.TRANSACTION, name).request(
+            "end_txn", request, lambda answer: _check(answer.error_code, f"commit of {name!r}")
+        )
+
+    async def _init(self, name: str, *, keep_prepared: bool) -> Any:
+        request = init_producer_id.request.InitProducerIdRequest(
+            transactional_id=name,
+            transaction_timeout=TIMEOUT_MS * MILLISECOND,
+            producer_id=-1,
+            producer_epoch=-1,
+            enable2_pc=False,
+            keep_prepared_txn=keep_prepared,
+        )
+        return await Coordinator(self._client, KeyType.TRANSACTION, name).request(
+            "init_producer_id", request, lambda answer: _check(answer.error_code, f"producer of {name!r}")
+        )
+
+    async def abort_hanging(self, hanging: OpenTransaction) -> None:
+        """Write the marker that nobody else will write."""
+        request, (topic, index) = write_txn_markers.request, hanging.partition
+        marker = request.WritableTxnMarker(
+            producer_id=hanging.producer_id,
+            producer_epoch=hanging.producer_epoch,
+            transaction_result=False,
+            topics=(request.WritableTxnMarkerTopic(name=topic, partition_indexes=(index,)),),
+            coordinator_epoch=max(hanging.coordinator_epoch, 0),
+            transaction_version=0,
+        )
+        metadata = await self._client.metadata({topic})
+        leader = metadata.topics[topic].partitions[index].leader
+        asked = request.WriteTxnMarkersRequest(markers=(marker,))
+        response = await self._client.request("write_txn_markers", asked, node=leader)
+        (written,) = response.markers[0].topics[0].partitions
+        _check(written.error_code, f"marker for producer {hanging.producer_id} in {topic}-{index}")
+
+
+def _state(found: Any) -> TransactionState:
+    timeout_ms = found.transaction_timeout // MILLISECOND
+    started_ms = (found.transaction_start_time - EPOCH) // MILLISECOND
+    return TransactionState(
+        found.transactional_id,
+        found.transaction_state,
+        found.producer_id,
+        found.producer_epoch,
+        None if timeout_ms == NEVER_MS else timeout_ms,
+        started_ms if started_ms >= 0 else None,
+        tuple(TopicPartition(topic.topic, index) for topic in found.topics for index in topic.partitions),
+    )
+
+
+def _open(response: Any) -> list[OpenTransaction]:
+    return [
+        OpenTransaction(
+            TopicPartition(topic.name, part.partition_index),
+            producer.producer_id,
+            producer.producer_epoch,
+            producer.coordinator_epoch,
+            producer.current_txn_start_offset,
+            producer.last_timestamp,
+        )
+        for topic in response.topics
+        for part in topic.partitions
+        for producer in part.active_producers
+        if producer.current_txn_start_offset >= 0
+    ]
+
+
+def _check(code: int, what: str) -> None:
+    found = error_code(int(code))
+    if found:
+        raise KafkaError(found, what)
