@@ -100,6 +100,17 @@ class EmbeddedBroker:
         """Every committed record of a topic, by partition and offset."""
         return self._call(lambda: list(self._read(topic)))
 
+    def committed(self, group: str) -> dict[tuple[str, int], int]:
+        """The offsets that a group has committed, by topic and partition."""
+
+        def look() -> dict[tuple[str, int], int]:
+            groups = self._server.broker.groups
+            if not groups.exists:
+                return {}
+            return {place: value.offset for place, value in groups.shard(group).ready.offsets.of(group)}
+
+        return self._call(look)
+
     def fail_next(self, api: str, error: ErrorCode | str, times: int = 1) -> None:
         """Answer the next request of an API with an error in place of handling it."""
         code = ErrorCode[error] if isinstance(error, str) else error

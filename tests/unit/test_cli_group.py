@@ -1,0 +1,147 @@
+"""`levada group` as operators use it: what is printed where, how it ends, and what it changes (R26)."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from tests.unit.test_cli import Shell
+
+from levada.testing import EmbeddedBroker
+
+
+@pytest.fixture
+def shell(levada: EmbeddedBroker) -> Iterator[Shell]:
+    shell = Shell(levada.bootstrap)
+    yield shell
+    for name in shell("group", "list", "-q").out.split():
+        shell("group", "delete", "--yes", name)
+
+
+@pytest.fixture
+def topic(levada: EmbeddedBroker) -> str:
+    """Ten records an hour old in partition 0, and as many of now in partition 1."""
+    name = levada.topic(partitions=2)
+    producer = Producer({"bootstrap.servers": levada.bootstrap})
+    old_ms = int((datetime.now(UTC) - timedelta(hours=1)).timestamp() * 1000)
+    for _ in range(10):
+        producer.produce(name, b"old", partition=0, timestamp=old_ms)
+        producer.produce(name, b"new", partition=1)
+    producer.flush()
+    return name
+
+
+def consumer(levada: EmbeddedBroker, topic: str, count: int) -> Consumer:
+    """A member of the group `billing` that has read and committed so many records of partition 0."""
+    member = Consumer(
+        {
+            "bootstrap.servers": levada.bootstrap,
+            "group.id": "billing",
+            "client.id": "till",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    member.subscribe([topic])
+    seen = 0
+    while seen < count:
+        message = member.poll(10)
+        assert message is not None and message.error() is None
+        if message.partition() == 0:
+            seen += 1
+            member.commit(message=message, asynchronous=False)
+    return member
+
+
+def test_no_groups(shell: Shell) -> None:
+    listed = shell("group", "list")
+    assert (listed.code, listed.out) == (0, "")
+    assert "no groups" in listed.err
+    assert shell("group", "list", "-o", "json").json() == []
+    missing = shell("group", "describe", "billing")
+    assert (missing.code, missing.out) == (4, "")
+    assert "no such group: billing" in missing.err
+
+
+def test_a_group_at_work(levada: EmbeddedBroker, shell: Shell, topic: str) -> None:
+    member = consumer(levada, topic, 4)
+    assert shell("group", "list").out == "GROUP     STATE    KIND\nbilling   Stable   classic\n"
+    assert shell("group", "list", "-q").out == "billing\n"
+    described = shell("group", "describe", "billing", "-o", "json").json()
+    assert (described["state"], described["kind"], described["assignor"]) == ("Stable", "classic", "range")
+    (found,) = described["members"]
+    assert (found["client"], found["partitions"]) == ("till", [f"{topic}-0", f"{topic}-1"])
+    first, second = described["offsets"]
+    assert (first["committed"], first["end"], first["lag"], first["member"]) == (4, 10, 6, found["member"])
+    assert 3_590 < first["seconds_behind"] < 3_700
+    assert (second["committed"], second["lag"]) == (None, None)
+    (row,) = shell("group", "lag", "-o", "json").json()
+    assert (row["group"], row["members"], row["lag"]) == ("billing", 1, 6)
+    assert row["seconds_behind"] == pytest.approx(first["seconds_behind"], abs=30)
+    rows = shell("group", "lag", "billing", "--partitions", "-o", "json").json()
+    assert [(one["partition"], one["lag"]) for one in rows] == [(0, 6), (1, None)]
+    assert "till" in shell("group", "describe", "billing").out
+    for refused in (("reset", "billing", "--to-latest", "--execute"), ("delete", "--yes", "billing")):
+        said = shell("group", *refused)
+        assert said.code == 1
+        assert "in use" in said.err
+    assert "did you mean billing?" in shell("group", "lag", "biling").err
+    member.close()
+
+
+@pytest.mark.parametrize(
+    ("goal", "expected"),
+    [
+        (["--to-earliest"], 0),
+        (["--to-latest"], 10),
+        (["--to-offset", "7"], 7),
+        (["--to-offset", "99"], 10),
+        (["--shift-by", "-3"], 1),
+        (["--shift-by", "-30"], 0),
+        (["--shift-by", "2"], 6),
+        (["--to-datetime", "2020-01-01T00:00"], 0),
+        (["--to-datetime", "2199-01-01T00:00+00:00"], 10),
+    ],
+)
+def test_reset(levada: EmbeddedBroker, shell: Shell, topic: str, goal: list[str], expected: int) -> None:
+    consumer(levada, topic, 4).close()
+    preview = shell("group", "reset", "billing", *goal, "-o", "json")
+    assert preview.code == 1, "nobody said yes"
+    assert "--execute" in preview.err
+    assert f'"new": {expected}' in preview.out
+    assert levada.committed("billing") == {(topic, 0): 4}
+    (done,) = shell("group", "reset", "billing", *goal, "--execute", "-o", "json").json()
+    assert (done["committed"], done["new"], done["lag"]) == (4, expected, 10 - expected)
+    assert levada.committed("billing") == {(topic, 0): expected}
+
+
+def test_reset_what_is_named(levada: EmbeddedBroker, shell: Shell, topic: str) -> None:
+    consumer(levada, topic, 4).close()
+    assert (
+        shell("group", "reset", "billing", "--topic", f"{topic}:1", "--to-offset", "2", "--execute").code == 0
+    )
+    assert levada.committed("billing") == {(topic, 0): 4, (topic, 1): 2}
+    assert shell("group", "reset", "billing", "--topic", topic, "--to-earliest", "--execute").code == 0
+    assert levada.committed("billing") == {(topic, 0): 0, (topic, 1): 0}
+    assert shell("group", "reset", "billing", "--topic", f"{topic}:7", "--to-earliest").code == 4
+    assert shell("group", "reset", "billing", "--topic", "nothing", "--to-earliest").code == 4
+    assert shell("group", "reset", "billing", "--topic", f"{topic}:x", "--to-earliest").code == 2
+    assert shell("group", "reset", "billing").code == 2
+    assert shell("group", "reset", "billing", "--to-latest", "--to-offset", "1").code == 2
+    assert shell("group", "reset", "billing", "--to-datetime", "tomorrow").code == 2
+
+
+def test_delete(levada: EmbeddedBroker, shell: Shell, topic: str) -> None:
+    consumer(levada, topic, 1).close()
+    assert shell("group", "delete", "billing").code == 1, "nobody said yes"
+    deleted = shell("group", "delete", "--yes", "billing")
+    assert (deleted.code, deleted.out, deleted.err) == (0, "", "deleted billing\n")
+    assert shell("group", "delete", "--yes", "billing").code == 4
+    assert levada.committed("billing") == {}
+
+
+def test_every_verb_has_help_with_examples(shell: Shell) -> None:
+    for verb in ([], ["list"], ["describe"], ["lag"], ["reset"], ["delete"]):
+        helped = shell("group", *verb, "--help")
+        assert helped.code == 0
+        assert "Examples:" in helped.out, verb
