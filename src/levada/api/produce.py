@@ -177,7 +177,12 @@ def produce(
             connection.reply(ProduceReply(broker, connection, version, correlation_id, timeout_ms, entries))
         else:
             connection.reply(write_response(version, correlation_id, []))
-        return
+    else:
+        _close_if_refused(connection, entries)
+
+
+def _close_if_refused(connection: Connection, entries: list[Taken | PartitionResult]) -> None:
+    """Without acks there is no other way to say so."""
     for entry in entries:
         if isinstance(entry, PartitionResult):
             connection.close(f"a Produce without acks failed: {ErrorCode(entry.error).name}")
