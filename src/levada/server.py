@@ -60,6 +60,10 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
+class CannotStartError(Exception):
+    """The reason in one sentence."""
+
+
 class Server:
     """One running broker."""
 
@@ -216,13 +220,11 @@ def _raise_open_files_limit() -> None:
 
 
 def run(config: BrokerConfig) -> None:
-    """Run a broker in this process until SIGTERM or SIGINT. A reason not to start is one sentence on stderr."""
+    """Run a broker in this process until SIGTERM or SIGINT; CannotStartError where that is not possible."""
     _raise_open_files_limit()
     logs.configure(config.levada_log_format, config.levada_log_level)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_serve_until_told(config))
     except (KafkaError, LogDirError, StoreError, OSError) as error:
-        detail = error.detail if isinstance(error, KafkaError) else str(error)
-        sys.stderr.write(f"levada: cannot start: {detail}\n")
-        raise SystemExit(1) from None
+        raise CannotStartError(error.detail if isinstance(error, KafkaError) else str(error)) from error

@@ -166,6 +166,25 @@ def test_nothing_is_deleted_without_a_yes(shell: Shell) -> None:
     assert shell("topic", "list", "-q").out == "orders\n"
 
 
+@pytest.mark.parametrize(
+    ("mistake", "what", "where"),
+    [
+        (["topc", "list"], "no such command: topc; did you mean topic?", "levada --help"),
+        (["topic", "lst"], "no such command", "levada topic --help"),
+        (["topic", "list", "--nope"], "no such option", "levada topic list --help"),
+        (["topic", "describe"], "missing argument", "levada topic describe --help"),
+    ],
+)
+def test_mistakes_are_told_like_other_failures(
+    shell: Shell, mistake: list[str], what: str, where: str
+) -> None:
+    """What, why and what to try, in two lines on standard error."""
+    failed = shell(*mistake)
+    message, hint = failed.err.splitlines()
+    assert (failed.code, failed.out, hint) == (2, "", f"  try: {where}")
+    assert message.startswith(f"error: {what}")
+
+
 def test_exit_codes(shell: Shell, levada: EmbeddedBroker) -> None:
     """0 ok, 1 failed, 2 usage, 3 cannot connect, 4 not found, 5 denied, 6 timeout."""
     assert shell.apart("--version").out.startswith("levada ")

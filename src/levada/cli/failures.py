@@ -56,6 +56,14 @@ class Failure(Exception):  # noqa: N818
             click.echo(f"  {self.hint}", err=True)
 
 
+def misused(error: click.ClickException) -> Failure:
+    """What click finds wrong with a command line, said like every other failure."""
+    message = error.format_message().removesuffix(".")
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = f"try: {context.command_path} --help" if context else ""
+    return Failure(message[:1].lower() + message[1:], error.exit_code, hint)
+
+
 def explain(error: Exception) -> Failure | None:
     """A failure of the world or of the user in words; None for a bug of ours, which shall show its trace."""
     from levada.net.connection import ConnectionFailed, RequestTimedOut

@@ -6,7 +6,15 @@ from importlib import import_module
 
 import click
 
-from levada.cli.failures import EXIT_FAILED, EXIT_INTERRUPTED, explain
+from levada.cli.failures import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    Failure,
+    did_you_mean,
+    explain,
+    misused,
+)
 
 # Each command: the module that holds it, and what it is for.
 COMMANDS = {
@@ -36,6 +44,14 @@ class Commands(click.Group):
             return None
         command: click.Command = getattr(import_module(COMMANDS[name][0]), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            hint = "try: levada --help"
+            raise Failure(f"no such command: {args[0]}{did_you_mean(args[0], COMMANDS)}", EXIT_USAGE, hint)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -70,9 +86,13 @@ def run(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
+    except click.ClickException as error:
+        failure = misused(error)
+        failure.show()
+        return failure.exit_code
     except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -80,9 +100,9 @@ def run(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except Exception as error:
-        failure = explain(error)
-        if failure is None:
+        explained = explain(error)
+        if explained is None:
             raise
-        failure.show()
-        return failure.exit_code
+        explained.show()
+        return explained.exit_code
     return 0

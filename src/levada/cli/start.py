@@ -66,6 +66,10 @@ def _run(properties: str | None, flags: dict[str, str]) -> None:
         raise Failure(error.detail, EXIT_USAGE) from None
     for warning in warnings:
         say(f"warning: {warning}")
-    from levada.server import run
+    from levada.server import CannotStartError, run
 
-    run(config)
+    try:
+        run(config)
+    except CannotStartError as error:
+        hint = "try: --port with another one; 0 takes a free one" if "cannot listen" in str(error) else ""
+        raise Failure(f"cannot start: {error}", hint=hint) from error

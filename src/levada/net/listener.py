@@ -295,7 +295,11 @@ class Listener:
         """
         self._backlog = backlog
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=backlog)
+        try:
+            self._socket = socket.create_server((host, port), family=family, backlog=backlog)
+        except OSError as error:
+            why = str(error.strerror).partition(" (while")[0]
+            raise OSError(f"cannot listen on {host}:{port}: {why}") from error
         # Those who connect inherit it; asyncio's own loop sets it only for sockets that name their protocol.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return int(self._socket.getsockname()[1])
