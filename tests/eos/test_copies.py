@@ -1,0 +1,45 @@
+"""Exactly once: what copiers copy from topic to topic is there once and in order, whoever is killed meanwhile (R34).
+
+`make test` copies 10,000 messages; `make chaos` 100,000, with more kills. `SEED=n` runs one seed again.
+"""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from tests.eos.chaos import Chaos, Feed, Progress, Size, broker, check, plan
+from tests.eos.processes import ConfluentCopier
+
+FULL = os.environ.get("CHAOS") == "full"
+SIZE = Size(100_000, 750, 24, 600) if FULL else Size(10_000, 250, 6, 180)
+SEED = int(os.environ.get("SEED", "1"))
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_copies_by_librdkafka(tmp_path: Path, protocol: str) -> None:
+    """Three members of a group; partitions move between them when one dies."""
+    chance = random.Random(SEED)
+    partitions = 4
+    with broker(tmp_path, partitions) as server:
+        copiers = [
+            ConfluentCopier(tmp_path, f"copier-{number}", server.address, SIZE.transaction, protocol)
+            for number in range(3)
+        ]
+        feed = Feed(server.address, partitions, SIZE.messages, rate=SIZE.messages // 10)
+        progress = Progress(server.address, partitions)
+        chaos = Chaos(server, copiers, chance)
+        feed.start()
+        try:
+            chaos.run(
+                plan(chance, SIZE, len(copiers)),
+                lambda: not feed.is_alive() and progress.complete(),
+                SIZE.patience_s,
+            )
+        finally:
+            feed.join()
+            progress.close()
+        told = [event for copier in copiers for event in copier.history()]
+        print(f"{chaos.transactions} transactions, {chaos.kills} kills; {chaos.ended_by_themselves}")
+        check(server.address, SIZE.messages, [*feed.history, *told])
