@@ -180,14 +180,15 @@ class Stream:
             message = self._consumer.poll(0.05)
             if message is None or message.error() is not None:
                 continue
-            event = json.loads(message.value())
-            seen = self.seen[message.topic()]
+            topic, value = message.topic() or "", message.value() or b""
+            event = json.loads(value)
+            seen = self.seen[topic]
             seen.received += 1
-            seen.bytes += len(message.value())
+            seen.bytes += len(value)
             seen.latencies_ms.append((time.time() - event["at"]) * 1000)
             if "query" in event:
                 self.queries[event["query"]] += 1
-            elif message.topic() == "page-views":
+            elif topic == "page-views":
                 self.pages[event["page"]] += 1
 
 
@@ -203,6 +204,15 @@ class Broker:
             stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         self.bootstrap, self.metrics = "", ""
+        try:
+            self._listen()
+        except BaseException:
+            self.stop()
+            raise
+        self.start_s = time.monotonic() - began
+
+    def _listen(self) -> None:
+        """Wait until it says where to connect."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             words = line.split()
@@ -210,12 +220,8 @@ class Broker:
                 self.bootstrap = words[1].removeprefix("bootstrap.servers=")
             if words[:1] == ["metrics"]:
                 self.metrics = words[1]
-            if self.bootstrap and self.metrics:
-                break
-        self.start_s = time.monotonic() - began
-        if not self.bootstrap:
-            self.stop()
-            raise SystemExit("the broker did not start")
+                return
+        raise SystemExit("the broker did not start")
 
     def stop(self) -> int:
         """SIGTERM, as an operator would; the exit code."""
@@ -322,6 +328,7 @@ def keep_running(broker: Broker, console: Console) -> None:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does, the broker with it
     console = Console(highlight=False)
     broker = Broker()
     console.print(f"A Levada broker is up after {broker.start_s:.2f} s.")
@@ -358,4 +365,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

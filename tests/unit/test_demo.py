@@ -1,6 +1,8 @@
 """The demo runs to its end and loses nothing."""
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,3 +23,27 @@ def test_the_demo_sums_up_and_ends_cleanly() -> None:
     assert "nothing lost" in process.stdout
     assert "The broker stopped cleanly" in process.stdout
     assert process.stderr == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_demo_stays_until_it_is_told_to_end(number: int) -> None:
+    """KEEP=1; and its broker ends with it, however it is told."""
+    environment = {**os.environ, "DEMO_SECONDS": "1", "DEMO_RATE": "100", "KEEP": "1"}
+    with subprocess.Popen(
+        [sys.executable, str(DEMO)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        lines = iter(process.stdout.readline, "Ctrl-C ends it.\n")
+        (bootstrap,) = re.findall(r"bootstrap\.servers=(\S+)", "".join(lines))
+        command = [sys.executable, "-m", "levada", "topic", "list", "-q", "-b", bootstrap]
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert listed.stdout.split() == ["clicks", "page-views", "searches"]
+        process.send_signal(number)
+        rest, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (0, "")
+        assert "The broker stopped cleanly" in rest
