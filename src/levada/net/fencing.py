@@ -13,14 +13,13 @@ class ProducerFenced(KafkaError):  # noqa: N818
     """Another producer took over the transactional id, or the transaction was open for too long."""
 
 
+# The coordinator knows a newer epoch, or has ended the transaction by itself.
+FENCED = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE})
+
+
 def as_fenced(failure: Exception) -> Exception:
     """The failure of something in a transaction, by its clearest name."""
-    if isinstance(failure, KafkaError) and failure.code in (
-        ErrorCode.PRODUCER_FENCED,
-        ErrorCode.INVALID_PRODUCER_EPOCH,
-    ):
-        return ProducerFenced(
-            failure.code,
-            f"another producer has taken the transactional id, or the transaction was too long: {failure.detail}",
-        )
+    if isinstance(failure, KafkaError) and failure.code in FENCED:
+        why = "another producer has taken the transactional id, or the transaction was open for too long"
+        return ProducerFenced(failure.code, f"{why}: {failure.detail}")
     return failure
