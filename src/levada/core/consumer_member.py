@@ -135,6 +135,41 @@ def reconcile(
         return member
     if member.state is MemberState.UNREVOKED_PARTITIONS and _still_reads(member.revoking, owned):
         return member
+    kept, lost, gained, waits = _moves(member, target, subscribed, owner)
+    if lost and _still_reads(lost, owned):
+        return replace(
+            member,
+            state=MemberState.UNREVOKED_PARTITIONS,
+            previous_epoch=member.epoch,  # what was said in an earlier epoch tells nothing of these partitions
+            assigned=kept,
+            revoking=lost,
+        )
+    return replace(
+        member,
+        state=MemberState.UNRELEASED_PARTITIONS if waits else MemberState.STABLE,
+        epoch=target.epoch,
+        previous_epoch=member.epoch if member.epoch != target.epoch else member.previous_epoch,
+        assigned=kept
+        | {topic: {**kept.get(topic, {}), **partitions} for topic, partitions in gained.items()},
+        revoking={},
+    )
+
+
+class _Moves(NamedTuple):
+    """What a target changes: what a member keeps, loses, may have now; and whether others have more of it."""
+
+    kept: dict[UUID, dict[int, int]]
+    lost: dict[UUID, dict[int, int]]
+    gained: dict[UUID, dict[int, int]]
+    waits: bool
+
+
+def _moves(
+    member: ConsumerMember,
+    target: Target,
+    subscribed: Collection[UUID],
+    owner: Callable[[UUID, int], str | None],
+) -> _Moves:
     kept: dict[UUID, dict[int, int]] = {}
     lost: dict[UUID, dict[int, int]] = {}
     gained: dict[UUID, dict[int, int]] = {}
@@ -148,24 +183,7 @@ def reconcile(
         free = [one for one in missing if owner(topic, one) in (None, member.id)]
         waits |= len(free) < len(missing)
         _put(gained, topic, dict.fromkeys(free, target.epoch))
-    if lost and _still_reads(lost, owned):
-        return replace(
-            member,
-            state=MemberState.UNREVOKED_PARTITIONS,
-            previous_epoch=member.epoch,  # what was said in an earlier epoch tells nothing of these partitions
-            assigned=kept,
-            revoking=lost,
-        )
-    for topic, partitions in gained.items():
-        kept[topic] = {**kept.get(topic, {}), **partitions}
-    return replace(
-        member,
-        state=MemberState.UNRELEASED_PARTITIONS if waits else MemberState.STABLE,
-        epoch=target.epoch,
-        previous_epoch=member.epoch if member.epoch != target.epoch else member.previous_epoch,
-        assigned=kept,
-        revoking={},
-    )
+    return _Moves(kept, lost, gained, waits)
 
 
 def _put(owned: dict[UUID, dict[int, int]], topic: UUID, partitions: dict[int, int]) -> None:
