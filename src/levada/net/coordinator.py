@@ -1,9 +1,9 @@
 """The broker that coordinates a group or a transactional id: found when first needed, and again when it has moved."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from levada.errors import ErrorCode, KafkaError
 from levada.net.bootstrap import error_code
@@ -17,6 +17,8 @@ with kio_modules():
 if TYPE_CHECKING:
     from levada.net.client import Client
     from levada.net.pool import Pool
+
+T = TypeVar("T")
 
 # The coordinator is being made, has moved, or reads its journal: look for it and ask again.
 NOT_YET = frozenset(
@@ -51,7 +53,7 @@ class Coordinator:
         patience_ms: int | None = None,
     ) -> None:
         self._client = client
-        self._patience_s = (patience_ms or 2 * client.request_timeout_ms) / 1000
+        self._patience_ms = patience_ms or 2 * client.request_timeout_ms
         self._kind = kind
         self._key = key
         self._pool = pool
@@ -59,12 +61,12 @@ class Coordinator:
 
     async def connection(self) -> Connection:
         """The connection to the coordinator; KafkaError while there is none."""
-        return await self._client.connection(await self._find(), self._pool)
+        return await self._client.connection(await self.node(), self._pool)
 
     async def ask(self, api: str, request: object, check: Callable[[Any], None]) -> Any:
         """Ask once. `check` raises the error that stands in the answer."""
         try:
-            response = await self._client.request(api, request, node=await self._find(), pool=self._pool)
+            response = await self._client.request(api, request, node=await self.node(), pool=self._pool)
             check(response)
         except (KafkaError, ConnectionFailed, RequestTimedOut) as failure:
             if not isinstance(failure, KafkaError) or failure.code in NOT_YET:
@@ -74,23 +76,10 @@ class Coordinator:
 
     async def request(self, api: str, request: object, check: Callable[[Any], None]) -> Any:
         """Ask, and again what passes by itself, while patience lasts: so only what may be done twice."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience_s
-        while True:
-            pause_s = self._client.retry_backoff_s
-            try:
-                return await self.ask(api, request, check)
-            except KafkaError as error:
-                if error.code not in PASSING or loop.time() > deadline:
-                    raise
-                if error.code is ErrorCode.CONCURRENT_TRANSACTIONS:
-                    pause_s = ENDING_S
-            except (ConnectionFailed, RequestTimedOut):
-                if self._client.closed or loop.time() > deadline:
-                    raise
-            await asyncio.sleep(pause_s)
+        return await patiently(self._client, lambda: self.ask(api, request, check), self._patience_ms)
 
-    async def _find(self) -> int:
+    async def node(self) -> int:
+        """The broker that coordinates; KafkaError while there is none."""
         if self._node is None:
             request = find_coordinator.request.FindCoordinatorRequest(
                 key_type=self._kind, coordinator_keys=(self._key,)
@@ -100,6 +89,25 @@ class Coordinator:
             check(found.error_code, found.error_message or f"coordinator of {self._key}")
             self._node = int(found.node_id)
         return self._node
+
+
+async def patiently(client: "Client", ask: Callable[[], Awaitable[T]], patience_ms: int) -> T:
+    """Ask, and again while a coordinator is on its way or cannot be reached."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_ms / 1000
+    while True:
+        pause_s = client.retry_backoff_s
+        try:
+            return await ask()
+        except KafkaError as error:
+            if error.code not in PASSING or loop.time() > deadline:
+                raise
+            if error.code is ErrorCode.CONCURRENT_TRANSACTIONS:
+                pause_s = ENDING_S
+        except (ConnectionFailed, RequestTimedOut):
+            if client.closed or loop.time() > deadline:
+                raise
+        await asyncio.sleep(pause_s)
 
 
 def check(code: int, what: str) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from levada.clock import SystemClock
 from levada.model import TopicPartition
 from levada.net.data import EARLIEST, LATEST
-from levada.net.group_admin import CommittedOffset, GroupAdmin, GroupDescription
+from levada.net.group_admin import GroupAdmin, GroupDescription
+from levada.net.group_offsets import CommittedOffset
 
 if TYPE_CHECKING:
     from levada.net.client import Client

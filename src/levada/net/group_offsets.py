@@ -107,10 +107,13 @@ async def committed(
     group: str,
     partitions: Iterable[TopicPartition] | None,
     ids: TopicIds,
+    *,
+    stable: bool = True,
 ) -> dict[TopicPartition, CommittedOffset]:
     """What a group has committed in these partitions, or in all; those without an offset are left out.
 
-    Offsets of an open transaction are waited for. `ids` are those of all topics that may be in the answer.
+    With `stable`, an open transaction that commits some of them is waited for. `ids` are those of all topics that
+    may be in the answer.
     """
     topics = None
     if partitions is not None:
@@ -123,7 +126,7 @@ async def committed(
             for topic, places in _by_topic(partitions)
         )
     request = offset_fetch.OffsetFetchRequest(
-        groups=(offset_fetch.OffsetFetchRequestGroup(group_id=group, topics=topics),), require_stable=True
+        groups=(offset_fetch.OffsetFetchRequestGroup(group_id=group, topics=topics),), require_stable=stable
     )
 
     def check_fetched(response: Any) -> None:
