@@ -25,6 +25,8 @@ from levada.storage.segment import Segment
 PARTITIONS_A_STEP: Final = 20
 BACKOFF_S_MIN: Final = 0.02
 ASIDE_S_MAX: Final = 3600.0
+SYNC_LOOK_S: Final = 0.02
+SYNC_S_MAX: Final = 60.0
 IDLE_S_MAX: Final = 60.0  # then the process is ended, and its memory free
 
 log = EventLog(__name__)
@@ -35,6 +37,13 @@ class Clean(NamedTuple):
 
     end_offset: int
     truncations: int
+
+
+class Facts(NamedTuple):
+    """What a partition knows of transactions and producers at one moment."""
+
+    stable_offset: int
+    last_batches: list[tuple[int, int, int, int]]
 
 
 class Aside(NamedTuple):
@@ -89,7 +98,7 @@ class Cleaning:
         logs: list[tuple[Partition, Cleanable, float]] = []
         for number, partition in enumerate(list(self._broker.partitions.values())):
             if self._may_clean(partition):
-                found = self._look(partition)
+                found = self._look(partition, partition.last_stable_offset)
                 logs.append((partition, found, partition.log.config.min_cleanable_dirty_ratio))
             if number % PARTITIONS_A_STEP == 0:
                 await asyncio.sleep(0)
@@ -107,7 +116,7 @@ class Cleaning:
             and (aside is None or aside.until <= self._broker.clock.monotonic())
         )
 
-    def _look(self, partition: Partition) -> Cleanable:
+    def _look(self, partition: Partition, stable_offset: int) -> Cleanable:
         segments, now_ms = partition.log, self._broker.clock.now_ms()
         clean = self._clean.get(partition)
         if clean is not None and clean.truncations != segments.truncations:
@@ -117,7 +126,7 @@ class Cleaning:
             lag_ms = segments.config.max_compaction_lag_ms
             if lag_ms < LONG_MAX and 0 <= first_timestamp(segments.active) < now_ms - lag_ms:
                 segments.roll(now_ms)
-            return look(segments, partition.last_stable_offset, checkpoint, now_ms)
+            return look(segments, stable_offset, checkpoint, now_ms)
         except OSError as error:
             self._broker.log_dirs.failed(partition, error)
             return Cleanable(0, 0, 0, 0)
@@ -127,9 +136,10 @@ class Cleaning:
     async def _clean_log(self, partition: Partition, process: CleanerProcess) -> None:
         """Have one log cleaned, and swap in what comes of it."""
         try:
-            found = self._look(partition)
+            facts = await self._durable_facts(partition)
+            found = self._look(partition, facts.stable_offset)
             if found.dirty_bytes and not partition.offline:
-                await self._follow(partition, found, process)
+                await self._follow(partition, found, facts, process)
         except CleanerDiedError as error:
             self._set_aside(partition)
             log.warning("a compaction was cut short", partition=str(_name(partition)), error=str(error))
@@ -139,13 +149,28 @@ class Cleaning:
         finally:
             self._busy.discard(partition)
 
-    async def _follow(self, partition: Partition, found: Cleanable, process: CleanerProcess) -> None:
+    async def _durable_facts(self, partition: Partition) -> Facts:
+        """What is known of a partition, once nothing of it can be lost any more: cleaning must not be ahead of it."""
+        segments, monotonic = partition.log, self._broker.clock.monotonic
+        stable_offset = partition.last_stable_offset
+        facts = Facts(stable_offset, list(partition.producers.last_batches(stable_offset)))
+        end_offset, patience = segments.next_offset, monotonic() + SYNC_S_MAX
+        while segments.recovery_point < end_offset:
+            if partition.offline or monotonic() > patience:
+                raise CleanerDiedError("the log could not be synced")
+            self._broker.log_dirs.sync_soon(partition)
+            await asyncio.sleep(SYNC_LOOK_S)
+        return facts
+
+    async def _follow(
+        self, partition: Partition, found: Cleanable, facts: Facts, process: CleanerProcess
+    ) -> None:
         config, segments = self._broker.current_config(), partition.log
         truncations = segments.truncations
         job, sources = prepare(
             segments,
             found,
-            partition.producers.last_batches(found.end_offset),
+            facts.last_batches,
             now_ms=self._broker.clock.now_ms(),
             map_bytes=config.log_cleaner_dedupe_buffer_size // max(1, config.log_cleaner_threads),
             io_bytes_per_second=config.log_cleaner_io_max_bytes_per_second,

@@ -24,7 +24,11 @@ def closed_segments(log: Log) -> list[Source]:
 
 
 def look(log: Log, stable_offset: int, checkpoint: int | None, now_ms: int) -> Cleanable:
-    """What can be cleaned of a log now, which was cleaned up to `checkpoint`."""
+    """What can be cleaned of a log now, which was cleaned up to `checkpoint`.
+
+    Before `stable_offset` all transactions are decided, by markers that are fsynced: if one could still be lost, what
+    its records replaced must not be.
+    """
     config = log.config
     bounds = Bounds(
         log.log_start_offset, log.log_end_offset, stable_offset, log.recovery_point, log.active.base_offset
@@ -58,7 +62,10 @@ def prepare(
     map_bytes: int,
     io_bytes_per_second: float,
 ) -> tuple[Job, list[Segment]]:
-    """The job of cleaning what was found, and the segments that it is about."""
+    """The job of cleaning what was found, and the segments that it is about.
+
+    `last_batches` are of producers as they were known when everything was fsynced that is fsynced now.
+    """
     segments = [segment for segment in log.segments if segment.base_offset < found.end_offset]
     config = log.config
     job = Job(

@@ -29,7 +29,7 @@ class Bounds(NamedTuple):
 
     log_start_offset: int
     log_end_offset: int
-    stable_offset: int  # before it all transactions are decided
+    stable_offset: int  # before it all transactions are decided, by markers that are fsynced
     recovery_point: int  # before it everything is fsynced
     active_base: int  # where the segment begins that takes appends
 

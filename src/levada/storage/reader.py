@@ -149,6 +149,7 @@ class Reader:
 
         yield found
         for index in stale.values():
+            index.fsync()  # its segment may count as fsynced already, and is then never synced again
             index.stale = False
 
     def _remember(self, offset: int, place: Place) -> None:
