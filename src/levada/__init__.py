@@ -7,19 +7,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from levada.errors import ErrorCode, KafkaError
-    from levada.model import TopicPartition
+    from levada.model import ConsumerRecord, TopicPartition
     from levada.net.client import Client
     from levada.net.connection import ConnectionFailed, RequestTimedOut
+    from levada.net.consumer import Consumer
     from levada.net.fencing import MemberFenced, ProducerFenced
+    from levada.net.producer import Producer, RecordMetadata
 
 __version__ = "0.1.0"
 __all__ = [
     "Client",
     "ConnectionFailed",
+    "Consumer",
+    "ConsumerRecord",
     "ErrorCode",
     "KafkaError",
     "MemberFenced",
+    "Producer",
     "ProducerFenced",
+    "RecordMetadata",
     "RequestTimedOut",
     "TopicPartition",
     "__version__",
@@ -28,10 +34,14 @@ __all__ = [
 _HOMES = {
     "Client": "levada.net.client",
     "ConnectionFailed": "levada.net.connection",
+    "Consumer": "levada.net.consumer",
+    "ConsumerRecord": "levada.model",
     "ErrorCode": "levada.errors",
     "KafkaError": "levada.errors",
     "MemberFenced": "levada.net.fencing",
+    "Producer": "levada.net.producer",
     "ProducerFenced": "levada.net.fencing",
+    "RecordMetadata": "levada.net.producer",
     "RequestTimedOut": "levada.net.connection",
     "TopicPartition": "levada.model",
 }

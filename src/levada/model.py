@@ -20,6 +20,18 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
+class ConsumerRecord(NamedTuple):
+    """One message and where it stands."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
 class Endpoint(NamedTuple):
     """Where a listener of a broker is reached."""
 

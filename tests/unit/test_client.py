@@ -10,8 +10,9 @@ import pytest
 
 import levada as package
 from levada import Client, ConnectionFailed, ErrorCode, KafkaError, RequestTimedOut, TopicPartition
+from levada.model import ConsumerRecord
 from levada.net.client import parse_bootstrap
-from levada.net.consumer import Consumer, ConsumerRecord
+from levada.net.consumer import Consumer
 from levada.net.data import EARLIEST, LATEST, MAX_TIMESTAMP
 from levada.net.partitioner import partition_for_key
 from levada.testing import EmbeddedBroker

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from levada import Client, ErrorCode, KafkaError, MemberFenced, TopicPartition
-from levada.net.consumer import ConsumerRecord
+from levada.model import ConsumerRecord
 from levada.net.group_admin import GroupAdmin
 from levada.net.group_consumer import GroupConsumer
 from levada.testing import EmbeddedBroker

@@ -1,7 +1,8 @@
 """Places in a log: ListOffsets finds them, DeleteRecords moves the first, OffsetForLeaderEpoch tells epochs apart."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 from levada.api.registry import Call, handles
@@ -59,9 +60,12 @@ def list_offsets(
     topics = tuple(
         answer.ListOffsetsTopicResponse(
             name=topic.name,
-            partitions=tuple(
-                _each(call, topic.name, asked.partition_index, asked, of_partition, refused)
-                for asked in {asked.partition_index: asked for asked in topic.partitions}.values()
+            partitions=_answers(
+                call,
+                topic.name,
+                {asked.partition_index: asked for asked in topic.partitions}.values(),
+                of_partition,
+                refused,
             ),
         )
         for topic in request.topics
@@ -116,11 +120,7 @@ def delete_records(
 
     topics = tuple(
         answer.DeleteRecordsTopicResult(
-            name=topic.name,
-            partitions=tuple(
-                _each(call, topic.name, asked.partition_index, asked, of_partition, refused)
-                for asked in topic.partitions
-            ),
+            name=topic.name, partitions=_answers(call, topic.name, topic.partitions, of_partition, refused)
         )
         for topic in request.topics
     )
@@ -147,9 +147,8 @@ def offset_for_leader_epoch(
     topics = tuple(
         answer.OffsetForLeaderTopicResult(
             topic=topic.topic,
-            partitions=tuple(
-                _each(call, topic.topic, asked.partition, asked, of_partition, refused)
-                for asked in topic.partitions
+            partitions=_answers(
+                call, topic.topic, topic.partitions, of_partition, refused, attrgetter("partition")
             ),
         )
         for topic in request.topics
@@ -157,19 +156,24 @@ def offset_for_leader_epoch(
     return answer.OffsetForLeaderEpochResponse(throttle_time=UNTHROTTLED, topics=topics)
 
 
-def _each(
+def _answers(
     call: Call,
     topic: str,
-    index: int,
-    asked: Any,
+    asked: Iterable[Any],
     of_partition: Callable[[Partition, Any], Any],
     refused: Callable[[Any, KafkaError], Any],
-) -> Any:
-    try:
-        partition = call.broker.partition(topic, index)
+    index_of: Callable[[Any], int] = attrgetter("partition_index"),
+) -> tuple[Any, ...]:
+    """One answer for each partition of a topic that was asked about; one that fails does not fail the others."""
+
+    def answer(place: Any) -> Any:
         try:
-            return of_partition(partition, asked)
-        except OSError as error:
-            raise partition.failed(error) from None
-    except KafkaError as error:
-        return refused(asked, error)
+            partition = call.broker.partition(topic, index_of(place))
+            try:
+                return of_partition(partition, place)
+            except OSError as error:
+                raise partition.failed(error) from None
+        except KafkaError as error:
+            return refused(place, error)
+
+    return tuple(answer(place) for place in asked)

@@ -11,8 +11,9 @@ from levada.cli.codecs import Formatter, formatter, to_json
 from levada.cli.options import connects, existing_topic, say, topic_argument, with_client
 
 if TYPE_CHECKING:
+    from levada.model import ConsumerRecord
     from levada.net.client import Client
-    from levada.net.consumer import Consumer, ConsumerRecord, Start
+    from levada.net.consumer import Consumer, Start
 
 POLL_MS = 200
 RawOutput = Literal["table", "json", "jsonl"]

@@ -7,7 +7,7 @@ import click
 
 from levada.cli.failures import EXIT_NOT_FOUND, Failure, did_you_mean
 from levada.cli.options import confirm, connects, existing_topic, prints, say, with_client
-from levada.cli.output import Output, emit, emit_one, table, wants_color
+from levada.cli.output import Output, Row, emit, emit_each, table, wants_color
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -73,14 +73,7 @@ def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: fl
     async def work(client: "Client") -> list[dict[str, Any]]:
         return [await _description(client, name) for name in names]
 
-    described = with_client(bootstrap, timeout, work)
-    if output == "json" and len(described) == 1:
-        emit_one(described[0], output)
-    elif output != "table":
-        emit(described, output)
-    else:
-        for number, info in enumerate(described):
-            _print_description(info, first=number == 0)
+    emit_each(with_client(bootstrap, timeout, work), output, _print_description)
 
 
 @group.command()
@@ -339,9 +332,7 @@ def _move_row(move: "Move") -> dict[str, Any]:
     }
 
 
-def _print_description(info: dict[str, Any], *, first: bool) -> None:
-    if not first:
-        click.echo()
+def _print_description(info: Row) -> None:
     words = [info["state"], info["kind"], *([info["assignor"]] if info["assignor"] else [])]
     title = click.style(info["group"], bold=True)
     click.echo(f"{title}   {', '.join(words)}   coordinator {info['coordinator']}", color=wants_color())

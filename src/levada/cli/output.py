@@ -1,7 +1,7 @@
 """Data on standard output: aligned columns for people, JSON for programs."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import click
@@ -30,6 +30,19 @@ def emit_one(thing: Row, output: Output) -> None:
     import json
 
     click.echo(json.dumps(thing, indent=2 if output == "json" else None, ensure_ascii=False))
+
+
+def emit_each(described: Sequence[Row], output: Output, show: Callable[[Row], None]) -> None:
+    """Print descriptions: JSON (of one thing, not a list of one), or each as `show` does, apart by an empty line."""
+    if output == "json" and len(described) == 1:
+        emit_one(described[0], output)
+    elif output != "table":
+        emit(described, output)
+    else:
+        for number, info in enumerate(described):
+            if number:
+                click.echo()
+            show(info)
 
 
 def table(rows: Sequence[Row], columns: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from levada.cli.options import (
     topic_argument,
     with_client,
 )
-from levada.cli.output import Output, emit, emit_one, table, wants_color
+from levada.cli.output import Output, Row, emit, emit_each, table, wants_color
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -139,14 +139,7 @@ def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: fl
     async def work(client: "Client") -> list[dict[str, Any]]:
         return [await _description(client, name) for name in names]
 
-    described = with_client(bootstrap, timeout, work)
-    if output == "json" and len(described) == 1:
-        emit_one(described[0], output)
-    elif output != "table":
-        emit(described, output)
-    else:
-        for number, info in enumerate(described):
-            _print_description(info, first=number == 0)
+    emit_each(with_client(bootstrap, timeout, work), output, _print_description)
 
 
 @topic.command()
@@ -257,9 +250,7 @@ async def _description(client: "Client", name: str) -> dict[str, Any]:
     return {**_summary(info), "partitions": partitions, "configs": set_here}
 
 
-def _print_description(info: dict[str, Any], *, first: bool) -> None:
-    if not first:
-        click.echo()
+def _print_description(info: Row) -> None:
     click.echo(click.style(info["name"], bold=True) + f"   id {info['id'] or '-'}", color=wants_color())
     for key, value in info["configs"].items():
         click.echo(f"  {key}={value}")

@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypedDict
+from typing import TYPE_CHECKING, Literal, Self, TypedDict
 
 from levada.errors import ErrorCode, KafkaError
-from levada.model import TopicPartition
+from levada.model import ConsumerRecord, TopicPartition
 from levada.net.data import EARLIEST, LATEST
 from levada.net.fetcher import Cursor, Fetcher
 
@@ -33,18 +33,6 @@ class ConsumerOptions(TypedDict, total=False):
     fetch_bytes: int
     fetch_wait_ms: int
     buffer_bytes: int
-
-
-class ConsumerRecord(NamedTuple):
-    """One message and where it stands."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
 
 
 class Consumer:

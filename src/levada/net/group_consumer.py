@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Unpack
 from uuid import UUID
 
 from levada.errors import ErrorCode, KafkaError
-from levada.model import TopicPartition
+from levada.model import ConsumerRecord, TopicPartition
 from levada.net.connection import ConnectionFailed, RequestTimedOut
-from levada.net.consumer import Consumer, ConsumerOptions, ConsumerRecord
+from levada.net.consumer import Consumer, ConsumerOptions
 from levada.net.fencing import MemberFenced
 from levada.net.fetcher import Cursor
 from levada.net.group_offsets import commit, committed

@@ -10,9 +10,9 @@ use, since pytest imports this package in every run, also in those that need no 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from levada.testing.embedded import EmbeddedBroker, ReceivedRecord, broker
+    from levada.testing.embedded import EmbeddedBroker, broker
 
-__all__ = ["EmbeddedBroker", "ReceivedRecord", "broker"]
+__all__ = ["EmbeddedBroker", "broker"]
 
 
 def __getattr__(name: str) -> object:

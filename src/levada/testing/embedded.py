@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 from levada.api.registry import HANDLERS
@@ -23,6 +23,7 @@ from levada.broker.partitions import Partition
 from levada.config import BrokerConfig, TopicConfig
 from levada.core.controller import CreateTopic, DeleteTopic
 from levada.errors import ErrorCode
+from levada.model import ConsumerRecord
 from levada.server import Server, new_event_loop
 from levada.wire import batches
 
@@ -36,18 +37,6 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",  # a test has the members it starts, and does not wait for more
     "offsets.topic.num.partitions": "5",  # quicker to make than the fifty of a real broker
 }
-
-
-class ReceivedRecord(NamedTuple):
-    """A record as it lies in the log."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
 
 
 class EmbeddedBroker:
@@ -96,7 +85,7 @@ class EmbeddedBroker:
         self._topics.append(name)
         return name
 
-    def records(self, topic: str) -> list[ReceivedRecord]:
+    def records(self, topic: str) -> list[ConsumerRecord]:
         """Every committed record of a topic, by partition and offset."""
         return self._call(lambda: list(self._read(topic)))
 
@@ -167,7 +156,7 @@ class EmbeddedBroker:
         key = _api_key(api)
         self._call(lambda: self.faults.order(key, fault, times))
 
-    def _read(self, topic: str) -> Iterator[ReceivedRecord]:
+    def _read(self, topic: str) -> Iterator[ConsumerRecord]:
         broker = self._server.broker
         for index in range(len(broker.image.topics[topic].partitions)):
             yield from _committed(broker.partitions[topic, index])
@@ -198,7 +187,7 @@ def _api_key(api: str) -> int:
     raise ValueError(f"no such API: {api}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
 
 
-def _committed(partition: Partition) -> Iterator[ReceivedRecord]:
+def _committed(partition: Partition) -> Iterator[ConsumerRecord]:
     """The records below the high watermark, markers of transactions left out."""
     offset, end = partition.log_start_offset, partition.high_watermark
     while offset < end:
@@ -208,4 +197,4 @@ def _committed(partition: Partition) -> Iterator[ReceivedRecord]:
             if not header.is_control:
                 for record in batches.decode(piece[position : position + header.size]):
                     if record.offset >= partition.log_start_offset:
-                        yield ReceivedRecord(partition.topic, partition.index, *record)
+                        yield ConsumerRecord(partition.topic, partition.index, *record)
