@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick check format bench bench-quick lock clean
+.PHONY: help venv demo test quick check format bench bench-quick load lock clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ bench: $(STAMP)  ## Levada and Apache Kafka side by side: 15 minutes (FULL=1: ev
 
 bench-quick: $(STAMP)  ## the hot path against its last recorded state: under 2 minutes, no JVM
 	$(BIN)/python -m bench quick
+
+load: $(STAMP)  ## many groups, commits and transactions at once: 3 minutes (SECONDS=10: shorter)
+	$(BIN)/python -m pytest -q tests/load
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header $(if $(UPGRADE),--upgrade)
 lock: $(STAMP)  ## write requirements/*.txt from pyproject.toml (UPGRADE=1 takes newer versions)

@@ -132,6 +132,7 @@ class Levada(Broker):
     """This tree's broker, run by this Python."""
 
     name = "levada"
+    initial_rebalance_delay_ms = 0
 
     def prepare(self) -> None:
         """Its data directory needs no formatting."""
@@ -145,7 +146,7 @@ class Levada(Broker):
         # An own metrics port, so that it can run beside another broker.
         settings = {
             "LEVADA_METRICS_LISTENER": f"127.0.0.1:{free_port()}",
-            "GROUP_INITIAL_REBALANCE_DELAY_MS": "0",
+            "GROUP_INITIAL_REBALANCE_DELAY_MS": str(self.initial_rebalance_delay_ms),
         }
         return {
             **os.environ,

@@ -7,7 +7,8 @@ broker spends on it. Answers come in the order of the questions, so several may 
 import asyncio
 import gc
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
 
 import uvloop
@@ -15,18 +16,18 @@ import uvloop
 from bench.wire import I32, BrokerError
 
 T = TypeVar("T")
-ANSWER_TIMEOUT_S = 60.0
 
 
 class Dialogue(asyncio.Protocol):
     """One connection."""
 
-    __slots__ = ("_asked", "_received", "_transport")
+    __slots__ = ("_asked", "_received", "_transport", "lost")
 
     def __init__(self) -> None:
         self._asked: deque[asyncio.Future[bytes]] = deque()
         self._received = b""
         self._transport: asyncio.Transport | None = None
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def open(cls, port: int) -> "Dialogue":
@@ -58,6 +59,7 @@ class Dialogue(asyncio.Protocol):
         self._received = data[at:]
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.lost.set_result(None)
         for answer in self._asked:
             if not answer.done():
                 answer.set_exception(BrokerError(f"the broker closed the connection: {error}"))
@@ -67,16 +69,25 @@ class Dialogue(asyncio.Protocol):
             self._transport.close()
 
 
-async def open_many(port: int, count: int) -> list[Dialogue]:
-    """So many connections, some at a time, since a listener's backlog is short."""
+@asynccontextmanager
+async def many(port: int, count: int) -> AsyncIterator[list[Dialogue]]:
+    """So many connections, opened some at a time, since a listener's backlog is short; closed in the end."""
     opened: list[Dialogue] = []
-    while len(opened) < count:
-        some = (Dialogue.open(port) for _ in range(min(100, count - len(opened))))
-        opened += await asyncio.gather(*some)
-    return opened
+    try:
+        while len(opened) < count:
+            some = (Dialogue.open(port) for _ in range(min(100, count - len(opened))))
+            opened += await asyncio.gather(*some)
+        yield opened
+    finally:
+        for dialogue in opened:
+            dialogue.close()
+        await asyncio.gather(*(dialogue.lost for dialogue in opened))
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a load to its end; the generator's own garbage is not collected meanwhile."""
     gc.disable()
-    return uvloop.run(work)
+    try:
+        return uvloop.run(work)
+    finally:
+        gc.enable()

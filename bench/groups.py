@@ -8,8 +8,9 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from bench import coordination, dialogue, wire
 from bench.coordination import NONE, REBALANCE_IN_PROGRESS
@@ -165,14 +166,14 @@ async def rebalance(members: list[Member], guest: Member) -> float:
 
 
 async def _rebalances(load: GroupLoad) -> Outcome:
-    connections = await dialogue.open_many(load.port, load.connections)
-    members = [Member(connection, load.group, load.topic) for connection in connections]
-    await form(members)
-    guest = members[-1]
-    meter, started = Meter(load.pid), time.perf_counter()
-    taken = [await rebalance(members, guest) for _ in range(load.times)]
-    outcome = meter.outcome(time.perf_counter() - started, len(taken), 0, taken)
-    await asyncio.gather(*(member.leave() for member in members))
+    async with dialogue.many(load.port, load.connections) as connections:
+        members = [Member(connection, load.group, load.topic) for connection in connections]
+        await form(members)
+        guest = members[-1]
+        meter, started = Meter(load.pid), time.perf_counter()
+        taken = [await rebalance(members, guest) for _ in range(load.times)]
+        outcome = meter.outcome(time.perf_counter() - started, len(taken), 0, taken)
+        await asyncio.gather(*(member.leave() for member in members))
     return outcome
 
 
@@ -229,29 +230,32 @@ class Committer:
 
 async def commits(load: GroupLoad) -> tuple[Outcome, list[Committer]]:
     """Each connection is a member of a group of its own, so that groups are of several shards."""
-    connections = await dialogue.open_many(load.port, load.connections)
-    committers = [
-        Committer(connection, Member(connection, f"{load.group}-{number}", load.topic), load)
-        for number, connection in enumerate(connections)
-    ]
-    await asyncio.gather(*(committer.begin() for committer in committers))
-    meter, started = Meter(load.pid), time.perf_counter()
-    until = started + load.seconds
-    if load.rate:
-        interval = load.connections / load.rate
-        await asyncio.gather(
-            *(
-                each.commit_by_schedule(interval, started + number / load.rate, until)
-                for number, each in enumerate(committers)
-            )
-        )
-    else:
-        await asyncio.gather(*(each.commit_on(until) for each in committers for _ in range(load.depth)))
-    seconds = time.perf_counter() - started
-    latencies = [latency for committer in committers for latency in committer.latencies]
-    outcome = meter.outcome(seconds, len(latencies), 0, latencies)
-    await asyncio.gather(*(committer.member.leave() for committer in committers))
+    async with dialogue.many(load.port, load.connections) as connections:
+        committers = [
+            Committer(connection, Member(connection, f"{load.group}-{number}", load.topic), load)
+            for number, connection in enumerate(connections)
+        ]
+        await asyncio.gather(*(committer.begin() for committer in committers))
+        meter, started = Meter(load.pid), time.perf_counter()
+        await asyncio.gather(*_committing(load, committers, started))
+        seconds = time.perf_counter() - started
+        latencies = [latency for committer in committers for latency in committer.latencies]
+        outcome = meter.outcome(seconds, len(latencies), 0, latencies)
+        await asyncio.gather(*(committer.member.leave() for committer in committers))
     return outcome, committers
+
+
+def _committing(
+    load: GroupLoad, committers: Sequence[Committer], started: float
+) -> list[Coroutine[Any, Any, None]]:
+    until = started + load.seconds
+    if not load.rate:
+        return [each.commit_on(until) for each in committers for _ in range(load.depth)]
+    interval = load.connections / load.rate
+    return [
+        each.commit_by_schedule(interval, started + number / load.rate, until)
+        for number, each in enumerate(committers)
+    ]
 
 
 ACTIONS: dict[str, Callable[[GroupLoad], Outcome]] = {

@@ -9,8 +9,10 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
+from typing import Any
 
 from crc32c import crc32c
 
@@ -84,13 +86,14 @@ class Place:
 class Transactor:
     """One transactional producer."""
 
-    __slots__ = ("_connection", "_epoch", "_load", "_parts", "_place", "_producer_id", "_sequence", "aborted",
-                 "committed", "latencies", "retries")  # fmt: skip
+    __slots__ = ("_connection", "_epoch", "_load", "_number", "_parts", "_place", "_producer_id", "_sequence",
+                 "aborted", "committed", "latencies", "retries")  # fmt: skip
 
     def __init__(self, connection: Dialogue, load: TransactionLoad, topic_id: bytes, number: int) -> None:
         self._connection = connection
         self._load = load
         self._place = Place(f"{load.name}-{number}", topic_id, number % load.partitions)
+        self._number = number
         per_batch = max(1, (BATCH_BYTES - wire.BATCH_HEADER_BYTES) // (VALUE_BYTES + 8))
         self._parts = [
             Part(load, self._place, min(per_batch, load.size - done), done)
@@ -118,11 +121,12 @@ class Transactor:
                 raise wire.BrokerError(f"InitProducerId was answered with error {error}")
             await asyncio.sleep(AGAIN_S)
 
-    async def transact(self, number: int, since: float) -> None:
-        """Write and end one transaction."""
-        every = self._load.abort_every
-        commits = not every or number % every != every - 1
-        if self._load.version < 2:
+    async def transact(self, turn: int, since: float) -> None:
+        """Write and end one transaction. Its number is unique among those of all producers."""
+        load, every = self._load, self._load.abort_every
+        commits = not every or turn % every != every - 1
+        number = turn * load.producers + self._number
+        if load.version < 2:
             await self._add()
         await self._write(number)
         await self._end(commits)
@@ -174,47 +178,46 @@ class Transactor:
         await asyncio.sleep(AGAIN_S)
 
     async def transact_on(self, until: float) -> None:
-        number = 0
+        turns = count()
         while (now := time.perf_counter()) < until:
-            await self.transact(number, now)
-            number += 1
+            await self.transact(next(turns), now)
 
     async def transact_by_schedule(self, interval: float, first: float, until: float) -> None:
-        """Each at its time, or at once where the one before took longer; its time counts from when it was due."""
-        due, number = first, 0
+        """Each at its time, or at once where the one before took longer."""
+        due, turns = first, count()
         while due < until:
             await asyncio.sleep(due - time.perf_counter())
-            await self.transact(number, due)
+            await self.transact(next(turns), time.perf_counter())
             due += interval
-            number += 1
 
 
 async def transactions(load: TransactionLoad) -> tuple[Outcome, Sequence[Transactor]]:
     """All producers at once."""
     topic_id = wire.topic_id(load.port, load.topic)
-    connections = await dialogue.open_many(load.port, load.producers)
-    transactors = [
-        Transactor(connection, load, topic_id, number) for number, connection in enumerate(connections)
-    ]
-    await asyncio.gather(*(transactor.begin() for transactor in transactors))
-    meter, started = Meter(load.pid), time.perf_counter()
-    until = started + load.seconds
-    if load.rate:
-        interval = load.producers / load.rate
-        await asyncio.gather(
-            *(
-                each.transact_by_schedule(interval, started + number / load.rate, until)
-                for number, each in enumerate(transactors)
-            )
-        )
-    else:
-        await asyncio.gather(*(each.transact_on(until) for each in transactors))
-    seconds = time.perf_counter() - started
-    latencies = [latency for each in transactors for latency in each.latencies]
-    outcome = meter.outcome(seconds, len(latencies), len(latencies) * load.size * VALUE_BYTES, latencies)
-    for connection in connections:
-        connection.close()
+    async with dialogue.many(load.port, load.producers) as connections:
+        transactors = [
+            Transactor(connection, load, topic_id, number) for number, connection in enumerate(connections)
+        ]
+        await asyncio.gather(*(transactor.begin() for transactor in transactors))
+        meter, started = Meter(load.pid), time.perf_counter()
+        await asyncio.gather(*_transacting(load, transactors, started))
+        seconds = time.perf_counter() - started
+        latencies = [latency for each in transactors for latency in each.latencies]
+        outcome = meter.outcome(seconds, len(latencies), len(latencies) * load.size * VALUE_BYTES, latencies)
     return outcome, transactors
+
+
+def _transacting(
+    load: TransactionLoad, transactors: Sequence[Transactor], started: float
+) -> list[Coroutine[Any, Any, None]]:
+    until = started + load.seconds
+    if not load.rate:
+        return [each.transact_on(until) for each in transactors]
+    interval = load.producers / load.rate
+    return [
+        each.transact_by_schedule(interval, started + number / load.rate, until)
+        for number, each in enumerate(transactors)
+    ]
 
 
 def run(load: TransactionLoad) -> Outcome:

@@ -1,0 +1,105 @@
+"""Many groups, a large group, many commits (R26-R28)."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from bench import coordination, dialogue, wire
+from bench.brokers import Broker
+from bench.groups import GroupLoad, Member, commits, is_whole, rebalance
+from bench.machine import latencies_ms
+from tests.load.conftest import SECONDS, Report
+from tests.load.living import TOPIC, Living, groups
+
+GROUPS, GROUP_SIZE = 500, 4
+LARGE_GROUP = 200
+COMMITS_PER_S, COMMITTERS = 2_000, 50
+CALM_S = min(10.0, SECONDS)
+
+
+def prepare(broker: Broker, kind: int = coordination.GROUP) -> None:
+    wire.create_topic(broker.port, TOPIC, 10)
+    coordination.await_coordinator(broker.port, "any", kind)
+
+
+async def timed(work: Iterable[Coroutine[Any, Any, None]]) -> float:
+    """Seconds until all of it is done."""
+    started = time.perf_counter()
+    await asyncio.gather(*work)
+    return time.perf_counter() - started
+
+
+def test_500_groups_of_4_members(broker: Broker, report: Callable[[str], Report]) -> None:
+    """All form, live, lose a member each and take it back; nobody is told anything but what happened."""
+    prepare(broker)
+    told = report(f"{GROUPS} groups of {GROUP_SIZE} members")
+
+    async def lose_and_regain(group: Living) -> None:
+        member = await group.leave()
+        await group.settle()
+        assert len(group.members) == GROUP_SIZE - 1
+        await group.come(member)
+        await group.settle()
+        assert len({one.assigned for one in group.members}) == GROUP_SIZE
+
+    async def live() -> None:
+        async with dialogue.many(broker.port, GROUPS * GROUP_SIZE) as connections:
+            every = groups(connections, GROUP_SIZE)
+            formed = await timed(group.begin() for group in every)
+            told.add("formed, the delay of 3 s included", formed, "s")
+            assert all(is_whole(group.members) for group in every)
+            await asyncio.sleep(CALM_S)
+            calm = [taken for group in every for taken in group.heartbeats]
+            told.add("heartbeats", len(calm) / CALM_S, "/s")
+            told.add("p99 of a heartbeat", latencies_ms(calm)["p99_ms"], "ms")
+            regained = await timed(lose_and_regain(group) for group in every)
+            told.add("a member leaves and returns in each, all at once", regained, "s")
+            told.add_memory(broker)
+            await timed(group.end() for group in every)
+
+    dialogue.run(live())
+
+
+def test_a_group_of_200_members_rebalances(broker: Broker, report: Callable[[str], Report]) -> None:
+    """Each time all are in the same generation with an assignment of their own."""
+    prepare(broker)
+    told = report(f"a group of {LARGE_GROUP} members")
+
+    async def live() -> None:
+        async with dialogue.many(broker.port, LARGE_GROUP) as connections:
+            members = [Member(connection, "large", TOPIC) for connection in connections]
+            formed = await timed(member.enter() for member in members)
+            told.add("formed, the delay of 3 s included", formed, "s")
+            assert is_whole(members)
+            guest, taken = members[-1], []
+            for _ in range(6):
+                taken.append(await rebalance(members, guest))
+                assert len({member.assigned for member in members}) == len(members)
+            told.add("rebalances, the slowest of 6", max(taken), "s", 10.0)
+            told.add_memory(broker)
+
+    dialogue.run(live())
+
+
+def test_2000_commits_a_second(broker: Broker, report: Callable[[str], Report]) -> None:
+    """What was acknowledged last is what a later consumer is told."""
+    prepare(broker)
+    load = GroupLoad(
+        port=broker.port,
+        topic=TOPIC,
+        pid=broker.pid,
+        connections=COMMITTERS,
+        partitions=4,
+        rate=COMMITS_PER_S,
+        seconds=min(15.0, SECONDS),
+    )
+    outcome, committers = dialogue.run(commits(load))
+    for committer in committers:
+        with wire.connect(broker.port) as sock:
+            answer = wire.call(sock, coordination.offset_fetch(committer.member.group, TOPIC, 4))
+        assert coordination.fetched_offsets(answer) == [committer.acknowledged] * 4
+    told = report(f"{COMMITS_PER_S:,} commits a second")
+    told.add("rate", outcome.requests / outcome.seconds, "/s", -0.98 * COMMITS_PER_S)
+    told.add_outcome(outcome, p99_goal_ms=100.0)
+    told.add_memory(broker)
