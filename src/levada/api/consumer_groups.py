@@ -33,7 +33,9 @@ with kio_modules():
     import kio.schema.consumer_group_heartbeat.v1 as consumer_group_heartbeat_v1
 
 OWN_MEMBER_ID_FROM = 1  # the version of ConsumerGroupHeartbeat from which on members name themselves
-NAME_BYTES_MAX = 32_767  # what a record of the journal can hold
+NAME_BYTES_MAX = (
+    1_024  # of a group, a member or an instance: what is told of many of them fits into one batch
+)
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 
 
@@ -74,7 +76,7 @@ def _beat(
         call.client_id or "",
         f"/{call.connection.host}",
     )
-    for name in (beat.group_id, beat.member_id, beat.instance_id, beat.topic_regex):
+    for name in (beat.group_id, beat.member_id, beat.instance_id):
         if name is not None and len(name.encode()) > NAME_BYTES_MAX:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"a name of more than {NAME_BYTES_MAX} bytes")
     return beat

@@ -110,7 +110,7 @@ class TopicsSeen:
 class ConsumerDraft:
     """A group as it would be after a decision."""
 
-    __slots__ = ("ended", "events", "group", "image", "limits", "now_ms", "replies", "timers", "topics")
+    __slots__ = ("events", "group", "image", "limits", "now_ms", "replies", "timers", "topics")
 
     def __init__(
         self, group: ConsumerGroup, limits: ConsumerLimits, image: ClusterImage, now_ms: int
@@ -123,7 +123,6 @@ class ConsumerDraft:
         self.events: list[GroupEvent] = []
         self.timers: dict[Timer, int | None] = {}  # when, or None to end it
         self.replies: list[tuple[Ticket, Any]] = []
-        self.ended = False  # the group has become a classic one
 
     def put(self, key: ConsumerKey, value: ConsumerValue | None) -> None:
         """Write a record."""

@@ -304,13 +304,14 @@ def fence(machine: "GroupsMachine", draft: ConsumerDraft, member_ids: Collection
     draft.bump()
 
 
-def expire(machine: "GroupsMachine", draft: ConsumerDraft, timer: Timer) -> None:
-    """A deadline has come: whoever was waited for is gone."""
-    if draft.ended:
-        return
-    draft.timers[timer] = None
-    if timer.member in draft.group.members:
-        fence(machine, draft, [timer.member])
+def expire(machine: "GroupsMachine", group_id: str, timers: Sequence[Timer], now_ms: int) -> Outcome:
+    """Deadlines of a group have come: whoever was waited for is gone."""
+    group = machine.groups[group_id]
+    assert isinstance(group, ConsumerGroup)
+    draft = machine.consumer_draft(group, now_ms)
+    draft.timers.update(dict.fromkeys(timers))
+    fence(machine, draft, {timer.member: None for timer in timers if timer.member in group.members})
+    return draft.outcome()
 
 
 def await_members(draft: ConsumerDraft) -> Sequence[GroupEvent]:

@@ -38,6 +38,7 @@ log = EventLog(__name__)
 
 REMOVALS_PER_CHECK_MAX: Final = 5_000  # offsets removed at once; the rest goes a moment later
 NEXT_CHECK_MS: Final = 1_000
+EXPIRIES_MAX: Final = 100  # at once: what they write has to fit into one batch
 RETENTION: Final = Timer("", TimerKind.RETENTION)
 
 
@@ -304,11 +305,11 @@ class GroupsMachine:
         return Outcome(events)
 
     def expire(self, now_ms: int) -> Outcome:
-        """Everything that is due."""
+        """What is due; where it is much, the rest stays due and comes a moment later."""
         events: list[GroupEvent] = []
         drafts: dict[str, Draft] = {}
-        consumers: dict[str, ConsumerDraft] = {}
-        for timer in self.deadlines.due(now_ms):
+        lapsed: dict[str, list[Timer]] = {}  # of consumer groups
+        for timer in self.deadlines.due(now_ms)[:EXPIRIES_MAX]:
             group = self.groups.get(timer.group)
             if timer == RETENTION:
                 events += self._remove_expired(now_ms)
@@ -316,12 +317,11 @@ class GroupsMachine:
                 draft = drafts.setdefault(timer.group, Draft(group, self.limits, now_ms))
                 group_requests.expire(draft, timer)
             elif isinstance(group, ConsumerGroup):
-                opened = consumers.setdefault(timer.group, self.consumer_draft(group, now_ms))
-                consumer_requests.expire(self, opened, timer)
+                lapsed.setdefault(timer.group, []).append(timer)
             else:
                 events.append(TimerMoved(timer, None))
         outcomes = [_outcome(draft) for draft in drafts.values()]
-        outcomes += [opened.outcome() for opened in consumers.values()]
+        outcomes += [consumer_requests.expire(self, *one, now_ms) for one in lapsed.items()]
         replies = [reply for outcome in outcomes for reply in outcome.replies]
         return Outcome(events + [event for outcome in outcomes for event in outcome.events], replies)
 

@@ -174,7 +174,6 @@ def downgrade(
     draft.events.append(GroupChanged(turned.group, saved=True))
     draft.timers |= turned.timers
     draft.replies += turned.replies
-    draft.ended = True
 
 
 def _downgraded(draft: ConsumerDraft, member: ConsumerMember) -> Member:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from levada.errors import ErrorCode, KafkaError
 
-PATTERN_LENGTH_MAX: Final = 10_000
+PATTERN_BYTES_MAX: Final = 30_000  # less than the key of a record can hold
 NESTING_MAX: Final = 100
 REPEAT_MAX: Final = 1_000  # RE2's own limit
 
@@ -131,8 +131,8 @@ _SCRIPTS: Final = {
 
 def parse(pattern: str) -> Node:
     """What a pattern says. INVALID_REGULAR_EXPRESSION if it says nothing."""
-    if len(pattern) > PATTERN_LENGTH_MAX:
-        raise invalid(f"{len(pattern)} characters are more than {PATTERN_LENGTH_MAX}")
+    if len(pattern.encode(errors="replace")) > PATTERN_BYTES_MAX:
+        raise invalid(f"more than {PATTERN_BYTES_MAX} bytes")
     parser = _Parser(pattern)
     node = parser.choice()
     if parser.peek() == ")":
