@@ -1,6 +1,7 @@
 """Groups as real clients form them: members share partitions, come, go and die; nothing is read twice or left (R22)."""
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -72,7 +73,10 @@ def produce(wire: raw.Connection, topic: str, count: int) -> set[tuple[int, int]
     """So many records to each partition, one batch each; (partition, offset) of all."""
     written = set()
     for partition in range(PARTITIONS):
-        data = {"index": partition, "records": raw.batch(*[b"value"] * count)}
+        records = raw.batch(
+            *[b"value"] * count, timestamp=int(time.time() * 1000)
+        )  # retention takes old ones
+        data = {"index": partition, "records": records}
         fields = {"acks": -1, "timeout": 10_000, "topic_data": [{"name": topic, "partition_data": [data]}]}
         (done,) = wire.call("produce", 12, fields).responses[0].partition_responses
         assert done.error_code == 0
@@ -180,11 +184,10 @@ def test_a_cooperative_rebalance_takes_only_what_moves(
 @clients("administration")
 def test_operators_see_and_change_groups(start: Start, wire: raw.Connection, group: str, topic: str) -> None:
     program = start()
-    written = produce(wire, topic, 3)
     for count, member in enumerate(("a", "b"), start=1):
         program.join(member, group, topic)
         wait_for_shares(*((program, name) for name in ("a", "b")[:count]))
-    wait_for_records(written, (program, "a"), (program, "b"))
+    wait_for_records(produce(wire, topic, 3), (program, "a"), (program, "b"))
     assert program.list_groups()[group] in ("Stable", "")
     until(lambda: program.describe_group(group)[0] == "Stable", lambda: program.describe_group(group))
     owned = program.describe_group(group)[1]
