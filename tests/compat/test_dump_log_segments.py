@@ -1,4 +1,4 @@
-"""Kafka's own DumpLogSegments reads what the log writes and finds no error (issue 3, section 3)."""
+"""Kafka's own DumpLogSegments reads what the log writes and finds no error."""
 
 import random
 import subprocess
