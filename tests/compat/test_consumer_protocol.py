@@ -4,6 +4,7 @@ What single requests are answered is in `test_consumer_protocol_wire`.
 """
 
 import os
+import re
 import signal
 import subprocess
 import uuid
@@ -337,6 +338,29 @@ def test_kafkas_own_tool_describes_the_group(
     members = tool("--describe", "--group", group, "--members", "--verbose")
     assert f"{topic}:0,1,2,3" in members
     assert "Consumer" in tool("--list", "--type")
+
+
+def test_kafkas_own_tool_reads_the_journal(
+    start: Start, server: Server, wire: raw.Connection, group: str, topic: str
+) -> None:
+    """Every kind of record that a group writes, among them those of a group that changed its protocol."""
+    program = start(ConfluentMembers)
+    program.join("old", group, topic, assignor="cooperative-sticky")
+    wait_for_shares((program, "old"))
+    a = join(program, "a", group, topic, pattern=f"^{topic}.*")
+    wait_for_shares((program, "old"), a)
+    program.leave("old")
+    program.leave("a")
+    logs = sorted((server.log.parent / "data").glob("__consumer_offsets-*/*.log"))
+    try:
+        command = java("org.apache.kafka.tools.DumpLogSegments", "--offsets-decoder", "--files")
+    except Unavailable as error:
+        pytest.skip(f"Kafka's tools cannot be had here: {error}")
+    command.append(",".join(str(log) for log in logs if log.stat().st_size))
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    written = set(re.findall(rf'"type":"(\d+)","data":{{"group(?:Id)?":"{group}"', told))
+    assert written == {"2", "3", "5", "6", "7", "8", "16"}
+    assert "Failed" not in told and "rror" not in told
 
 
 def test_every_client_of_the_protocol_is_tried() -> None:

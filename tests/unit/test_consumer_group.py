@@ -7,13 +7,13 @@ import pytest
 from tests.unit.consumer_world import ConsumerWorld, subscription
 
 from levada.core.classic_group import ClassicGroup, State
-from levada.core.consumer_drafts import ConsumerLimits
+from levada.core.consumer_drafts import ConsumerLimits, ConsumerRecord
 from levada.core.consumer_group import GroupState, Reader
 from levada.core.consumer_member import MemberState
 from levada.core.consumer_protocol import read_assignment, write_assignment
 from levada.core.consumer_requests import HeartbeatReply
 from levada.core.group_drafts import SyncReply
-from levada.core.groups import GroupsMachine
+from levada.core.groups import EXPIRIES_MAX, GroupsMachine
 from levada.errors import ErrorCode, KafkaError
 
 
@@ -90,6 +90,18 @@ def test_a_silent_member_is_removed_after_the_session_timeout(world: ConsumerWor
     assert "a" not in world.consumers.members
     world.settle("b")
     assert world.reads("b") == {"t": [0, 1]}
+
+
+def test_many_members_that_fall_silent_are_removed_in_pieces_that_fit_a_batch(world: ConsumerWorld) -> None:
+    world.topic("t", 10)
+    for number in range(250):
+        world.enter(f"m{number}", "t")
+    world.now_ms += 45_000
+    outcome = world.machine.expire(world.now_ms)
+    assert sum(isinstance(event, ConsumerRecord) for event in outcome.events) == 3 * EXPIRIES_MAX + 1
+    assert world.machine.next_deadline_ms() == world.now_ms + 1, "the rest comes a moment later"
+    world.wait(1_000)
+    assert world.consumers.is_empty and same(world.replayed(), world.machine)
 
 
 def test_leaving_frees_partitions_at_once(world: ConsumerWorld) -> None:

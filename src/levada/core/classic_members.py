@@ -46,7 +46,7 @@ def join(
     stale = draft.look_at_topics()
     metadata = classic_metadata(request.protocols, request.session_timeout_ms)._replace(
         instance_id=request.instance_id,
-        rack_id=subscription.rack_id,
+        rack_id=subscription.rack_id or None,
         client_id=request.client_id,
         client_host=request.client_host,
         subscribed_topic_names=tuple(sorted(set(subscription.topics))),

@@ -93,7 +93,7 @@ def _upgraded(
         raise _cannot(classic, "its assignor keeps data of its own, which would be lost")
     metadata = classic_metadata(member.protocols, member.session_timeout_ms)._replace(
         instance_id=member.instance_id,
-        rack_id=subscription.rack_id,
+        rack_id=subscription.rack_id or None,
         client_id=member.client_id,
         client_host=member.client_host,
         subscribed_topic_names=tuple(sorted(set(subscription.topics))),
