@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.compat.drivers.registry import DRIVERS
+from tests.compat.members.base import MEMBERS
+from tests.compat.transactors.base import TRANSACTORS
 
 import levada.server  # noqa: F401 (declares all handlers)
 from levada.api.registry import HANDLERS
@@ -29,6 +31,13 @@ CAPABILITIES = {
     "consume by offset, all codecs, long poll": "consume",
     "write through restarts of the broker": "long_lived",
 }
+# What has tests of its own: who takes part in them.
+ABLE = {
+    "groups: classic protocol, committed offsets": {kind.name for kind in MEMBERS},
+    "groups: static members": {kind.name for kind in MEMBERS if "static" not in kind.lacks},
+    "groups: cooperative rebalances": {kind.name for kind in MEMBERS if "cooperative" not in kind.lacks},
+    "transactions: exactly-once copies, fencing": {kind.name for kind in TRANSACTORS},
+}
 
 
 def clients() -> Iterator[str]:
@@ -37,6 +46,9 @@ def clients() -> Iterator[str]:
     yield "|---|" + ":-:|" * len(DRIVERS)
     for words, operation in CAPABILITIES.items():
         cells = ("" if operation in driver.lacks else "✓" for driver in DRIVERS)
+        yield f"| {words} |" + "|".join(f" {cell} " for cell in cells) + "|"
+    for words, able in ABLE.items():
+        cells = ("✓" if driver.name in able else "" for driver in DRIVERS)
         yield f"| {words} |" + "|".join(f" {cell} " for cell in cells) + "|"
 
 
