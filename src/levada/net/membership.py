@@ -87,6 +87,7 @@ class Membership:
     async def join(self) -> None:
         """Become a member, and stay one in the background."""
         pause_s = await self._beat()
+        self.away_since = self._loop.time()
         self._runner = self._loop.create_task(self._run(pause_s), name=f"member of group {self.group}")
 
     async def leave(self) -> None:
@@ -181,7 +182,7 @@ class Membership:
         away_since = self.away_since
         return (
             away_since is not None
-            and bool(self.owned)
+            and bool(self.owned or self.target)
             and self._loop.time() - away_since > self._max_poll_interval_ms / 1000
         )
 
