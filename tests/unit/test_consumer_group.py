@@ -114,6 +114,7 @@ def test_leaving_frees_partitions_at_once(world: ConsumerWorld) -> None:
     assert told(world.stay("b", 2)) == {topic: {0, 1}}
     world.beat("b", -1)
     assert world.consumers.state is GroupState.EMPTY
+    assert world.consumers.seen is None, "a group without members keeps no topics"
     assert world.refused("b", 3) is ErrorCode.UNKNOWN_MEMBER_ID
 
 

@@ -178,6 +178,8 @@ class ConsumerGroup:
         if former is not None:
             self._forget_instance(former)
             self._release(former)
+        if not self.members:
+            self.seen = None  # nobody looks any more, and topics of long ago must not be kept
 
     def _forget_instance(self, member: ConsumerMember) -> None:
         if member.instance_id is not None and self.instances.get(member.instance_id) == member.id:
@@ -272,7 +274,9 @@ class ConsumerGroup:
 
     def subscribes_to(self, topic: str) -> bool:
         """Whether members read a topic, so that its offsets may not be deleted."""
-        return any(topic in self.topics_of(member) for member in self.members.values())
+        return any(
+            topic in member.metadata.subscribed_topic_names for member in self.members.values()
+        ) or any(topic in self.regexes[regex].topics for regex in self.used_regexes() & self.regexes.keys())
 
     def kept_since(self, topic: str, value: OffsetValue) -> int | None:
         """From when on the retention of an offset counts; None while it is in use."""
