@@ -94,8 +94,8 @@ class Cleaner:
         return self._bases[bisect_right(self._bases, source.base_offset)]
 
     def _read(self, source: Source, whole: bool = True) -> Iterator[Placed]:
-        """The batches of a segment, with `whole` checked by their CRC."""
-        disk = self._disk
+        """The batches of a segment, with `whole` checked by their CRC and their place, which the CRC does not tell."""
+        disk, expected, end = self._disk, source.base_offset, self._end_of(source)
         path = os.path.join(self._job.directory, file_name(source.base_offset, LOG_SUFFIX))
         fd = disk.open(path)
         try:
@@ -105,6 +105,9 @@ class Cleaner:
                     self.bytes_read += header.size
                     if not crc_is_valid(view):
                         raise BrokenBatchError(path, position, "its CRC differs")
+                    if not expected <= header.base_offset <= header.last_offset < end:
+                        raise BrokenBatchError(path, position, f"offset {header.base_offset} is out of place")
+                    expected = header.last_offset + 1
                 yield position, header, view
         finally:
             disk.close(fd)

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from levada.storage.segment import RELATIVE_OFFSET_MAX
 
-SOURCES_MAX = 32  # of one new segment: a swap is a rename for each
+SOURCES_MAX = 64  # of one new segment: a swap is a rename for each
 
 Key = TypeVar("Key")
 
