@@ -105,11 +105,14 @@ def test_metadata_response(api: Api, version: int) -> None:
             )
 
 
+@pytest.mark.parametrize("transactional_id", [None, "billing-1"])
 @pytest.mark.parametrize(("api", "version"), versions(data.PRODUCE))
-def test_produce_request(api: Api, version: int) -> None:
+def test_produce_request(api: Api, version: int, transactional_id: str | None) -> None:
     batches = {partition: bytes([partition.partition]) * 200 for partition in PARTITIONS}
-    request = as_kio_reads(api, version, data.write_produce(version, -1, 1_234, batches, TOPICS))
-    assert (request.acks, request.timeout.total_seconds(), request.transactional_id) == (-1, 1.234, None)
+    body = data.write_produce(version, -1, 1_234, batches, TOPICS, transactional_id)
+    request = as_kio_reads(api, version, body)
+    assert (request.acks, request.timeout.total_seconds()) == (-1, 1.234)
+    assert request.transactional_id == transactional_id
     sent = {
         (topic_of(topic, version), part.index): part.records
         for topic in request.topic_data
