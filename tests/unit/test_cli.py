@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,8 +16,10 @@ from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
+import click
 import pytest
 
+from levada.cli.main import levada as levada_command
 from levada.cli.main import run
 from levada.testing import EmbeddedBroker
 
@@ -207,22 +210,31 @@ def test_exit_codes(shell: Shell, levada: EmbeddedBroker) -> None:
     assert "gave no answer within 0.2 s" in late.err
 
 
+def commands() -> Iterator[list[str]]:
+    """Every noun, and every noun with its verbs."""
+    context = click.Context(levada_command)
+    for noun in levada_command.list_commands(context):
+        yield [noun]
+        command = levada_command.get_command(context, noun)
+        if isinstance(command, click.Group):
+            yield from ([noun, verb] for verb in command.list_commands(context))
+
+
 def test_every_command_has_help_with_examples(shell: Shell) -> None:
-    commands = [
-        [],
-        ["start"],
-        ["produce"],
-        ["consume"],
-        ["completion"],
-        *(["topic", *verb] for verb in ([], ["list"], ["create"], ["describe"], ["alter"], ["delete"])),
-        *(["config", *verb] for verb in ([], ["describe"], ["set"], ["unset"])),
-        *(["cluster", *verb] for verb in ([], ["describe"])),
-    ]
-    for command in commands:
+    for command in [[], *commands()]:
         helped = shell(*command, "--help")
         assert helped.code == 0
         assert "Examples:" in helped.out, command
         assert helped.err == ""
+
+
+def test_the_page_names_every_command() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text()
+    shown = re.findall(r"^    levada (\w+)(.*)$", page, re.MULTILINE)
+    for noun, *verbs in commands():
+        rest = [words for found, words in shown if found == noun]
+        assert rest, f"docs/cli.md does not name levada {noun}"
+        assert all(re.search(rf"\b{verb}\b", rest[0]) for verb in verbs), (noun, verbs)
 
 
 def test_lines_become_records_and_records_lines(shell: Shell) -> None:
