@@ -7,8 +7,9 @@ from typing import Any
 from levada.core.classic_group import ClassicGroup, State
 from levada.core.group_drafts import GroupLimits, JoinReply
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
-from levada.core.groups import CommitRequest, GroupsMachine
+from levada.core.groups import GroupsMachine
 from levada.core.machines import JournalRecord, Outcome, Stamp
+from levada.core.offsets import CommitRequest
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import BatchHeader
 from levada.wire.journal import OffsetValue

@@ -98,6 +98,18 @@ def test_the_first_generation_waits_no_longer_than_the_rebalance_timeout() -> No
     assert world.joined(first).generation == 1
 
 
+def test_a_group_that_was_empty_waits_one_delay_whoever_comes() -> None:
+    world = World(initial_rebalance_delay_ms=3_000)
+    world.join()
+    world.wait(70_000)
+    assert world.is_in(State.EMPTY)
+    first = world.join()
+    world.wait(2_900)
+    world.join()
+    world.wait(100)
+    assert world.joined(first).generation == 3
+
+
 @pytest.mark.parametrize("timeout_ms", [5_999, 1_800_001])
 def test_a_session_timeout_out_of_bounds_is_refused(timeout_ms: int) -> None:
     world = World()
@@ -293,12 +305,16 @@ def test_a_group_takes_no_more_members_than_it_may() -> None:
     assert world.join() not in world.replies
 
 
-def test_a_group_read_back_over_its_size_rebalances() -> None:
+def test_a_group_read_back_over_its_size_rebalances_and_goes_on_without_the_last() -> None:
     world = World()
-    world.stable(3)
+    ids = world.stable(3)
     world.limits = world.limits._replace(max_size=2)
     world.restart()
     assert world.is_in(State.PREPARING)
+    tickets = [world.join(member) for member in ids]
+    assert world.error(tickets[2]) is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert world.joined(tickets[0]).generation == world.joined(tickets[1]).generation
+    assert set(world.group.members) == set(ids[:2])
 
 
 # Static members (KIP-345)

@@ -135,8 +135,8 @@ def test_a_group_is_not_served_before_its_journal_is_read(
             await reading(0.001)
         await reading(seconds)
 
-    monkeypatch.setattr("levada.broker.coordinators.asyncio.sleep", slowly)
-    monkeypatch.setattr("levada.broker.coordinators.LOAD_SLICE_S", -1.0)
+    monkeypatch.setattr("levada.broker.shards.asyncio.sleep", slowly)
+    monkeypatch.setattr("levada.broker.shards.LOAD_SLICE_S", -1.0)
     with running(tmp_path, **QUICK) as one, one.connect() as wire:
         assert begun.wait(10)
         assert find(wire).error_code == 0
@@ -282,6 +282,27 @@ def test_a_write_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path
         assert codes == {ErrorCode.INVALID_COMMIT_OFFSET_SIZE}
         assert offset(wire) == -1
         assert commit(wire, 3) == 0
+
+
+@pytest.mark.parametrize("how", ["topic", "group"])
+def test_what_is_removed_need_not_fit_into_one_batch(tmp_path: Path, how: str) -> None:
+    with running(tmp_path, **QUICK, message_max_bytes=2_000) as one, one.connect() as wire:
+        one.create("t", partitions=200)
+        find(wire)
+        for first in range(0, 200, 10):
+            parts = [{"partition_index": index, "committed_offset": 1} for index in range(first, first + 10)]
+            fields = {"generation_id_or_member_epoch": -1, "topics": [{"name": "t", "partitions": parts}]}
+            wire.call("offset_commit", 8, {"group_id": "g", **fields})
+        assert offset(wire) == 1
+        if how == "topic":
+            one.delete("t")
+        else:
+            (deleted,) = wire.call("delete_groups", 2, {"groups_names": ["g"]}).results
+            assert deleted.error_code == 0
+        assert wire.call("list_groups", 4, {}).groups == ()
+    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+        find(wire)
+        assert wire.call("list_groups", 4, {}).groups == ()
 
 
 def test_sessions_end_without_anybody_asking(tmp_path: Path) -> None:

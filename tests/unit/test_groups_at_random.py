@@ -131,6 +131,7 @@ class Crowd:
             ErrorCode.UNKNOWN_MEMBER_ID,
             ErrorCode.FENCED_INSTANCE_ID,
             ErrorCode.GROUP_MAX_SIZE_REACHED,
+            ErrorCode.GROUP_ID_NOT_FOUND,
         }, error
         client.generation, client.owned, client.leads = -1, None, ()
         if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID):

@@ -7,8 +7,9 @@ from tests.unit.group_world import World, header
 
 from levada.core.classic_group import State
 from levada.core.group_requests import PENDING_MEMBERS_MAX, LeavingMember
-from levada.core.groups import FetchedOffset, GroupsMachine
+from levada.core.groups import GroupsMachine
 from levada.core.machines import PLAIN, Outcome
+from levada.core.offsets import FetchedOffset
 from levada.errors import ErrorCode, KafkaError
 
 DAY_MS = 86_400_000

@@ -13,9 +13,9 @@ from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.waiting import Deferred, together
 from levada.core.consumer_group import Reader
-from levada.core.groups import CommitRequest, FetchedOffset, GroupsMachine
+from levada.core.groups import GroupsMachine
 from levada.core.machines import Outcome, Ticket
-from levada.core.offsets import Place
+from levada.core.offsets import CommitRequest, FetchedOffset, Place
 from levada.errors import ErrorCode
 from levada.settings import LONG_MAX
 from levada.wire.journal import NO_EXPIRY, OffsetValue

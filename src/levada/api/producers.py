@@ -8,7 +8,7 @@ from typing import Any
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.broker import Broker
-from levada.broker.coordinators import Shard
+from levada.broker.shards import Shard
 from levada.broker.waiting import Deferred
 from levada.core.transaction import InitReply, InitRequest, NeedsProducerIdError, TransactionsMachine
 from levada.core.transaction_state import Identity

@@ -13,8 +13,7 @@ from levada.api.throttling import UNTHROTTLED
 from levada.broker.groups import OFFSETS_TOPIC
 from levada.broker.verification import Question
 from levada.broker.waiting import Deferred
-from levada.core.groups import CommitRequest
-from levada.core.offsets import Place
+from levada.core.offsets import CommitRequest, Place
 from levada.core.transaction_state import Identity
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.journal import OffsetValue

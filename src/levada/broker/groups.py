@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Final
 
-from levada.broker.coordinators import Coordinators, InternalTopic, Shard
+from levada.broker.coordinators import Coordinators, InternalTopic
+from levada.broker.shards import Shard
 from levada.config import BrokerConfig
 from levada.coordinator_settings import ASSIGNOR_CLASSES, ASSIGNORS, MINUTE_MS
 from levada.core.consumer_drafts import ConsumerLimits

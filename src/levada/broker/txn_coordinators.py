@@ -7,9 +7,10 @@ begins again with everything that was decided and not completed; a marker that c
 
 from typing import TYPE_CHECKING, Any, Final
 
-from levada.broker.coordinators import Coordinators, InternalTopic, Shard
+from levada.broker.coordinators import Coordinators, InternalTopic
 from levada.broker.groups import OFFSETS_TOPIC
 from levada.broker.partitions import Partition
+from levada.broker.shards import Shard
 from levada.broker.waiting import Deferred
 from levada.core.transaction import Ending, TransactionLimits, TransactionsMachine
 from levada.core.transaction_state import Identity, Place

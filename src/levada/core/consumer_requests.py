@@ -29,7 +29,8 @@ from levada.errors import ErrorCode, KafkaError
 from levada.wire.consumer_journal import MemberMetadata
 
 if TYPE_CHECKING:
-    from levada.core.groups import CommitRequest, GroupsMachine
+    from levada.core.groups import GroupsMachine
+    from levada.core.offsets import CommitRequest
 
 UNCHANGED = -1  # a rebalance timeout that is what it was
 

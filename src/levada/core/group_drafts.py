@@ -117,7 +117,7 @@ class Draft:
             group.instances[member.instance_id] = member.id
         if group.leader is None:
             group.leader = member.id
-        if group.initial_delay is not None:
+        if group.initial_delay is not None and group.generation == 0:
             group.initial_delay = group.initial_delay._replace(more_came=True)
         self.expect(member.id, NEW_MEMBER_JOIN_TIMEOUT_MS)
         self.prepare()

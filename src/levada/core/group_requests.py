@@ -65,7 +65,8 @@ def join(draft: Draft, request: JoinRequest, ticket: Ticket, limits: GroupLimits
     """A client joins, for the first time or again; it is answered when the generation begins."""
     group = draft.group
     if not _has_room(draft, request.member_id, limits.max_size):
-        raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"{group.id!r} has {limits.max_size} members")
+        _turn_away(draft, request.member_id, ticket)
+        return
     names = [name for name, _ in request.protocols]
     if not group.supports(request.protocol_type, names):
         raise KafkaError(
@@ -90,6 +91,15 @@ def _has_room(draft: Draft, member_id: str, max_size: int) -> bool:
             return True
         return sum(1 for other in group.members.values() if other.join is not None) < max_size
     return member is not None or len(group.members) < max_size
+
+
+def _turn_away(draft: Draft, member_id: str, ticket: Ticket) -> None:
+    """There is no room: whoever was in and comes too late is out, so that nobody waits for it."""
+    error = KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"{draft.group.id!r} has as many members as it may")
+    draft.replies.append((ticket, error))
+    if member_id in draft.group.members:
+        draft.remove(member_id)
+        draft.complete_if_all_joined()
 
 
 def _join_unknown(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:

@@ -8,7 +8,7 @@ one may be in a group of the other. Offsets ask a group mostly what every kind c
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Final, NamedTuple, Protocol
+from typing import ClassVar, Final, Protocol
 
 from levada.core import classic_members, consumer_requests, group_requests
 from levada.core.classic_group import UNKNOWN_MEMBER, ClassicGroup, State, restored
@@ -27,7 +27,7 @@ from levada.core.group_events import (
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.image import ClusterImage
 from levada.core.machines import Deadlines, JournalRecord, Outcome, Stamp, Ticket
-from levada.core.offsets import Offsets, Place
+from levada.core.offsets import CommitRequest, FetchedOffset, Offsets, Place
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.wire.batches import TRANSACTIONAL_BIT, BatchHeader
@@ -38,7 +38,7 @@ log = EventLog(__name__)
 
 REMOVALS_PER_CHECK_MAX: Final = 5_000  # offsets removed at once; the rest goes a moment later
 NEXT_CHECK_MS: Final = 1_000
-EXPIRIES_MAX: Final = 100  # at once: what they write has to fit into one batch
+EXPIRIES_MAX: Final = 100  # at once, so that the loop stays free
 RETENTION: Final = Timer("", TimerKind.RETENTION)
 
 
@@ -62,31 +62,6 @@ class Group(Protocol):
     def subscribes_to(self, topic: str) -> bool: ...
 
     def kept_since(self, topic: str, value: OffsetValue) -> int | None: ...
-
-
-class CommitRequest(NamedTuple):
-    """Offsets to commit, by a member or by a client that only keeps them here."""
-
-    group_id: str
-    member_id: str
-    instance_id: str | None
-    generation: int
-    offsets: Sequence[tuple[Place, OffsetValue]]
-    producer_id: int = -1  # of the transaction that the commit is part of
-    producer_epoch: int = -1
-    api_version: int = 9  # from which on members of the consumer protocol may commit
-
-    @property
-    def is_transactional(self) -> bool:
-        return self.producer_id >= 0
-
-
-class FetchedOffset(NamedTuple):
-    """A committed offset, none, or UNSTABLE_OFFSET_COMMIT while a transaction is open."""
-
-    place: Place
-    value: OffsetValue | None
-    error: ErrorCode = ErrorCode.NONE
 
 
 @dataclass(slots=True)
@@ -256,14 +231,15 @@ class GroupsMachine:
             errors.append(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if subscribed else ErrorCode.NONE)
             if not subscribed and self.offsets.get(group_id, (topic, partition)) is not None:
                 events.append(OffsetPut(OffsetKey(group_id, topic, partition), None))
-        return Outcome(events, [(ticket, errors)])
+        return Outcome(events, [(ticket, errors)], divisible=True)
 
     def delete_group(self, group_id: str, ticket: Ticket) -> Outcome:
         """DeleteGroups for one group: with all its offsets, if nobody is in it."""
         group = self._existing(group_id)
         if not group.is_empty:
             raise KafkaError(ErrorCode.NON_EMPTY_GROUP, f"{group_id!r} has members")
-        return Outcome([*self._without_offsets(group_id), *_removal(group)], [(ticket, None)])
+        events = [*self._without_offsets(group_id), *_removal(group)]
+        return Outcome(events, [(ticket, None)], divisible=True)
 
     def _existing(self, group_id: str) -> Group:
         group = self.groups.get(group_id)
@@ -282,7 +258,7 @@ class GroupsMachine:
             for place in self.offsets.places(group_id)
             if is_gone(place[0])
         ]
-        return Outcome(events, [(ticket, None)])
+        return Outcome(events, [(ticket, None)], divisible=True)
 
     # Time.
 
@@ -302,7 +278,7 @@ class GroupsMachine:
                 if len(group.members) > self.limits.max_size:
                     draft.prepare()
                 events += _outcome(draft).events
-        return Outcome(events)
+        return Outcome(events, divisible=True)
 
     def expire(self, now_ms: int) -> Outcome:
         """What is due; where it is much, the rest stays due and comes a moment later."""
@@ -323,7 +299,8 @@ class GroupsMachine:
         outcomes = [_outcome(draft) for draft in drafts.values()]
         outcomes += [consumer_requests.expire(self, *one, now_ms) for one in lapsed.items()]
         replies = [reply for outcome in outcomes for reply in outcome.replies]
-        return Outcome(events + [event for outcome in outcomes for event in outcome.events], replies)
+        events += [event for outcome in outcomes for event in outcome.events]
+        return Outcome(events, replies, divisible=True)
 
     def _next_check(self, now_ms: int) -> TimerMoved:
         return TimerMoved(RETENTION, now_ms + self.limits.offsets_retention_check_interval_ms)

@@ -39,6 +39,9 @@ class Outcome(NamedTuple):
     replies: Sequence[tuple[Ticket, Any]] = ()
     stamp: Stamp = PLAIN
     effects: Sequence[Any] = ()
+    divisible: bool = (
+        False  # its events may go into several batches, since each of them is right without the others
+    )
 
 
 Decide = Callable[[Any, int, Ticket], Outcome]

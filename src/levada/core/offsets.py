@@ -5,13 +5,39 @@ Who asks for stable offsets meanwhile is told to ask again. Of a pending and a p
 one that was written later counts, as in Kafka, whichever transaction ends when.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from levada.errors import ErrorCode
 from levada.wire.journal import NO_EXPIRY, OffsetValue
 
 Place = tuple[str, int]  # topic and partition
+
+
+class CommitRequest(NamedTuple):
+    """Offsets to commit, by a member or by a client that only keeps them here."""
+
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    generation: int
+    offsets: Sequence[tuple[Place, OffsetValue]]
+    producer_id: int = -1  # of the transaction that the commit is part of
+    producer_epoch: int = -1
+    api_version: int = 9  # from which on members of the consumer protocol may commit
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.producer_id >= 0
+
+
+class FetchedOffset(NamedTuple):
+    """A committed offset, none, or UNSTABLE_OFFSET_COMMIT while a transaction is open."""
+
+    place: Place
+    value: OffsetValue | None
+    error: ErrorCode = ErrorCode.NONE
 
 
 class Committed(NamedTuple):

@@ -1,0 +1,285 @@
+"""One shard of a coordinator: a machine, its journal, and everybody who waits for it.
+
+`submit` asks the machine to decide, journals the events that have records, applies all of them, and lets every reply go
+once everything the machine had applied by then is committed. The machine may keep the ticket and reply to it in a
+later outcome (a JoinGroup waits for the other members). See `levada.broker.coordinators` for the whole.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from levada.broker.journal import Journal
+from levada.broker.partitions import Partition
+from levada.broker.waiting import Deferred
+from levada.core.machines import JournalRecord, Machine, Outcome, Ticket
+from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
+
+if TYPE_CHECKING:
+    from levada.broker.broker import Broker
+
+log = EventLog(__name__)
+
+LOAD_SLICE_S: Final = 0.005  # how long replaying may keep the loop
+ENTRIES_PER_LOOK: Final = 64  # how many records are replayed between looks at the clock
+RECORD_OVERHEAD_BYTES: Final = 24  # at most, beside key and value
+RETRY_S: Final = 1.0  # after a bug in a deadline
+
+M = TypeVar("M", bound=Machine)
+Replies = Sequence[tuple[Ticket, Any]]
+Part = tuple[Sequence[Any], list[JournalRecord]]  # events, and the records of those that have one
+
+
+class Shard(Generic[M]):
+    """The machine of one partition, and everything that waits for it."""
+
+    __slots__ = (
+        "_armed_ms",
+        "_broker",
+        "_closed",
+        "_impatience",
+        "_journal",
+        "_new_machine",
+        "_on_loaded",
+        "_owed",
+        "_patience_s",
+        "_perform",
+        "_timer",
+        "_waiting",
+        "machine",
+        "partition",
+    )
+
+    def __init__(
+        self,
+        broker: "Broker",
+        partition: Partition,
+        new_machine: Callable[[], M],
+        on_loaded: "Callable[[Shard[M]], None] | None" = None,
+        perform: "Callable[[Shard[M], Any], None] | None" = None,
+    ) -> None:
+        self.partition = partition
+        self.machine: M | None = None  # None while it is loaded
+        self._broker = broker
+        self._new_machine = new_machine
+        self._on_loaded = on_loaded
+        self._perform = perform
+        self._journal = Journal(partition, broker.clock)
+        self._waiting: set[Deferred] = set()  # exactly the tickets that are not answered
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_ms = 0
+        self._closed = False
+        self._patience_s = broker.config.offsets_commit_timeout_ms / 1000
+        self._owed: deque[tuple[float, Replies]] = deque()  # until when, in the order of the journal
+        self._impatience: asyncio.TimerHandle | None = None  # rings for the first of them, or early
+        self._load()
+
+    @property
+    def ready(self) -> M:
+        """The machine; COORDINATOR_LOAD_IN_PROGRESS until it is there, NOT_COORDINATOR if it never will be."""
+        if self.machine is None:
+            if self._closed or self.partition.offline:
+                raise _not_coordinator(self.partition)
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the coordinator reads its journal")
+        return self.machine
+
+    # Deciding.
+
+    def submit(
+        self, decide: Callable[[M, int, Ticket], Outcome], answer: Callable[[Any], Any] | None = None
+    ) -> Deferred:
+        """Let the machine decide on a request; `answer` turns its reply into the response. Raises KafkaError."""
+        machine = self.ready
+        ticket = Deferred(answer)
+        outcome = decide(machine, self._broker.clock.now_ms(), ticket)
+        parts = self._parts(machine, outcome)
+        self._waiting.add(ticket)
+        self._carry_out(machine, outcome, parts)
+        return ticket
+
+    def _parts(self, machine: M, outcome: Outcome) -> list[Part]:
+        """The batches of an outcome: one, or as many as it takes if it may be divided.
+
+        MESSAGE_TOO_LARGE if the topic would not take one, and nothing happens.
+        """
+        limit = self.partition.log.config.max_message_bytes
+        parts: list[Part] = []
+        events: list[Any] = []
+        records: list[JournalRecord] = []
+        size = 0
+        for event in outcome.events:
+            record = machine.encode(event)
+            if record is not None:
+                added = len(record[0]) + len(record[1] or b"") + RECORD_OVERHEAD_BYTES
+                if size + added > limit:
+                    if not outcome.divisible or added > limit:
+                        raise KafkaError(
+                            ErrorCode.MESSAGE_TOO_LARGE, f"{size + added} bytes for one batch of a journal"
+                        )
+                    parts.append((events, records))
+                    events, records, size = [], [], 0
+                records.append(record)
+                size += added
+            events.append(event)
+        return [*parts, (events, records)]
+
+    def _carry_out(self, machine: M, outcome: Outcome, parts: Sequence[Part]) -> None:
+        replies, effects = outcome.replies, outcome.effects
+        for events, records in parts:
+            if records:
+                try:
+                    self._journal.append(records, self._committed, **outcome.stamp._asdict())
+                except KafkaError as error:
+                    self._fail(error)
+                    return
+            for event in events:
+                machine.apply(event)
+        if replies:
+            self._owe(replies)
+        if effects:
+            self._journal.after_all(
+                lambda error: self._have_done(machine, effects) if error is None else None
+            )
+        self._arm(machine)
+
+    def _owe(self, replies: Replies) -> None:
+        """Give the replies when the journal is committed, or a refusal if that takes too long."""
+        owed = (self._broker.clock.monotonic() + self._patience_s, replies)
+        self._owed.append(owed)
+        self._journal.after_all(lambda error: self._give(owed) if error is None else None)
+        if self._owed and self._impatience is None:
+            self._impatience = self._broker.call_later(self._patience_s, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        self._impatience = None
+        now = self._broker.clock.monotonic()
+        error = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the journal is not committed in time")
+        while self._owed and self._owed[0][0] <= now:
+            _, replies = self._owed.popleft()
+            self._hand_out((ticket, error) for ticket, _ in replies)
+        if self._owed:
+            self._impatience = self._broker.call_later(self._owed[0][0] - now, self._lose_patience)
+
+    def _have_done(self, machine: M, effects: Sequence[Any]) -> None:
+        assert self._perform is not None
+        for effect in effects:
+            if self.machine is machine:
+                self._perform(self, effect)
+
+    def _committed(self, error: KafkaError | None) -> None:
+        if error is not None:
+            self._fail(error)
+
+    def _give(self, owed: tuple[float, Replies]) -> None:
+        if self._owed and self._owed[0] is owed:
+            self._owed.popleft()
+            self._hand_out(owed[1])
+
+    def _hand_out(self, replies: Iterable[tuple[Ticket, Any]]) -> None:
+        for ticket, reply in replies:
+            if ticket in self._waiting:
+                assert isinstance(ticket, Deferred)
+                self._waiting.discard(ticket)
+                ticket.give(reply)
+
+    # Time.
+
+    def _arm(self, machine: M) -> None:
+        """One timer: moved when something is due earlier, and left alone when later, since it looks again."""
+        deadline_ms = machine.next_deadline_ms()
+        if deadline_ms is None or (self._timer is not None and self._armed_ms <= deadline_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed_ms = deadline_ms
+        delay_ms = max(0, deadline_ms - self._broker.clock.now_ms())
+        self._timer = self._broker.call_later(delay_ms / 1000, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        machine, now_ms = self.machine, self._broker.clock.now_ms()
+        if machine is None:
+            return
+        deadline_ms = machine.next_deadline_ms()
+        if deadline_ms is None or deadline_ms > now_ms:
+            self._arm(machine)
+            return
+        try:
+            self._happen(machine, machine.expire(now_ms))
+        except Exception as error:  # (whatever it is, time goes on)
+            log.error("a deadline of a coordinator failed", topic=self.partition.topic, exc_info=error)
+            self._timer = self._broker.call_later(RETRY_S, self._ring)
+
+    def _happen(self, machine: M, outcome: Outcome) -> None:
+        """Carry out what nobody asked for."""
+        self._carry_out(machine, outcome, self._parts(machine, outcome))
+
+    # Beginning and end.
+
+    def _load(self) -> None:
+        if self.partition.offline or self._closed:
+            return
+        if self.partition.log.log_start_offset == self.partition.log.log_end_offset:
+            self._begin(self._new_machine())
+        else:
+            self._broker.tasks.start(f"load-{self.partition.topic}-{self.partition.index}", self._replay())
+
+    async def _replay(self) -> None:
+        machine, clock = self._new_machine(), self._broker.clock
+        since = clock.monotonic()
+        try:
+            for count, entry in enumerate(self._journal.replay()):
+                machine.replay(entry.key, entry.value, entry.batch)
+                if count % ENTRIES_PER_LOOK == 0 and clock.monotonic() - since > LOAD_SLICE_S:
+                    await asyncio.sleep(0)
+                    since = clock.monotonic()
+                    if self._closed:
+                        return
+        except OSError as error:
+            log.error("a journal cannot be read", topic=self.partition.topic, error=str(error))
+            return
+        self._begin(machine)
+
+    def _begin(self, machine: M) -> None:
+        self.machine = machine
+        self._happen(machine, machine.loaded(self._broker.clock.now_ms()))
+        if self._on_loaded is not None:
+            self._on_loaded(self)
+
+    def _fail(self, error: KafkaError) -> None:
+        """What was applied may not be in the journal: forget it and read the journal again."""
+        if self.machine is None:
+            return
+        log.error(
+            "a coordinator lost its journal",
+            topic=self.partition.topic,
+            index=self.partition.index,
+            why=str(error),
+        )
+        self._drop()
+        self._load()
+
+    def _drop(self) -> None:
+        self.machine = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._owed.clear()
+        waiting, self._waiting = self._waiting, set()
+        for ticket in waiting:
+            ticket.give(_not_coordinator(self.partition))
+
+    def close(self) -> None:
+        """This broker does not lead the partition any more, or stops."""
+        self._closed = True
+        self._drop()
+        if self._impatience is not None:
+            self._impatience.cancel()
+
+
+def _not_coordinator(partition: Partition) -> KafkaError:
+    return KafkaError(
+        ErrorCode.NOT_COORDINATOR, f"{partition.topic}-{partition.index} is not served here any more"
+    )
