@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.brokers import Running, running
 from tests.compat import raw
-from tests.logs import NOW_MS, QuickDisk, open_log, read_all
+from tests.logs import NOW_MS, QuickDisk, open_log, read_all, split
 
 from levada.broker import cleaning
 from levada.broker.cleaner_process import MODULE
@@ -697,3 +697,23 @@ def test_readers_go_on_over_a_swap(tmp_path: Path) -> None:
     following = read_header(memoryview(b"".join(log.read(5, 1 << 20, 40, minimum_one=True).views)))
     assert following.last_offset >= 5
     assert isinstance(log.active.disk, QuickDisk)
+
+
+def test_what_is_left_of_small_segments_is_read_together(tmp_path: Path) -> None:
+    """Many answers of emptied batches only would be an error to librdkafka."""
+    log = compacted(tmp_path / "t-0", segment_bytes=300)
+    for number in range(40):
+        put(log, [(b"%d" % number, b"x" * 120)], producer_id=number, producer_epoch=0, base_sequence=0)
+    for number in range(40):
+        put(log, [(b"%d" % number, b"x" * 130)])
+    before = [read_header(batch).base_offset for batch in read_all(log)]
+    clean_log(log)
+    assert len(log.segments) > 20
+    left = list(split(b"".join(log.read(0, 1 << 20, log.log_end_offset, minimum_one=True).views)))
+    assert len(left) > 40 and any(read_header(batch).record_count for batch in left)
+    assert [read_header(batch).base_offset for batch in read_all(log)] == before
+    for max_bytes in (0, 61, 200, 500):
+        piece = log.read(0, max_bytes, log.log_end_offset, minimum_one=False)
+        assert piece.size <= max_bytes and sum(map(len, piece.views)) == piece.size
+    piece = log.read(0, 1 << 20, 25, minimum_one=True)
+    assert [read_header(batch).base_offset for batch in split(b"".join(piece.views))] == before[:25]

@@ -17,6 +17,7 @@ from levada.wire.markers import Marker, decode_marker
 
 WARM_TAIL_BYTES = 8 * 1024 * 1024  # what was just written is taken to be in the page cache
 PLACES_MAX = 64
+SMALL_BYTES = 4 * 1024
 
 Place = tuple[Segment, int, int]  # segment, position, number of an index entry at or before it (or -1)
 
@@ -61,7 +62,7 @@ class Reader:
         return segment, position, hint
 
     def read(self, offset: int, max_bytes: int, end_offset: int, log_end: int, minimum_one: bool) -> Slice:
-        """Whole batches of one segment below `end_offset`; `offset` is in the log and below it."""
+        """Whole batches below `end_offset`, of one segment unless it is small; `offset` is in the log and below it."""
         segment, start, hint = self._places.get(offset) or self.locate(offset)
         if start == segment.size:
             segment, start, hint = self.locate(offset)
@@ -72,7 +73,27 @@ class Reader:
             return NOTHING
         if segment is self.segments[-1]:
             self._remember(min(end_offset, log_end), (segment, end, hint))
-        return take(segment, start, end, self._is_recent(segment, start))
+            return take(segment, start, end, self._is_recent(segment, start))
+        piece = take(segment, start, end, recent=False)
+        if piece.size < SMALL_BYTES and end == segment.size and not piece.cold:
+            return self._continued(piece, segment, max_bytes, end_offset, log_end)
+        return piece
+
+    def _continued(
+        self, piece: Slice, segment: Segment, max_bytes: int, end_offset: int, log_end: int
+    ) -> Slice:
+        """The small rest of a segment, and what follows it.
+
+        Compaction may leave only emptied batches of a segment; librdkafka takes a few answers of nothing else for
+        an error.
+        """
+        following = self._bases[bisect_right(self._bases, segment.base_offset)]
+        if following >= min(end_offset, log_end):
+            return piece
+        more = self.read(following, max_bytes - piece.size, end_offset, log_end, minimum_one=False)
+        if more.cold:
+            return piece
+        return Slice(piece.views + more.views, piece.size + more.size, False)
 
     def headers(self, start_offset: int) -> Iterator[BatchHeader]:
         return (header for _, _, header in self._batches(start_offset))
@@ -98,7 +119,7 @@ class Reader:
     def aborted(self, offset: int, size: int, end_offset: int) -> list[AbortedTransaction]:
         """Those that may have records in the `size` bytes of batches that a read from `offset` gave.
 
-        All these batches are below `end_offset`, and in one segment.
+        All these batches are below `end_offset`.
         """
         number = max(0, bisect_right(self._bases, offset) - 1)
         if not size or not any(segment.txn_index.count for segment in self.segments[number:]):
@@ -116,7 +137,11 @@ class Reader:
     def _upper_bound(self, offset: int, size: int) -> int:
         """An offset at or after the end of a read: that of the next indexed batch, or of the next segment."""
         segment, start, _ = self.locate(offset)
-        index, end = segment.index, start + size
+        end = start + size
+        while end > segment.size:
+            end -= segment.size
+            segment = self.segments[bisect_right(self._bases, segment.base_offset)]
+        index = segment.index
         floor = index.floor(1, end)
         number = 0 if floor is None else floor[0] + (floor[1][1] < end)
         entry = index.entry(number) if number < len(index) else None
