@@ -1,7 +1,7 @@
 """The coordinator's machine of transactions: who may speak, how transactions end, what survives (R31-R33)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from levada.core import transaction
 from levada.core.machines import Outcome
 from levada.core.transaction import (
     NOBODY,
@@ -19,7 +20,7 @@ from levada.core.transaction import (
     TransactionLimits,
     TransactionsMachine,
 )
-from levada.core.transaction_state import EPOCH_MAX, NEVER_MS, Identity, Place
+from levada.core.transaction_state import EPOCH_MAX, NEVER_MS, Identity, Place, Transaction
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import BatchHeader
 from levada.wire.txn_journal import TRANSACTIONS, Status, TransactionKey
@@ -560,3 +561,81 @@ def play(seed: int, version: int) -> None:
 @given(seed=st.integers(0, 1 << 32))
 def test_a_transaction_ends_once_and_as_a_whole(version: int, seed: int) -> None:
     play(seed, version)
+
+
+# The test itself is tested: each of these bugs, planted into the machine, must be found.
+
+
+def _fence_forgets_the_epoch(patch: pytest.MonkeyPatch) -> None:
+    fenced = Transaction.fenced
+    patch.setattr(
+        Transaction,
+        "fenced",
+        lambda self, now_ms: replace(fenced(self, now_ms), producer_epoch=self.producer_epoch),
+    )
+
+
+def _every_end_is_a_retry(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(transaction, "_ended_before", lambda current, client: True)
+
+
+def _epochs_are_not_checked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        TransactionsMachine, "_of", lambda self, transactional_id, client: self._known(transactional_id)
+    )
+
+
+def _a_new_client_gets_the_old_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(transaction, "_bumped", lambda client, new_producer_id: client)
+
+
+def _decided_transactions_are_forgotten_on_restart(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TransactionsMachine, "loaded", lambda self, now_ms: Outcome())
+
+
+def _the_decision_can_be_changed(patch: pytest.MonkeyPatch) -> None:
+    """A transaction that is being committed counts as open still."""
+    patch.setattr(Transaction, "is_ending", property(lambda self: False))
+    record = Transaction.record
+
+    def open_still(self: Transaction) -> Any:
+        value = record(self)
+        if value.transaction_status in (Status.PREPARE_COMMIT, Status.PREPARE_ABORT):
+            return value._replace(transaction_status=Status.ONGOING)
+        return value
+
+    patch.setattr(Transaction, "record", open_still)
+
+
+def _a_partition_is_left_out(patch: pytest.MonkeyPatch) -> None:
+    """Partitions that are added later replace those from before."""
+    grown = Transaction.with_partitions
+
+    def replaced(self: Transaction, places: Any, version: int, now_ms: int) -> Transaction:
+        return replace(grown(self, places, version, now_ms), partitions=frozenset(places))
+
+    patch.setattr(Transaction, "with_partitions", replaced)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _fence_forgets_the_epoch,
+        _every_end_is_a_retry,
+        _epochs_are_not_checked,
+        _a_new_client_gets_the_old_epoch,
+        _decided_transactions_are_forgotten_on_restart,
+        _the_decision_can_be_changed,
+        _a_partition_is_left_out,
+    ],
+)
+def test_a_planted_bug_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    for seed in range(300):
+        try:
+            play(seed, 2)
+        except AssertionError:
+            return
+    pytest.fail("not found")
