@@ -164,6 +164,11 @@ class BrokerConfig(CleanerSettings):
         config = BrokerConfig(given=given, **_parsed(BROKER_SETTINGS, given))
         beyond_loopback = config.levada_allow_plaintext_beyond_loopback
         listeners.check(config.endpoints, config.advertised_endpoints, beyond_loopback=beyond_loopback)
+        if config.levada_metrics_listener:
+            listeners.address(config.levada_metrics_listener, "levada.metrics.listener")
+        dirs = config.log_dirs
+        if not dirs or "" in dirs or len(set(dirs)) < len(dirs):
+            raise BROKER_SETTINGS["log.dirs"].rejected("one or more directories, each named once")
         TopicConfig.build(config, {})
         return config, warnings
 

@@ -59,6 +59,14 @@ def check(endpoints: Sequence[Endpoint], advertised: Sequence[Endpoint], *, beyo
             raise _rejected("advertised.listeners", f"{endpoint.listener} is not among the listeners")
 
 
+def address(text: str, setting: str) -> tuple[str, int]:
+    """Host and port of `host:port`."""
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isdecimal() and int(port) <= PORT_MAX):
+        raise _rejected(setting, f"{text!r} is not of the form host:port")
+    return host.strip("[]"), int(port)
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches the host; an empty one is every interface."""
     try:

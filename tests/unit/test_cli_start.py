@@ -109,6 +109,14 @@ def test_what_cannot_be_started(arguments: list[str], message: str, tmp_path: Pa
     assert "Traceback" not in process.stderr
 
 
+def test_a_file_in_latin_1(tmp_path: Path) -> None:
+    properties = tmp_path / "server.properties"
+    properties.write_bytes("# für alle\nlisteners=PLAINTEXT://127.0.0.1:0\n".encode("latin-1"))
+    with started(str(properties), "--data", str(tmp_path / "data")) as (process, bootstrap, _):
+        assert levada(bootstrap, "topic", "list", "-q") == ""
+        process.terminate()
+
+
 def test_a_port_that_is_taken(levada_broker: EmbeddedBroker, tmp_path: Path) -> None:
     port = levada_broker.bootstrap.rpartition(":")[2]
     process = subprocess.run(

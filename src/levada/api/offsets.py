@@ -1,7 +1,7 @@
 """Places in a log: ListOffsets finds them, DeleteRecords moves the first, OffsetForLeaderEpoch tells epochs apart."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -60,17 +60,16 @@ def list_offsets(
     topics = tuple(
         answer.ListOffsetsTopicResponse(
             name=topic.name,
-            partitions=_answers(
-                call,
-                topic.name,
-                {asked.partition_index: asked for asked in topic.partitions}.values(),
-                of_partition,
-                refused,
-            ),
+            partitions=_answers(call, topic.name, _each_once(topic.partitions), of_partition, refused),
         )
         for topic in request.topics
     )
     return answer.ListOffsetsResponse(throttle_time=UNTHROTTLED, topics=topics)
+
+
+def _each_once(asked: Sequence[Any]) -> Iterable[Any]:
+    """One place for each partition: one that is named again is answered once."""
+    return {place.partition_index: place for place in asked}.values()
 
 
 def _find(partition: Partition, timestamp: int, isolation_level: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from levada.broker.broker import Broker
+from levada.listeners import address
 from levada.logs import EventLog
 from levada.net.listener import Listener
 from levada.wire.versions import APIS
@@ -164,9 +165,9 @@ class MetricsServer:
         if not broker.config.levada_metrics_listener:
             return None
         pages = cls(broker, listeners)
-        host, _, port = broker.config.levada_metrics_listener.rpartition(":")
+        host, port = address(broker.config.levada_metrics_listener, SETTING)
         try:
-            pages._server = await pages._listen(host, int(port))
+            pages._server = await pages._listen(host, port)
         except OSError as error:
             # A second broker on this host is no reason to fail, unless this very port was asked for.
             if error.errno != errno.EADDRINUSE or SETTING in broker.config.given:

@@ -56,12 +56,10 @@ def _run(properties: str | None, flags: dict[str, str]) -> None:
     from levada.errors import KafkaError
     from levada.properties import merged
 
-    text = ""
-    if properties is not None:
-        with open(properties, encoding="utf-8") as file:
-            text = file.read()
     try:
-        config, warnings = BrokerConfig.load(merged(text=text, environment=os.environ, flags=flags))
+        config, warnings = BrokerConfig.load(
+            merged(text=_text(properties), environment=os.environ, flags=flags)
+        )
     except KafkaError as error:
         raise Failure(error.detail, EXIT_USAGE) from None
     for warning in warnings:
@@ -73,3 +71,15 @@ def _run(properties: str | None, flags: dict[str, str]) -> None:
     except CannotStartError as error:
         hint = "try: --port with another one; 0 takes a free one" if "cannot listen" in str(error) else ""
         raise Failure(f"cannot start: {error}", hint=hint) from error
+
+
+def _text(properties: str | None) -> str:
+    """The file's text, in UTF-8 or, as Java writes such files, in Latin-1."""
+    if properties is None:
+        return ""
+    with open(properties, "rb") as file:
+        content = file.read()
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return content.decode("latin-1")
