@@ -2,17 +2,26 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.brokers import Running, crash_image, running
 from tests.compat.raw import Connection
 from tests.faulty_disk import FaultyDisk
+from tests.unit.group_world import RANGE
 
+from levada.broker.broker import Broker
 from levada.broker.coordinators import java_abs, java_hash
 from levada.broker.groups import OFFSETS_TOPIC
+from levada.broker.partitions import Partition
+from levada.broker.shards import Shard
 from levada.broker.waiting import Deferred, together
+from levada.config import BrokerConfig
+from levada.core.group_drafts import GroupLimits
+from levada.core.group_requests import JoinRequest
 from levada.core.groups import GroupsMachine
 from levada.core.machines import Deadlines
 from levada.errors import ErrorCode, KafkaError
@@ -314,6 +323,72 @@ def test_sessions_end_without_anybody_asking(tmp_path: Path) -> None:
         states = {"Stable", "CompletingRebalance", "PreparingRebalance"}
         while (state := wire.call("describe_groups", 5, {"groups": ["g"]}).groups[0].group_state) != "Empty":
             assert state in states
+
+
+class Standstill:
+    """A broker whose time is the test's: the clock is set, and timers ring when they are told to."""
+
+    def __init__(self) -> None:
+        self.time_ms = 1_000_000
+        self.timers: list[Callable[[], None]] = []
+        self.written: list[bytes] = []
+        self.clock = self
+        self.config = BrokerConfig.load({})[0]
+
+    def now_ms(self) -> int:
+        return self.time_ms
+
+    def monotonic(self) -> float:
+        return self.time_ms / 1000
+
+    def call_later(self, delay_s: float, ring: Callable[[], None]) -> Any:
+        self.timers.append(ring)
+        return SimpleNamespace(cancel=lambda: self.timers.remove(ring) if ring in self.timers else None)
+
+    def ring(self) -> None:
+        timers, self.timers = self.timers, []
+        for one in timers:
+            one()
+
+    def shard(self) -> Shard[GroupsMachine]:
+        empty = SimpleNamespace(
+            log_start_offset=0, log_end_offset=0, config=SimpleNamespace(max_message_bytes=1 << 20)
+        )
+        partition = SimpleNamespace(
+            log=empty,
+            offline=False,
+            topic=OFFSETS_TOPIC,
+            index=0,
+            waiters=set(),
+            append_own=lambda batch, now_ms: self.written.append(batch),
+        )
+        limits = GroupLimits(initial_rebalance_delay_ms=0)
+        return Shard(cast(Broker, self), cast(Partition, partition), lambda: GroupsMachine(limits))
+
+
+def test_a_process_that_stood_still_hears_its_members_before_it_removes_them() -> None:
+    broker = Standstill()
+    shard = broker.shard()
+    request = JoinRequest(
+        "g", "", None, "c", "/h", 10_000, 60_000, "consumer", RANGE, "m", must_know_id=False
+    )
+
+    def beat() -> Deferred:
+        return shard.submit(
+            lambda machine, now_ms, ticket: machine.heartbeat("g", "m", None, 1, now_ms, ticket),
+            lambda _: "alive",
+        )
+
+    shard.submit(lambda machine, now_ms, ticket: machine.join(request, now_ms, ticket))
+    broker.time_ms += 3_600_000
+    broker.ring()
+    heard: list[Any] = []
+    beat().then(heard.append)
+    assert heard == ["alive"]
+    broker.ring()
+    beat().then(heard.append)
+    assert heard == ["alive", "alive"]
+    assert not broker.written, "nobody was removed"
 
 
 # Small parts

@@ -26,6 +26,8 @@ LOAD_SLICE_S: Final = 0.005  # how long replaying may keep the loop
 ENTRIES_PER_LOOK: Final = 64  # how many records are replayed between looks at the clock
 RECORD_OVERHEAD_BYTES: Final = 24  # at most, beside key and value
 RETRY_S: Final = 1.0  # after a bug in a deadline
+STANDSTILL_MS: Final = 2_000  # a timer that rings so late says that the process was stopped, or the clock set
+HESITATION_S: Final = 3.0  # about the time between two heartbeats
 
 M = TypeVar("M", bound=Machine)
 Replies = Sequence[tuple[Ticket, Any]]
@@ -39,6 +41,7 @@ class Shard(Generic[M]):
         "_armed_ms",
         "_broker",
         "_closed",
+        "_hesitates",
         "_impatience",
         "_journal",
         "_new_machine",
@@ -70,6 +73,7 @@ class Shard(Generic[M]):
         self._waiting: set[Deferred] = set()  # exactly the tickets that are not answered
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ms = 0
+        self._hesitates = False
         self._closed = False
         self._patience_s = broker.config.offsets_commit_timeout_ms / 1000
         self._owed: deque[tuple[float, Replies]] = deque()  # until when, in the order of the journal
@@ -189,7 +193,9 @@ class Shard(Generic[M]):
     def _arm(self, machine: M) -> None:
         """One timer: moved when something is due earlier, and left alone when later, since it looks again."""
         deadline_ms = machine.next_deadline_ms()
-        if deadline_ms is None or (self._timer is not None and self._armed_ms <= deadline_ms):
+        if deadline_ms is None or self._hesitates:
+            return
+        if self._timer is not None and self._armed_ms <= deadline_ms:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -202,6 +208,12 @@ class Shard(Generic[M]):
         machine, now_ms = self.machine, self._broker.clock.now_ms()
         if machine is None:
             return
+        if now_ms - self._armed_ms > STANDSTILL_MS and not self._hesitates:
+            # The process or its clock stood still: hear first what clients have sent meanwhile.
+            self._hesitates = True
+            self._timer = self._broker.call_later(HESITATION_S, self._ring)
+            return
+        self._hesitates = False
         deadline_ms = machine.next_deadline_ms()
         if deadline_ms is None or deadline_ms > now_ms:
             self._arm(machine)
@@ -263,6 +275,7 @@ class Shard(Generic[M]):
 
     def _drop(self) -> None:
         self.machine = None
+        self._hesitates = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
