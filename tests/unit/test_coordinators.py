@@ -21,7 +21,7 @@ from levada.broker.shards import Shard
 from levada.broker.waiting import Deferred, together
 from levada.config import BrokerConfig
 from levada.core.group_drafts import GroupLimits
-from levada.core.group_requests import JoinRequest
+from levada.core.group_requests import JoinRequest, SyncRequest
 from levada.core.groups import GroupsMachine
 from levada.core.machines import Deadlines
 from levada.errors import ErrorCode, KafkaError
@@ -354,41 +354,54 @@ class Standstill:
         empty = SimpleNamespace(
             log_start_offset=0, log_end_offset=0, config=SimpleNamespace(max_message_bytes=1 << 20)
         )
-        partition = SimpleNamespace(
+        self.partition = SimpleNamespace(
             log=empty,
             offline=False,
             topic=OFFSETS_TOPIC,
             index=0,
             waiters=set(),
-            append_own=lambda batch, now_ms: self.written.append(batch),
+            high_watermark=1,
+            append_own=self.append,
         )
         limits = GroupLimits(initial_rebalance_delay_ms=0)
-        return Shard(cast(Broker, self), cast(Partition, partition), lambda: GroupsMachine(limits))
+        return Shard(cast(Broker, self), cast(Partition, self.partition), lambda: GroupsMachine(limits))
+
+    def append(self, batch: bytes, now_ms: int) -> int:
+        self.written.append(batch)
+        return 1
+
+    def publish(self) -> None:
+        for waiter in list(self.partition.waiters):
+            waiter.news(0)
 
 
 def test_a_process_that_stood_still_hears_its_members_before_it_removes_them() -> None:
     broker = Standstill()
     shard = broker.shard()
+    heard: list[Any] = []
+
+    def ask(decide: Callable[[GroupsMachine, int, Any], Any]) -> None:
+        shard.submit(decide, lambda _: "well").then(heard.append)
+        broker.publish()
+
     request = JoinRequest(
         "g", "", None, "c", "/h", 10_000, 60_000, "consumer", RANGE, "m", must_know_id=False
     )
-
-    def beat() -> Deferred:
-        return shard.submit(
-            lambda machine, now_ms, ticket: machine.heartbeat("g", "m", None, 1, now_ms, ticket),
-            lambda _: "alive",
-        )
-
-    shard.submit(lambda machine, now_ms, ticket: machine.join(request, now_ms, ticket))
-    broker.time_ms += 3_600_000
+    ask(lambda machine, now_ms, ticket: machine.join(request, now_ms, ticket))
+    sync = SyncRequest("g", "m", None, 1, None, None, {"m": b""})
+    ask(lambda machine, now_ms, ticket: machine.sync(sync, now_ms, ticket))
+    assert len(broker.written) == 1, "the assignment"
+    for _ in range(2):
+        broker.time_ms += 3_600_000
+        broker.ring()
+        ask(lambda machine, now_ms, ticket: machine.heartbeat("g", "m", None, 1, now_ms, ticket))
+        broker.ring()
+    assert heard == ["well"] * 4
+    assert len(broker.written) == 1, "nobody was removed"
+    broker.time_ms += 10_000
     broker.ring()
-    heard: list[Any] = []
-    beat().then(heard.append)
-    assert heard == ["alive"]
     broker.ring()
-    beat().then(heard.append)
-    assert heard == ["alive", "alive"]
-    assert not broker.written, "nobody was removed"
+    assert len(broker.written) == 2, "who is silent is"
 
 
 # Small parts
