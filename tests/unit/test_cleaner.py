@@ -600,6 +600,8 @@ def test_a_broker_compacts_its_topics(tmp_path: Path) -> None:
         until(checkpoint.exists)
         assert values(broker, "compacted") == {b"%d" % key: b"%d" % (55 + key) for key in range(5)}
         assert len(list(children_of(os.getpid()))) == 1
+        figures = broker.broker.cleaner
+        assert figures.cleanings >= 1 and figures.bytes_read > figures.bytes_written > 0
         assert broker.partition("deleted").log.size_bytes > 2_000
     assert list(children_of(os.getpid())) == []
     version, count, line = checkpoint.read_text().splitlines()
@@ -607,6 +609,19 @@ def test_a_broker_compacts_its_topics(tmp_path: Path) -> None:
     with running(tmp_path, log_cleaner_backoff_ms=20) as broker:
         assert values(broker, "compacted") == {b"%d" % key: b"%d" % (55 + key) for key in range(5)}
         assert broker.partition("compacted").high_watermark == 60
+
+
+def test_several_processes_clean_a_log_each(tmp_path: Path) -> None:
+    with running(tmp_path, log_cleaner_backoff_ms=20, log_cleaner_threads=2) as broker:
+        topics = [f"compacted-{number}" for number in range(4)]
+        for topic in topics:
+            broker.create(topic, **COMPACT)
+            fill(broker, topic, 60)
+        for topic in topics:
+            until(lambda topic=topic: broker.partition(topic).log.size_bytes < 1_500)  # type: ignore[misc]
+            assert values(broker, topic) == {b"%d" % key: b"%d" % (55 + key) for key in range(5)}
+        until(lambda: (tmp_path / "cleaner-offset-checkpoint").read_text().startswith("0\n4\n"))
+    assert list(children_of(os.getpid())) == []
 
 
 def test_a_killed_cleaner_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 from uuid import UUID
 
+from levada.broker.cleaner_figures import CleanerFigures
 from levada.broker.controller import Controller
 from levada.broker.coordinators import Coordinators
 from levada.broker.groups import GROUP_KEYS, group_coordinators
@@ -61,6 +62,7 @@ class Broker:
             GROUP_KEYS: self.groups,
             TRANSACTION_KEYS: self.transactions,
         }
+        self.cleaner = CleanerFigures()
         self.request_counts: Counter[int] = Counter()  # by API key
         self.sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, lambda: random.randint(1, SESSION_ID_MAX)

@@ -61,7 +61,7 @@ class Cleaning:
         self._clean: dict[Partition, Clean] = {}
         self._busy: set[Partition] = set()
         self._aside: dict[Partition, Aside] = {}
-        self.cleanings = self.failures = self.bytes_read = self.bytes_written = 0
+        self._figures = broker.cleaner
 
     def start(self) -> None:
         """Go on from the checkpoints; all partitions are open."""
@@ -95,6 +95,7 @@ class Cleaning:
 
     async def _choose(self) -> Partition | None:
         """The dirtiest log of those that may be cleaned; busy from now on."""
+        self._forget_deleted()
         logs: list[tuple[Partition, Cleanable, float]] = []
         for number, partition in enumerate(list(self._broker.partitions.values())):
             if self._may_clean(partition):
@@ -102,6 +103,8 @@ class Cleaning:
                 logs.append((partition, found, partition.log.config.min_cleanable_dirty_ratio))
             if number % PARTITIONS_A_STEP == 0:
                 await asyncio.sleep(0)
+        self._figures.dirty_ratio_max = max([found.dirty_ratio for _, found, _ in logs], default=0.0)
+        self._figures.set_aside = len(self._aside)
         chosen = dirtiest(entry for entry in logs if self._may_clean(entry[0]))
         if chosen is not None:
             self._busy.add(chosen)
@@ -199,16 +202,16 @@ class Cleaning:
         self._broker.log_dirs.settle_swap(partition, replaced)
 
     def _finished(self, partition: Partition, clean: Clean, report: Finished) -> None:
-        self.cleanings += 1
-        self.bytes_read += report.bytes_read
-        self.bytes_written += report.bytes_written
+        self._figures.cleanings += 1
+        self._figures.bytes_read += report.bytes_read
+        self._figures.bytes_written += report.bytes_written
         self._aside.pop(partition, None)
         self._clean[partition] = clean
-        self._forget_closed()
         home = self._broker.log_dirs.home(partition)
+        self._forget_deleted()
         offsets = {
-            _name(one): clean.end_offset
-            for one, clean in self._clean.items()
+            _name(one): known.end_offset
+            for one, known in self._clean.items()
             if self._broker.log_dirs.home(one) is home
         }
         self._broker.log_dirs.write_cleaner_offsets(home, offsets)
@@ -221,7 +224,6 @@ class Cleaning:
         )
 
     def _failed(self, partition: Partition, report: Failed) -> None:
-        self.failures += 1
         self._set_aside(partition, for_long=report.corrupt)
         name = str(_name(partition))
         if report.errno == errno.EIO:
@@ -237,8 +239,10 @@ class Cleaning:
         pause_s = ASIDE_S_MAX if for_long else min(ASIDE_S_MAX, 2.0**failures)
         self._aside[partition] = Aside(self._broker.clock.monotonic() + pause_s, failures)
 
-    def _forget_closed(self) -> None:
-        """Partitions that were deleted need no memory; a new one of the same name begins anew."""
+    def _forget_deleted(self) -> None:
+        """Partitions that are gone need no memory; a new one of the same name begins anew."""
+        if not self._clean and not self._aside:
+            return
         living = set(self._broker.partitions.values())
         for memory in (self._clean, self._aside):
             for partition in [one for one in memory if one not in living]:

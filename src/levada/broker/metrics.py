@@ -56,6 +56,7 @@ class Collector:
         yield from self._topics()
         yield self._requests()
         yield from self._logs()
+        yield from self._cleaner()
         yield from self._node()
         yield from self._connections()
         yield from _process()
@@ -95,6 +96,21 @@ class Collector:
         yield Family("kafka_log_log_logstartoffset", GAUGE, "First offset", starts)
         ends = [(labels, log.log_end_offset) for labels, log in partitions]
         yield Family("kafka_log_log_logendoffset", GAUGE, "Offset of the next record", ends)
+
+    def _cleaner(self) -> Iterator[Family]:
+        figures = self._broker.cleaner
+        dirty = [("", figures.dirty_ratio_max * 100)]
+        yield Family("kafka_log_logcleaner_max_dirty_percent", GAUGE, "Of the dirtiest compacted log", dirty)
+        aside = [("", figures.set_aside)]
+        name = "kafka_log_logcleanermanager_uncleanable_partitions_count"
+        yield Family(name, GAUGE, "Logs that could not be compacted", aside)
+        counts = {
+            "cleanings": figures.cleanings,
+            "read_bytes": figures.bytes_read,
+            "written_bytes": figures.bytes_written,
+        }
+        for name, count in counts.items():
+            yield Family(f"levada_log_cleaner_{name}_total", COUNTER, f"{name} of compaction", [("", count)])
 
     def _node(self) -> Iterator[Family]:
         broker = self._broker
