@@ -314,6 +314,19 @@ def test_json_goes_out_and_in_again(shell: Shell, tmp_path: Path) -> None:
     assert [{**record, "topic": "orders"} for record in copied] == records
     assert shell("produce", "copy", "-i", "jsonl", stdin=b'{"value": {"n": 1}}\n').code == 0
     assert shell("consume", "copy", "--from", "-1", "-e").out == '{"n":1}\n'
+    for wrong in (
+        '{"timestamp": "x"}',
+        '{"timestamp": 1e9}',
+        '{"timestamp": 9223372036854775808}',
+        '{"partition": "x"}',
+        '{"partition": true}',
+        '{"headers": [1]}',
+        '{"headers": "x"}',
+        '{"value_base64": "#"}',
+        "[]",
+    ):
+        refused = shell("produce", "copy", "-i", "jsonl", stdin=wrong.encode())
+        assert refused.code == 2 and refused.err.startswith("error: line 1 of the input: "), wrong
     broken = shell("produce", "copy", "-i", "jsonl", stdin=b'{"value": "ok"}\n{"value": \n')
     assert broken.code == 2
     assert "line 2 of the input" in broken.err

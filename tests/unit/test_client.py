@@ -327,10 +327,15 @@ def test_what_is_not_bytes_is_refused_at_once(levada: EmbeddedBroker) -> None:
         async with client.producer() as producer:
             with pytest.raises(TypeError, match="bytes, not str"):
                 await producer.send(topic, "text")  # type: ignore[arg-type]
+            for timestamp in (-2, 1 << 63):
+                with pytest.raises(ValueError, match="milliseconds"):
+                    await producer.send(topic, b"x", timestamp=timestamp)
+            with pytest.raises(TypeError):
+                await producer.send(topic, b"", timestamp="now")  # type: ignore[arg-type]
             with pytest.raises(TypeError, match="bytes, not int"):
                 await producer.send(topic, b"", headers=[("n", 1)])  # type: ignore[list-item]
-            broken = await producer.send(topic, b"", timestamp="now")  # type: ignore[arg-type]
-            with pytest.raises(TypeError):
+            broken = await producer.send(topic, b"", headers=[(b"n", b"")])  # type: ignore[list-item]
+            with pytest.raises(AttributeError):
                 await broken
             await producer.send_and_wait(topic, b"fine")
 

@@ -95,13 +95,22 @@ def from_json(fields: Any) -> dict[str, Any]:
     headers = fields.get("headers") or []
     if isinstance(headers, dict):
         headers = [{"name": name, "value": value} for name, value in headers.items()]
+    if not isinstance(headers, list) or not all(isinstance(one, dict) and "name" in one for one in headers):
+        raise ValueError("headers are objects with name and value")
     return {
         "key": _bytes(fields, "key"),
         "value": _bytes(fields, "value"),
         "headers": [(str(header["name"]), _bytes(header, "value")) for header in headers],
-        "partition": fields.get("partition"),
-        "timestamp": fields.get("timestamp"),
+        "partition": _number(fields, "partition"),
+        "timestamp": _number(fields, "timestamp"),
     }
+
+
+def _number(fields: dict[str, Any], name: str) -> int | None:
+    value = fields.get(name)
+    if value is not None and not (type(value) is int and -1 <= value < 1 << 63):
+        raise ValueError(f"{name} is a whole number, not {value!r}")
+    return value
 
 
 def _bytes(fields: dict[str, Any], name: str) -> bytes | None:

@@ -307,7 +307,9 @@ def _check(acks: Acks, compression: Compression, idempotent: bool | None) -> Non
 
 
 def _size(record: Record) -> int:
-    """Bytes of a record, about; TypeError if it is not made of bytes."""
+    """Bytes of a record, about; TypeError or ValueError if it is none: it must not spoil the batch of others."""
+    if not -1 <= record.timestamp < 1 << 63:
+        raise ValueError(f"a timestamp is in milliseconds since 1970, not {record.timestamp}")
     size = RECORD_OVERHEAD_BYTES + _length(record.key) + _length(record.value)
     for name, value in record.headers:
         size += len(name) + _length(value) + 2
