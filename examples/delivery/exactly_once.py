@@ -24,7 +24,11 @@ def main() -> None:
     given = parser.parse_args()
     source = consumer(given, "exactly-once")
     target = Producer(
-        {"bootstrap.servers": given.bootstrap, "transactional.id": f"exactly-once-{given.instance}"}
+        {
+            "bootstrap.servers": given.bootstrap,
+            "transactional.id": f"exactly-once-{given.instance}",
+            "metadata.recovery.strategy": "none",  # else a restarted broker may be waited for in vain: librdkafka #5511
+        }
     )
     target.init_transactions()  # waits for, or aborts, what a crashed worker of this name left, and fences it
     source.subscribe([given.topic])

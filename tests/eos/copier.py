@@ -8,6 +8,7 @@ for and what it knew can be told afterwards:
 
 import argparse
 import json
+import os
 import random
 import sys
 import time
@@ -28,11 +29,15 @@ class Copier:
         self._given = given
         self._journal = journal
         self._chance = random.Random(given.seed)
-        settings = {
-            "bootstrap.servers": given.bootstrap,
-            "reconnect.backoff.max.ms": 200,
-            "log_level": 0,
-        }
+        self._batch: list[Message] = []
+        settings: dict[str, object] = (
+            {
+                "bootstrap.servers": given.bootstrap,
+                "reconnect.backoff.max.ms": 200,
+                "metadata.recovery.strategy": "none",  # else send_offsets_to_transaction may hang: librdkafka #5511
+            }
+            | ({"debug": os.environ["COPIER_DEBUG"]} if "COPIER_DEBUG" in os.environ else {"log_level": 0})
+        )
         self._source = Consumer(
             settings
             | {
@@ -53,7 +58,7 @@ class Copier:
 
     def run(self) -> None:
         self._retried(lambda: self._target.init_transactions(PATIENCE_S))
-        self._source.subscribe([self._given.source], on_assign=self._assigned, on_lost=self._ignored)
+        self._source.subscribe([self._given.source], on_assign=self._assigned, on_revoke=self._revoked)
         while True:
             batch = self._fill()
             if batch:
@@ -62,20 +67,23 @@ class Copier:
     def _assigned(self, source: Consumer, parts: list[TopicPartition]) -> None:
         self._write("positioned", parts=[part.partition for part in parts])
 
-    def _ignored(self, source: Consumer, parts: list[TopicPartition]) -> None:
-        """What was read of lost partitions is refused at the commit, by the generation."""
+    def _revoked(self, source: Consumer, parts: list[TopicPartition]) -> None:
+        """What was read of them is for others to copy."""
+        gone = {part.partition for part in parts}
+        self._batch[:] = [message for message in self._batch if message.partition() not in gone]
 
     def _fill(self) -> list[Message]:
-        batch: list[Message] = []
+        """Poll until a transaction is full; a rebalance in between may take from it."""
+        self._batch.clear()
         deadline = time.monotonic() + FILL_S
-        while len(batch) < self._given.size and time.monotonic() < deadline:
-            for message in self._source.consume(self._given.size - len(batch), 0.1):
-                error = message.error()
-                if error is None:
-                    batch.append(message)
-                elif error.fatal():
-                    raise KafkaException(error)
-        return batch
+        while len(self._batch) < self._given.size and time.monotonic() < deadline:
+            message = self._source.poll(0.1)
+            error = None if message is None else message.error()
+            if error is not None and error.fatal():
+                raise KafkaException(error)
+            if message is not None and error is None:
+                self._batch.append(message)
+        return list(self._batch)
 
     def _copy(self, batch: list[Message]) -> None:
         records = [(message.partition(), message.offset(), _text(message.value())) for message in batch]

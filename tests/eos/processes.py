@@ -171,5 +171,44 @@ class JavaCopier(Copier):
         ]
         return [*java("org.apache.kafka.tools.TransactionalMessageCopier", memory_mb=128), *options, *flags]
 
+    def start(self) -> None:
+        self._copied = 0
+        super().start()
+
     def _is_transaction(self, line: str) -> bool:
-        return '"stage":"ProcessLoop"' in line
+        """It tells at each turn how many messages it has copied in this life."""
+        before, self._copied = self._copied, json.loads(line)["totalProcessed"]
+        return self._copied > before
+
+
+class JavaProducer:
+    """Kafka's VerifiableProducer: increasing numbers, idempotent; it tells where each of them went."""
+
+    def __init__(self, folder: Path, bootstrap: str, count: int) -> None:
+        self._output = folder / "producer.jsonl"
+        options = ["--topic", SOURCE, "--max-messages", str(count), "--bootstrap-server", bootstrap]
+        command = java("org.apache.kafka.tools.VerifiableProducer", memory_mb=128)
+        with self._output.open("wb") as output, (folder / "producer.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, *options, "--repeating-keys", "100"], stdout=output, stderr=log
+            )
+
+    def sent(self) -> int:
+        """How many messages it told of so far."""
+        return self._output.read_bytes().count(b"producer_send_")
+
+    def wait(self, seconds: float) -> None:
+        try:
+            assert self._process.wait(seconds) == 0
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+    def history(self) -> Iterator[Operation]:
+        for line in self._output.read_text().splitlines():
+            entry = json.loads(line)
+            if entry["name"] == "producer_send_success":
+                place = (entry["topic"], entry["partition"])
+                yield Operation("producer", (Send(place, entry["value"], entry["offset"]),))
+            elif entry["name"] == "producer_send_error":
+                raise AssertionError(line)
