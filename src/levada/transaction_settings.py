@@ -18,7 +18,9 @@ class TransactionSettings:
     """How transactions are coordinated."""
 
     transaction_state_log_num_partitions: int = setting(50, "Partitions of __transaction_state.", minimum=1)
-    transaction_state_log_replication_factor: Short = setting(1, "Replicas of __transaction_state.", minimum=1)
+    transaction_state_log_replication_factor: Short = setting(
+        1, "Replicas of __transaction_state.", minimum=1
+    )
     transaction_state_log_min_isr: int = setting(
         1, "In-sync replicas that a write to __transaction_state needs.", minimum=1
     )

@@ -110,6 +110,7 @@ def test_exactly_once_from_topic_to_topic(broker: str, orders: list[Order]) -> N
     everything = read(broker, "invoices", "read_uncommitted").values()
     assert sum(map(len, everything)) == COUNT + BATCH  # the batch of the crash is in the log, and hidden
 
+
 def totals(orders: list[Order]) -> dict[str, int]:
     sums: Counter[str] = Counter()
     for order in orders:
