@@ -357,6 +357,19 @@ def test_segments_become_one_as_long_as_they_fit(tmp_path: Path) -> None:
     assert not [name for name in names if name.endswith((".deleted", ".swap", ".cleaned"))]
 
 
+def test_a_cleaned_file_is_as_old_as_what_is_in_it(tmp_path: Path) -> None:
+    """Retention by age looks at it where records have no timestamp."""
+    log = compacted(tmp_path / "t-0")
+    for number in range(30):
+        put(log, [(b"%d" % (number % 3), b"x" * 90)])
+    log.roll(NOW_MS)
+    for number, segment in enumerate(log.segments):
+        os.utime(segment.path, (1_000_000 + number, 1_000_000 + number))
+    newest = len(log.segments) - 2
+    clean_log(log)
+    assert log.active.disk.modified_ms(log.segments[-2].path) == (1_000_000 + newest) * 1000
+
+
 def test_aborted_records_go_at_once_and_their_marker_last(tmp_path: Path) -> None:
     """The marker stays while a batch of its transaction is left, then for delete.retention.ms."""
     log = compacted(tmp_path / "t-0", delete_retention_ms=HOUR_MS)

@@ -311,8 +311,9 @@ class _Output:
         self._pieces = []
 
     def finish(self) -> Cleaned:
-        """Bring everything to the disk."""
+        """Bring everything to the disk; the file is as old as the last one that is in it, for retention by age."""
         segment = self.segment
+        newest = os.path.join(os.path.dirname(segment.path), file_name(self.replaced[-1], LOG_SUFFIX))
         if self._dropped is not None:
             self.add(self._dropped, emptied(self._dropped))
         self._write()
@@ -320,4 +321,5 @@ class _Output:
         self._disk.fsync(segment.fd())
         self._disk.fsync(segment.handles.fd(segment.txn_index.handle))
         segment.close()
+        self._disk.set_modified_ms(segment.path, self._disk.modified_ms(newest))
         return Cleaned(self.replaced, segment.size, segment.max_timestamp, segment.max_timestamp_offset)

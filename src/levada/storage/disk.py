@@ -48,6 +48,8 @@ class Disk(Protocol):
 
     def modified_ms(self, path: str) -> int: ...
 
+    def set_modified_ms(self, path: str, modified_ms: int) -> None: ...
+
     def listdir(self, path: str) -> list[str]: ...
 
     def mkdir(self, path: str) -> None:
@@ -105,6 +107,9 @@ class OsDisk:
 
     def modified_ms(self, path: str) -> int:
         return os.stat(path).st_mtime_ns // 1_000_000
+
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        os.utime(path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000))
 
     def mkdir(self, path: str) -> None:
         os.makedirs(path, exist_ok=True)

@@ -125,6 +125,11 @@ class SimDisk:
         node = self._node(path)
         return node.modified_ms if isinstance(node, SimFile) else 0
 
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        node = self._node(path)
+        if isinstance(node, SimFile):
+            node.modified_ms = modified_ms
+
     def listdir(self, path: str) -> list[str]:
         names = sorted(self._directory(path).entries)
         self.random.shuffle(names)
