@@ -43,7 +43,7 @@ def config() -> None:
     """
 
 
-@config.command()
+@config.command(short_help="Show settings.")
 @resource_argument
 @name_argument
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
@@ -145,4 +145,4 @@ async def _check(client: "Client", resource: "Resource", name: str) -> None:
         raise click.BadParameter(f"{name!r} is not a node id", param_hint="NAME")
     elif int(name) not in (brokers := (await client.metadata(())).brokers):
         known = ", ".join(map(str, sorted(brokers)))
-        raise Failure(f"no such broker: {name}; there are {known}", EXIT_NOT_FOUND)
+        raise Failure(f"no such broker: {name}; known are: {known}", EXIT_NOT_FOUND)

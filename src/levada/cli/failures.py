@@ -58,7 +58,8 @@ class Failure(Exception):  # noqa: N818
 
 def misused(error: click.ClickException) -> Failure:
     """What click finds wrong with a command line, said like every other failure."""
-    message = error.format_message().removesuffix(".")
+    message = " ".join(error.format_message().removesuffix(".").split("\n\t"))
+    message = message.replace(". Did you mean", "; did you mean").replace(". (Did you mean", " (did you mean")
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = f"try: {context.command_path} --help" if context else ""
     return Failure(message[:1].lower() + message[1:], error.exit_code, hint)

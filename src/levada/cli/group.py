@@ -57,7 +57,7 @@ def list_groups(names: bool, output: Output, bootstrap: str, timeout: float) -> 
         emit([found._asdict() for found in groups], output, ("group", "state", "kind"))
 
 
-@group.command()
+@group.command(short_help="Show members, their partitions and lag.")
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True)
 @prints
 @connects
@@ -76,7 +76,7 @@ def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: fl
     emit_each(with_client(bootstrap, timeout, work), output, _print_description)
 
 
-@group.command()
+@group.command(short_help="Show how many messages are unread, and for how long.")
 @click.argument("names", metavar="[GROUP...]", nargs=-1)
 @click.option("--partitions", is_flag=True, help="One line for each partition.")
 @prints
@@ -156,11 +156,12 @@ def reset(
 
     moves = with_client(bootstrap, timeout, plan)
     emit([_move_row(move) for move in moves], output, ("topic", "partition", "committed", "new", "lag"))
+    count = "1 offset" if len(moves) == 1 else f"{len(moves)} offsets"
     if not execute:
-        confirm(f"reset {len(moves)} offsets of {name}?", yes=False, hint="try: --execute")
+        confirm(f"reset {count} of {name}?", yes=False, hint="try: --execute")
     new = {move.partition: move.target for move in moves}
     with_client(bootstrap, timeout, lambda client: GroupAdmin(client).commit(name, new))
-    say(f"reset {len(moves)} offsets of {name}")
+    say(f"reset {count} of {name}")
 
 
 @group.command()

@@ -130,5 +130,6 @@ def confirm(question: str, yes: bool, hint: str = "try: --yes") -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Failure(f"{question} needs a yes", hint=hint)
-    click.confirm(question, abort=True, err=True)
+        raise Failure(f"cannot ask, since standard input is not a terminal: {question}", hint=hint)
+    if not click.confirm(question, err=True):
+        raise Failure("nothing was changed")

@@ -14,7 +14,9 @@ from levada.cli.options import parse_settings, say
 )
 @click.option("--data", metavar="DIR", help="Where to keep the logs (log.dirs).  [default: levada-data]")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), help="Listen on this port of 127.0.0.1; 0 takes a free one."
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Listen on this port of 127.0.0.1; 0 takes a free one.  [default: 9092]",
 )
 @click.option(
     "--listener", "listeners", metavar="NAME://HOST:PORT", multiple=True, help="Where to listen (listeners)."

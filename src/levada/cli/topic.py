@@ -66,7 +66,7 @@ def list_topics(names: bool, internal: bool, output: Output, bootstrap: str, tim
     emit([_summary(info) for info in topics], output, ("name", "partitions", "replicas"))
 
 
-@topic.command()
+@topic.command(short_help="Create topics.")
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True)
 @click.option("-p", "--partitions", type=click.IntRange(min=1), help="Number of partitions.")
 @click.option("-r", "--replication-factor", type=click.IntRange(min=1), help="Copies of each partition.")
@@ -123,7 +123,7 @@ def create(
         say(f"{verb} {row['name']} ({_count(row['partitions'], 'partition')})")
 
 
-@topic.command()
+@topic.command(short_help="Show partitions, offsets and settings.")
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topics)
 @prints
 @connects

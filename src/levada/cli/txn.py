@@ -122,7 +122,7 @@ def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: fl
                 click.echo(f"  {place}")
 
 
-@txn.command()
+@txn.command(short_help="Abort open transactions.")
 @click.argument("names", metavar="[TRANSACTIONAL_ID...]", nargs=-1)
 @click.option("--hanging", is_flag=True, help="End all that hang.")
 @click.option("--topic", "topics", metavar="TOPIC", multiple=True, help="With --hanging: only there.")
@@ -160,7 +160,7 @@ def abort(
     with_client(bootstrap, timeout, work)
 
 
-@txn.command()
+@txn.command(short_help="Commit prepared transactions whose owners are gone.")
 @click.argument("names", metavar="TRANSACTIONAL_ID...", nargs=-1, required=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @connects

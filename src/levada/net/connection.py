@@ -99,7 +99,9 @@ class Connection(asyncio.Protocol):
         except TimeoutError:
             raise ConnectionFailed(f"{address} does not take a connection within {timeout_s:g} s") from None
         except OSError as error:
-            why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+            why = (
+                os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+            )
             raise ConnectionFailed(f"cannot connect to {address}: {why}") from error
         try:
             body = await connection.send(
