@@ -116,12 +116,20 @@ def test_brokers_are_apart_and_leave_nothing() -> None:
         assert one.bootstrap != other.bootstrap
         topic = one.topic()
         assert produce(one.bootstrap, topic, "x") == [None]
-        with pytest.raises(KeyError):
+        with pytest.raises(ValueError, match="no such topic"):
             other.records(topic)
         host, _, port = one.bootstrap.partition(":")
     assert threading.active_count() == threads
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)))
+
+
+def test_a_misspelt_error_is_told() -> None:
+    with (
+        levada.testing.broker() as broker,
+        pytest.raises(ValueError, match="did you mean NOT_LEADER_OR_FOLLOWER"),
+    ):
+        broker.fail_next("produce", "NOT_LEADER_FOLLOWER")
 
 
 def test_a_wrong_setting_is_told_by_start() -> None:

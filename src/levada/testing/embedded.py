@@ -12,7 +12,7 @@ import itertools
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 from uuid import uuid4
@@ -102,7 +102,7 @@ class EmbeddedBroker:
 
     def fail_next(self, api: str, error: ErrorCode | str, times: int = 1) -> None:
         """Answer the next request of an API with an error in place of handling it."""
-        code = ErrorCode[error] if isinstance(error, str) else error
+        code = _error_code(error) if isinstance(error, str) else error
         self._order(api, Fault(error=code), times)
 
     def delay(self, api: str, seconds: float, times: int = 1) -> None:
@@ -158,7 +158,10 @@ class EmbeddedBroker:
 
     def _read(self, topic: str) -> Iterator[ConsumerRecord]:
         broker = self._server.broker
-        for index in range(len(broker.image.topics[topic].partitions)):
+        topics = broker.image.topics
+        if topic not in topics:
+            raise ValueError(f"no such topic: {topic}{_did_you_mean(topic, topics)}")
+        for index in range(len(topics[topic].partitions)):
             yield from _committed(broker.partitions[topic, index])
 
 
@@ -183,8 +186,19 @@ def _api_key(api: str) -> int:
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", api).lower()
     if name in keys:
         return keys[name]
-    nearest = difflib.get_close_matches(name, keys, 1)
-    raise ValueError(f"no such API: {api}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
+    raise ValueError(f"no such API: {api}{_did_you_mean(name, keys)}")
+
+
+def _error_code(name: str) -> ErrorCode:
+    """An error by Kafka's name."""
+    if name in ErrorCode.__members__:
+        return ErrorCode[name]
+    raise ValueError(f"no such error: {name}{_did_you_mean(name, ErrorCode.__members__)}")
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 def _committed(partition: Partition) -> Iterator[ConsumerRecord]:
