@@ -110,7 +110,7 @@ class Server:
             broker.open()
             Housekeeping(broker).start()
             Cleaning(broker).start()
-            self._metrics = await MetricsServer.start(broker, self._listeners)
+            self._metrics = await _metrics(broker, self._listeners)
             for listener in self._listeners:
                 await listener.serve()
         except BaseException:
@@ -143,6 +143,15 @@ def _metadata_file(log_dirs: LogDirs) -> str:
             "restore it, or move the partitions away"
         )
     return path
+
+
+async def _metrics(broker: Broker, listeners: list[Listener]) -> MetricsServer | None:
+    try:
+        return await MetricsServer.start(broker, listeners)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+        where = broker.config.levada_metrics_listener
+        raise OSError(f"cannot serve metrics on {where} (levada.metrics.listener): {why}") from error
 
 
 def _shares_of_files(config: BrokerConfig) -> tuple[int, int]:

@@ -25,7 +25,7 @@ SOURCES = {
     1: "topic",
     2: "broker",
     3: "cluster",
-    4: "file",
+    4: "static",
     5: "default",
     6: "logger",
 }  # who set a value, by Kafka's number of it
@@ -35,7 +35,7 @@ Resource = Literal["topic", "broker"]
 
 
 class ConfigEntry(NamedTuple):
-    """One setting of a topic or a broker; `source` says who set it: topic, broker, cluster, file or default."""
+    """One setting of a topic or a broker; `source` is who set it: topic, broker, cluster, static or default."""
 
     name: str
     value: str | None
