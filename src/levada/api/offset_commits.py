@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from levada.api.groups import MILLISECOND, check_group_id, each_group, error_of
+from levada.api.groups import MILLISECOND, ask_group, check_group_id, each_group, error_of
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.waiting import Deferred, together
@@ -80,8 +80,8 @@ def offset_commit(call: Call, request: "offset_commit_v10.OffsetCommitRequest") 
         offsets,
         api_version=call.api_version,
     )
-    (asked,) = each_group(
-        call, [request.group_id], lambda machine, _, at_ms, ticket: machine.commit(commit, at_ms, ticket)
+    asked = ask_group(
+        call, request.group_id, lambda machine, at_ms, ticket: machine.commit(commit, at_ms, ticket)
     )
     return together([asked], lambda results: _committed(call, request, errors, results[0]))
 

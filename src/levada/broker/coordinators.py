@@ -19,6 +19,7 @@ whoever waits is told NOT_COORDINATOR, and the shard is loaded again from what t
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from levada.broker.controller import new_topic_id
@@ -127,6 +128,7 @@ class Coordinators(Generic[M]):
                 )
 
 
+@lru_cache(1_000)
 def java_hash(text: str) -> int:
     """Java's String.hashCode: over UTF-16 units, as a signed 32-bit number."""
     number = 0

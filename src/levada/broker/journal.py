@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from levada.broker.partitions import Partition
 from levada.clock import Clock
+from levada.core.machines import PLAIN, Stamp
 from levada.errors import KafkaError
 from levada.wire.batches import BatchHeader, Record, decode, encode, iterate_headers
 
@@ -41,18 +42,15 @@ class Journal:
         self,
         records: Sequence[tuple[bytes, bytes | None]],
         committed: Committed,
-        *,
-        producer_id: int = -1,
-        producer_epoch: int = -1,
-        attributes: int = 0,
+        stamp: Stamp = PLAIN,
     ) -> None:
         """Write one batch; `committed` is called once, with the error if it never will be. Raises KafkaError."""
         now_ms = self._clock.now_ms()
         batch = encode(
             [Record(0, now_ms, key, value) for key, value in records],
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            attributes=attributes,
+            producer_id=stamp.producer_id,
+            producer_epoch=stamp.producer_epoch,
+            attributes=stamp.attributes,
         )
         goal = self.partition.append_own(batch, now_ms)
         self._waiting.append((goal, committed))

@@ -134,7 +134,7 @@ class Shard(Generic[M]):
         for events, records in parts:
             if records:
                 try:
-                    self._journal.append(records, self._committed, **outcome.stamp._asdict())
+                    self._journal.append(records, self._committed, outcome.stamp)
                 except KafkaError as error:
                     self._fail(error)
                     return

@@ -111,6 +111,9 @@ class Deferred:
 def together(parts: Sequence[Deferred], convert: Callable[[list[Any]], Any]) -> Deferred:
     """One response from many; a part that failed comes as its exception."""
     whole = Deferred(convert)
+    if len(parts) == 1:
+        parts[0].then(lambda result: whole.give([result]))
+        return whole
     results: list[Any] = [None] * len(parts)
     missing = len(parts)
 

@@ -90,10 +90,10 @@ class OffsetPut:
     def apply(self, machine: "GroupsMachine") -> None:
         group_id, topic, partition = self.key
         machine.offsets.put(group_id, (topic, partition), self.value, self.producer_id)
-        if self.value is not None:
-            machine.groups.setdefault(group_id, ClassicGroup(group_id))
-        else:
+        if self.value is None:
             machine.forget_if_bare(group_id)
+        elif group_id not in machine.groups:
+            machine.groups[group_id] = ClassicGroup(group_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,10 +222,11 @@ def encode(
     for count, record in enumerate(records, start=1):
         if count == 1:
             base_timestamp = max_timestamp = record.timestamp
-        max_timestamp = max(max_timestamp, record.timestamp)
+        elif record.timestamp > max_timestamp:
+            max_timestamp = record.timestamp
         _encode_record(body, record, record.timestamp - base_timestamp, count - 1)
-    data = compress(codec, body)
-    batch = bytearray(HEADER_BYTES) + data
+    batch = bytearray(HEADER_BYTES)
+    batch += compress(codec, body) if codec else body
     fields = (
         base_offset,
         len(batch) - LOG_OVERHEAD,
@@ -247,9 +248,10 @@ def encode(
 
 
 def _encode_record(body: bytearray, record: Record, timestamp_delta: int, offset_delta: int) -> None:
-    inner = bytearray(1)  # attributes, unused
-    put_varint(inner, timestamp_delta)
-    put_varint(inner, offset_delta)
+    inner = bytearray(3 if timestamp_delta == offset_delta == 0 else 1)  # attributes, unused; zeros are zeros
+    if timestamp_delta or offset_delta:
+        put_varint(inner, timestamp_delta)
+        put_varint(inner, offset_delta)
     _put_blob(inner, record.key)
     _put_blob(inner, record.value)
     put_varint(inner, len(record.headers))

@@ -8,7 +8,9 @@ declares the fields of one version; a `Format` is the table of all kinds of an i
 """
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from struct import Struct as Packer
 from struct import error as StructError
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -22,10 +24,11 @@ Write = Callable[[bytearray, Any], None]
 
 
 class Type(NamedTuple):
-    """How a value is read (with the position after it) and written."""
+    """How a value is read (with the position after it) and written; `code` is that of a number in Python's `struct`."""
 
     read: Read
     write: Write
+    code: str = ""
 
 
 def _number(code: str) -> Type:
@@ -38,7 +41,7 @@ def _number(code: str) -> Type:
     def write(target: bytearray, value: Any) -> None:
         target += pack(value)
 
-    return Type(read, write)
+    return Type(read, write, code)
 
 
 INT8, INT16, INT32, INT64, BOOL = map(_number, "bhiq?")
@@ -70,7 +73,10 @@ def _read_compact_length(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _write_compact_length(target: bytearray, length: int) -> None:
-    _write_uvarint(target, length + 1)
+    if length < 0x7F:
+        target.append(length + 1)
+    else:
+        _write_uvarint(target, length + 1)
 
 
 _COMPACT = Type(_read_compact_length, _write_compact_length)
@@ -170,6 +176,7 @@ def struct(
 ) -> Type:
     """Fields in their order; `absent` gives values to those that this version does not have."""
     known, missing = tags or {}, dict(absent or {})
+    steps = list(_steps(fields))
 
     def read(data: bytes, position: int) -> tuple[T, int]:
         values = dict(missing)
@@ -182,12 +189,30 @@ def struct(
         return make(**values), position
 
     def write(target: bytearray, value: Any) -> None:
-        for name, kind in fields.items():
-            kind.write(target, getattr(value, name))
+        for get, put in steps:
+            put(target, get(value))
         if flexible:
             _write_tags(target, value, known)
 
     return Type(read, write)
+
+
+def _steps(fields: Mapping[str, Type]) -> Iterator[tuple[Callable[[Any], Any], Write]]:
+    """What is taken of a value and how it is written, field by field; numbers in a row go in one step."""
+    for is_numbers, run in groupby(fields.items(), lambda field: bool(field[1].code)):
+        row = list(run)
+        if is_numbers and len(row) > 1:
+            pack = Packer(">" + "".join(kind.code for _, kind in row)).pack
+            yield attrgetter(*(name for name, _ in row)), _write_row(pack)
+        else:
+            yield from ((attrgetter(name), kind.write) for name, kind in row)
+
+
+def _write_row(pack: Callable[..., bytes]) -> Write:
+    def write(target: bytearray, values: Any) -> None:
+        target += pack(*values)
+
+    return write
 
 
 def _read_tags(data: bytes, position: int, known: Mapping[int, Tag]) -> tuple[dict[str, Any], int]:
@@ -206,6 +231,9 @@ def _read_tags(data: bytes, position: int, known: Mapping[int, Tag]) -> tuple[di
 
 
 def _write_tags(target: bytearray, value: Any, known: Mapping[int, Tag]) -> None:
+    if not known:
+        target.append(0)
+        return
     present = {
         number: tag for number, tag in sorted(known.items()) if getattr(value, tag.name) != tag.default
     }
