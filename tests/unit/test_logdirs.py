@@ -320,6 +320,48 @@ def test_a_topic_made_anew_begins_anew(tmp_path: Path) -> None:
         assert values(one, "orders") == []
 
 
+def delete_records(one: Connection, topic: str, offset: int) -> None:
+    topics = [{"name": topic, "partitions": [{"partition_index": 0, "offset": offset}]}]
+    answer = one.call("delete_records", 2, {"topics": topics, "timeout": 1000})
+    assert answer.topics[0].partitions[0].error_code == 0
+
+
+def test_a_topic_made_anew_keeps_its_records_after_a_crash(tmp_path: Path) -> None:
+    """The checkpoints of the deleted one said that the log begins later: all that was acknowledged was cut (R17)."""
+    with running(tmp_path / "data") as broker, broker.connect() as one:
+        broker.create("orders")
+        broker.create("others")
+        for number in range(9):
+            assert send(one, "orders", str(number)) == send(one, "others", str(number)) == 0
+        delete_records(one, "orders", 7)
+        delete_records(one, "others", 5)
+    with running(tmp_path / "data") as broker, broker.connect() as one:
+        broker.delete("orders")
+        broker.create("orders")
+        assert send(one, "orders", "new") == 0
+        image = crash_image(tmp_path / "data", tmp_path / "image")
+    with running(image) as broker, broker.connect() as one:
+        assert values(one, "orders") == [b"new"]
+        assert broker.partition("others").log_start_offset == 5
+
+
+def test_a_checkpoint_on_its_way_does_not_speak_of_a_deleted_topic(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as broker, broker.connect() as one:
+        broker.create("orders")
+        for number in range(9):
+            assert send(one, "orders", str(number)) == 0
+        delete_records(one, "orders", 7)
+        log_dirs, partitions = broker.broker.log_dirs, broker.broker.partitions
+        write = broker.call(lambda: log_dirs._checkpoint_of(list(partitions.values())))
+        broker.delete("orders")
+        broker.create("orders")
+        assert send(one, "orders", "new") == 0
+        write()
+        image = crash_image(tmp_path / "data", tmp_path / "image")
+    with running(image) as broker, broker.connect() as one:
+        assert values(one, "orders") == [b"new"]
+
+
 def test_a_damaged_log_is_refused_alone_and_left_as_it_is(tmp_path: Path) -> None:
     with running(tmp_path, log_segment_bytes=1000) as broker, broker.connect() as one:
         for name in ("good", "bad"):

@@ -6,6 +6,7 @@ An I/O error takes its directory offline with every partition in it; the process
 import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 
 from levada.broker.durability import GroupCommit
 from levada.broker.partitions import Edges, Partition
@@ -45,6 +46,7 @@ class LogDirs:
         ] = {}  # logs that could not be opened, and are left as they are
         self._commits: dict[str, GroupCommit] = {}
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="log-files")
+        self._checkpoints = Lock()  # held while checkpoint files are written
         self._loop = asyncio.get_running_loop()
         self._starting = True
 
@@ -115,6 +117,8 @@ class LogDirs:
         if log_dir is None or log_dir.offline:
             return None
         try:
+            if found is None:
+                self._forget_former(log_dir, name)
             segments = self._open_log(log_dir, name, topic, config, existed=found is not None)
             partition = Partition(topic.name, topic.id, index, leader_epoch, segments, edges)
         except KafkaError as error:
@@ -126,6 +130,13 @@ class LogDirs:
             return None
         self._homes[partition] = log_dir
         return partition
+
+    def _forget_former(self, log_dir: LogDir, name: TopicPartition) -> None:
+        """A log begins: no checkpoint may speak of a deleted one of its name, nor one that is being written."""
+        with self._checkpoints:
+            if log_dir.knows_of(name):
+                open_ones = {TopicPartition(one.topic, one.index) for one in self._homes}
+                log_dir.forget_all_but(open_ones | self._damaged.keys() | self._found.keys())
 
     def _open_log(
         self, log_dir: LogDir, name: TopicPartition, topic: TopicImage, config: TopicConfig, existed: bool
@@ -193,7 +204,12 @@ class LogDirs:
 
     def write_cleaner_offsets(self, log_dir: LogDir, offsets: dict[TopicPartition, int]) -> None:
         """Write down up to where the logs of a directory are compacted, in a thread."""
-        self._in_thread(lambda: log_dir.write_cleaner_offsets(offsets))
+
+        def write() -> None:
+            with self._checkpoints:
+                log_dir.write_cleaner_offsets(offsets)
+
+        self._in_thread(write)
 
     # Durability and failure.
 
@@ -230,28 +246,38 @@ class LogDirs:
 
     def _checkpoint_of(self, partitions: Iterable[Partition]) -> Callable[[], None]:
         """What to write, taken now and written when called."""
-        points: dict[str, dict[TopicPartition, int]] = {log_dir.path: {} for log_dir in self._dirs}
-        starts: dict[str, dict[TopicPartition, int]] = {log_dir.path: {} for log_dir in self._dirs}
-        for name, home in self._damaged.items():
-            points[home.path][name] = home.recovery_points.get(name, 0)
-            starts[home.path][name] = home.log_start_offsets.get(name, 0)
-        for partition in partitions:
-            if partition in self._homes:
-                home = self._homes[partition]
-                name = TopicPartition(partition.topic, partition.index)
-                points[home.path][name] = partition.log.recovery_point
-                starts[home.path][name] = partition.log.log_start_offset
+        noted = [
+            (partition, partition.log.recovery_point, partition.log.log_start_offset)
+            for partition in partitions
+            if partition in self._homes
+        ]
 
         def write() -> None:
-            for log_dir in self._dirs:
-                if not log_dir.offline:
-                    try:
-                        log_dir.write_recovery_points(points[log_dir.path])
-                        log_dir.write_log_start_offsets(starts[log_dir.path])
-                    except OSError as error:
-                        self._loop.call_soon_threadsafe(self._take_offline, log_dir, error)
+            with self._checkpoints:
+                for log_dir in self._dirs:
+                    if not log_dir.offline:
+                        try:
+                            self._write_checkpoint(log_dir, noted)
+                        except OSError as error:
+                            self._loop.call_soon_threadsafe(self._take_offline, log_dir, error)
 
         return write
+
+    def _write_checkpoint(self, log_dir: LogDir, noted: list[tuple[Partition, int, int]]) -> None:
+        """Write down one directory's part of it. What was deleted meanwhile is left out: its name may be new."""
+        points: dict[TopicPartition, int] = {}
+        starts: dict[TopicPartition, int] = {}
+        for name, home in self._damaged.copy().items():
+            if home is log_dir:
+                points[name] = home.recovery_points.get(name, 0)
+                starts[name] = home.log_start_offsets.get(name, 0)
+        for partition, recovery_point, log_start_offset in noted:
+            if self._homes.get(partition) is log_dir:
+                name = TopicPartition(partition.topic, partition.index)
+                points[name] = recovery_point
+                starts[name] = log_start_offset
+        log_dir.write_recovery_points(points)
+        log_dir.write_log_start_offsets(starts)
 
     def _in_thread(self, work: Callable[[], None]) -> None:
         """Run file work off the loop; what fails there is said and breaks nothing that is running."""

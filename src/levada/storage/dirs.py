@@ -11,7 +11,7 @@ import json
 import os
 import uuid
 from base64 import b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple, Self
 
 from levada.logs import EventLog
@@ -66,6 +66,7 @@ class LogDir:
         "_disk",
         "_lock",
         "_node_id",
+        "_noted",
         "cleaner_offsets",
         "cluster_id",
         "directory_id",
@@ -88,6 +89,7 @@ class LogDir:
         self.recovery_points: dict[TopicPartition, int] = {}  # as of the last checkpoint
         self.log_start_offsets: dict[TopicPartition, int] = {}
         self.cleaner_offsets: dict[TopicPartition, int] = {}  # up to where logs were compacted
+        self._noted: dict[str, Mapping[TopicPartition, int]] = {}  # what each checkpoint file holds
 
     @classmethod
     def open(cls, path: str, disk: Disk, *, node_id: int) -> Self:
@@ -149,15 +151,34 @@ class LogDir:
 
     def write_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Note up to where each log is fsynced; for a thread."""
-        write_atomically(self._disk, self._name(RECOVERY_POINTS_FILE), encode_offsets(offsets))
+        self._write_offsets(RECOVERY_POINTS_FILE, offsets)
 
     def write_log_start_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Note where each log begins that does not begin with its first segment; for a thread."""
-        write_atomically(self._disk, self._name(LOG_STARTS_FILE), encode_offsets(offsets))
+        self._write_offsets(LOG_STARTS_FILE, offsets)
 
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Note up to where each log is compacted; for a thread."""
-        write_atomically(self._disk, self._name(CLEANER_FILE), encode_offsets(offsets))
+        self._write_offsets(CLEANER_FILE, offsets)
+
+    def knows_of(self, partition: TopicPartition) -> bool:
+        """Whether a checkpoint speaks of a partition of this name, be it this one or one that was deleted."""
+        return any(partition in offsets for offsets in self._noted.values())
+
+    def forget_all_but(self, living: Container[TopicPartition]) -> None:
+        """Strike deleted partitions out of the checkpoints.
+
+        Checkpoints have names only: a new log under an old name would begin where the deleted one did, and lose
+        its records.
+        """
+        for file, offsets in list(self._noted.items()):
+            kept = {partition: offset for partition, offset in offsets.items() if partition in living}
+            if len(kept) < len(offsets):
+                self._write_offsets(file, kept)
+
+    def _write_offsets(self, file: str, offsets: Mapping[TopicPartition, int]) -> None:
+        write_atomically(self._disk, self._name(file), encode_offsets(offsets))
+        self._noted[file] = offsets
 
     def fail(self, error: OSError) -> bool:
         """Take the directory offline until the next start; whether it was still in use."""
@@ -242,7 +263,8 @@ class LogDir:
     def _read_offsets(self, name: str) -> dict[TopicPartition, int]:
         data = read_file(self._disk, self._name(name))
         try:
-            return decode_offsets(data) if data is not None else {}
+            self._noted[name] = offsets = decode_offsets(data) if data is not None else {}
+            return offsets
         except BadCheckpointError as error:
             _log.warning("checkpoint is damaged", file=self._name(name), reason=str(error))
             return {}
