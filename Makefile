@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick check format bench bench-quick load lock clean
+.PHONY: help venv demo test quick check format bench bench-quick load chaos lock clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,10 +29,10 @@ $(STAMP): requirements/dev.txt pyproject.toml | $(BIN)/python
 demo: $(STAMP)  ## watch a broker at work for 20 seconds (KEEP=1 leaves it running)
 	@$(BIN)/python examples/demo.py
 
-test: $(STAMP)  ## all tests: unit and sim (5 minutes), badinput (1), compat with real clients (5, more the first time)
+test: $(STAMP)  ## all tests: unit and sim (5 minutes), badinput (1), compat and exactly once with real clients (6, more the first time)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/unit tests/sim
 	$(BIN)/python -m pytest tests/badinput
-	$(BIN)/python -m pytest tests/compat
+	$(BIN)/python -m pytest tests/compat tests/eos
 
 quick: $(STAMP)  ## what is worth running at each save: under 2 minutes
 	SEEDS=150 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow" tests/unit tests/sim
@@ -55,6 +55,9 @@ bench-quick: $(STAMP)  ## the hot path against its last recorded state: under 2 
 
 load: $(STAMP)  ## many groups, commits and transactions at once: 3 minutes (SECONDS=10: shorter)
 	$(BIN)/python -m pytest -q tests/load
+
+chaos: $(STAMP)  ## exactly once at length: 100,000 messages copied while all are killed, by four kinds of copiers (SEED=2: other kills)
+	CHAOS=full $(BIN)/python -m pytest -s -o faulthandler_timeout=1200 tests/eos
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header $(if $(UPGRADE),--upgrade)
 lock: $(STAMP)  ## write requirements/*.txt from pyproject.toml (UPGRADE=1 takes newer versions)

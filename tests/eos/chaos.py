@@ -30,7 +30,7 @@ SETTINGS = {
     "offsets.topic.num.partitions": 3,
     "transaction.state.log.num.partitions": 3,
 }
-CLIENT = {"reconnect.backoff.max.ms": 200, "log_level": 0}
+CLIENT: dict[str, str | int | float | bool] = {"reconnect.backoff.max.ms": 200, "log_level": 0}
 
 
 class Size(NamedTuple):
@@ -120,7 +120,7 @@ class Chaos:
 def broker(folder: Path, partitions: int) -> Iterator[Server]:
     """A broker with both topics; no trace of an error may be in its log at the end."""
     with Server(folder, SETTINGS) as server:
-        admin = AdminClient({"bootstrap.servers": server.address} | CLIENT)
+        admin = AdminClient(CLIENT | {"bootstrap.servers": server.address})
         for future in admin.create_topics([NewTopic(t, partitions, 1) for t in (SOURCE, TARGET)]).values():
             future.result(30)
         del admin

@@ -1,4 +1,4 @@
-"""Copiers as processes that are killed and started again: librdkafka's and Kafka's own."""
+"""Programs that are killed and started again, and what they tell: copiers with librdkafka, and Kafka's own."""
 
 import json
 import signal
@@ -17,38 +17,26 @@ TRANSACTION_TIMEOUT_MS = 10_000
 HERE = Path(__file__).parent
 
 
-class Copier(ABC):
-    """One copier over all its lives."""
+class Mortal(ABC):
+    """A program that is killed and started again; its output of each life is kept."""
 
-    def __init__(self, folder: Path, name: str, bootstrap: str, size: int) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
         self.name = name
-        self._bootstrap = bootstrap
-        self._size = size
         self.lives = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._place = 0  # of the output of this life, read so far
 
     @abstractmethod
     def _command(self) -> list[str]:
         """How to start the next life."""
 
-    @abstractmethod
-    def _is_transaction(self, line: str) -> bool:
-        """Whether a line of output tells that a transaction came to its end."""
-
     @property
     def _output(self) -> Path:
         return self._folder / f"{self.name}.{self.lives}.jsonl"
 
-    @property
-    def log(self) -> Path:
-        return self._folder / f"{self.name}.log"
-
     def start(self) -> None:
         self.lives += 1
-        self._place = 0
-        with self._output.open("ab") as output, self.log.open("ab") as log:
+        with self._output.open("ab") as output, (self._folder / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(self._command(), stdout=output, stderr=log)
 
     def kill(self) -> None:
@@ -58,11 +46,31 @@ class Copier(ABC):
 
     @property
     def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self.code is None
 
     @property
     def code(self) -> int | None:
-        return None if self._process is None else self._process.poll()
+        """How this life ended."""
+        assert self._process
+        return self._process.poll()
+
+
+class Copier(Mortal):
+    """One copier over all its lives."""
+
+    def __init__(self, folder: Path, name: str, bootstrap: str, size: int) -> None:
+        super().__init__(folder, name)
+        self._bootstrap = bootstrap
+        self._size = size
+        self._place = 0  # of the output of this life, read so far
+
+    @abstractmethod
+    def _is_transaction(self, line: str) -> bool:
+        """Whether a line of output tells that a transaction came to its end."""
+
+    def start(self) -> None:
+        self._place = 0
+        super().start()
 
     def transactions(self) -> int:
         """How many have come to their end since the last look, in this life."""
@@ -182,16 +190,17 @@ class JavaCopier(Copier):
 
 
 class JavaProducer:
-    """Kafka's VerifiableProducer: increasing numbers, idempotent; it tells where each of them went."""
+    """Kafka's VerifiableProducer, told to retry and so idempotent: it sends numbers and tells where each went."""
 
     def __init__(self, folder: Path, bootstrap: str, count: int) -> None:
         self._output = folder / "producer.jsonl"
+        config = folder / "producer.properties"
+        config.write_text("retries=2147483647\nenable.idempotence=true\n")
         options = ["--topic", SOURCE, "--max-messages", str(count), "--bootstrap-server", bootstrap]
+        options += ["--repeating-keys", "100", "--command-config", str(config)]
         command = java("org.apache.kafka.tools.VerifiableProducer", memory_mb=128)
         with self._output.open("wb") as output, (folder / "producer.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [*command, *options, "--repeating-keys", "100"], stdout=output, stderr=log
-            )
+            self._process = subprocess.Popen([*command, *options], stdout=output, stderr=log)
 
     def sent(self) -> int:
         """How many messages it told of so far."""
