@@ -35,6 +35,10 @@ TRICKLE = 50  # events a second while KEEP=1 keeps it running
 KEEP = os.environ.get("KEEP", "0") not in ("", "0")
 DEFAULT_PORT = 9092
 TICK_S = 0.02
+QUIET: dict[str, str | int | float | bool] = {
+    "log.connection.close": False,
+    "log_level": 4,
+}  # librdkafka tells of problems only
 
 PAGES = [
     "/", "/products/levada-jacket", "/products/trail-shoes", "/sale", "/products/rain-poncho", "/cart", "/blog/madeira",
@@ -122,7 +126,7 @@ class Stream:
         self.started = time.monotonic()
         self._sending = threading.Event()
         self._receiving = threading.Event()
-        client = {"bootstrap.servers": bootstrap, "log.connection.close": False}
+        client = QUIET | {"bootstrap.servers": bootstrap}
         self._producer = Producer(client | {"linger.ms": 2, "enable.idempotence": True})
         self._consumer = Consumer(
             client
@@ -243,7 +247,7 @@ def _free_port() -> int:
 
 
 def create_topics(bootstrap: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log.connection.close": False})
+    admin = AdminClient(QUIET | {"bootstrap.servers": bootstrap})
     for future in admin.create_topics([NewTopic(name, count, 1) for name, count in TOPICS.items()]).values():
         future.result(10)
 
