@@ -132,6 +132,14 @@ def test_a_misspelt_error_is_told() -> None:
         broker.fail_next("produce", "NOT_LEADER_FOLLOWER")
 
 
+def test_a_misspelt_setting_is_a_warning() -> None:
+    with (
+        pytest.warns(UserWarning, match=r"did you mean num\.partitions"),
+        levada.testing.broker(num_partitons=3),
+    ):
+        pass
+
+
 def test_a_wrong_setting_is_told_by_start() -> None:
     with pytest.raises(Exception, match=r"num\.partitions"), levada.testing.broker(num_partitions="many"):
         pass

@@ -176,6 +176,8 @@ class Reading:
 
         try:
             record = from_json(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise Failure(f"line {number} of the input: not JSON ({error.msg})", EXIT_USAGE) from None
         except (ValueError, KeyError, TypeError) as error:
             raise Failure(f"line {number} of the input: {error}", EXIT_USAGE) from None
         record["headers"] += self._headers

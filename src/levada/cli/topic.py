@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from levada.cli.failures import EXIT_NOT_FOUND, Failure, did_you_mean
 from levada.cli.options import (
     complete_topics,
     confirm,
@@ -196,7 +197,11 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, bootstrap: str, t
         known = (await client.metadata()).topics
         for name in names:
             if name not in known and not if_exists:
-                await existing_topic(client, name)
+                raise Failure(
+                    f"no such topic: {name}{did_you_mean(name, known)}",
+                    EXIT_NOT_FOUND,
+                    "try: levada topic list",
+                )
         return [name for name in names if name in known]
 
     doomed = with_client(bootstrap, timeout, check)

@@ -12,6 +12,7 @@ import itertools
 import re
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
@@ -130,7 +131,9 @@ class EmbeddedBroker:
 
     async def _serve(self, data: str) -> None:
         try:
-            config, _ = BrokerConfig.load({"log.dirs": data} | self._settings)
+            config, without_effect = BrokerConfig.load({"log.dirs": data} | self._settings)
+            for text in without_effect:
+                warnings.warn(text, stacklevel=1)
             server = Server(config, self.faults)
             await server.start()
         except Exception as error:  # noqa: BLE001 (it is raised again in `start`)
