@@ -526,7 +526,10 @@ class CleanerWorld:
         partition, offset, seen = self.partition, start, list[Record]()
         end = partition.last_stable_offset
         while offset < end:
-            piece = partition.read(offset, self.random.choice((1, 300, 1 << 20)), True, committed=True)
+            try:
+                piece = partition.read(offset, self.random.choice((1, 300, 1 << 20)), True, committed=True)
+            except KafkaError as error:
+                raise Violation(f"offset {offset} cannot be read: {error}") from error
             data = memoryview(b"".join(piece.views))
             if not data:
                 raise Violation(f"nothing to read at {offset} below {end}")

@@ -207,14 +207,9 @@ class Cleaning:
         self._figures.bytes_written += report.bytes_written
         self._aside.pop(partition, None)
         self._clean[partition] = clean
-        home = self._broker.log_dirs.home(partition)
-        self._forget_deleted()
-        offsets = {
-            _name(one): known.end_offset
-            for one, known in self._clean.items()
-            if self._broker.log_dirs.home(one) is home
-        }
-        self._broker.log_dirs.write_cleaner_offsets(home, offsets)
+        log_dirs = self._broker.log_dirs
+        offsets = {one: known.end_offset for one, known in self._clean.items()}
+        log_dirs.write_cleaner_offsets(log_dirs.home(partition), offsets)
         log.info(
             "a log is compacted",
             partition=str(_name(partition)),

@@ -202,12 +202,18 @@ class LogDirs:
 
         self._in_thread(work)
 
-    def write_cleaner_offsets(self, log_dir: LogDir, offsets: dict[TopicPartition, int]) -> None:
-        """Write down up to where the logs of a directory are compacted, in a thread."""
+    def write_cleaner_offsets(self, log_dir: LogDir, offsets: dict[Partition, int]) -> None:
+        """Write down up to where the logs of a directory are compacted, in a thread; what is deleted is left out."""
 
         def write() -> None:
             with self._checkpoints:
-                log_dir.write_cleaner_offsets(offsets)
+                log_dir.write_cleaner_offsets(
+                    {
+                        TopicPartition(partition.topic, partition.index): offset
+                        for partition, offset in offsets.items()
+                        if self._homes.get(partition) is log_dir
+                    }
+                )
 
         self._in_thread(write)
 
