@@ -17,6 +17,7 @@ from tests.compat.raw import Connection, batch, fetch, produce
 from tests.faulty_disk import FaultyDisk
 from tests.logs import split
 
+from levada.core.alteration import AlterConfigs, ResourceType
 from levada.errors import ErrorCode
 from levada.storage.dirs import LogDirError
 from levada.wire.batches import decode
@@ -343,6 +344,30 @@ def test_a_topic_made_anew_keeps_its_records_after_a_crash(tmp_path: Path) -> No
     with running(image) as broker, broker.connect() as one:
         assert values(one, "orders") == [b"new"]
         assert broker.partition("others").log_start_offset == 5
+
+
+def test_data_in_a_directory_that_is_away_is_not_hidden(tmp_path: Path) -> None:
+    """Neither a change of the topic nor a new topic of the name may take an old log's place (R17)."""
+    first, second, away = (tmp_path / name for name in ("first", "second", "away"))
+    with running(first, second) as broker, broker.connect() as one:
+        for name in ("filler", "orders", "others", "shop"):  # by turns in the first and the second
+            broker.create(name)
+            assert send(one, name, "old") == 0
+        assert broker.home("orders") == broker.home("shop") == second
+    second.rename(away)
+    second.touch()  # no directory
+    with running(first, second) as broker, broker.connect() as one:
+        alter = AlterConfigs(ResourceType.TOPIC, "orders", {"retention.ms": "123456789"})
+        broker.wait(broker.broker.controller.submit(alter))
+        assert send(one, "orders", "hidden") == STORAGE_ERROR
+        broker.delete("shop")
+        broker.create("shop")
+        assert send(one, "shop", "new") == 0
+    second.unlink()
+    away.rename(second)
+    with running(first, second) as broker, broker.connect() as one:
+        assert values(one, "orders") == [b"old"]
+        assert values(one, "shop") == [b"new"]
 
 
 def test_a_checkpoint_on_its_way_does_not_speak_of_a_deleted_topic(tmp_path: Path) -> None:

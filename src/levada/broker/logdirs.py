@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
+from uuid import UUID
 
 from levada.broker.durability import GroupCommit
 from levada.broker.partitions import Edges, Partition
@@ -39,7 +40,8 @@ class LogDirs:
         self._handles = Handles(disk, open_files_max)
         self._dirs: list[LogDir] = []
         self._unopened: list[str] = []  # directories that failed at the start
-        self._found: dict[TopicPartition, tuple[LogDir, FoundPartition]] = {}  # on disk, not yet opened
+        self._found: dict[TopicPartition, list[tuple[LogDir, FoundPartition]]] = {}  # on disk, not yet opened
+        self._unreachable: set[tuple[UUID, int]] = set()  # partitions that have a log, but none to use
         self._homes: dict[Partition, LogDir] = {}  # of every open partition
         self._damaged: dict[
             TopicPartition, LogDir
@@ -65,7 +67,7 @@ class LogDirs:
                 continue
             self._dirs.append(log_dir)
             for found in log_dir.partitions():
-                self._found[found.partition] = (log_dir, found)
+                self._found.setdefault(found.partition, []).append((log_dir, found))
 
     @property
     def first(self) -> str:
@@ -86,15 +88,16 @@ class LogDirs:
         """Make all directories this cluster's; LogDirError if one is another's."""
         for log_dir in self._dirs:
             log_dir.join(cluster_id)
-        unclean = sum(1 for log_dir, _ in self._found.values() if not log_dir.was_clean)
+        unclean = sum(not log_dir.was_clean for places in self._found.values() for log_dir, _ in places)
         if unclean:
             log.info("the last stop was not clean: checking logs", partitions=unclean)
 
     def settled(self) -> None:
         """All partitions of the image are open: what else is on disk is set aside."""
         self._starting = False
-        for log_dir, found in self._found.values():
-            log_dir.set_aside(found)
+        for places in self._found.values():
+            for log_dir, found in places:
+                log_dir.set_aside(found)
         self._found.clear()
         self._free_space()
 
@@ -103,13 +106,22 @@ class LogDirs:
     def open_partition(
         self, topic: TopicImage, index: int, leader_epoch: int, config: TopicConfig, edges: Edges
     ) -> Partition | None:
-        """Open the log of a partition, or begin one; None if its directory cannot be used."""
+        """Open the log of a partition, or begin one; None if its directory cannot be used.
+
+        What could not be opened once is not begun anew before the next start: an empty log would hide its data.
+        """
+        if (topic.id, index) in self._unreachable:
+            return None
+        partition = self._open_partition(topic, index, leader_epoch, config, edges)
+        if partition is None:
+            self._unreachable.add((topic.id, index))
+        return partition
+
+    def _open_partition(
+        self, topic: TopicImage, index: int, leader_epoch: int, config: TopicConfig, edges: Edges
+    ) -> Partition | None:
         name = TopicPartition(topic.name, index)
-        log_dir, found = self._found.pop(name, (None, None))
-        if found is not None and found.topic_id not in (None, topic.id):
-            assert log_dir is not None
-            log_dir.set_aside(found)
-            log_dir = found = None
+        log_dir, found = self._take_found(name, topic.id)
         if log_dir is None:
             if self._starting and self._unopened:
                 return None  # it may be in a directory that is offline: an empty log would hide its data
@@ -130,6 +142,17 @@ class LogDirs:
             return None
         self._homes[partition] = log_dir
         return partition
+
+    def _take_found(
+        self, name: TopicPartition, topic_id: UUID
+    ) -> tuple[LogDir, FoundPartition] | tuple[None, None]:
+        """Where a partition is on disk. A folder of its name may also be of a topic that was deleted."""
+        places = self._found.pop(name, [])
+        places.sort(key=lambda place: place[1].topic_id != topic_id)  # those that say so come first
+        taken = places.pop(0) if places and places[0][1].topic_id in (None, topic_id) else (None, None)
+        for log_dir, found in places:
+            log_dir.set_aside(found)
+        return taken
 
     def _forget_former(self, log_dir: LogDir, name: TopicPartition) -> None:
         """A log begins: no checkpoint may speak of a deleted one of its name, nor one that is being written."""
