@@ -36,6 +36,7 @@ from levada.broker.metrics import MetricsServer
 from levada.clock import Clock, SystemClock
 from levada.config import BrokerConfig
 from levada.core.image import BrokerImage
+from levada.core.topic_names import is_internal
 from levada.errors import KafkaError
 from levada.metadata.sqlite import SqliteStore
 from levada.metadata.store import StoreError
@@ -212,9 +213,10 @@ def _say(line: str) -> None:
 def _greeting(server: Server) -> list[str]:
     broker = server.broker
     addresses = ", ".join(f"{endpoint.host}:{endpoint.port}" for endpoint in server.endpoints)
+    own = sum(not is_internal(topic) for topic, _ in broker.partitions)
     lines = [
         f"Levada broker {broker.node_id} of cluster {broker.image.cluster_id}",
-        f"  data      {', '.join(broker.log_dirs.paths)} ({len(broker.partitions)} partitions)",
+        f"  data      {', '.join(broker.log_dirs.paths)} ({own} partitions)",
         f"  connect   bootstrap.servers={addresses}",
     ]
     if server.metrics_address:

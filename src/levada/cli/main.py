@@ -82,8 +82,9 @@ def main(arguments: list[str] | None = None) -> None:
 def run(arguments: list[str] | None = None) -> int:
     """Run a command; 0 ok, 1 failed, 2 usage, 3 cannot connect, 4 not found, 5 denied, 6 timeout."""
     try:
-        levada.main(arguments, prog_name="levada", standalone_mode=False)
+        code = levada.main(arguments, prog_name="levada", standalone_mode=False)
         sys.stdout.flush()
+        return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
@@ -105,4 +106,3 @@ def run(arguments: list[str] | None = None) -> int:
             raise
         explained.show()
         return explained.exit_code
-    return 0

@@ -6,7 +6,7 @@ them at once, and lets the replies go when the journal is committed. After a res
 `replay`, so whatever must survive has to be in a record; an event without one (a heartbeat) lives in memory only.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -42,9 +42,6 @@ class Outcome(NamedTuple):
     divisible: bool = (
         False  # its events may go into several batches, since each of them is right without the others
     )
-
-
-Decide = Callable[[Any, int, Ticket], Outcome]
 
 
 class Machine(Protocol):
