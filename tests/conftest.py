@@ -1,9 +1,14 @@
 """Rules for every test: no process outlives the tests that started it."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# A shell starts background jobs with SIGINT ignored, and so would every process be that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def children_alive() -> list[str]:
