@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from levada.core.group_events import FORMAT
 from levada.errors import KafkaError
-from levada.wire.journal import GROUP, OFFSET, GroupKey, GroupValue, MemberValue, OffsetKey, OffsetValue
+from levada.wire.journal import (
+    GROUP,
+    OFFSET,
+    GroupKey,
+    GroupValue,
+    MemberValue,
+    OffsetKey,
+    OffsetValue,
+    offset_record,
+)
 
 texts = st.text(max_size=20).filter(lambda text: "\ud800" not in text)
 longs = st.integers(-(2**63), 2**63 - 1)
@@ -96,6 +105,15 @@ def test_kinds_that_are_not_known_are_nothing() -> None:
 @given(offset_keys, offset_values)
 def test_offsets_come_back(key: OffsetKey, value: OffsetValue) -> None:
     assert FORMAT.decode(*FORMAT.encode(key, value)) == (key, value)
+
+
+@given(offset_keys, offset_values, st.sampled_from([-1, 9]))
+def test_the_short_way_to_write_an_offset_ends_in_the_same_bytes(
+    key: OffsetKey, value: OffsetValue, expire_timestamp: int
+) -> None:
+    value = value._replace(expire_timestamp=expire_timestamp)
+    assert offset_record(key, value) == FORMAT.encode(key, value)
+    assert offset_record(key, None) == FORMAT.encode(key, None)
 
 
 @given(texts, group_values)

@@ -207,25 +207,20 @@ def leave_group(call: Call, request: "leave_group_v5.LeaveGroupRequest") -> Defe
 # What operators ask.
 
 
-def ask_group(call: Call, group_id: str, decide: Callable[[GroupsMachine, int, Ticket], Outcome]) -> Deferred:
-    """Ask the coordinator of a group; if it cannot be asked, that is heard as its error."""
-    try:
-        return call.broker.groups.shard(group_id).submit(decide)
-    except KafkaError as error:
-        failed = Deferred()
-        failed.give(error)
-        return failed
-
-
 def each_group(
     call: Call, group_ids: Iterable[str], decide: Callable[[GroupsMachine, str, int, Ticket], Outcome]
 ) -> list[Deferred]:
     """Ask the coordinator of each group; one that fails is heard as its error."""
 
     def ask(group_id: str) -> Deferred:
-        return ask_group(
-            call, group_id, lambda machine, now_ms, ticket: decide(machine, group_id, now_ms, ticket)
-        )
+        try:
+            return call.broker.groups.shard(group_id).submit(
+                lambda machine, now_ms, ticket: decide(machine, group_id, now_ms, ticket)
+            )
+        except KafkaError as error:
+            failed = Deferred()
+            failed.give(error)
+            return failed
 
     return [ask(group_id) for group_id in group_ids]
 

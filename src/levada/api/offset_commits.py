@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from levada.api.groups import MILLISECOND, ask_group, check_group_id, each_group, error_of
+from levada.api.groups import MILLISECOND, check_group_id, each_group, error_of
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.waiting import Deferred, together
@@ -16,7 +16,7 @@ from levada.core.consumer_group import Reader
 from levada.core.groups import GroupsMachine
 from levada.core.machines import Outcome, Ticket
 from levada.core.offsets import CommitRequest, FetchedOffset, Place
-from levada.errors import ErrorCode
+from levada.errors import ErrorCode, KafkaError
 from levada.settings import LONG_MAX
 from levada.wire.journal import NO_EXPIRY, OffsetValue
 from levada.wire.lazy import kio_modules
@@ -46,7 +46,9 @@ def known_topic(call: Call, name: str, topic_id: UUID | None) -> tuple[str, int,
 
 
 @handles("offset_commit", versions=range(2, 11))
-def offset_commit(call: Call, request: "offset_commit_v10.OffsetCommitRequest") -> Deferred:
+def offset_commit(
+    call: Call, request: "offset_commit_v10.OffsetCommitRequest"
+) -> "Deferred | offset_commit_v10.OffsetCommitResponse":
     """Keep offsets for a member, or for a client that only stores them here (no member, generation -1).
 
     v6 adds leader epochs (KIP-320), v7 static members, v9 members of the newer protocol (KIP-848), v10 topic ids.
@@ -80,36 +82,39 @@ def offset_commit(call: Call, request: "offset_commit_v10.OffsetCommitRequest") 
         offsets,
         api_version=call.api_version,
     )
-    asked = ask_group(
-        call, request.group_id, lambda machine, at_ms, ticket: machine.commit(commit, at_ms, ticket)
-    )
-    return together([asked], lambda results: _committed(call, request, errors, results[0]))
+    try:
+        return call.broker.groups.shard(request.group_id).submit(
+            lambda machine, at_ms, ticket: machine.commit(commit, at_ms, ticket),
+            lambda codes: _committed(request, errors, codes),
+        )
+    except KafkaError as error:
+        return _committed(request, errors, [_refusal(call, error.code)] * len(offsets))
 
 
 def _committed(
-    call: Call,
     request: "offset_commit_v10.OffsetCommitRequest",
     errors: list[ErrorCode | None],
-    result: Any,
-) -> Any:
+    decided: Sequence[ErrorCode],
+) -> "offset_commit_v10.OffsetCommitResponse":
     partition = offset_commit_v10.response.OffsetCommitResponsePartition
-    decided = iter(() if isinstance(result, Exception) else result)
-    refusal = _refusal(call, error_of(result))
-    codes = iter([next(decided, refusal) if error is None else error for error in errors])
+    rest = iter(decided)
+    codes = iter([next(rest) if error is None else error for error in errors])
     return offset_commit_v10.OffsetCommitResponse(
         throttle_time=UNTHROTTLED,
         topics=tuple(
-            offset_commit_v10.OffsetCommitResponseTopic(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partitions=tuple(
-                    [
-                        partition(partition_index=part.partition_index, error_code=next(codes))
-                        for part in topic.partitions
-                    ]
-                ),
-            )
-            for topic in request.topics
+            [
+                offset_commit_v10.OffsetCommitResponseTopic(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partitions=tuple(
+                        [
+                            partition(partition_index=part.partition_index, error_code=next(codes))
+                            for part in topic.partitions
+                        ]
+                    ),
+                )
+                for topic in request.topics
+            ]
         ),
     )
 

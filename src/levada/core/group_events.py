@@ -4,13 +4,13 @@ A machine with other kinds of groups adds events of its own: all that is asked o
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from levada.core.classic_group import ClassicGroup
 from levada.core.group_drafts import Timer
 from levada.core.machines import JournalRecord
 from levada.wire.consumer_journal import CONSUMER_KINDS
-from levada.wire.journal import GROUP, OFFSET, OLD_OFFSET, GroupKey, OffsetKey, OffsetValue
+from levada.wire.journal import GROUP, OFFSET, OLD_OFFSET, GroupKey, OffsetKey, OffsetValue, offset_record
 from levada.wire.layouts import Format
 from levada.wire.markers import Marker
 
@@ -59,8 +59,7 @@ class GroupRemoved:
         machine.groups.pop(self.group_id, None)
 
 
-@dataclass(frozen=True, slots=True)
-class TimerMoved:
+class TimerMoved(NamedTuple):
     """A deadline is set, or ended with None."""
 
     timer: Timer
@@ -76,8 +75,7 @@ class TimerMoved:
             machine.deadlines.set(self.timer, self.at_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetPut:
+class OffsetPut(NamedTuple):
     """An offset is committed, by a producer if in a transaction, or taken back with None."""
 
     key: OffsetKey
@@ -85,7 +83,7 @@ class OffsetPut:
     producer_id: int = -1
 
     def record(self) -> JournalRecord | None:
-        return FORMAT.encode(self.key, self.value)
+        return offset_record(self.key, self.value)
 
     def apply(self, machine: "GroupsMachine") -> None:
         group_id, topic, partition = self.key

@@ -224,7 +224,7 @@ def encode(
             base_timestamp = max_timestamp = record.timestamp
         elif record.timestamp > max_timestamp:
             max_timestamp = record.timestamp
-        _encode_record(body, record, record.timestamp - base_timestamp, count - 1)
+        body += _encode_record(record, record.timestamp - base_timestamp, count - 1)
     batch = bytearray(HEADER_BYTES)
     batch += compress(codec, body) if codec else body
     fields = (
@@ -247,33 +247,45 @@ def encode(
     return batch
 
 
-def _encode_record(body: bytearray, record: Record, timestamp_delta: int, offset_delta: int) -> None:
-    inner = bytearray(3 if timestamp_delta == offset_delta == 0 else 1)  # attributes, unused; zeros are zeros
-    if timestamp_delta or offset_delta:
-        put_varint(inner, timestamp_delta)
-        put_varint(inner, offset_delta)
-    _put_blob(inner, record.key)
-    _put_blob(inner, record.value)
-    put_varint(inner, len(record.headers))
+def _encode_record(record: Record, timestamp_delta: int, offset_delta: int) -> bytes:
+    parts = [b"\0", varint_bytes(timestamp_delta), varint_bytes(offset_delta)]  # attributes are unused
+    _add_blob(parts, record.key)
+    _add_blob(parts, record.value)
+    parts.append(varint_bytes(len(record.headers)))
     for name, value in record.headers:
-        _put_blob(inner, name.encode())
-        _put_blob(inner, value)
-    put_varint(body, len(inner))
-    body += inner
+        _add_blob(parts, name.encode())
+        _add_blob(parts, value)
+    inner = b"".join(parts)
+    return varint_bytes(len(inner)) + inner
+
+
+def _add_blob(parts: list[bytes], blob: bytes | None) -> None:
+    if blob is None:
+        parts.append(b"\x01")  # the varint of -1
+    else:
+        parts += (varint_bytes(len(blob)), blob)
 
 
 def put_varint(target: bytearray, number: int) -> None:
     """Append a zigzag varint."""
+    target += varint_bytes(number)
+
+
+def varint_bytes(number: int) -> bytes:
+    """A zigzag varint."""
+    if 0 <= number < len(_SMALL_VARINTS):
+        return _SMALL_VARINTS[number]
+    return _varint_bytes(number)
+
+
+def _varint_bytes(number: int) -> bytes:
+    target = bytearray()
     value = (number << 1) ^ (number >> 63)
     while value > 0x7F:
         target.append((value & 0x7F) | 0x80)
         value >>= 7
     target.append(value)
+    return bytes(target)
 
 
-def _put_blob(target: bytearray, blob: bytes | None) -> None:
-    if blob is None:
-        target.append(1)  # the varint of -1
-        return
-    put_varint(target, len(blob))
-    target += blob
+_SMALL_VARINTS = [_varint_bytes(number) for number in range(1 << 9)]  # nearly all that records need

@@ -3,6 +3,8 @@
 A committed offset is a record of its own; a group of the classic protocol is one record with all its members.
 """
 
+from functools import lru_cache
+from struct import Struct
 from typing import Final, NamedTuple
 
 from levada.wire.layouts import (
@@ -14,6 +16,7 @@ from levada.wire.layouts import (
     INT64,
     NULLABLE_STRING,
     STRING,
+    Format,
     Kind,
     Type,
     array,
@@ -91,6 +94,26 @@ OFFSET: Final = Kind(
     written=lambda value: 3 if value.expire_timestamp == NO_EXPIRY else 1,
 )
 OLD_OFFSET: Final = OFFSET._replace(number=0)  # keys of old brokers, otherwise the same
+
+_OFFSETS: Final[Format[OffsetKey]] = Format(OFFSET)
+_VALUE_START, _VALUE_END = Struct(">hqih"), Struct(">q")  # around the metadata of version 3
+
+
+def offset_record(key: OffsetKey, value: OffsetValue | None) -> tuple[bytes, bytes | None]:
+    """A record as its `Kind` would write it, in a fraction of the time: brokers write few things more often."""
+    group, topic, partition = key
+    if value is None or value.expire_timestamp != NO_EXPIRY:
+        return _OFFSETS.encode(key, value)
+    metadata = value.metadata.encode()
+    start = _VALUE_START.pack(3, value.offset, value.leader_epoch, len(metadata))
+    head = _offset_key_start(group, topic) + partition.to_bytes(4, "big", signed=True)
+    return head, start + metadata + _VALUE_END.pack(value.commit_timestamp)
+
+
+@lru_cache(1_000)
+def _offset_key_start(group: str, topic: str) -> bytes:
+    """All but the partition, which is the same in many commits."""
+    return _OFFSETS.encode(OffsetKey(group, topic, 0), None)[0][:-4]
 
 
 def _group(version: int) -> Type:
