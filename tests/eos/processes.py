@@ -13,7 +13,7 @@ from tests.history import Operation, Outcome, Poll, Positioned, Seen, Send
 from tests.kafka_jars import java
 
 SOURCE, TARGET, GROUP = "messages", "copies", "copiers"
-TRANSACTION_TIMEOUT_MS = 10_000
+TRANSACTION_TIMEOUT_MS = 6_000
 HERE = Path(__file__).parent
 
 
@@ -43,6 +43,14 @@ class Mortal(ABC):
         assert self._process
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
+
+    def pause(self) -> None:
+        assert self._process
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process
+        self._process.send_signal(signal.SIGCONT)
 
     @property
     def alive(self) -> bool:

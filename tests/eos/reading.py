@@ -4,7 +4,7 @@ import time
 from collections import defaultdict
 from typing import NamedTuple
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 from tests.history import Operation, Partition, Poll, Positioned, Seen
 
 PATIENCE_S = 60.0
@@ -49,13 +49,20 @@ def read(bootstrap: str, topic: str, isolation: str) -> dict[Partition, list[Sto
             assert index is not None
             if error is None:
                 found[topic, index].append(
-                    Stored(message.offset() or 0, _text(message.key()), _text(message.value()))
+                    Stored(message.offset() or 0, text(message.key()), text(message.value()))
                 )
             else:
                 assert error.code() == KafkaError._PARTITION_EOF, error
                 unread.discard(index)
     consumer.close()
     return found
+
+
+def seen(message: Message) -> Seen:
+    """A message in the words of histories."""
+    partition, offset = message.partition(), message.offset()
+    assert partition is not None and offset is not None
+    return Seen((message.topic() or "", partition), offset, text(message.value()))
 
 
 def as_history(found: dict[Partition, list[Stored]]) -> list[Operation | Positioned]:
@@ -70,5 +77,5 @@ def as_history(found: dict[Partition, list[Stored]]) -> list[Operation | Positio
     return events
 
 
-def _text(content: bytes | str | None) -> str:
+def text(content: bytes | str | None) -> str:
     return content.decode() if isinstance(content, bytes) else content or ""

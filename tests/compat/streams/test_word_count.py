@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.cache import Unavailable
 from tests.compat.server import Server
-from tests.eos.chaos import CLIENT, SETTINGS
+from tests.eos.copying import CLIENT, SETTINGS
 from tests.eos.processes import Mortal
 from tests.eos.reading import read_committed
 from tests.kafka_jars import java, streams_jars
