@@ -18,6 +18,7 @@ GOALS = {row.key: row.goals for row in ROWS}
 UNITS = {"requests_per_s": "/s", "mb_per_s": " MB/s", "average_ms": " ms"}
 PROCESS_TITLES = {
     "start_s": "start to first answer",
+    "first_record_s": "a fresh broker's first consumer to its first record",
     "rss_anon_idle_mb": "anonymous memory, idle",
     "rss_anon_loaded_mb": "anonymous memory, loaded",
     "rss_idle_mb": "resident memory, idle",

@@ -24,6 +24,7 @@ from bench import loads, machine, report, results
 from bench.brokers import Broker, Kafka, Levada
 from bench.outcome import ROOT
 from bench.rows import ROWS, Row
+from bench.starts import first_consumer
 from bench.wire import BrokerError
 
 WARM_UP_S = {"levada": 4.0, "kafka": 30.0}
@@ -41,18 +42,24 @@ BEGAN = time.perf_counter()
 
 def start(broker: Broker, root: Path, starts: int) -> dict[str, float]:
     """Start several of its kind on empty data directories; only the last keeps running."""
-    times = []
-    for _ in range(starts - 1):
-        short_lived = type(broker)(root)
+    times, first_records = [], []
+    for number in range(starts):
+        last = number == starts - 1
+        one = broker if last else type(broker)(root)
         try:
-            short_lived.prepare()
-            times.append(short_lived.start())
+            one.prepare()
+            times.append(one.start())
+            if not last or starts == 1:  # the one that goes on is to be idle when its memory is read
+                first_records.append(first_consumer(one.port))
         finally:
-            short_lived.remove()
-    broker.prepare()
-    times.append(broker.start())
-    progress(f"{broker.name} answers after {median(times):.2f} s")
-    return {"start_s": median(times)}
+            if not last:
+                one.remove()
+    found = {"start_s": median(times), "first_record_s": median(first_records)}
+    progress(
+        f"{broker.name} answers after {found['start_s']:.2f} s, its first consumer has a record after another "
+        f"{found['first_record_s']:.2f} s"
+    )
+    return found
 
 
 def read_memory(brokers: Sequence[Broker], process: dict[str, dict[str, float]], state: str) -> None:

@@ -121,6 +121,16 @@ def _outcome(load: StartLoad) -> Outcome:
     return meter.outcome(time.perf_counter() - began, len(taken), 0, taken)
 
 
+def first_consumer(port: int) -> float:
+    """Seconds that the first consumer of a fresh broker takes: it also waits until there is a topic for its offsets."""
+    topic = "first"
+    wire.create_topic(port, topic, 1)
+    wire.produce_one(port, topic)
+    started = time.perf_counter()
+    CLIENTS["librdkafka"](StartLoad(port, topic), topic)
+    return time.perf_counter() - started
+
+
 def run(load: StartLoad) -> Outcome:
     """In a process of its own, once there is a coordinator."""
     coordination.await_coordinator(load.port, load.topic, coordination.GROUP)

@@ -5,11 +5,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from bench import chart, machine, report, results, wire
+from bench import chart, coordination, machine, report, results, wire
 from bench.outcome import Outcome
 from bench.rows import ROWS, Goal
 
-from levada.wire import batches
+from levada.wire import batches, messages
 
 
 def outcome(
@@ -28,14 +28,16 @@ def outcome(
 
 
 def found(*, kafka_fails: bool = False) -> dict[str, Any]:
-    """As a run with two of the rows leaves it."""
+    """As a run with three of the rows leaves it."""
     rows: dict[str, Any] = {}
-    for row in (row for row in ROWS if row.key in ("one-8", "latency")):
+    for row in (row for row in ROWS if row.key in ("one-8", "latency", "txn-1")):
         sides: dict[str, Any] = {}
         for name in ("levada", "kafka"):
             figures = results.figures(outcome(broker=0.5 if name == "levada" else 2.5))
             sides[name] = {**figures, "bottleneck": results.bottleneck(figures), "rounds": [1.0]}
-        rows[row.key] = {"title": row.title, "metric": row.metric, "cost": row.cost, "errors": {}, **sides}
+        about_row = {"title": row.title, "metric": row.metric, "cost": row.cost, "errors": {}}
+        also = {"also": row.also} if row.also else {}
+        rows[row.key] = about_row | also | sides
     if kafka_fails:
         del rows["one-8"]["kafka"]
         rows["one-8"]["errors"] = {"kafka": "no"}
@@ -45,7 +47,11 @@ def found(*, kafka_fails: bool = False) -> dict[str, Any]:
         "rss_loaded_mb": 60.0,
         "rss_anon_loaded_mb": 40.0,
     }
-    process = {"levada": {"start_s": 0.2, **memory}, "kafka": {"start_s": 4.0, **memory}}
+    starts = {
+        "levada": {"start_s": 0.2, "first_record_s": 0.4},
+        "kafka": {"start_s": 4.0, "first_record_s": 1.0},
+    }
+    process = {name: {**start, **memory} for name, start in starts.items()}
     about = {"cores": "2", "cpu": "x"}
     return {
         "when": "then",
@@ -118,6 +124,23 @@ def test_the_report_says_what_was_met_and_what_was_missed() -> None:
     assert "Against the run of then" in text
 
 
+def test_a_row_may_show_two_figures() -> None:
+    text = report.rows_table(found())
+    assert "50,000/s, p99 0.5 ms" in text
+    assert "1.00 x / 1.00 x" in text
+    assert "rate ≥ 1.5 x: **missed**, 1.00 x; p99 ≤ 0.5 x: **missed**, 1.00 x" in text
+
+
+def test_frames_for_coordinators_are_what_the_broker_reads() -> None:
+    frame, places = coordination.offset_commit("g", "m", 3, "t", 2)
+    wire.I64.pack_into(frame, places[1], 77)
+    api_key, version, _, _, position = messages.read_request_header(memoryview(frame)[4:])
+    commit = messages.read_request(api_key, version, memoryview(frame)[4:], position)
+    assert (commit.group_id, commit.member_id, commit.generation_id_or_member_epoch) == ("g", "m", 3)
+    assert [part.committed_offset for part in commit.topics[0].partitions] == [0, 77]
+    assert len(frame) == 4 + wire.I32.unpack_from(frame)[0]
+
+
 def test_a_failed_row_is_reported_and_not_judged() -> None:
     text = report.markdown(found(kafka_fails=True), None)
     assert "failed" in text
@@ -127,7 +150,7 @@ def test_a_failed_row_is_reported_and_not_judged() -> None:
 def test_the_readme_gets_the_chart_and_a_line_a_row() -> None:
     text = report.short_markdown(found())
     assert "docs/benchmarks.svg" in text
-    assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2 + 2 + 3
+    assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2 + 3 + 4
 
 
 def test_the_chart_is_well_formed() -> None:
