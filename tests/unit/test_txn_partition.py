@@ -1,5 +1,6 @@
 """Transactions in one partition: what readers of committed records see, and who may write (R31-R33)."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -316,6 +317,32 @@ def test_a_restart_knows_open_and_aborted_transactions(world: World, clean: bool
         assert reopened.transactions.is_open(number, 0)
         end(reopened, number, 0, committed=True)
     assert committed_values(reopened) == [b"v%d" % number for number in range(20) if number % 3 != 2]
+
+
+def test_a_disk_that_does_not_take_the_index_takes_the_partition_offline(world: World) -> None:
+    """Without its entry the aborted records would be read as committed."""
+
+    class Failing(QuickDisk):
+        def pwritev(self, fd: int, views: Any, position: int, /) -> int:  # type: ignore[override]
+            if os.readlink(f"/proc/self/fd/{fd}").endswith(".txnindex"):
+                raise OSError(5, "broken")
+            return super().pwritev(fd, views, position)
+
+    def failed(partition: Partition, _: OSError) -> None:
+        broken.append(partition)
+        partition.go_offline()
+
+    world.disk = Failing()
+    broken: list[Partition] = []
+    partition = world.open()
+    partition._edges = partition._edges._replace(failed=failed)
+    allow(partition, 7, 0)
+    write(partition, b"a", producer=(7, 0, 0))
+    assert refused(partial(end, partition, 7, 0, committed=False)) == ErrorCode.KAFKA_STORAGE_ERROR
+    assert broken == [partition] and partition.offline
+    world.disk = QuickDisk()
+    reopened = world.open(clean=False)
+    assert reopened.last_stable_offset == 0 and committed_values(reopened) == []
 
 
 def test_a_damaged_index_of_aborted_transactions_is_made_again(world: World) -> None:

@@ -44,7 +44,6 @@ from levada.wire.produce import Fill
 log = EventLog(__name__)
 
 READ_COMMITTED = 1
-SEQUENCE_NONE = -1
 
 _UNUSUAL = CONTROL_BIT | TRANSACTIONAL_BIT
 _CODEC_MAX = int(Codec.ZSTD)
@@ -77,7 +76,6 @@ class Partition:
         "_keyed",
         "_message_bytes_max",
         "_queued",
-        "_segment_bytes",
         "_unflushed",
         "_waits_for_fsync",
         "bytes_in",
@@ -133,7 +131,6 @@ class Partition:
         self.stamps_append_time = config.message_timestamp_type == "LogAppendTime"
         self.min_insync_replicas = config.min_insync_replicas
         self._message_bytes_max = config.max_message_bytes
-        self._segment_bytes = config.segment_bytes
         self._after_max_ms = config.message_timestamp_after_max_ms
         self._before_max_ms = config.message_timestamp_before_max_ms
         self._keyed = "compact" in config.cleanup_policy
@@ -202,7 +199,11 @@ class Partition:
         header, view = read_header(batch), memoryview(batch)
         offset = self.take(view, header.batch_length, header.record_count, header.max_timestamp, now_ms)
         if header.producer_id >= 0:
-            self.transactions.observe(header._replace(base_offset=offset), view)
+            try:
+                self.transactions.observe(header._replace(base_offset=offset), view)
+            except OSError as error:
+                self._edges.failed(self, error)
+                raise self.storage_error() from None
         return self.log.next_offset
 
     def take(self, batch: memoryview, length: int, count: int, max_timestamp: int, now_ms: int) -> int:

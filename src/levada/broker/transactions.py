@@ -5,9 +5,10 @@ partition belongs to it (KIP-890). Between that question and the append a marker
 permission that was given before it, so a late batch can never open a transaction that nobody will end.
 """
 
+from collections import deque
 from typing import TYPE_CHECKING
 
-from levada.broker.waiting import Waiter
+from levada.broker.waiting import Deferred, Waiter
 from levada.core.producers import CorruptSnapshotError, ProducerStates
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
@@ -35,11 +36,14 @@ class Permission:
 class Transactions:
     """The transactional side of one partition."""
 
-    __slots__ = ("_partition", "_permissions")
+    __slots__ = ("_ending", "_partition", "_permissions")
 
     def __init__(self, partition: "Partition") -> None:
         self._partition = partition
         self._permissions: dict[int, Permission] = {}  # by producer id
+        self._ending: deque[tuple[int, Deferred]] = (
+            deque()
+        )  # where the log ends with a marker; who waits for it
 
     def is_open(self, producer_id: int, producer_epoch: int) -> bool:
         """Whether a producer has a transaction open here: then its batches need no permission."""
@@ -106,10 +110,25 @@ class Transactions:
         self._permissions.pop(producer_id, None)
         return base_offset
 
-    def end(self, producer_id: int, producer_epoch: int, marker: Marker, bumped: bool, now_ms: int) -> int:
-        """Queue the marker that ends a producer's transaction; where the log ends with it."""
+    def end(
+        self, producer_id: int, producer_epoch: int, marker: Marker, bumped: bool, now_ms: int
+    ) -> Deferred:
+        """Queue the marker that ends a producer's transaction; answered when it is committed."""
         self._partition.producers.check_marker(producer_id, producer_epoch, marker, bumped)
-        return self._partition.append_own(encode_marker(marker, producer_id, producer_epoch, now_ms), now_ms)
+        goal = self._partition.append_own(encode_marker(marker, producer_id, producer_epoch, now_ms), now_ms)
+        committed = Deferred()
+        self._ending.append((goal, committed))
+        self._partition.waiters.add(self)
+        return committed
+
+    def news(self, published_bytes: int) -> None:
+        """The partition has moved on, or has failed."""
+        partition, ending = self._partition, self._ending
+        while ending and (ending[0][0] <= partition.high_watermark or partition.offline):
+            goal, committed = ending.popleft()
+            committed.give(None if goal <= partition.high_watermark else partition.storage_error())
+        if not ending:
+            partition.waiters.discard(self)
 
     def observe(self, header: BatchHeader, batch: memoryview) -> None:
         """A batch that this broker wrote in the name of a producer is queued: a marker, or a coordinator's records."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from levada.broker.coordinators import Coordinators, InternalTopic
 from levada.broker.groups import OFFSETS_TOPIC
-from levada.broker.partitions import Partition
 from levada.broker.shards import Shard
 from levada.broker.waiting import Deferred
 from levada.core.transaction import Ending, TransactionLimits, TransactionsMachine
@@ -70,26 +69,7 @@ def write_marker(
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "no coordinator of groups is here")
         partition.producers.check_marker(*producer, marker, bumped)
         return shard.submit(lambda machine, _, ticket: machine.end_transaction(*producer, *marker, ticket))
-    goal = partition.transactions.end(*producer, marker, bumped, broker.clock.now_ms())
-    return _Commitment(partition, goal).known
-
-
-class _Commitment:
-    """Waits until the high watermark has passed what was appended."""
-
-    __slots__ = ("_goal", "_partition", "known")
-
-    def __init__(self, partition: Partition, goal: int) -> None:
-        self._partition = partition
-        self._goal = goal
-        self.known = Deferred()
-        partition.waiters.add(self)
-
-    def news(self, published_bytes: int) -> None:
-        reached = self._partition.high_watermark >= self._goal
-        if reached or self._partition.offline:
-            self._partition.waiters.discard(self)
-            self.known.give(None if reached else self._partition.storage_error())
+    return partition.transactions.end(*producer, marker, bumped, broker.clock.now_ms())
 
 
 class _Writing:
@@ -108,7 +88,7 @@ class _Writing:
     def begin(self) -> None:
         if not self._missing:
             self._complete()
-        for place in self._ending.partitions:
+        for place in sorted(self._ending.partitions):
             self._write(place)
 
     def _write(self, place: Place) -> None:

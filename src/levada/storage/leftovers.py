@@ -29,12 +29,12 @@ def tidy(disk: Disk, directory: str) -> list[FileName]:
         _finish_swaps(disk, directory, names)
         names = disk.listdir(directory)
     kept = [name for name in names if not name.endswith(LEFTOVER_SUFFIXES)]
-    for name in set(names).difference(kept):
+    for name in sorted(set(names).difference(kept)):
         disk.unlink(os.path.join(directory, name))
     files = sorted(parsed for name in kept if (parsed := parse_file_name(name)))
     bases = {offset for offset, suffix in files if suffix == LOG_SUFFIX}
     orphans = {name for name in files if name.suffix in SEGMENT_SUFFIXES and name.offset not in bases}
-    for offset, suffix in orphans:
+    for offset, suffix in sorted(orphans):
         disk.unlink(os.path.join(directory, file_name(offset, suffix)))
     return [name for name in files if name not in orphans]
 

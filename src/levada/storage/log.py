@@ -379,7 +379,7 @@ class Log:
                     segment.fsync()
             if names_dirty:
                 leader_epochs.fsync(self._disk, self.directory)
-            for directory in names_dirty:
+            for directory in sorted(names_dirty):
                 self._disk.fsync_dir(directory)
         except OSError as error:
             self._fail(error)

@@ -1,0 +1,141 @@
+"""The simulator of transactions is tested itself: each of these bugs, planted into the broker, must be found."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.sim.test_transactions import simulate
+from tests.sim.world import Violation
+
+from levada.broker import txn_coordinators
+from levada.broker.journal import Journal
+from levada.broker.partitions import Partition
+from levada.broker.shards import Shard
+from levada.broker.transactions import Transactions
+from levada.core.groups import GroupsMachine
+from levada.core.machines import Outcome
+from levada.core.producers import ProducerStates
+from levada.core.transaction import TransactionsMachine
+from levada.core.transaction_state import Transaction
+from levada.storage.recovery import Recovery
+from levada.storage.txn_index import TxnIndex
+
+SEEDS_MAX = 4_000
+# Where the search begins for what takes a rare coincidence: a power cut between two fsyncs, and a client that dies.
+FIRST_SEEDS = {"marker_before_the_prepare_is_durable": 640}
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def marker_before_the_prepare_is_durable(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Shard, "_carry_out", _hasty(Shard._carry_out))
+
+
+def _hasty(carry_out: Any) -> Any:
+    def at_once(self: Any, machine: Any, outcome: Outcome, parts: Any) -> None:
+        carry_out(self, machine, outcome._replace(effects=()), parts)
+        if outcome.effects and self.machine is machine:
+            self._have_done(machine, outcome.effects)
+
+    return at_once
+
+
+def state_answered_before_the_journal_is_committed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Journal, "after_all", lambda self, committed: committed(None))
+
+
+def last_stable_offset_is_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Partition, "last_stable_offset", property(lambda self: self.high_watermark))
+
+
+def last_stable_offset_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    first = ProducerStates.first_unstable_offset
+
+    def late(self: ProducerStates) -> int | None:
+        found = first(self)
+        return None if found is None else found + 1
+
+    patch.setattr(ProducerStates, "first_unstable_offset", late)
+
+
+def aborted_transactions_are_not_told(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Partition, "aborted", lambda self, offset, size: [])
+
+
+def the_index_of_aborted_ones_is_lost_in_a_crash(patch: pytest.MonkeyPatch) -> None:
+    scan = Recovery._scan
+
+    def forgetful(self: Recovery, segment: Any, epochs: Any) -> int:
+        end_offset = scan(self, segment, epochs)
+        segment.txn_index.stale = False
+        return end_offset
+
+    patch.setattr(Recovery, "_scan", forgetful)
+
+
+def the_index_of_aborted_ones_is_not_synced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TxnIndex, "fsync", lambda self: None)
+
+
+def open_transactions_are_forgotten_on_restart(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProducerStates, "begin", lambda self, producer_id, first_offset: None)
+
+
+def markers_are_not_written_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TransactionsMachine, "loaded", lambda self, now_ms: Outcome())
+
+
+def a_marker_that_fails_is_given_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(txn_coordinators._Writing, "_is_settled", lambda self, place, error: True)
+
+
+def a_fence_leaves_the_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Transaction, "fenced", lambda self, now_ms: self.decided(False, self.client, 0, now_ms))
+
+
+def batches_are_not_verified(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Transactions, "may_write", lambda self, producer_id, producer_epoch: True)
+
+
+def old_epochs_write(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TransactionsMachine, "_of", lambda self, name, client: self._known(name))
+
+
+def offsets_count_before_the_marker(patch: pytest.MonkeyPatch) -> None:
+    commit = GroupsMachine.commit
+    patch.setattr(
+        GroupsMachine,
+        "commit",
+        lambda self, request, now_ms, ticket: commit(self, request._replace(producer_id=-1), now_ms, ticket),
+    )
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        marker_before_the_prepare_is_durable,
+        state_answered_before_the_journal_is_committed,
+        last_stable_offset_is_the_high_watermark,
+        last_stable_offset_off_by_one,
+        aborted_transactions_are_not_told,
+        the_index_of_aborted_ones_is_lost_in_a_crash,
+        the_index_of_aborted_ones_is_not_synced,
+        open_transactions_are_forgotten_on_restart,
+        markers_are_not_written_again_after_a_restart,
+        a_marker_that_fails_is_given_up,
+        a_fence_leaves_the_epoch,
+        batches_are_not_verified,
+        old_epochs_write,
+        offsets_count_before_the_marker,
+    ],
+)
+def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    first = FIRST_SEEDS.get(plant.__name__, 0)
+    for seed in range(first, first + SEEDS_MAX):
+        try:
+            simulate(seed)
+        except (Violation, AssertionError) as violation:
+            print(f"{plant.__name__}: found by seed {seed}: {violation}")
+            return
+    pytest.fail(f"{plant.__name__} was not found within {SEEDS_MAX} seeds from {first} on")
