@@ -223,6 +223,46 @@ def test_committed_offsets_are_compacted(compacting: Compacting) -> None:
     consumer.close()
 
 
+def cleaners(pid: int) -> list[int]:
+    """The cleaner processes of a broker that is alive or was."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"levada.storage.cleaning_process" in words and b"%d" % pid in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_a_broker_killed_while_it_cleans(tmp_path: Path) -> None:
+    """Again and again, with the cleaner in the middle of its work: no key loses its latest value, no process stays."""
+    with Server(tmp_path, SETTINGS | {"log.cleaner.io.max.bytes.per.second": 100_000}) as server:
+        compacting = Compacting(server, tmp_path / "data")
+        client = Confluent(server.address)
+        client.create_topic("killed", configs=CONFIGS)
+        folder = compacting.data / "killed-0"
+        state: dict[bytes | None, bytes | None] = {}
+        for number in range(5):
+            client.alter_configs("killed", {"min.cleanable.dirty.ratio": "1"})  # not before all is written
+            records = [Record(b"%d-%d" % (number, key) * 5, b"key-%d" % (key % 40)) for key in range(700)]
+            for start in range(0, len(records), 50):
+                client.produce("killed", records[start : start + 50], idempotent=True)
+            state.update((record.key, record.value) for record in records)
+            client.alter_configs("killed", {"min.cleanable.dirty.ratio": "0.01"})
+            begun = f"{number}: nothing is being cleaned"
+            until(lambda: bool(list(folder.glob("*.cleaned")) or list(folder.glob("*.swap"))), begun)
+            time.sleep(0.05 * number)
+            pid = server.pid
+            server.stop(signal.SIGKILL)
+            until(lambda pid=pid: not cleaners(pid), "the cleaner outlives its broker")  # type: ignore[misc]
+            server.start()
+            left = compacting.records("killed")
+            assert {record.key: record.value for record in left} == state
+        client.close()
+
+
 def test_kafka_reads_cleaned_segments(
     compacting: Compacting, expected: dict[bytes | None, bytes | None]
 ) -> None:

@@ -69,7 +69,7 @@ class Cleaning:
         for partition in broker.partitions.values():
             offsets = broker.log_dirs.home(partition).cleaner_offsets
             offset = offsets.get(_name(partition))
-            if offset is not None:
+            if offset is not None and offset <= partition.log.log_end_offset:
                 self._clean[partition] = Clean(offset, partition.log.truncations)
         if broker.config.log_cleaner_enable:
             for number in range(broker.config.log_cleaner_threads):

@@ -22,6 +22,7 @@ from levada.storage.disk import OsDisk
 
 NICENESS = 10  # whoever serves clients goes first
 PACE_BYTES = 256 * 1024  # read or written between two looks at the clock
+BURST_S = 0.1  # for so long more than the rate
 PAUSE_S_MAX = 1.0
 _PR_SET_PDEATHSIG = 1
 
@@ -45,10 +46,10 @@ class Pace:
 
     def __call__(self, size: int) -> None:
         self._bytes += size
-        if self._bytes < min(PACE_BYTES, self._rate):
+        if self._bytes < min(PACE_BYTES, self._rate * BURST_S):
             return
         now = self._clock.monotonic()
-        self._due = max(self._due, now - PAUSE_S_MAX) + self._bytes / self._rate
+        self._due = max(self._due, now - BURST_S) + self._bytes / self._rate
         self._bytes = 0
         while self._due > now:
             self._check_parent()
