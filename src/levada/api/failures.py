@@ -28,6 +28,7 @@ def _same(*names: str) -> tuple[tuple[str, str], ...]:
 
 
 _BY_PARTITION = Items("partitions", "partitions", _same("partition_index"))
+_BY_INDEX = Items("partition_indexes", "partitions", (("partition_index", ""),))
 _RESOURCES = _same("resource_type", "resource_name")
 
 ITEMS: dict[str, Items] = {
@@ -63,6 +64,22 @@ ITEMS: dict[str, Items] = {
     "consumer_group_describe": Items("group_ids", "groups", (("group_id", ""),)),
     "delete_groups": Items("groups_names", "results", (("group_id", ""),)),
     "find_coordinator": Items("coordinator_keys", "coordinators", (("key", ""),)),
+    "add_partitions_to_txn": Items(
+        "transactions",
+        "results_by_transaction",
+        _same("transactional_id"),
+        Items(
+            "topics",
+            "topic_results",
+            _same("name"),
+            Items("partitions", "results_by_partition", (("partition_index", ""),)),
+        ),
+    ),
+    "write_txn_markers": Items(
+        "markers", "markers", _same("producer_id"), Items("topics", "topics", _same("name"), _BY_INDEX)
+    ),
+    "describe_producers": Items("topics", "topics", _same("name"), _BY_INDEX),
+    "describe_transactions": Items("transactional_ids", "transaction_states", (("transactional_id", ""),)),
 }
 
 # Who is refused has no protocol, and is told the id it came with.
@@ -96,8 +113,9 @@ def _fill(shape: Struct, response: Any, items: Items, request: Any, error: Kafka
 
 
 def _with_error(shape: Struct, blank: Any, error: KafkaError) -> Any:
-    if shape.find("error_code") is not None:
-        blank = replace(blank, error_code=error.code)
+    for code in ("error_code", "partition_error_code"):
+        if shape.find(code) is not None:
+            blank = replace(blank, **{code: error.code})
     if shape.find("error_message") is not None:
         blank = replace(blank, error_message=error.detail or None)
     return blank
