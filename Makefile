@@ -29,10 +29,11 @@ $(STAMP): requirements/dev.txt pyproject.toml | $(BIN)/python
 demo: $(STAMP)  ## watch a broker at work for 20 seconds (KEEP=1 leaves it running)
 	@$(BIN)/python examples/demo.py
 
-test: $(STAMP)  ## all tests: unit and sim (5 minutes), badinput (1), compat and exactly once with real clients (6, more the first time)
+test: $(STAMP)  ## all tests: unit and sim (5 minutes), badinput (1), compat with real clients (5, more the first time), eos (2)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/unit tests/sim
 	$(BIN)/python -m pytest tests/badinput
-	$(BIN)/python -m pytest tests/compat tests/eos
+	$(BIN)/python -m pytest tests/compat
+	$(BIN)/python -m pytest -n 2 tests/eos
 
 quick: $(STAMP)  ## what is worth running at each save: under 2 minutes
 	SEEDS=150 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow" tests/unit tests/sim

@@ -33,11 +33,12 @@ def main() -> None:
     target.init_transactions()  # waits for, or aborts, what a crashed worker of this name left, and fences it
     source.subscribe([given.topic])
     for number, batch in enumerate(batches(source, given), 1):
+        member = source.consumer_group_metadata()  # as of now: a worker that loses its place must not commit
         target.begin_transaction()
         try:
             for order in batch:
                 target.produce(given.results, invoice(order), order.key())
-            target.send_offsets_to_transaction(positions(batch), source.consumer_group_metadata())
+            target.send_offsets_to_transaction(positions(batch), member)
             target.flush()  # all of it is in the log now, and no reader of committed records sees it
             crash_point(given, number)
             target.commit_transaction()

@@ -18,7 +18,7 @@ from tests.eos.processes import Copier
 
 LOOK_S = 0.02
 PATIENCE_S = 600.0
-PAUSE_S = (1.0, 9.0)  # around the timeouts of sessions (3 s) and transactions (6 s)
+PAUSE_S = (1.0, 10.0)  # around the timeouts of sessions (3 s) and transactions (8 s)
 
 
 class Fault(StrEnum):

@@ -2,14 +2,15 @@
 
 Its journal is a file of JSON lines, each written before the next step is taken, so that what a killed copier had asked
 for and what it knew can be told afterwards:
-`positioned` it was given partitions or went back, `begin` what it read, `end` it is about to commit or abort,
-`done` how that ended, with the offsets of what it sent.
+`positioned` it was given partitions or went back, `begin` what it read, `produced` and `offsets` what is in the
+transaction by now, `end` it is about to commit, `done` how that ended, with the offsets of what it sent.
 """
 
 import argparse
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from typing import Any, TextIO
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 FILL_S = 1.0  # how long to wait for a full transaction
-ABORTED_SHARE = 0.1
+LINGER_S = 0.05  # at most, between the steps of a transaction
 PATIENCE_S = 30.0  # for one call; what takes longer is tried again
 
 
@@ -30,6 +31,8 @@ class Copier:
         self._journal = journal
         self._chance = random.Random(given.seed)
         self._batch: list[Message] = []
+        self._sent: list[tuple[int, str, int | None]] = []  # of this transaction: partition, value, offset
+        self._outcome = "ok"  # of this transaction
         settings: dict[str, object] = (
             {
                 "bootstrap.servers": given.bootstrap,
@@ -46,7 +49,7 @@ class Copier:
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
             }
-            | _group_settings(given.protocol)
+            | _group_settings(given)
         )
         self._target = Producer(
             settings
@@ -65,7 +68,7 @@ class Copier:
                 self._copy(batch)
 
     def _assigned(self, source: Consumer, parts: list[TopicPartition]) -> None:
-        self._write("positioned", parts=[part.partition for part in parts])
+        self._step("positioned", parts=[part.partition for part in parts])
 
     def _revoked(self, source: Consumer, parts: list[TopicPartition]) -> None:
         """What was read of them is for others to copy."""
@@ -86,49 +89,55 @@ class Copier:
         return list(self._batch)
 
     def _copy(self, batch: list[Message]) -> None:
+        # Whose member this is must be asked before anything else: it may lose its place at any later step.
+        group = self._source.consumer_group_metadata()
         records = [(message.partition(), message.offset(), _text(message.value())) for message in batch]
-        self._write("begin", records=records)
-        sent: list[tuple[int, str, int | None]] = []
-
-        def delivered(error: KafkaError | None, message: Message) -> None:
-            offset = message.offset() if error is None else None
-            sent.append((message.partition() or 0, _text(message.value()), offset))
-
+        self._step("begin", records=records)
+        self._sent = []
+        self._outcome = "failed"
         self._target.begin_transaction()
-        outcome = "failed"
         try:
-            for message in batch:
-                index = message.partition() or 0
-                self._target.produce(
-                    self._given.target, message.value(), message.key(), index, on_delivery=delivered
-                )
-                self._target.poll(0)
-            following = {message.partition(): (message.offset() or 0) + 1 for message in batch}
-            offsets = [
-                TopicPartition(self._given.source, index or 0, offset) for index, offset in following.items()
-            ]
-            group = self._source.consumer_group_metadata()
-            self._retried(lambda: self._target.send_offsets_to_transaction(offsets, group, PATIENCE_S))
-            self._target.flush(PATIENCE_S)
-            if self._chance.random() < ABORTED_SHARE:
-                raise _AbortWanted
-            self._write("end")
-            outcome = "unknown"
-            self._retried(lambda: self._target.commit_transaction(PATIENCE_S))
-            outcome = "ok"
+            self._transact(batch, group)
         except (KafkaException, _AbortWanted) as error:
-            if isinstance(error, KafkaException) and not _abortable(error):
-                self._write("done", outcome=outcome, sent=sent, error=str(error))
+            if isinstance(error, KafkaException) and not error.args[0].txn_requires_abort():
+                self._step("done", outcome=self._outcome, sent=self._sent, error=str(error))
                 raise
             self._retried(lambda: self._target.abort_transaction(PATIENCE_S))
-            outcome = "failed"
-        self._write("done", outcome=outcome, sent=sent)
-        if outcome == "failed":
+            self._outcome = "failed"
+        self._step("done", outcome=self._outcome, sent=self._sent)
+        if self._outcome == "failed":
             self._go_back()
+
+    def _transact(self, batch: list[Message], group: object) -> None:
+        for message in batch:
+            self._target.produce(
+                self._given.target,
+                message.value(),
+                message.key(),
+                message.partition() or 0,
+                on_delivery=self._delivered,
+            )
+            self._target.poll(0)
+        self._target.flush(PATIENCE_S)
+        self._step("produced")
+        following = {message.partition() or 0: (message.offset() or 0) + 1 for message in batch}
+        offsets = [TopicPartition(self._given.source, index, offset) for index, offset in following.items()]
+        self._retried(lambda: self._target.send_offsets_to_transaction(offsets, group, PATIENCE_S))
+        self._step("offsets")
+        if self._chance.random() < self._given.aborted_share:
+            raise _AbortWanted
+        self._step("end")
+        self._outcome = "unknown"
+        self._retried(lambda: self._target.commit_transaction(PATIENCE_S))
+        self._outcome = "ok"
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        offset = message.offset() if error is None else None
+        self._sent.append((message.partition() or 0, _text(message.value()), offset))
 
     def _go_back(self) -> None:
         """To the committed positions; a rebalance meanwhile gives them as well."""
-        self._write("positioned", parts=[])
+        self._step("positioned", parts=[])
         try:
             for part in self._source.committed(self._source.assignment(), PATIENCE_S):
                 self._source.seek(TopicPartition(part.topic, part.partition, max(part.offset, 0)))
@@ -144,27 +153,28 @@ class Copier:
                 if not error.args[0].retriable():
                     raise
 
-    def _write(self, what: str, **more: object) -> None:
+    def _step(self, what: str, **more: object) -> None:
+        """Write down what comes next, and give faults a chance to come before it."""
         self._journal.write(json.dumps({"what": what, "tick": time.monotonic_ns(), **more}) + "\n")
         self._journal.flush()
+        if what == self._given.halt_at:
+            self._given.halt_at = None
+            os.kill(os.getpid(), signal.Signals[self._given.halt_by])
+        time.sleep(self._chance.uniform(0, LINGER_S))
 
 
 class _AbortWanted(Exception):
     """Chance wants this transaction aborted."""
 
 
-def _abortable(error: KafkaException) -> bool:
-    return bool(error.args[0].txn_requires_abort())
-
-
 def _text(content: bytes | str | None) -> str:
     return content.decode() if isinstance(content, bytes) else content or ""
 
 
-def _group_settings(protocol: str) -> dict[str, object]:
-    if protocol == "consumer":
+def _group_settings(given: argparse.Namespace) -> dict[str, object]:
+    if given.protocol == "consumer":
         return {"group.protocol": "consumer"}
-    return {"session.timeout.ms": 3000, "heartbeat.interval.ms": 500}
+    return {"session.timeout.ms": given.session_timeout_ms, "heartbeat.interval.ms": 500}
 
 
 def main() -> None:
@@ -174,7 +184,11 @@ def main() -> None:
     parser.add_argument("--protocol", default="classic", choices=["classic", "consumer"])
     parser.add_argument("--size", type=int, default=750)
     parser.add_argument("--transaction-timeout-ms", type=int, default=10_000)
+    parser.add_argument("--session-timeout-ms", type=int, default=3000)
+    parser.add_argument("--aborted-share", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--halt-at", choices=["begin", "produced", "offsets", "end"], help="stop there, once")
+    parser.add_argument("--halt-by", choices=["SIGKILL", "SIGSTOP"], default="SIGKILL")
     given = parser.parse_args()
     with open(given.journal, "a") as journal:
         try:

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.compat.server import Server
 from tests.eos.chaos import Chaos, Event
 from tests.eos.processes import GROUP, SOURCE, TARGET
-from tests.eos.reading import Stored, as_history, read_committed, seen, text
+from tests.eos.reading import Stored, as_history, read_committed, seen, text, wait_until_decided
 from tests.history import Operation, Outcome, Partition, Poll, Positioned, Send, anomalies
 
 SETTINGS = {
@@ -24,8 +24,8 @@ SETTINGS = {
     "transaction.state.log.num.partitions": 3,
     # small segments, so that logs roll, and the cleaner works on journals that are needed after the next kill
     "log.segment.bytes": 1 << 20,
-    "offsets.topic.segment.bytes": 16 << 10,
-    "transaction.state.log.segment.bytes": 16 << 10,
+    "offsets.topic.segment.bytes": 4 << 10,
+    "transaction.state.log.segment.bytes": 4 << 10,
     "log.cleaner.backoff.ms": 500,
     "log.cleaner.min.cleanable.ratio": 0.1,
 }
@@ -142,6 +142,7 @@ def copy(
 
 def check(bootstrap: str, count: int, history: Sequence[Operation | Positioned]) -> None:
     """The copies are the messages: none missing, none twice, in order; and nobody saw what is not so."""
+    wait_until_decided(bootstrap, TARGET)
     source, target = read_committed(bootstrap, SOURCE), read_committed(bootstrap, TARGET)
     found = anomalies([*history, *as_history(source), *as_history(target)])
     assert not found, "\n".join(map(str, found[:20]))

@@ -13,7 +13,7 @@ from tests.history import Operation, Outcome, Poll, Positioned, Seen, Send
 from tests.kafka_jars import java
 
 SOURCE, TARGET, GROUP = "messages", "copies", "copiers"
-TRANSACTION_TIMEOUT_MS = 6_000
+TRANSACTION_TIMEOUT_MS = 8_000
 HERE = Path(__file__).parent
 
 
@@ -93,9 +93,9 @@ class Copier(Mortal):
 class ConfluentCopier(Copier):
     """`copier.py`, with librdkafka below it; its journal tells all it did."""
 
-    def __init__(self, folder: Path, name: str, bootstrap: str, size: int, protocol: str) -> None:
+    def __init__(self, folder: Path, name: str, bootstrap: str, size: int, **more: object) -> None:
         super().__init__(folder, name, bootstrap, size)
-        self._protocol = protocol
+        self._more = more
 
     def _command(self) -> list[str]:
         named = {
@@ -103,15 +103,20 @@ class ConfluentCopier(Copier):
             "source": SOURCE,
             "target": TARGET,
             "group": GROUP,
-            "transactional-id": self.name,
-            "transaction-timeout-ms": TRANSACTION_TIMEOUT_MS,
-            "protocol": self._protocol,
+            "transactional_id": self.name,
+            "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS,
             "size": self._size,
             "seed": self.lives,
             "journal": self._output,
-        }
-        options = [word for name, value in named.items() for word in (f"--{name}", str(value))]
+        } | self._more
+        options = [
+            word for name, value in named.items() for word in (f"--{name.replace('_', '-')}", str(value))
+        ]
         return [sys.executable, str(HERE / "copier.py"), *options]
+
+    def has_reached(self, step: str) -> bool:
+        """In this life."""
+        return f'"what": "{step}"' in self._output.read_text()
 
     def _is_transaction(self, line: str) -> bool:
         return '"what": "done"' in line
@@ -136,7 +141,7 @@ def _told(process: str, journal: Path) -> Iterator[Operation | Positioned]:
             begun, ended = entry, None
         elif entry["what"] == "end":
             ended = entry
-        else:
+        elif entry["what"] == "done":
             assert begun is not None
             sends = [Send((TARGET, index), value, offset) for index, value, offset in entry["sent"]]
             yield _transaction(process, begun, ended, sends, Outcome(entry["outcome"]))

@@ -4,10 +4,12 @@ import time
 from collections import defaultdict
 from typing import NamedTuple
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 from tests.history import Operation, Partition, Poll, Positioned, Seen
 
 PATIENCE_S = 60.0
+LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
 class Stored(NamedTuple):
@@ -21,6 +23,24 @@ class Stored(NamedTuple):
 def read_committed(bootstrap: str, topic: str) -> dict[Partition, list[Stored]]:
     """The records of each partition in the order in which a read_committed consumer got them."""
     return read(bootstrap, topic, "read_committed")
+
+
+def wait_until_decided(bootstrap: str, topic: str) -> None:
+    """Until no transaction is open in the topic: then all that will ever be seen of it can be seen."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    parts = [
+        TopicPartition(topic, index)
+        for index in admin.list_topics(topic, PATIENCE_S).topics[topic].partitions
+    ]
+
+    def ends(isolation: IsolationLevel) -> list[int]:
+        asked = admin.list_offsets(dict.fromkeys(parts, LATEST), isolation_level=isolation)
+        return [asked[part].result(PATIENCE_S).offset for part in parts]
+
+    deadline = time.monotonic() + PATIENCE_S
+    while ends(IsolationLevel.READ_COMMITTED) != ends(IsolationLevel.READ_UNCOMMITTED):
+        assert time.monotonic() < deadline, f"a transaction is open in {topic} for ever"
+        time.sleep(0.1)
 
 
 def read(bootstrap: str, topic: str, isolation: str) -> dict[Partition, list[Stored]]:

@@ -28,7 +28,8 @@ def test_copies_by_librdkafka(tmp_path: Path, protocol: str) -> None:
     with broker(tmp_path, partitions) as server:
         names = [f"copier-{number}" for number in range(3)]
         copiers = [
-            ConfluentCopier(tmp_path, name, server.address, SIZE.transaction, protocol) for name in names
+            ConfluentCopier(tmp_path, name, server.address, SIZE.transaction, protocol=protocol)
+            for name in names
         ]
         feed = Feed(server.address, partitions, SIZE.messages, rate=SIZE.messages // 10)
         feed.start()
