@@ -114,5 +114,6 @@ def running(
 
 def crash_image(source: Path, target: Path) -> Path:
     """What another process would find if this one were killed now: the page cache survives it."""
-    shutil.copytree(source, target)
+    # A checkpoint on its way to its name is gone before it can be copied; a crash would leave it behind as litter.
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.tmp"))
     return target
