@@ -24,6 +24,7 @@ from levada.api import (  # noqa: F401 (handlers)
     transaction_lists,
     transactions,
     txn_offsets,
+    usual_commits,
     versions,
 )
 from levada.api.registry import dispatcher

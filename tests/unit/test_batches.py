@@ -54,6 +54,20 @@ def test_kio_reads_what_we_write(given_records: list[Record]) -> None:
     ]
 
 
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.binary(max_size=300), blobs), min_size=1, max_size=20), st.integers(0, 2**40))
+def test_pairs_are_written_as_records_without_headers(
+    pairs: list[tuple[bytes, bytes | None]], timestamp: int
+) -> None:
+    written = batches.encode_pairs(pairs, timestamp, 7, 3, batches.TRANSACTIONAL_BIT)
+    assert written == batches.encode(
+        [Record(0, timestamp, key, value) for key, value in pairs],
+        producer_id=7,
+        producer_epoch=3,
+        attributes=batches.TRANSACTIONAL_BIT,
+    )
+
+
 def test_append_time_is_signed_anew() -> None:
     batch = memoryview(batches.encode([Record(0, 5, None, b"x"), Record(1, 9, None, b"y")]))
     batches.stamp_append_time(batch, 1_000)

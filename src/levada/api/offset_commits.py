@@ -14,6 +14,7 @@ from levada.api.throttling import UNTHROTTLED
 from levada.broker.waiting import Deferred, together
 from levada.core.consumer_group import Reader
 from levada.core.groups import GroupsMachine
+from levada.core.image import ClusterImage
 from levada.core.machines import Outcome, Ticket
 from levada.core.offsets import CommitRequest, FetchedOffset, Place
 from levada.errors import ErrorCode, KafkaError
@@ -34,9 +35,8 @@ NO_RETENTION = timedelta(milliseconds=-1)
 TOO_LARGE = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE))
 
 
-def known_topic(call: Call, name: str, topic_id: UUID | None) -> tuple[str, int, ErrorCode]:
+def known_topic(image: ClusterImage, name: str, topic_id: UUID | None) -> tuple[str, int, ErrorCode]:
     """The name of a topic given by name or id, how many partitions it has, and the error for any other."""
-    image = call.broker.image
     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if topic_id is not None:
         name = image.topic_names.get(topic_id, "")
@@ -60,7 +60,7 @@ def offset_commit(
     offsets: list[tuple[Place, OffsetValue]] = []
     errors: list[ErrorCode | None] = []  # of each partition in the request; None where the group decides
     for topic in request.topics:
-        name, count, error = known_topic(call, topic.name, topic.topic_id)
+        name, count, error = known_topic(call.broker.image, topic.name, topic.topic_id)
         for part in topic.partitions:
             if not 0 <= part.partition_index < count:
                 errors.append(error)

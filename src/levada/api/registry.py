@@ -51,6 +51,7 @@ class Handler(NamedTuple):
 
 
 HANDLERS: dict[int, Handler] = {}
+SHORTCUTS: dict[tuple[int, int], Callable[..., bool]] = {}  # by API key and version
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -82,6 +83,19 @@ def handles_frames(
     return declare
 
 
+def takes_frames(name: str, versions: range) -> Callable[[Function], Function]:
+    """Declare a shortcut for the usual requests of an API that has a handler.
+
+    It is called as those on the hot path are, and tells whether it has taken the request.
+    """
+
+    def declare(function: Function) -> Function:
+        SHORTCUTS.update({(messages.api_key(name), version): function for version in versions})
+        return function
+
+    return declare
+
+
 def _add(handler: Handler) -> None:
     assert handler.api_key not in HANDLERS, f"{handler.name} has two handlers"
     HANDLERS[handler.api_key] = handler
@@ -89,12 +103,13 @@ def _add(handler: Handler) -> None:
 
 def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
     """The function that gets every frame of every connection."""
-    frame_handlers = {
+    frame_handlers: dict[tuple[int, int], Callable[..., bool | None]] = {
         (handler.api_key, version): handler.function
         for handler in HANDLERS.values()
         if handler.reads_frames
         for version in handler.versions
     }
+    frame_handlers |= SHORTCUTS
     counts = broker.request_counts
     unpack = HEADER.unpack_from
 
@@ -107,8 +122,9 @@ def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
         position += max(0, client_id_bytes)
         handler = frame_handlers.get((api_key, version))
         if handler is not None and not faults:
-            handler(broker, connection, view, position, stop, version, correlation_id)
-            return
+            taken = handler(broker, connection, view, position, stop, version, correlation_id)
+            if taken is not False:
+                return
         request = _Request(broker, connection, bytearray(view[start:stop]))
         fault = faults.decide(api_key) if faults else None
         if fault is None:

@@ -12,7 +12,7 @@ from levada.broker.partitions import Partition
 from levada.clock import Clock
 from levada.core.machines import PLAIN, Stamp
 from levada.errors import KafkaError
-from levada.wire.batches import BatchHeader, Record, decode, encode, iterate_headers
+from levada.wire.batches import BatchHeader, decode, encode_pairs, iterate_headers
 
 READ_BYTES = 1 << 20
 
@@ -46,13 +46,7 @@ class Journal:
     ) -> None:
         """Write one batch; `committed` is called once, with the error if it never will be. Raises KafkaError."""
         now_ms = self._clock.now_ms()
-        batch = encode(
-            [Record(0, now_ms, key, value) for key, value in records],
-            producer_id=stamp.producer_id,
-            producer_epoch=stamp.producer_epoch,
-            attributes=stamp.attributes,
-        )
-        goal = self.partition.append_own(batch, now_ms)
+        goal = self.partition.append_own(encode_pairs(records, now_ms, *stamp), now_ms)
         self._waiting.append((goal, committed))
         self.partition.waiters.add(self)
 

@@ -225,24 +225,50 @@ def encode(
         elif record.timestamp > max_timestamp:
             max_timestamp = record.timestamp
         body += _encode_record(record, record.timestamp - base_timestamp, count - 1)
+    data = compress(codec, body) if codec else body
+    times = (base_timestamp, max_timestamp)
+    producer = (producer_id, producer_epoch, base_sequence)
+    return _batch(data, count, *times, *producer, attributes | codec, base_offset, leader_epoch)
+
+
+def encode_pairs(
+    pairs: Iterable[tuple[bytes, bytes | None]],
+    timestamp: int,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    attributes: int = 0,
+) -> bytearray:
+    """One batch of keys with values, all of one time and without headers, as coordinators write them."""
+    parts: list[bytes] = []
+    count = 0
+    for key, value in pairs:
+        start = (
+            b"\0\0" + varint_bytes(count) + varint_bytes(len(key))
+        )  # no attributes, no later than the first
+        end = b"\x01\0" if value is None else varint_bytes(len(value)) + value + b"\0"
+        parts += (varint_bytes(len(start) + len(key) + len(end)), start, key, end)
+        count += 1
+    return _batch(b"".join(parts), count, timestamp, timestamp, producer_id, producer_epoch, -1, attributes)
+
+
+def _batch(
+    data: bytes | bytearray,
+    count: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    attributes: int,
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+) -> bytearray:
+    """The records `data` behind their header."""
     batch = bytearray(HEADER_BYTES)
-    batch += compress(codec, body) if codec else body
-    fields = (
-        base_offset,
-        len(batch) - LOG_OVERHEAD,
-        leader_epoch,
-        MAGIC,
-        0,
-        attributes | codec,
-        max(count - 1, 0),
-        base_timestamp,
-        max_timestamp,
-        producer_id,
-        producer_epoch,
-        base_sequence,
-        count,
-    )
-    HEADER.pack_into(batch, 0, *fields)
+    batch += data
+    place = (base_offset, len(batch) - LOG_OVERHEAD, leader_epoch, MAGIC, 0, attributes, max(count - 1, 0))
+    producer = (producer_id, producer_epoch, base_sequence)
+    HEADER.pack_into(batch, 0, *place, base_timestamp, max_timestamp, *producer, count)
     _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_START:]))
     return batch
 

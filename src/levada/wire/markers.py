@@ -6,7 +6,7 @@ A marker is a batch of one record. It takes an offset like any other, and reader
 from struct import Struct
 from typing import NamedTuple
 
-from levada.wire.batches import CONTROL_BIT, TRANSACTIONAL_BIT, Record, decode, encode
+from levada.wire.batches import CONTROL_BIT, TRANSACTIONAL_BIT, decode, encode_pairs
 
 ABORT = 0
 COMMIT = 1
@@ -31,10 +31,7 @@ class Marker(NamedTuple):
 
 def encode_marker(marker: Marker, producer_id: int, producer_epoch: int, timestamp: int) -> bytearray:
     """The batch that ends a producer's transaction."""
-    record = Record(0, timestamp, *marker.key_and_value())
-    return encode(
-        [record], producer_id=producer_id, producer_epoch=producer_epoch, attributes=MARKER_ATTRIBUTES
-    )
+    return encode_pairs([marker.key_and_value()], timestamp, producer_id, producer_epoch, MARKER_ATTRIBUTES)
 
 
 def decode_marker(batch: memoryview) -> Marker | None:
