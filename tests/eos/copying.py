@@ -23,7 +23,7 @@ SETTINGS = {
     "offsets.topic.num.partitions": 3,
     "transaction.state.log.num.partitions": 3,
     # small segments, so that logs roll, and the cleaner works on journals that are needed after the next kill
-    "log.segment.bytes": 1 << 20,
+    "log.segment.bytes": 32 << 10,
     "offsets.topic.segment.bytes": 4 << 10,
     "transaction.state.log.segment.bytes": 4 << 10,
     "log.cleaner.backoff.ms": 500,

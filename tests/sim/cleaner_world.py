@@ -243,7 +243,7 @@ class CleanerWorld:
             attributes=TRANSACTIONAL_BIT if writer.transactional else 0,
         )
         if writer.transactional:
-            self.partition.transactions.grant(self.partition.transactions.ask(writer.producer_id, 0))
+            self.partition.transactions.ask(writer.producer_id, 0).granted = True
         try:
             got = self.partition.append(memoryview(data), 0, len(data), self.now_ms)
         except KafkaError as error:

@@ -75,8 +75,7 @@ def write(
 
 
 def allow(partition: Partition, producer_id: int, epoch: int) -> None:
-    transactions = partition.transactions
-    transactions.grant(transactions.ask(producer_id, epoch))
+    partition.transactions.ask(producer_id, epoch).granted = True
 
 
 def end(
@@ -139,7 +138,7 @@ def test_a_batch_enters_only_with_the_coordinators_word_or_when_its_transaction_
     assert refused(lambda: write(partition, b"a", producer=(7, 0, 0))) == ErrorCode.INVALID_TXN_STATE
     asked = partition.transactions.ask(7, 0)
     assert refused(lambda: write(partition, b"a", producer=(7, 0, 0))) == ErrorCode.INVALID_TXN_STATE
-    partition.transactions.grant(asked)
+    asked.granted = True
     assert refused(lambda: write(partition, b"a", producer=(8, 0, 0))) == ErrorCode.INVALID_TXN_STATE
     assert refused(lambda: write(partition, b"a", producer=(7, 1, 0))) == ErrorCode.INVALID_TXN_STATE
     assert write(partition, b"a", producer=(7, 0, 0)) == 0
@@ -154,7 +153,7 @@ def test_a_marker_takes_back_what_was_granted_before_it(world: World) -> None:
     partition = world.open()
     asked = partition.transactions.ask(7, 0)
     end(partition, 7, 0, committed=False)
-    partition.transactions.grant(asked)
+    asked.granted = True
     assert refused(lambda: write(partition, b"late", producer=(7, 0, 0))) == ErrorCode.INVALID_TXN_STATE
     allow(partition, 7, 0)
     end(partition, 7, 0, committed=False)
@@ -163,12 +162,30 @@ def test_a_marker_takes_back_what_was_granted_before_it(world: World) -> None:
 
 def test_a_refused_question_leaves_nothing_behind(world: World) -> None:
     partition = world.open()
-    partition.transactions.ask(7, 0)
-    partition.transactions.refuse(7, ErrorCode.TRANSACTION_ABORTABLE)
+    partition.transactions.ask(7, 0).refused = ErrorCode.TRANSACTION_ABORTABLE
     assert not partition.transactions.may_write(7, 0)
     assert refused(lambda: write(partition, b"a", producer=(7, 0, 0))) == ErrorCode.TRANSACTION_ABORTABLE
     assert refused(lambda: write(partition, b"a", producer=(7, 0, 0))) == ErrorCode.INVALID_TXN_STATE
     assert partition.transactions._permissions == {}
+
+
+def test_a_producer_of_an_old_epoch_takes_no_permission_away(world: World) -> None:
+    """A zombie asks while the first batch of its successor waits for the coordinator."""
+    partition = world.open()
+    asked = partition.transactions.ask(7, 1)
+    zombie = partition.transactions.ask(7, 0)
+    zombie.refused = ErrorCode.INVALID_PRODUCER_EPOCH
+    asked.granted = True
+    assert refused(lambda: write(partition, b"old", producer=(7, 0, 0))) == ErrorCode.INVALID_PRODUCER_EPOCH
+    assert write(partition, b"new", producer=(7, 1, 0)) == 0
+    assert partition.transactions._permissions == {}
+
+
+def test_questions_that_are_never_used_do_not_pile_up(world: World) -> None:
+    partition = world.open()
+    for producer_id in range(5_000):
+        partition.transactions.ask(producer_id, 0)
+    assert len(partition.transactions._permissions) <= 1_000
 
 
 def test_a_retry_is_answered_with_its_first_offset_even_after_the_end(world: World) -> None:

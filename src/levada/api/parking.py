@@ -5,15 +5,20 @@ A Produce whose transactions are open in all its partitions never comes here to 
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from functools import partial
+from struct import Struct
+from typing import Final, Protocol
 
 from levada.broker.broker import Broker
 from levada.broker.partitions import Partition
 from levada.broker.verification import Question
 from levada.core.transaction_state import Identity
 from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
 from levada.net.listener import Connection
-from levada.wire.batches import HEADER_BYTES, read_header
+from levada.wire.batches import HEADER_BYTES, TRANSACTIONAL_BIT
+
+log = EventLog(__name__)
 
 VERSION_2_FROM = 12  # of Produce: the partition is added by the broker
 ABORTABLE_FROM = 11  # that know TRANSACTION_ABORTABLE
@@ -26,6 +31,8 @@ NOT_NOW = frozenset(
 )
 
 Part = tuple[bytes, int, int, int]
+
+_unpack_producer: Final = Struct(">21xh20xqh").unpack_from  # attributes, producer id, epoch
 
 
 class Produce(Protocol):
@@ -44,17 +51,35 @@ class Produce(Protocol):
     ) -> None: ...
 
 
+def unopened(
+    broker: Broker, view: memoryview, parts: Sequence[Part], version: int
+) -> list[tuple[Partition, Identity]]:
+    """The partitions of a Produce in which a transaction is not open, and may not be opened yet; with its producer."""
+    found = []
+    for topic, index, start, end in parts:
+        if end - start < HEADER_BYTES:
+            continue
+        attributes, producer_id, epoch = _unpack_producer(view, start)
+        if not attributes & TRANSACTIONAL_BIT:
+            continue
+        try:
+            partition = broker.route(topic, index, version)
+        except KafkaError:
+            continue
+        if not partition.transactions.may_write(producer_id, epoch):
+            found.append((partition, Identity(producer_id, epoch)))
+    return found
+
+
 class Parked:
     """One Produce that waits."""
 
     __slots__ = (
         "_answered",
         "_broker",
-        "_client",
         "_connection",
         "_correlation_id",
         "_frame",
-        "_partitions",
         "_produce",
         "_version",
     )
@@ -69,65 +94,47 @@ class Parked:
         self._produce = produce
         self._frame: bytearray | None = None
         self._answered = False
-        self._client = Identity(-1, -1)
-        self._partitions: list[Partition] = []
 
     def waits(
-        self, transactional_id: str, view: memoryview, position: int, stop: int, parts: Sequence[Part]
+        self,
+        transactional_id: str,
+        places: Sequence[tuple[Partition, Identity]],
+        view: memoryview,
+        position: int,
+        stop: int,
     ) -> bool:
-        """Whether the Produce has to wait; if it does, it is carried out later from a copy of view[position:stop]."""
-        self._look(view, parts)
-        if not self._partitions:
-            return False
+        """Ask for these; whether the Produce has to wait, to be carried out from a copy of view[position:stop]."""
+        client = places[0][1]  # a request is of one producer
+        partitions = [partition for partition, writer in places if writer == client]
         version = 2 if self._version >= VERSION_2_FROM else 1
-        Question(self._broker, transactional_id, self._client, self._partitions, version, self._hear).ask()
+        told = partial(told_to, version=self._version)
+        Question(self._broker, transactional_id, client, partitions, version, told, self._hear).ask()
         if self._answered:
             return False
         self._frame = bytearray(view[position:stop])
         self._connection.delayed = True
         return True
 
-    def _look(self, view: memoryview, parts: Sequence[Part]) -> None:
-        """Find the partitions in which the transaction is not open and the coordinator has not been asked."""
-        for topic, index, start, end in parts:
-            if end - start < HEADER_BYTES:
-                continue
-            header = read_header(view, start)
-            client = Identity(header.producer_id, header.producer_epoch)
-            if not header.is_transactional or (self._partitions and client != self._client):
-                continue
-            try:
-                partition = self._broker.route(topic, index, self._version)
-            except KafkaError:
-                continue
-            if not partition.transactions.may_write(*client):
-                self._client = client
-                self._partitions.append(partition)
-
     def _hear(self, errors: list[ErrorCode]) -> None:
         self._answered = True
-        for partition, error in zip(self._partitions, errors, strict=True):
-            if error is not ErrorCode.NONE:
-                partition.transactions.refuse(self._client.producer_id, told(error, self._version))
         if self._frame is None:
             return
-        self._connection.delayed = False
-        if not self._connection.closed:
-            frame = memoryview(self._frame)
+        connection = self._connection
+        connection.delayed = False
+        if connection.closed:
+            return
+        frame, version = memoryview(self._frame), self._version
+        try:
             self._produce(
-                self._broker,
-                self._connection,
-                frame,
-                0,
-                len(frame),
-                self._version,
-                self._correlation_id,
-                False,
+                self._broker, connection, frame, 0, len(frame), version, self._correlation_id, False
             )
-            self._connection.wake()
+        except Exception as error:  # a bug costs this client its connection, not the coordinator its journal
+            log.error("a Produce that waited failed", peer=connection.peer, exc_info=error)
+            connection.crashed(error)
+        connection.wake()
 
 
-def told(error: ErrorCode, version: int) -> ErrorCode:
+def told_to(error: ErrorCode, version: int) -> ErrorCode:
     """A coordinator's error as a client of that version of Produce knows it."""
     if error is ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH

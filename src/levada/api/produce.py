@@ -4,7 +4,7 @@ from asyncio import TimerHandle
 from collections.abc import Callable
 from typing import NamedTuple
 
-from levada.api.parking import Parked
+from levada.api.parking import Parked, unopened
 from levada.api.registry import handles_frames
 from levada.broker.broker import Broker
 from levada.broker.partitions import Partition
@@ -151,9 +151,9 @@ def produce(
     """Append one batch for each partition. Advertised from 0, since older librdkafka (KAFKA-18659) would
     otherwise send compressed batches uncompressed; 3 and later are served."""
     acks, timeout_ms, transactional_id, parts = connection.produces.read(view, position, stop, version)
-    if transactional_id is not None and may_wait:
+    if transactional_id is not None and may_wait and (places := unopened(broker, view, parts, version)):
         parked = Parked(broker, connection, version, correlation_id, produce)
-        if parked.waits(transactional_id, view, position, stop, parts):
+        if parked.waits(transactional_id, places, view, position, stop):
             return
     now_ms = broker.clock.now_ms()
     entries: list[Taken | PartitionResult] = []

@@ -4,10 +4,11 @@ The records go to the group's coordinator, in the name of the producer; what ope
 as in any other partition (KIP-890).
 """
 
+from functools import partial
 from typing import Any
 
 from levada.api.groups import error_of
-from levada.api.parking import told
+from levada.api.parking import told_to
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.groups import OFFSETS_TOPIC
@@ -53,7 +54,7 @@ def _ask(call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", ans
     def hear(errors: list[ErrorCode]) -> None:
         try:
             if errors[0] is not ErrorCode.NONE:
-                raise KafkaError(told(errors[0], AS_PRODUCE.get(call.api_version, 0)))
+                raise KafkaError(errors[0])
             _commit(call, request, answer)
         except KafkaError as error:
             answer.give([error])
@@ -62,7 +63,8 @@ def _ask(call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", ans
         hear([ErrorCode.NONE])
         return
     version = 2 if call.api_version >= VERSION_2_FROM else 1
-    Question(broker, request.transactional_id, client, [partition], version, hear).ask()
+    told = partial(told_to, version=AS_PRODUCE.get(call.api_version, 0))
+    Question(broker, request.transactional_id, client, [partition], version, told, hear).ask()
 
 
 def _commit(call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", answer: Deferred) -> None:

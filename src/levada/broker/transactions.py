@@ -6,7 +6,7 @@ permission that was given before it, so a late batch can never open a transactio
 """
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from levada.broker.waiting import Deferred, Waiter
 from levada.core.producers import CorruptSnapshotError, ProducerStates
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 
 log = EventLog(__name__)
 
+PERMISSIONS_MAX: Final = 1_000  # a partition; they live for the time of a question
+
 
 class Permission:
-    """Asked of the coordinator for one producer; it counts once it is granted, and until a marker comes."""
+    """Asked of the coordinator for one producer in one epoch; it counts once it is granted, until a marker comes."""
 
-    __slots__ = ("granted", "producer_epoch", "refused")
+    __slots__ = ("granted", "refused")
 
-    def __init__(self, producer_epoch: int) -> None:
-        self.producer_epoch = producer_epoch
+    def __init__(self) -> None:
         self.granted = False
-        self.refused: ErrorCode | None = None
+        self.refused: ErrorCode | None = None  # how the batch that waits is to be refused
 
 
 class Transactions:
@@ -40,52 +41,49 @@ class Transactions:
 
     def __init__(self, partition: "Partition") -> None:
         self._partition = partition
-        self._permissions: dict[int, Permission] = {}  # by producer id
-        self._ending: deque[tuple[int, Deferred]] = (
-            deque()
-        )  # where the log ends with a marker; who waits for it
+        self._permissions: dict[tuple[int, int], Permission] = {}  # by producer id and epoch
+        # Where the log ends with a marker, and who waits for that to be committed.
+        self._ending: deque[tuple[int, Deferred]] = deque()
 
     def is_open(self, producer_id: int, producer_epoch: int) -> bool:
         """Whether a producer has a transaction open here: then its batches need no permission."""
         return self._partition.producers.has_open(producer_id, producer_epoch)
 
     def ask(self, producer_id: int, producer_epoch: int) -> Permission:
-        """Begin to ask the coordinator; hand what this gives to `grant` or `refuse`."""
-        permission = self._permissions.get(producer_id)
-        if permission is None or permission.producer_epoch != producer_epoch or permission.refused:
-            permission = self._permissions[producer_id] = Permission(producer_epoch)
+        """Begin to ask the coordinator; what it answers is to be set in what this gives."""
+        key, permissions = (producer_id, producer_epoch), self._permissions
+        permission = permissions.get(key)
+        if permission is None or permission.refused is not None:
+            if len(permissions) >= PERMISSIONS_MAX:
+                del permissions[next(iter(permissions))]
+            permission = permissions[key] = Permission()
         return permission
-
-    def grant(self, permission: Permission) -> None:
-        """The coordinator knows this partition as one of the transaction."""
-        permission.granted = True
-
-    def refuse(self, producer_id: int, error: ErrorCode) -> None:
-        """It does not: the batch that waits is refused so."""
-        permission = self._permissions.get(producer_id)
-        if permission is not None and not permission.granted:
-            permission.refused = error
 
     def may_write(self, producer_id: int, producer_epoch: int) -> bool:
         """Whether a batch of this producer need not wait: its transaction is open, or may be opened."""
-        permission = self._permissions.get(producer_id)
-        if permission is not None and permission.producer_epoch == producer_epoch and permission.granted:
-            return True
-        return self.is_open(producer_id, producer_epoch)
+        if self._permissions:
+            permission = self._permissions.get((producer_id, producer_epoch))
+            if permission is not None and permission.granted:
+                return True
+        return self._partition.producers.has_open(producer_id, producer_epoch)
 
     def check(self, producer_id: int, producer_epoch: int) -> None:
         """KafkaError unless the producer may write in a transaction here."""
         if self.may_write(producer_id, producer_epoch):
             return
-        refused = None
-        permission = self._permissions.get(producer_id)
+        permission, refused = self._permissions.get((producer_id, producer_epoch)), None
         if permission is not None and permission.refused is not None:
             refused = permission.refused
-            del self._permissions[producer_id]
+            del self._permissions[producer_id, producer_epoch]
         raise KafkaError(
             refused or ErrorCode.INVALID_TXN_STATE,
             f"no transaction of producer {producer_id} (epoch {producer_epoch}) is open",
         )
+
+    def _forget(self, producer_id: int) -> None:
+        """Take back every permission of a producer."""
+        for key in [key for key in self._permissions if key[0] == producer_id]:
+            del self._permissions[key]
 
     def append(
         self,
@@ -107,7 +105,8 @@ class Transactions:
         base_offset = partition.take(batch, length, count, max_timestamp, now_ms)
         producers.apply(producer_id, epoch, sequence, base_offset + count - 1, count, max_timestamp)
         producers.begin(producer_id, base_offset)
-        self._permissions.pop(producer_id, None)
+        if self._permissions:
+            self._forget(producer_id)
         return base_offset
 
     def end(
@@ -133,7 +132,7 @@ class Transactions:
     def observe(self, header: BatchHeader, batch: memoryview) -> None:
         """A batch that this broker wrote in the name of a producer is queued: a marker, or a coordinator's records."""
         marker = decode_marker(batch) if header.is_control else None
-        self._permissions.pop(header.producer_id, None)
+        self._forget(header.producer_id)
         self._partition.producers.replay([(header, marker)], self._partition.log.reader.add_aborted)
 
 

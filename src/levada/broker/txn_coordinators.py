@@ -24,7 +24,9 @@ log = EventLog(__name__)
 
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
 TRANSACTION_KEYS: Final = 1  # FindCoordinator's key type of transactions
-RETRY_S: Final = 0.5
+RETRY_S: Final = 0.02
+RETRY_S_MAX: Final = 5.0
+LOUD_FROM: Final = 5  # tries: coordinators of groups that load are no news
 FENCED: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))
 
 TransactionCoordinators = Coordinators[TransactionsMachine]
@@ -75,7 +77,7 @@ def write_marker(
 class _Writing:
     """The markers of one transaction on their way."""
 
-    __slots__ = ("_broker", "_ending", "_machine", "_marker", "_missing", "_shard")
+    __slots__ = ("_broker", "_ending", "_machine", "_marker", "_missing", "_shard", "_tries")
 
     def __init__(self, broker: "Broker", shard: Shard[TransactionsMachine], ending: Ending) -> None:
         self._broker = broker
@@ -84,6 +86,7 @@ class _Writing:
         self._ending = ending
         self._marker = Marker(ending.committed, shard.partition.leader_epoch)
         self._missing = set(ending.partitions)
+        self._tries = 0
 
     def begin(self) -> None:
         if not self._missing:
@@ -104,7 +107,9 @@ class _Writing:
 
     def _heard(self, place: Place, result: Any) -> None:
         if isinstance(result, Exception) and not self._is_settled(place, result):
-            self._broker.call_later(RETRY_S, self._write, place)
+            self._tries += 1
+            delay_s = min(RETRY_S * 2 ** min(self._tries, 10), RETRY_S_MAX)
+            self._broker.call_later(delay_s, self._write, place)
             return
         self._missing.discard(place)
         if not self._missing:
@@ -116,13 +121,14 @@ class _Writing:
         if topic is None or place[1] >= len(topic.partitions):
             return True
         settled = isinstance(error, KafkaError) and error.code in FENCED
-        log.warning(
-            "a marker cannot be written" + ("" if settled else " yet"),
-            transactional_id=self._ending.transactional_id,
-            topic=place[0],
-            partition=place[1],
-            why=str(error),
-        )
+        if settled or self._tries == LOUD_FROM:
+            log.warning(
+                "a marker cannot be written" + ("" if settled else " yet"),
+                transactional_id=self._ending.transactional_id,
+                topic=place[0],
+                partition=place[1],
+                why=str(error),
+            )
         return settled
 
     def _complete(self) -> None:

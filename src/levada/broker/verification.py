@@ -17,21 +17,22 @@ if TYPE_CHECKING:
     from levada.broker.broker import Broker
 
 Answered = Callable[[list[ErrorCode]], None]
+Told = Callable[[ErrorCode], ErrorCode]  # a coordinator's error as the client that asked knows it
 
 
 class Question:
     """One question for one or more partitions; `answered` hears an error code for each, in order.
 
-    Where the answer is yes the permission is granted by then; to be refused otherwise is up to who asked.
+    By then the permission to open the transaction is granted or refused in each of them.
     """
 
     __slots__ = (
         "_answered",
         "_broker",
         "_client",
-        "_partitions",
         "_permissions",
         "_places",
+        "_told",
         "_transactional_id",
         "_until_ms",
         "_version",
@@ -44,15 +45,16 @@ class Question:
         client: Identity,
         partitions: Sequence[Partition],
         version: int,
+        told: Told,
         answered: Answered,
     ) -> None:
         self._broker = broker
         self._transactional_id = transactional_id
         self._client = client
-        self._partitions = partitions
         self._places = [(partition.topic, partition.index) for partition in partitions]
         self._permissions = [partition.transactions.ask(*client) for partition in partitions]
         self._version = version
+        self._told = told
         self._answered = answered
         self._until_ms = broker.clock.now_ms() + broker.config.add_partitions_to_txn_retry_backoff_max_ms
 
@@ -91,7 +93,10 @@ class Question:
         self._answer([result.code] * len(self._places))
 
     def _answer(self, errors: list[ErrorCode]) -> None:
-        for partition, permission, error in zip(self._partitions, self._permissions, errors, strict=True):
+        told = [self._told(error) for error in errors]
+        for permission, error in zip(self._permissions, told, strict=True):
             if error is ErrorCode.NONE:
-                partition.transactions.grant(permission)
-        self._answered(errors)
+                permission.granted = True
+            else:
+                permission.refused = error
+        self._answered(told)
