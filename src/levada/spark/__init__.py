@@ -1,0 +1,1 @@
+"""Topics as DataFrames and DataFrames as topics: the connector behind `format("levada")`, and a well-set session."""
