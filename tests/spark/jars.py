@@ -1,0 +1,38 @@
+"""The stock Spark connector, `spark-sql-kafka-0-10`, for tests and side-by-side runs.
+
+Its parts are fetched one by one, without what their poms ask for: not every version that they name can be had from
+Maven Central, and the rest is already in pyspark. The set is the one that works with the pyspark of this project.
+"""
+
+from pathlib import Path
+
+from tests.cache import Unavailable, executable, locked, run
+
+CONNECTOR_VERSION = "4.2.0"
+_PARTS = (
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", CONNECTOR_VERSION),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
+    ("org.apache.kafka", "kafka-clients", "3.9.2"),
+    ("org.apache.commons", "commons-pool2", "2.13.1"),
+)
+
+
+def stock_connector() -> list[Path]:
+    """The jars (14 MB); downloads them when missing, raises `Unavailable` when that fails."""
+    with locked(f"spark-kafka-{CONNECTOR_VERSION}") as folder:
+        return [_fetched(folder, *part) for part in _PARTS]
+
+
+def spark_jars() -> str:
+    """As the setting `spark.jars` wants them."""
+    return ",".join(map(str, stock_connector()))
+
+
+def _fetched(folder: Path, group: str, artifact: str, version: str) -> Path:
+    jar = folder / f"{artifact}-{version}.jar"
+    if not jar.exists():
+        command = [executable("mvn"), "-q", "-B", "dependency:copy", f"-DoutputDirectory={folder}"]
+        run([*command, f"-Dartifact={group}:{artifact}:{version}"], cwd=folder)
+        if not jar.exists():
+            raise Unavailable(f"maven left no {jar.name}")
+    return jar
