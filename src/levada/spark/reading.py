@@ -1,0 +1,25 @@
+"""A range of a partition as columns: fetching and decoding joined, which is what a task of Spark calls."""
+
+from collections.abc import Iterator
+from uuid import UUID
+
+from levada.model import TopicPartition
+from levada.spark.columns import Columns, Filter
+from levada.spark.decoding import decode_all
+from levada.spark.fetching import FetchOptions, fetch_range
+
+
+def read_columns(
+    bootstrap: str,
+    partition: TopicPartition,
+    start: int,
+    end: int,
+    *,
+    want_headers: bool = True,
+    where: Filter | None = None,
+    options: FetchOptions = FetchOptions(),  # noqa: B008
+    topic_id: UUID | None = None,
+) -> Iterator[Columns]:
+    """The records of [start, end) in order; see `fetch_range` for what it raises."""
+    for chunk in fetch_range(bootstrap, partition, start, end, options, topic_id):
+        yield from decode_all(chunk.data, chunk.start, end, chunk.aborted, want_headers, where)
