@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from levada.net.connection import ConnectionFailed, RequestTimedOut
     from levada.net.consumer import Consumer
     from levada.net.fencing import MemberFenced, ProducerFenced
+    from levada.net.prepared import PreparedTransaction
     from levada.net.producer import Producer, RecordMetadata
 
 __version__ = "0.1.0"
@@ -23,6 +24,7 @@ __all__ = [
     "ErrorCode",
     "KafkaError",
     "MemberFenced",
+    "PreparedTransaction",
     "Producer",
     "ProducerFenced",
     "RecordMetadata",
@@ -39,6 +41,7 @@ _HOMES = {
     "ErrorCode": "levada.errors",
     "KafkaError": "levada.errors",
     "MemberFenced": "levada.net.fencing",
+    "PreparedTransaction": "levada.net.prepared",
     "Producer": "levada.net.producer",
     "ProducerFenced": "levada.net.fencing",
     "RecordMetadata": "levada.net.producer",

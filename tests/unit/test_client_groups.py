@@ -118,6 +118,30 @@ def test_a_group_goes_on_where_it_has_committed(broker: EmbeddedBroker, group: s
     run(broker, work)
 
 
+def test_a_group_reads_what_matches_a_pattern(broker: EmbeddedBroker, group: str) -> None:
+    """R26, KIP-848: also topics that are made later."""
+
+    async def work(client: Client) -> None:
+        named = broker.topic()
+        await client.admin.create_topic(f"{group}.first")
+        await client.admin.create_topic(f"not-{group}.other")
+        async with client.consumer(named, group=group, pattern=f"{group}[.].*") as consumer:
+            await until_each_has([2], consumer)
+            await client.admin.create_topic(f"{group}.second", partitions=2)
+            await until_each_has([4], consumer)
+            topics = {partition.topic for partition in consumer.assignment}
+            assert topics == {named, f"{group}.first", f"{group}.second"}
+            await produce(client, f"{group}.second", range(2), 2)
+            assert sorted(await read(consumer, 2)) == [0, 1]
+            await consumer.commit()
+        with pytest.raises(KafkaError, match="INVALID_REGULAR_EXPRESSION"):
+            await client.consumer(group=group, pattern="(").start()
+        with pytest.raises(ValueError, match="or a pattern"):
+            client.consumer(group=group)
+
+    run(broker, work)
+
+
 def test_where_a_group_without_offsets_starts(broker: EmbeddedBroker) -> None:
     topic = broker.topic()
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import count
 from typing import Any
@@ -13,6 +15,7 @@ from levada import (
     ErrorCode,
     KafkaError,
     MemberFenced,
+    PreparedTransaction,
     ProducerFenced,
     RequestTimedOut,
     TopicPartition,
@@ -35,6 +38,7 @@ def transactions_broker() -> Iterator[EmbeddedBroker]:
     settings = {
         "group.consumer.heartbeat.interval.ms": "50",
         "transaction.state.log.num.partitions": "5",
+        "transaction.two.phase.commit.enable": "true",
     }
     with EmbeddedBroker(settings) as broker:
         yield broker
@@ -417,6 +421,162 @@ def test_how_transactions_are_not_used(broker: EmbeddedBroker, name: str) -> Non
             await client.producer(transactional_id=name, transaction_timeout_ms=2**31 - 1).start()
         with pytest.raises(TypeError, match="acks"):
             client.producer(transactional_id=name, acks=1)  # type: ignore[call-overload]
+
+    run(broker, work)
+
+
+async def prepare(client: Client, name: str, topic: str, value: bytes, **options: Any) -> PreparedTransaction:
+    """A transaction that is left open by a producer that is gone."""
+    async with (
+        client.producer(transactional_id=name, **options) as producer,
+        producer.transaction() as transaction,
+    ):
+        await transaction.send(topic, value)
+        prepared = await transaction.prepare()
+    assert prepared is not None
+    return prepared
+
+
+# One process stores records and says what it has prepared.
+PREPARER = """
+import asyncio, os, sys
+from levada import Client
+
+async def main(bootstrap, name, topic):
+    async with Client(bootstrap) as client, client.producer(transactional_id=name, two_phase=True) as producer:
+        async with producer.transaction() as transaction:
+            for number in range(3):
+                await transaction.send(topic, b"%d" % number)
+            print(*(await transaction.prepare())[1:], flush=True)
+            os._exit(9)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_a_transaction_is_prepared_in_one_process_and_committed_from_another(
+    broker: EmbeddedBroker, name: str
+) -> None:
+    """R31: whoever knows id and epoch ends it; the second time is no error, the other way is one."""
+    topic = broker.topic()
+    gone = subprocess.run(
+        [sys.executable, "-c", PREPARER, broker.bootstrap, name, topic], stdout=subprocess.PIPE, timeout=60
+    )
+    producer_id, epoch = gone.stdout.split()
+    prepared = PreparedTransaction(name, int(producer_id), int(epoch))
+
+    async def work(client: Client) -> None:
+        assert gone.returncode == 9
+        assert await values(client, topic) == []
+        await client.commit_prepared(prepared)
+        await client.commit_prepared(prepared)
+        with pytest.raises(ProducerFenced):
+            await client.abort_prepared(prepared)
+        assert await values(client, topic) == [b"0", b"1", b"2"]
+        async with client.producer(transactional_id=name) as producer:
+            await send(producer, topic, b"next")
+        with pytest.raises(ProducerFenced):
+            await client.commit_prepared(prepared)
+        assert await values(client, topic) == [b"0", b"1", b"2", b"next"]
+
+    run(broker, work)
+
+
+def test_a_prepared_transaction_that_another_producer_finds_is_aborted(
+    broker: EmbeddedBroker, name: str
+) -> None:
+    """R33: unless it asks to keep it."""
+    topic = broker.topic()
+
+    async def work(client: Client) -> None:
+        old = await prepare(client, name, topic, b"old", two_phase=True)
+        new = await prepare(client, name, topic, b"new", two_phase=True)
+        with pytest.raises(ProducerFenced):
+            await client.commit_prepared(old)
+        await client.commit_prepared(new)
+        await client.abort_prepared(await prepare(client, name, topic, b"aborted", two_phase=True))
+        without_2pc = await prepare(client, name, topic, b"with a timeout")
+        await client.commit_prepared(without_2pc)
+        assert await values(client, topic) == [b"new", b"with a timeout"]
+
+    run(broker, work)
+
+
+def test_what_was_prepared_is_completed_after_a_restart(broker: EmbeddedBroker, name: str) -> None:
+    """KIP-939: committed if it is what was decided on, else aborted; then the producer goes on."""
+    topic = broker.topic()
+    options: dict[str, Any] = {"transactional_id": name, "two_phase": True, "keep_prepared": True}
+
+    async def work(client: Client) -> None:
+        decided = await prepare(client, name, topic, b"decided", two_phase=True)
+        async with client.producer(**options) as producer:
+            assert producer.prepared == decided
+            with pytest.raises(RuntimeError, match="complete_transaction first"):
+                await send(producer, topic, b"")
+        async with client.producer(**options) as producer:  # the one before has not completed it
+            assert producer.prepared == decided
+            assert await producer.complete_transaction(decided)
+            assert not await producer.complete_transaction(decided)
+            await send(producer, topic, b"next")
+        await prepare(client, name, topic, b"nobody knows of it", two_phase=True)
+        async with client.producer(**options) as producer:
+            assert not await producer.complete_transaction(decided)
+            await send(producer, topic, b"last")
+        async with client.producer(**options) as producer:
+            assert producer.prepared is None
+        assert await values(client, topic) == [b"decided", b"next", b"last"]
+
+    run(broker, work)
+
+
+def test_a_prepared_transaction_in_the_same_process(broker: EmbeddedBroker, name: str) -> None:
+    topic = broker.topic(max_message_bytes=1_000)
+
+    async def work(client: Client) -> None:
+        async with client.producer(transactional_id=name, two_phase=True) as producer:
+            async with producer.transaction() as transaction:
+                await transaction.send(topic, b"1")
+                await transaction.prepare()
+                with pytest.raises(RuntimeError, match="is over"):
+                    await transaction.send(topic, b"late")
+            with pytest.raises(RuntimeError, match="is open already"):
+                await send(producer, topic, b"")
+            await transaction.commit()
+            async with producer.transaction() as transaction:
+                assert await transaction.prepare() is None
+            async with producer.transaction() as transaction:
+                await transaction.send(topic, b"aborted")
+                await transaction.prepare()
+                await transaction.abort()
+            with pytest.raises(KafkaError, match="MESSAGE_TOO_LARGE"):
+                await prepare_too_much(producer)
+            await send(producer, topic, b"2")
+        assert await values(client, topic) == [b"1", b"2"]
+
+    async def prepare_too_much(producer: TransactionalProducer) -> None:
+        async with producer.transaction() as transaction:
+            await transaction.send(topic, b"x" * 2_000)
+            await transaction.prepare()
+
+    run(broker, work)
+
+
+def test_two_phase_commit_of_a_broker_that_does_not_know_it(
+    broker: EmbeddedBroker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be said must not be left out: the broker would abort what shall be kept."""
+    topic = broker.topic()
+
+    async def work(client: Client) -> None:
+        prepared = await prepare(client, name, topic, b"kept")
+        connection = await client.connection()
+        monkeypatch.setitem(connection.served.apis, 22, range(6))
+        for two_phase in (True, False):
+            with pytest.raises(KafkaError, match="UNSUPPORTED_VERSION"):
+                await client.producer(
+                    transactional_id=name, two_phase=two_phase, keep_prepared=not two_phase
+                ).start()
+        await client.commit_prepared(prepared)
 
     run(broker, work)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from levada.net.consumer import Consumer, ConsumerOptions
     from levada.net.data import FoundOffset
     from levada.net.group_consumer import GroupConsumer, GroupOptions
+    from levada.net.prepared import PreparedTransaction
     from levada.net.producer import BatchingOptions, Producer, ProducerOptions
     from levada.net.transactions import TransactionalProducer
 
@@ -199,11 +200,13 @@ class Client:
         node: int | None = None,
         timeout_ms: int | None = None,
         pool: Pool | None = None,
+        version_min: int = 0,
     ) -> Any:
         """Send any request of the protocol to a broker (to any broker without `node`) and give its response.
 
         `api` is the API's name as kio spells it ("create_topics"); request and response have the shape of its
-        newest version, whatever version the broker speaks.
+        newest version, whatever version the broker speaks. Fields that it does not know are left out: below
+        `version_min` the request is not sent, but fails with UNSUPPORTED_VERSION.
         """
         from levada.wire import messages
         from levada.wire.versions import APIS
@@ -212,7 +215,8 @@ class Client:
         if api_key is None:
             raise ValueError(f"there is no API {api!r}")
         connection = await self.connection(node, pool)
-        version = connection.version(Api(api, api_key, messages.versions_known(api_key)))
+        known = messages.versions_known(api_key)
+        version = connection.version(Api(api, api_key, range(max(known.start, version_min), known.stop)))
         body = await connection.send(
             api_key,
             version,
@@ -246,6 +250,8 @@ class Client:
         *,
         transactional_id: str,
         transaction_timeout_ms: int = 60_000,
+        two_phase: bool = False,
+        keep_prepared: bool = False,
         **options: "Unpack[BatchingOptions]",
     ) -> "TransactionalProducer": ...
 
@@ -263,6 +269,21 @@ class Client:
         from levada.net.producer import Producer
 
         return Producer(self, **options)
+
+    async def commit_prepared(self, prepared: "PreparedTransaction") -> None:
+        """Commit a transaction that a producer, anywhere, has prepared; twice is as good as once.
+
+        ProducerFenced: it was ended otherwise, or its transactional id was taken over since.
+        """
+        from levada.net.prepared import end_prepared
+
+        await end_prepared(self, prepared, committed=True)
+
+    async def abort_prepared(self, prepared: "PreparedTransaction") -> None:
+        """Abort a transaction that a producer, anywhere, has prepared, as `commit_prepared` commits it."""
+        from levada.net.prepared import end_prepared
+
+        await end_prepared(self, prepared, committed=False)
 
     @overload
     def consumer(

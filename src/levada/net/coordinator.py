@@ -63,10 +63,14 @@ class Coordinator:
         """The connection to the coordinator; KafkaError while there is none."""
         return await self._client.connection(await self.node(), self._pool)
 
-    async def ask(self, api: str, request: object, check: Callable[[Any], None]) -> Any:
+    async def ask(
+        self, api: str, request: object, check: Callable[[Any], None], *, version_min: int = 0
+    ) -> Any:
         """Ask once. `check` raises the error that stands in the answer."""
         try:
-            response = await self._client.request(api, request, node=await self.node(), pool=self._pool)
+            response = await self._client.request(
+                api, request, node=await self.node(), pool=self._pool, version_min=version_min
+            )
             check(response)
         except (KafkaError, ConnectionFailed, RequestTimedOut) as failure:
             if not isinstance(failure, KafkaError) or failure.code in NOT_YET:
@@ -74,9 +78,15 @@ class Coordinator:
             raise
         return response
 
-    async def request(self, api: str, request: object, check: Callable[[Any], None]) -> Any:
+    async def request(
+        self, api: str, request: object, check: Callable[[Any], None], *, version_min: int = 0
+    ) -> Any:
         """Ask, and again what passes by itself, while patience lasts: so only what may be done twice."""
-        return await patiently(self._client, lambda: self.ask(api, request, check), self._patience_ms)
+        return await patiently(
+            self._client,
+            lambda: self.ask(api, request, check, version_min=version_min),
+            self._patience_ms,
+        )
 
     async def node(self) -> int:
         """The broker that coordinates; KafkaError while there is none."""

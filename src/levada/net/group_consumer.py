@@ -34,6 +34,7 @@ FAILURES = (ConnectionFailed, RequestTimedOut, KafkaError)
 class GroupOptions(ConsumerOptions, total=False):
     """What a consumer in a group may be told; `GroupConsumer` has the defaults."""
 
+    pattern: str | None
     delivery: Delivery
     commit_interval_ms: int
     instance_id: str | None
@@ -59,6 +60,7 @@ class GroupConsumer(Consumer):
     ...         await bill(record)
     ...         await consumer.commit()
 
+    With `pattern`, a regular expression (RE2) that whole names match, it also reads topics that are made later.
     It goes on where the group has committed, else at `start`. `delivery` says who commits: "manual" is the caller with
     `commit`; "at_most_once" commits before records are handed out, "at_least_once" after they were dealt with, which
     they are when the caller asks for more.
@@ -70,6 +72,7 @@ class GroupConsumer(Consumer):
         group: str,
         *,
         topics: Sequence[str],
+        pattern: str | None = None,
         delivery: Delivery = "manual",
         commit_interval_ms: int = 5_000,
         instance_id: str | None = None,
@@ -79,11 +82,9 @@ class GroupConsumer(Consumer):
         on_lost: Hook | None = None,
         **options: Unpack[ConsumerOptions],
     ) -> None:
-        if not topics:
-            raise ValueError("a group shares topics: name at least one")
-        if delivery not in ("manual", "at_most_once", "at_least_once"):
-            raise ValueError(f"delivery is manual, at_most_once or at_least_once, not {delivery!r}")
+        _check(topics, pattern, delivery)
         super().__init__(client, topics=topics, **options)
+        self._pattern = pattern
         self._delivery = delivery
         self._commit_interval_s = commit_interval_ms / 1000
         self._on_assign, self._on_revoke, self._on_lost = on_assign, on_revoke, on_lost
@@ -100,6 +101,7 @@ class GroupConsumer(Consumer):
             client,
             group,
             topics,
+            pattern=pattern,
             instance_id=instance_id,
             max_poll_interval_ms=max_poll_interval_ms,
             changed=self._changed,
@@ -250,7 +252,7 @@ class GroupConsumer(Consumer):
                 self._prepared.update(found)
 
     async def _starts(self, places: Collection[Place]) -> dict[Place, Prepared]:
-        topics = (await self._client.metadata(self._topics)).topics
+        topics = (await self._client.metadata(self._topics if self._pattern is None else None)).topics
         names = {topic.topic_id: name for name, topic in topics.items()}
         ids = {name: topic.topic_id for name, topic in topics.items()}
         partitions = {
@@ -378,3 +380,10 @@ class GroupConsumer(Consumer):
             offsets[self._in_hand[0]] = self._in_hand[1]
         with suppress(*FAILURES):
             await self._commit(offsets)
+
+
+def _check(topics: Sequence[str], pattern: str | None, delivery: Delivery) -> None:
+    if not topics and not pattern:
+        raise ValueError("a group shares topics: name at least one, or a pattern")
+    if delivery not in ("manual", "at_most_once", "at_least_once"):
+        raise ValueError(f"delivery is manual, at_most_once or at_least_once, not {delivery!r}")

@@ -31,6 +31,7 @@ Place = tuple[UUID, int]  # a partition of a topic that, made again, would be an
 JOINING, LEAVING, AWAY = 0, -1, -2  # epochs that mean something
 LEAVE_TIMEOUT_MS = 3_000
 EPOCH_TRIES = 5
+PATTERN_FROM = 1  # of ConsumerGroupHeartbeat
 
 # The coordinator does not know the member, or not in this epoch: it must start over.
 LOST = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND})
@@ -49,6 +50,7 @@ class Membership:
         group: str,
         topics: Iterable[str],
         *,
+        pattern: str | None,
         instance_id: str | None,
         max_poll_interval_ms: int,
         changed: Callable[[], None],
@@ -68,6 +70,7 @@ class Membership:
         self.away_since: float | None = None  # when the caller last went off to work with records
         self._client = client
         self._topics = tuple(dict.fromkeys(topics))
+        self._pattern = pattern
         self._max_poll_interval_ms = max_poll_interval_ms
         self._changed = changed
         self._pool = client.pool()  # a Produce that waits for replicas shall not hold up heartbeats
@@ -214,6 +217,7 @@ class Membership:
             instance_id=self.instance_id,
             rebalance_timeout=timedelta(milliseconds=self._max_poll_interval_ms),
             subscribed_topic_names=self._topics,
+            subscribed_topic_regex=self._pattern,
             topic_partitions=tuple(
                 shape.TopicPartitions(topic_id=topic_id, partitions=tuple(indexes))
                 for topic_id, indexes in owned.items()
@@ -224,4 +228,5 @@ class Membership:
             check(response.error_code, response.error_message or f"group {self.group}")
 
         send = self.coordinator.request if epoch >= JOINING else self.coordinator.ask
-        return await send("consumer_group_heartbeat", request, check_answer)
+        version_min = 0 if self._pattern is None else PATTERN_FROM
+        return await send("consumer_group_heartbeat", request, check_answer, version_min=version_min)

@@ -16,6 +16,7 @@ from levada.model import TopicPartition
 from levada.net.coordinator import Coordinator, KeyType, check
 from levada.net.fencing import as_fenced
 from levada.net.group_offsets import commit_in_transaction
+from levada.net.prepared import PreparedTransaction, end_transaction
 from levada.net.producer import (
     DELIVERY_TIMEOUT_MS,
     BatchingOptions,
@@ -27,7 +28,6 @@ from levada.net.producer import (
 from levada.wire.lazy import kio_modules
 
 with kio_modules():
-    import kio.schema.end_txn.v5 as end_txn
     import kio.schema.init_producer_id.v6 as init_producer_id
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from levada.net.group_consumer import GroupConsumer
 
 FEATURE, FEATURE_LEVEL = "transaction.version", 2
+TWO_PHASE_FROM = 6  # of InitProducerId (KIP-939)
 OVER = "the transaction is over"
 
 
@@ -47,7 +48,8 @@ class TransactionalProducer:
     ...         await tx.commit_offsets(consumer)
 
     Whoever starts with a transactional id last has it: the transaction of the one before is aborted, and it gets
-    ProducerFenced.
+    ProducerFenced. With `two_phase` transactions never time out; with `keep_prepared` one that is open when it
+    starts is not aborted but stands in `prepared`, until `complete_transaction` ends it.
     """
 
     def __init__(
@@ -56,6 +58,8 @@ class TransactionalProducer:
         transactional_id: str,
         *,
         transaction_timeout_ms: int = 60_000,
+        two_phase: bool = False,
+        keep_prepared: bool = False,
         **options: Unpack[BatchingOptions],
     ) -> None:
         unknown = options.keys() - BatchingOptions.__annotations__.keys()
@@ -63,6 +67,8 @@ class TransactionalProducer:
             raise TypeError(f"a producer with transactions has no {', '.join(sorted(unknown))}")
         self._client = client
         self._timeout = timedelta(milliseconds=transaction_timeout_ms)
+        self._two_phase = two_phase
+        self._keep_prepared = keep_prepared
         self._options = options
         self._coordinator = Coordinator(
             client,
@@ -76,6 +82,7 @@ class TransactionalProducer:
         )
         self._failure: Exception = RuntimeError("the producer is not started")
         self.transactional_id = transactional_id
+        self.prepared: PreparedTransaction | None = None  # was open at the start, and is to be completed
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -87,11 +94,17 @@ class TransactionalProducer:
         await self.close()
 
     async def start(self) -> None:
-        """Take over the transactional id; what an earlier owner left open is aborted."""
+        """Take over the transactional id; what an earlier owner left open is aborted, unless it shall be kept."""
         request = init_producer_id.request.InitProducerIdRequest(
-            transactional_id=self.transactional_id, transaction_timeout=self._timeout
+            transactional_id=self.transactional_id,
+            transaction_timeout=self._timeout,
+            enable2_pc=self._two_phase,
+            keep_prepared_txn=self._keep_prepared,
         )
-        response = await self._coordinator.request("init_producer_id", request, self._check)
+        version_min = TWO_PHASE_FROM if self._two_phase or self._keep_prepared else 0
+        response = await self._coordinator.request(
+            "init_producer_id", request, self._check, version_min=version_min
+        )
         level = (await self._coordinator.connection()).served.features.get(FEATURE, 0)
         if level < FEATURE_LEVEL:
             raise KafkaError(
@@ -99,10 +112,26 @@ class TransactionalProducer:
                 f"the cluster has {FEATURE} {level}; this client needs {FEATURE_LEVEL} (Kafka 4.0 or later)",
             )
         self._writer = Writer(self.transactional_id, response.producer_id, response.producer_epoch)
+        if self._keep_prepared and response.ongoing_txn_producer_id >= 0:
+            self.prepared = PreparedTransaction(
+                self.transactional_id, response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch
+            )
+
+    async def complete_transaction(self, decided: PreparedTransaction | None) -> bool:
+        """End what was found open at the start: committed, and True, if it is the one that was decided on.
+
+        Anything else is aborted: nobody has kept that it was prepared. Where nothing is open there is nothing to do.
+        """
+        found = self.prepared
+        if found is None:
+            return False
+        self.prepared = None
+        await self.end(committed=found == decided, touched=True)
+        return found == decided
 
     async def close(self) -> None:
-        """Abort what is open."""
-        if self._open is not None:
+        """Abort what is open, but for what is prepared."""
+        if self._open is not None and not self._open.is_prepared:
             await self._open.abort()
         self._writer, self._failure = None, RuntimeError("the producer is closed")
 
@@ -114,6 +143,8 @@ class TransactionalProducer:
         """Who writes in a transaction that begins, and through what."""
         if self._open is not None:
             raise RuntimeError(f"a transaction of {self.transactional_id!r} is open already")
+        if self.prepared is not None:
+            raise RuntimeError(f"complete_transaction first: {self.prepared} is open")
         if self._writer is None:
             raise self._failure
         self._open = transaction
@@ -129,18 +160,12 @@ class TransactionalProducer:
         self._failure = RuntimeError(
             "nobody knows how the last transaction ended: start another producer with this transactional id"
         )
-        request = end_txn.request.EndTxnRequest(
-            transactional_id=writer.transactional_id,
-            producer_id=writer.producer_id,
-            producer_epoch=writer.producer_epoch,
-            committed=committed,
-        )
         try:
-            response = await self._coordinator.request("end_txn", request, self._check)
+            identity = await end_transaction(self._coordinator, *writer, committed=committed)
         except KafkaError as error:
-            self._failure = as_fenced(error)
-            raise self._failure from None
-        self._writer = Writer(writer.transactional_id, response.producer_id, response.producer_epoch)
+            self._failure = error
+            raise
+        self._writer = Writer(self.transactional_id, *identity)
 
     def _check(self, response: Any) -> None:
         check(response.error_code, f"transactional id {self.transactional_id}")
@@ -153,7 +178,8 @@ class Transaction:
         self._owner = owner
         self._touched = False  # the coordinator may know of it
         self._writer: Writer
-        self._producer: Producer | None = None  # while it is open
+        self._producer: Producer | None = None  # while records are taken
+        self.is_prepared = False
 
     async def __aenter__(self) -> Self:
         self._writer, self._producer = self._owner.begin(self)
@@ -203,8 +229,32 @@ class Transaction:
         except KafkaError as error:
             raise as_fenced(error) from None
 
+    async def prepare(self) -> PreparedTransaction | None:
+        """Wait for the records and leave the transaction open: the end of the block does not end it, nor does `close`.
+
+        What it gives is all that `Client.commit_prepared` needs, in any process; None if nothing was sent. Without
+        `two_phase` the transaction still times out.
+        """
+        await self._flush()
+        if not self._touched:
+            await self._end(committed=False)
+            return None
+        await self._seal()
+        self.is_prepared = True
+        return PreparedTransaction(*self._writer)
+
     async def commit(self) -> None:
         """Wait for the records and commit; at the end of the block unless it is done before."""
+        if not self.is_prepared:
+            await self._flush()
+        await self._end(committed=True)
+
+    async def abort(self) -> None:
+        """Make it as if nothing had been sent; records on the way are given up."""
+        if self._producer is not None or self.is_prepared:
+            await self._end(committed=False)
+
+    async def _flush(self) -> None:
         if self._producer is None:
             raise RuntimeError(OVER)
         try:
@@ -213,12 +263,6 @@ class Transaction:
         except BaseException as error:
             await self._abort_after(error)
             raise
-        await self._end(committed=True)
-
-    async def abort(self) -> None:
-        """Make it as if nothing had been sent; records on the way are given up."""
-        if self._producer is not None:
-            await self._end(committed=False)
 
     async def _abort_after(self, error: BaseException) -> None:
         """What went wrong first is what the caller must see."""
@@ -228,10 +272,15 @@ class Transaction:
             error.add_note(f"The transaction could not be aborted: {failure}")
 
     async def _end(self, *, committed: bool) -> None:
-        assert self._producer is not None
-        producer, self._producer = self._producer, None
-        await producer.close(flush=False)
+        await self._seal()
+        self.is_prepared = False
         await self._owner.end(committed=committed, touched=self._touched)
+
+    async def _seal(self) -> None:
+        """Take no more records."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await producer.close(flush=False)
 
     def _opened(self) -> Producer:
         if self._producer is None:

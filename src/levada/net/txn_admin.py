@@ -12,12 +12,12 @@ from levada.errors import KafkaError
 from levada.model import TopicPartition
 from levada.net.bootstrap import error_code
 from levada.net.coordinator import Coordinator, KeyType
+from levada.net.prepared import PreparedTransaction, end_prepared
 from levada.wire.lazy import kio_modules
 
 with kio_modules():
     import kio.schema.describe_producers.v0 as describe_producers
     import kio.schema.describe_transactions.v0 as describe_transactions
-    import kio.schema.end_txn.v5 as end_txn
     import kio.schema.init_producer_id.v6 as init_producer_id
     import kio.schema.list_transactions.v2 as list_transactions
     import kio.schema.write_txn_markers.v2 as write_txn_markers
@@ -136,15 +136,8 @@ class TransactionAdmin:
     async def commit(self, name: str) -> None:
         """Commit the prepared transaction of a transactional id, in the place of its owner, who is fenced."""
         reply = await self._init(name, keep_prepared=True)
-        request = end_txn.request.EndTxnRequest(
-            transactional_id=name,
-            producer_id=reply.producer_id,
-            producer_epoch=reply.producer_epoch,
-            committed=True,
-        )
-        await Coordinator(self._client, KeyType.TRANSACTION, name).request(
-            "end_txn", request, lambda answer: _check(answer.error_code, f"commit of {name!r}")
-        )
+        owner = PreparedTransaction(name, reply.producer_id, reply.producer_epoch)
+        await end_prepared(self._client, owner, committed=True)
 
     async def _init(self, name: str, *, keep_prepared: bool) -> Any:
         request = init_producer_id.request.InitProducerIdRequest(
