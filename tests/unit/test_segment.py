@@ -137,8 +137,10 @@ def test_what_is_not_in_memory_is_said_to_be_cold(tmp_path: Path) -> None:
     class ColdDisk(QuickDisk):
         cold = True
 
-        def is_cached(self, fd: int, position: int) -> bool:
-            return not ColdDisk.cold
+        def pread_cached(self, fd: int, count: int, position: int, /) -> bytes:
+            if ColdDisk.cold:
+                raise BlockingIOError
+            return self.pread(fd, count, position)
 
     batches = [make_batch(offset, value=b"x" * 100_000) for offset in range(10)]
     segment = write_segment(tmp_path, batches)
@@ -157,8 +159,8 @@ def test_what_is_not_in_memory_is_said_to_be_cold(tmp_path: Path) -> None:
 
 def test_cold_reads_go_on_without_looking_at_their_end(tmp_path: Path) -> None:
     class ColdDisk(QuickDisk):
-        def is_cached(self, fd: int, position: int) -> bool:
-            return False
+        def pread_cached(self, fd: int, count: int, position: int, /) -> bytes:
+            raise BlockingIOError
 
     log = open_log(tmp_path / "t-0", segment_bytes=1 << 20)
     batches = [append(log, value=b"x" * 50_000) for _ in range(60)]

@@ -21,6 +21,7 @@ from levada.wire.fetch import (
     read_request,
     write_response,
 )
+from levada.wire.repeats import Repeated
 
 NO_SESSION = 0
 
@@ -36,7 +37,15 @@ def fetch(
     correlation_id: int,
 ) -> None:
     """Read what is there, or wait for it."""
-    request = read_request(view, position, stop, version)
+    found = connection.fetches.find(view, position, stop, version)
+    if found is None:
+        request = read_request(view, position, stop, version)
+        connection.fetches.learn(view, position, stop, version, request)
+    elif _went_on(broker, connection, *found, correlation_id):
+        return
+    else:
+        known, offset = found
+        request = known.at(offset)
     wanted = [
         FetchPartition(topic, index, offset, limit, start, epoch, last_epoch)
         for topic, index, epoch, offset, last_epoch, start, limit in request.partitions
@@ -55,6 +64,27 @@ def fetch(
         connection.reply(write_response(version, correlation_id, error.code, NO_SESSION, []))
         return
     Reading(broker, connection, request, context, version, correlation_id).begin()
+
+
+def _went_on(
+    broker: Broker, connection: Connection, known: Repeated, offset: int, correlation_id: int
+) -> bool:
+    """Answer a reader that goes on, if there is at once what it asks for; False leaves it all to `Reading`."""
+    committed = known.isolation_level == READ_COMMITTED
+    try:
+        partition = broker.route(known.topic, known.partition, known.version)
+        partition.check_leader_epoch(known.leader_epoch)
+        piece = partition.read(offset, min(known.max_bytes, broker.config.fetch_max_bytes), True, committed)
+    except KafkaError:
+        return False
+    size = piece.size
+    if piece.cold or size < known.min_bytes or not size:
+        return False
+    partition.bytes_out += size
+    aborted = partition.aborted(offset, size) if committed else None
+    offsets = (partition.high_watermark, partition.last_stable_offset, partition.log.log_start_offset)
+    connection.reply(known.write_answer(correlation_id, *offsets, piece.views, size, aborted), size)
+    return True
 
 
 class Reading:

@@ -16,6 +16,7 @@ from levada.net.memory import PARSED_BYTES_MAX, POSITION_MAX, ReceiveMemory
 from levada.net.turn import Turn
 from levada.wire.connection import SIZE_BYTES, Buffer, Outbox, Pending, Reply, frame_end
 from levada.wire.produce import Shortcuts
+from levada.wire.repeats import Repeats
 
 log = EventLog(__name__)
 
@@ -52,6 +53,7 @@ class Connection(asyncio.BufferedProtocol):
         "client_id",
         "closed",
         "delayed",
+        "fetches",
         "host",
         "last_active",
         "listener_name",
@@ -76,6 +78,7 @@ class Connection(asyncio.BufferedProtocol):
         self.listener_name = listener.name
         self.outbox = Outbox(UNSENT_BYTES_HIGH)
         self.produces = Shortcuts()
+        self.fetches = Repeats()
         self.closed = False
         self.delayed = False  # no further request is begun while the answer to one is held back
         self.client_id: str | None = None

@@ -36,8 +36,8 @@ class Disk(Protocol):
 
     def fsync(self, fd: int) -> None: ...
 
-    def is_cached(self, fd: int, position: int) -> bool:
-        """Whether reading this byte needs no wait for the device."""
+    def pread_cached(self, fd: int, count: int, position: int, /) -> bytes:
+        """The same without a wait for the device: raises BlockingIOError instead. May give fewer bytes."""
         ...
 
     def map(self, fd: int, size: int) -> memoryview:
@@ -91,16 +91,16 @@ class OsDisk:
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
 
-    def is_cached(self, fd: int, position: int) -> bool:
-        if not self._probing:
-            return True
-        try:
-            os.preadv(fd, [bytearray(1)], position, os.RWF_NOWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            self._probing = False  # this file system cannot say: then nothing is held to be cold
-        return True
+    def pread_cached(self, fd: int, count: int, position: int, /) -> bytes:
+        if self._probing:
+            data = bytearray(count)
+            try:
+                return bytes(data[: os.preadv(fd, [data], position, os.RWF_NOWAIT)])
+            except BlockingIOError:
+                raise
+            except OSError:
+                self._probing = False  # this file system cannot say: then nothing is held to be cold
+        return os.pread(fd, count, position)
 
     def map(self, fd: int, size: int) -> memoryview:
         return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_READ))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from levada.core.producers import AbortedTransaction
 from levada.storage.segment import Segment
-from levada.storage.slices import NOTHING, Slice, take
+from levada.storage.slices import NOTHING, PROBE_STRIDE_BYTES, Slice, take
 from levada.wire.batches import BatchHeader
 from levada.wire.markers import Marker, decode_marker
 
@@ -203,13 +203,13 @@ class Reader:
         if found:
             hint, (relative, end) = found
             if end > start:
-                piece = take(segment, start, end, recent)
-                if piece.cold:
-                    return piece  # to look at the end would wait for it; a wrong end cuts a batch, no more
-                header = segment.header_at(end)
+                try:
+                    header = segment.header_at(end, waits=recent)
+                except BlockingIOError:
+                    return take(segment, start, end, recent)  # a wrong end cuts a batch, no more
                 if header and header.last_offset == segment.base_offset + relative:
                     self._remember(header.base_offset, (segment, end, hint))
-                    return piece
+                    return take(segment, start, end, recent or end - start <= PROBE_STRIDE_BYTES)
         end, following = segment.end_of_batches(start, max_bytes, minimum_one)
         if end == start:
             return NOTHING

@@ -226,11 +226,15 @@ class Segment:
         header = self.header_at(position)
         return header is not None and (header.max_timestamp, header.last_offset) == (timestamp, last_offset)
 
-    def header_at(self, position: int) -> BatchHeader | None:
-        """The header at a position that may be no batch's; None where it cannot be one."""
+    def header_at(self, position: int, waits: bool = True) -> BatchHeader | None:
+        """The header at a position that may be no batch's; None where it cannot be one.
+
+        Where it `waits` not for the device, it raises BlockingIOError instead.
+        """
         if not 0 <= position <= self.size - HEADER_BYTES:
             return None
-        data = self.disk.pread(self.fd(), HEADER_BYTES, position)
+        pread = self.disk.pread if waits else self.disk.pread_cached
+        data = pread(self.fd(), HEADER_BYTES, position)
         if len(data) < HEADER_BYTES:
             return None
         header = read_header(data)

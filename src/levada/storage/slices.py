@@ -48,11 +48,14 @@ def take(segment: Segment, start: int, end: int, recent: bool) -> Slice:
 
 def is_cold(segment: Segment, start: int, end: int) -> bool:
     """Whether sending these bytes may wait for the device. The first are in memory: a header was read there."""
-    fd, is_cached = segment.fd(), segment.disk.is_cached
-    for position in range(start + PROBE_STRIDE_BYTES, end, PROBE_STRIDE_BYTES):
-        if not is_cached(fd, position):
-            return True
-    return not is_cached(fd, end - 1)
+    fd, pread_cached = segment.fd(), segment.disk.pread_cached
+    try:
+        for position in range(start + PROBE_STRIDE_BYTES, end, PROBE_STRIDE_BYTES):
+            pread_cached(fd, 1, position)
+        pread_cached(fd, 1, end - 1)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def warm(disk: Disk, piece: Slice) -> None:

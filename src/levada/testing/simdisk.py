@@ -105,8 +105,8 @@ class SimDisk:
             raise OSError(errno.EIO, "fsync failed")
         file.fsync()
 
-    def is_cached(self, fd: int, position: int) -> bool:
-        return position < len(self._file(fd).data)
+    def pread_cached(self, fd: int, count: int, position: int, /) -> bytes:
+        return self.pread(fd, count, position)
 
     def map(self, fd: int, size: int) -> memoryview:
         file = self._file(fd)

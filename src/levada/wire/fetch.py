@@ -251,13 +251,14 @@ def _write_partition(body: bytearray, data: PartitionData, version: int) -> None
         )
     else:
         body += _HEAD.pack(data.partition, data.error, data.high_watermark, data.last_stable_offset)
-    body += NO_ABORTED[flexible] if data.aborted is None else _aborted_bytes(data.aborted, flexible)
+    body += NO_ABORTED[flexible] if data.aborted is None else aborted_bytes(data.aborted, flexible)
     if version >= 11:
         body += b"\xff\xff\xff\xff"  # no preferred read replica
     body += uvarint_bytes(data.size + 1) if flexible else INT.pack(data.size)
 
 
-def _aborted_bytes(aborted: Sequence[tuple[int, int]], flexible: bool) -> bytes:
+def aborted_bytes(aborted: Sequence[tuple[int, int]], flexible: bool) -> bytes:
+    """The list of aborted transactions of a partition."""
     pack = _ABORTED[flexible].pack
     return count_bytes(len(aborted), flexible) + b"".join([pack(*transaction) for transaction in aborted])
 
