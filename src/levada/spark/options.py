@@ -1,0 +1,272 @@
+"""Options of `format("levada")`: each is declared once, with its name, words and check; docs and errors come from that.
+
+Names are those of Spark's own Kafka connector wherever it has one, so that a query moves over by its format alone.
+Spark hands keys over in lower case. A mistake is told with the name of the option and what would be right.
+"""
+
+import difflib
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
+
+from levada.net.client import parse_bootstrap
+
+T = TypeVar("T", bound="ConnectionOptions")
+
+# Settings that Spark adds to those of a stream or a table.
+SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
+INSTEAD = {
+    "kafka.auto.offset.reset": "use startingOffsets",
+    "kafka.enable.auto.commit": "use group to commit progress as a consumer group",
+    "kafka.key.deserializer": "use valueFormat, or a schema with `key string`",
+    "kafka.value.deserializer": "use valueFormat, or a schema with `value string`",
+    "kafka.key.serializer": "cast the column to binary or string",
+    "kafka.value.serializer": "cast the column to binary or string",
+    "kafka.interceptor.classes": "there are no interceptors",
+}
+# Settings of Kafka's own clients that mean nothing to this one: kept quiet about would mislead, refused would annoy.
+WITHOUT_EFFECT = frozenset(
+    {
+        "fetchoffset.numretries",
+        "fetchoffset.retryintervalms",
+        "kafka.auto.commit.interval.ms",
+        "kafka.check.crcs",
+        "kafka.connections.max.idle.ms",
+        "kafka.default.api.timeout.ms",
+        "kafka.exclude.internal.topics",
+        "kafka.fetch.min.bytes",
+        "kafka.heartbeat.interval.ms",
+        "kafka.max.partition.fetch.bytes",
+        "kafka.max.poll.interval.ms",
+        "kafka.max.poll.records",
+        "kafka.metadata.max.age.ms",
+        "kafka.receive.buffer.bytes",
+        "kafka.reconnect.backoff.ms",
+        "kafka.retry.backoff.ms",
+        "kafka.send.buffer.bytes",
+        "kafka.session.timeout.ms",
+        "kafkaconsumer.polltimeoutms",
+    }
+)
+_SECURITY = ("kafka.ssl.", "kafka.sasl.")
+
+
+class OptionError(ValueError):
+    """An option is missing, unknown, or has a value that cannot be."""
+
+
+class Option(NamedTuple):
+    """One declared option."""
+
+    name: str
+    doc: str
+    default: str  # as documented
+    parse: Callable[[str], Any]
+    aliases: tuple[str, ...]
+
+
+def option(
+    name: str, doc: str, parse: Callable[[str], Any], default: Any, *aliases: str, told: str | None = None
+) -> Any:
+    """Declare an option as a field; `told` is how its default is written."""
+    text = told if told is not None else ("" if default is None else str(default))
+    return field(default=default, metadata={"option": Option(name, doc, text, parse, aliases)})
+
+
+def declared(kind: type["ConnectionOptions"]) -> dict[str, Option]:
+    """The options of a kind by the field they fill."""
+    return {one.name: one.metadata["option"] for one in fields(kind)}
+
+
+# How a text becomes a value; ValueError says what would be right.
+
+
+def boolean(text: str) -> bool:
+    """True or false."""
+    if text.lower() not in ("true", "false"):
+        raise ValueError("write true or false")
+    return text.lower() == "true"
+
+
+def whole(minimum: int = 1) -> Callable[[str], int]:
+    """A whole number from a minimum on."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"-?[0-9]+", text) or int(text) < minimum:
+            raise ValueError(f"write a whole number, {minimum} or more")
+        return int(text)
+
+    return parse
+
+
+def size(text: str) -> int:
+    """Bytes, with k, m or g for powers of 1024."""
+    found = re.fullmatch(r"([0-9]+)([kmg]?)b?", text.lower())
+    if not found or int(found[1]) == 0:
+        raise ValueError("write a size such as 500000, 64m or 1g")
+    return int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[found[2]]
+
+
+def duration(text: str) -> int:
+    """Milliseconds of a duration as Spark writes it: 30s, 15m, 2h."""
+    found = re.fullmatch(r"([0-9]+) ?(ms|s|m|min|h|d)", text.lower())
+    if not found:
+        raise ValueError("write a duration such as 500ms, 30s, 15m or 2h")
+    unit = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}[found[2]]
+    return int(found[1]) * unit
+
+
+def moment(text: str) -> int:
+    """Milliseconds since 1970, as such or as ISO 8601; without a zone it is UTC."""
+    if re.fullmatch(r"-?[0-9]+", text):
+        return int(text)
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("write milliseconds since 1970, or a time such as 2026-11-15T12:00:00Z") from None
+    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """One of some words, in any case."""
+
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError(f"write {' or '.join(choices)}{nearest(text.lower(), choices)}")
+        return text.lower()
+
+    return parse
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Names separated by commas."""
+    found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not found:
+        raise ValueError("write at least one name; several are separated by commas")
+    return found
+
+
+def text_of(text: str) -> str:
+    """Any text but an empty one."""
+    if not text.strip():
+        raise ValueError("it must not be empty")
+    return text
+
+
+def pairs(text: str) -> tuple[tuple[str, bytes], ...]:
+    """Names and values, as {"name": "value"} or name=value."""
+    if not text.lstrip().startswith("{"):
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ValueError('write name=value, or {"name": "value", ...}')
+        return ((name, value.encode()),)
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"this is not JSON: {error}") from None
+    if not all(isinstance(value, str) for value in found.values()):
+        raise ValueError('write {"name": "value", ...}')
+    return tuple((name, value.encode()) for name, value in found.items())
+
+
+def servers(text: str) -> str:
+    """Addresses of brokers."""
+    parse_bootstrap(text)
+    return text
+
+
+def _protocol(text: str) -> str:
+    if text.upper() != "PLAINTEXT":
+        raise ValueError("the client speaks PLAINTEXT only, so far")
+    return text.upper()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions:
+    """How brokers are reached; what reads and what writes adds its own."""
+
+    bootstrap: str = option(
+        "kafka.bootstrap.servers",
+        "Brokers to begin with, `host:port` separated by commas. Required.",
+        servers,
+        "",
+        "bootstrap.servers",
+    )
+    client_id: str = option(
+        "kafka.client.id",
+        "The name under which brokers see the connections.",
+        text_of,
+        "levada-spark",
+        "groupIdPrefix",
+        "kafka.group.id",
+    )
+    request_timeout_ms: int = option(
+        "kafka.request.timeout.ms", "How long a broker may take to answer.", whole(), 30_000
+    )
+    connect_timeout_ms: int = option(
+        "kafka.socket.connection.setup.timeout.ms",
+        "How long a connection may take to open.",
+        whole(),
+        10_000,
+    )
+    security_protocol: str = option(
+        "kafka.security.protocol", "PLAINTEXT, so far the only one.", _protocol, "PLAINTEXT"
+    )
+
+    def client_options(self) -> dict[str, Any]:
+        """What `blocking.client` takes besides the servers."""
+        return {
+            "client_id": self.client_id,
+            "request_timeout_ms": self.request_timeout_ms,
+            "connect_timeout_ms": self.connect_timeout_ms,
+        }
+
+
+def parse(kind: type[T], given: Mapping[str, str]) -> T:
+    """The options of a reader or writer from what the user wrote; OptionError for anything that cannot be."""
+    known = {
+        name.lower(): (attribute, one)
+        for attribute, one in declared(kind).items()
+        for name in (one.name, *one.aliases)
+    }
+    values: dict[str, Any] = {}
+    for key, text in given.items():
+        if key.lower() not in known:
+            _foreign(key, known, declared(kind).values())
+            continue
+        attribute, one = known[key.lower()]
+        if attribute in values and key.lower() != one.name.lower():
+            continue  # its own name wins over another's
+        try:
+            values[attribute] = one.parse(text.strip())
+        except ValueError as error:
+            raise OptionError(f"option {one.name}: {error}; found {text!r}") from None
+    if not values.get("bootstrap"):
+        raise OptionError("option kafka.bootstrap.servers is missing; write for example 127.0.0.1:9092")
+    return kind(**values)
+
+
+def _foreign(key: str, known: Iterable[str], options: Iterable[Option]) -> None:
+    """An option that is not among ours: somebody else's, or a mistake."""
+    name = key.lower()
+    if name in SPARKS_OWN:
+        return
+    if name in INSTEAD:
+        raise OptionError(f"option {key} is not for this connector: {INSTEAD[name]}")
+    if name.startswith(_SECURITY):
+        raise OptionError(f"option {key}: the client does not speak TLS or SASL yet")
+    if name in WITHOUT_EFFECT:
+        warnings.warn(f"option {key} has no effect with format('levada')", stacklevel=2)
+        return
+    names = {spelling.lower(): spelling for one in options for spelling in (one.name, *one.aliases)}
+    raise OptionError(f"there is no option {key}{nearest(name, known, names)}")
+
+
+def nearest(name: str, known: Iterable[str], spelling: Mapping[str, str] | None = None) -> str:
+    """`; did you mean ...?` if something is near."""
+    found = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {(spelling or {}).get(found[0], found[0])}?" if found else ""

@@ -1,0 +1,267 @@
+"""What may be asked of a reader: which topics, from where to where, how much at a time, which rows, in which form."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from levada.spark.columns import TIMESTAMP_MAX, TIMESTAMP_MIN, Filter
+from levada.spark.fetching import FetchOptions
+from levada.spark.options import (
+    ConnectionOptions,
+    OptionError,
+    boolean,
+    duration,
+    moment,
+    one_of,
+    option,
+    pairs,
+    parse,
+    size,
+    text_of,
+    whole,
+    words,
+)
+from levada.spark.positions import Assigned, Offsets, Place, parse_assign, parse_offsets, parse_times
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"this is not a regular expression: {error}") from None
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions(ConnectionOptions):
+    """The options of a batch and of a stream."""
+
+    subscribe: tuple[str, ...] = option("subscribe", "Topics, separated by commas.", words, ())
+    subscribe_pattern: str = option(
+        "subscribePattern", "A regular expression that the whole name of a topic must match.", _pattern, ""
+    )
+    assign: Assigned = option(
+        "assign", 'Partitions by topic: `{"orders": [0, 1]}`.', parse_assign, (), told=""
+    )
+    starting_offsets: Place = option(
+        "startingOffsets",
+        '`earliest`, `latest`, or offsets: `{"orders": {"0": 23, "1": -2}}`, -2 being earliest and -1 latest. '
+        "A stream heeds it in its first run only, later it goes on from its checkpoint.",
+        parse_offsets("earliest", "latest"),
+        None,
+        told="earliest in a batch, latest in a stream",
+    )
+    starting_timestamp: int | None = option(
+        "startingTimestamp",
+        "Begin at the first record from this time on: milliseconds since 1970 or ISO 8601.",
+        moment,
+        None,
+    )
+    starting_offsets_by_timestamp: Offsets | None = option(
+        "startingOffsetsByTimestamp",
+        'A time for each partition: `{"orders": {"0": 1763200000000}}`.',
+        parse_times,
+        None,
+    )
+    timestamp_strategy: str = option(
+        "startingOffsetsByTimestampStrategy",
+        "What to do where nothing was written since: `error`, or begin at the `latest`.",
+        one_of("error", "latest"),
+        "error",
+    )
+    ending_offsets: Place = option(
+        "endingOffsets",
+        "Where a batch ends: `latest`, or offsets as above (-1 being latest).",
+        parse_offsets("latest"),
+        None,
+        told="latest",
+    )
+    ending_timestamp: int | None = option(
+        "endingTimestamp", "A batch ends before the first record from this time on.", moment, None
+    )
+    ending_offsets_by_timestamp: Offsets | None = option(
+        "endingOffsetsByTimestamp", "The same with a time for each partition.", parse_times, None
+    )
+    fail_on_data_loss: bool = option(
+        "failOnDataLoss",
+        "Whether a query fails when records it had to read are gone (retention, a deleted topic), or goes on "
+        "with those that are left.",
+        boolean,
+        True,
+        told="true",
+    )
+    min_partitions: int = option("minPartitions", "At least so many tasks, about.", whole(), 0, told="")
+    max_records: int = option(
+        "maxRecordsPerPartition", "At most so many records in a task.", whole(), 0, told=""
+    )
+    split_bytes: int = option(
+        "splitBytes",
+        "A task reads about so much of the log; a partition with more is read by several tasks.",
+        size,
+        64 << 20,
+        told="64m",
+    )
+    max_offsets: int = option(
+        "maxOffsetsPerTrigger", "At most so many records in a micro-batch.", whole(), 0, told=""
+    )
+    min_offsets: int = option(
+        "minOffsetsPerTrigger", "Wait until there are so many records.", whole(), 0, told=""
+    )
+    max_trigger_delay_ms: int = option(
+        "maxTriggerDelay", "But no longer than this.", duration, 900_000, told="15m"
+    )
+    max_bytes: int = option(
+        "maxBytesPerTrigger",
+        "At most about so much of the log (compressed, if it is) in a micro-batch.",
+        size,
+        0,
+        told="",
+    )
+    group: str = option(
+        "group",
+        "Commit the progress of a stream as this consumer group, so that `levada group lag` and other tools "
+        "see it. Nothing is ever read from there.",
+        text_of,
+        "",
+    )
+    key: str | None = option("key", "Only records with this key.", str, None)
+    header: tuple[tuple[str, bytes], ...] = option(
+        "header",
+        'Only records with these headers: `name=value`, or `{"name": "value", ...}`.',
+        pairs,
+        (),
+        told="",
+    )
+    from_time: int | None = option(
+        "fromTime", "Only records from this time on: milliseconds since 1970 or ISO 8601.", moment, None
+    )
+    to_time: int | None = option("toTime", "Only records before this time.", moment, None)
+    isolation: str = option(
+        "isolation",
+        "`read_committed`: records of aborted transactions are left out, open ones are waited for; or "
+        "`read_uncommitted`.",
+        one_of("read_committed", "read_uncommitted"),
+        "read_committed",
+        "kafka.isolation.level",
+    )
+    include_headers: bool = option(
+        "includeHeaders", "Whether there is a column `headers`.", boolean, True, told="true"
+    )
+    value_format: str = option(
+        "valueFormat", "`json` or `avro`: the column `value` is typed.", one_of("json", "avro"), ""
+    )
+    value_schema: str = option(
+        "valueSchema",
+        "What a value is: for json columns as in SQL (`user string, amount double`), for avro its schema.",
+        text_of,
+        "",
+    )
+    value_skip_bytes: int = option(
+        "valueSkipBytes",
+        "Bytes before each value that are no part of it: 5 where a schema registry's serializer wrote it.",
+        whole(0),
+        0,
+    )
+    dead_letter_topic: str = option(
+        "deadLetterTopic",
+        "Where values go that are not of that format; without it their rows have them in the column `malformed`.",
+        text_of,
+        "",
+    )
+    fetch_bytes: int = option(
+        "kafka.fetch.max.bytes", "How much of the log a task asks for at once.", size, 8 << 20, told="8m"
+    )
+    fetch_wait_ms: int = option(
+        "kafka.fetch.max.wait.ms",
+        "How long a broker may wait for records that are not there yet.",
+        whole(),
+        500,
+    )
+
+    @property
+    def read_committed(self) -> bool:
+        return self.isolation == "read_committed"
+
+    @property
+    def where(self) -> Filter | None:
+        """What is asked of a row."""
+        found = Filter(
+            None if self.key is None else self.key.encode(),
+            self.header,
+            TIMESTAMP_MIN if self.from_time is None else self.from_time,
+            TIMESTAMP_MAX if self.to_time is None else self.to_time,
+        )
+        return None if found == Filter() else found
+
+    @property
+    def fetch_options(self) -> FetchOptions:
+        """How a task fetches."""
+        return FetchOptions(
+            client_id=self.client_id,
+            read_committed=self.read_committed,
+            fetch_bytes=self.fetch_bytes,
+            fetch_wait_ms=self.fetch_wait_ms,
+            request_timeout_ms=self.request_timeout_ms,
+            connect_timeout_ms=self.connect_timeout_ms,
+            fail_on_data_loss=self.fail_on_data_loss,
+        )
+
+
+BATCH_ONLY = {
+    "ending_offsets": "endingOffsets",
+    "ending_timestamp": "endingTimestamp",
+    "ending_offsets_by_timestamp": "endingOffsetsByTimestamp",
+}
+STREAM_ONLY = {
+    "max_offsets": "maxOffsetsPerTrigger",
+    "min_offsets": "minOffsetsPerTrigger",
+    "max_bytes": "maxBytesPerTrigger",
+    "group": "group",
+}
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """The options of a reader, checked against each other."""
+    options = parse(ReadOptions, given)
+    chosen = [
+        name
+        for name, value in (
+            ("subscribe", options.subscribe),
+            ("subscribePattern", options.subscribe_pattern),
+            ("assign", options.assign),
+        )
+        if value
+    ]
+    if not chosen:
+        raise OptionError("which topics? Give one of the options subscribe, subscribePattern or assign")
+    if len(chosen) > 1:
+        raise OptionError(f"the options {' and '.join(chosen)} exclude each other; give one")
+    if options.max_offsets and options.min_offsets > options.max_offsets:
+        raise OptionError("option minOffsetsPerTrigger is greater than maxOffsetsPerTrigger")
+    if options.value_schema and not options.value_format:
+        raise OptionError("option valueSchema needs valueFormat: json or avro")
+    if options.dead_letter_topic and not options.value_format:
+        raise OptionError("option deadLetterTopic needs valueFormat: json or avro")
+    if options.value_format == "avro" and not options.value_schema:
+        raise OptionError("option valueFormat avro needs valueSchema: the Avro schema, as JSON")
+    return options
+
+
+def for_batch(options: ReadOptions) -> ReadOptions:
+    """Refuse what has no meaning in a batch."""
+    _refuse(options, STREAM_ONLY, "a stream", "read")
+    if options.starting_offsets == "latest":
+        raise OptionError("option startingOffsets: a batch that begins at the latest offset reads nothing")
+    return options
+
+
+def for_stream(options: ReadOptions) -> ReadOptions:
+    """Refuse what has no meaning in a stream."""
+    _refuse(options, BATCH_ONLY, "a batch", "readStream")
+    return options
+
+
+def _refuse(options: ReadOptions, names: Mapping[str, str], meant_for: str, used: str) -> None:
+    for attribute, name in names.items():
+        if getattr(options, attribute):
+            raise OptionError(f"option {name} is for {meant_for} and means nothing to spark.{used}")

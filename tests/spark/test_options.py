@@ -1,0 +1,116 @@
+"""Options: stock names, any case, errors that name the option and what would be right."""
+
+import pytest
+
+from levada.model import TopicPartition
+from levada.spark.options import OptionError, duration, moment, size
+from levada.spark.positions import from_json, resolve, to_json
+from levada.spark.read_options import ReadOptions, for_batch, for_stream, read_options
+
+HERE = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
+
+
+def options(**given: str) -> ReadOptions:
+    return read_options(
+        HERE | {"subscribe": "t"} | {name.replace("__", "."): text for name, text in given.items()}
+    )
+
+
+def test_keys_come_in_lower_case_and_both_names_of_the_servers_do() -> None:
+    found = read_options(
+        {"bootstrap.servers": "h:1", "subscribepattern": "a.*", "startingoffsets": "Earliest"}
+    )
+    assert (found.bootstrap, found.subscribe_pattern, found.starting_offsets) == ("h:1", "a.*", "earliest")
+
+
+def test_defaults_are_those_of_the_documentation() -> None:
+    found = options()
+    assert found.include_headers and found.fail_on_data_loss and found.read_committed
+    assert found.where is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"startingofset": "latest"}, "there is no option startingofset; did you mean startingOffsets?"),
+        ({"startingOffsets": "newest"}, "option startingOffsets: write earliest, latest or"),
+        ({"startingOffsets": '{"t": {"0": -3}}'}, "-3 for t-0 is neither an offset nor"),
+        ({"startingOffsets": '{"t": 3}'}, "option startingOffsets: write"),
+        ({"endingOffsets": "earliest"}, "option endingOffsets: write latest or"),
+        ({"failOnDataLoss": "yes"}, "option failOnDataLoss: write true or false; found 'yes'"),
+        ({"minPartitions": "0"}, "option minPartitions: write a whole number, 1 or more"),
+        ({"maxTriggerDelay": "soon"}, "option maxTriggerDelay: write a duration"),
+        ({"maxBytesPerTrigger": "big"}, "option maxBytesPerTrigger: write a size"),
+        ({"subscribePattern": "("}, "subscribePattern: this is not a regular expression"),
+        ({"assign": '{"t": [0]}'}, "subscribe and assign exclude each other"),
+        ({"kafka.auto.offset.reset": "latest"}, "use startingOffsets"),
+        (
+            {"kafka.security.protocol": "SSL"},
+            "option kafka.security.protocol: the client speaks PLAINTEXT only",
+        ),
+        ({"kafka.ssl.truststore.location": "/x"}, "does not speak TLS or SASL yet"),
+        ({"kafka.isolation.level": "any"}, "option isolation: write read_committed or read_uncommitted"),
+        ({"valueFormat": "xml"}, "option valueFormat: write json or avro"),
+        ({"valueFormat": "avro"}, "needs valueSchema"),
+        ({"deadLetterTopic": "dead"}, "deadLetterTopic needs valueFormat"),
+        ({"header": "novalue"}, "option header: write name=value"),
+        ({"fromTime": "yesterday"}, "option fromTime: write milliseconds since 1970"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "minOffsetsPerTrigger is greater"),
+        ({"subscribe": ","}, "option subscribe: write at least one name"),
+    ],
+)
+def test_a_mistake_is_told_with_the_name_of_the_option(given: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError) as failure:
+        read_options(HERE | {"subscribe": "t"} | given)
+    assert message in str(failure.value)
+
+
+def test_topics_and_servers_must_be_given() -> None:
+    with pytest.raises(OptionError, match="which topics"):
+        read_options(HERE)
+    with pytest.raises(OptionError, match=r"kafka\.bootstrap\.servers is missing"):
+        read_options({"subscribe": "t"})
+    with pytest.raises(OptionError, match="not an address"):
+        read_options({"subscribe": "t", "kafka.bootstrap.servers": "host:x"})
+
+
+def test_a_setting_without_effect_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"kafka\.session\.timeout\.ms has no effect"):
+        options(kafka__session__timeout__ms="5")
+
+
+def test_what_is_for_a_stream_is_refused_in_a_batch_and_the_other_way_round() -> None:
+    with pytest.raises(OptionError, match=r"group is for a stream and means nothing to spark\.read"):
+        for_batch(options(group="g"))
+    with pytest.raises(OptionError, match="endingOffsets is for a batch"):
+        for_stream(options(endingOffsets="latest"))
+    with pytest.raises(OptionError, match="reads nothing"):
+        for_batch(options(startingOffsets="latest"))
+
+
+def test_units() -> None:
+    assert (size("5"), size("2k"), size("64M"), size("1gb")) == (5, 2048, 64 << 20, 1 << 30)
+    assert (duration("500ms"), duration("15m"), duration("2h")) == (500, 900_000, 7_200_000)
+    assert moment("1970-01-01T00:00:01Z") == moment("1970-01-01 00:00:01") == moment("1000") == 1000
+
+
+def test_filters_are_what_the_decoder_takes() -> None:
+    found = options(key="k", header='{"a": "1"}', fromTime="5", toTime="9").where
+    assert found == (b"k", (("a", b"1"),), 5, 9)
+
+
+def test_positions_are_the_stock_connectors_json() -> None:
+    text = {"b": {"0": 1}, "a": {"1": 5, "0": 3}}
+    assert str(to_json(from_json(text))) == "{'a': {'0': 3, '1': 5}, 'b': {'0': 1}}"
+
+
+def test_written_offsets_must_name_what_is_read() -> None:
+    zero, one = TopicPartition("t", 0), TopicPartition("t", 1)
+    assert resolve({zero: -2, one: -1}, [zero, one], {zero: 7, one: 0}, {zero: 8, one: 9}, "x") == {
+        zero: 7,
+        one: 9,
+    }
+    with pytest.raises(ValueError, match=r"option x .* no offset for t-1"):
+        resolve({zero: 1}, [zero, one], {}, {}, "x")
+    with pytest.raises(ValueError, match="no partition t-1 is read"):
+        resolve({zero: 1, one: 1}, [zero], {}, {}, "x")
