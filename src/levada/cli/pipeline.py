@@ -1,0 +1,265 @@
+"""`levada pipeline`: run, list, status, stop. The pipelines themselves are commands below `run`, loaded when used."""
+
+import signal
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from levada.cli.failures import EXIT_NOT_FOUND, EXIT_USAGE, Failure, did_you_mean
+from levada.cli.options import Command, connects, prints, say
+from levada.cli.output import Output, emit, emit_one
+from levada.clock import SystemClock
+from levada.pipelines.running import PipelineError, Running
+from levada.pipelines.runs import Run, RunError, Told, all_runs, home_directory
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Each pipeline: the module that holds its command, and what it is for.
+PIPELINES: dict[str, tuple[str, str]] = {}
+
+COLUMNS = ("name", "pipeline", "state", "rows", "rows_per_second", "lag", "batch_seconds", "seconds_ago")
+
+
+class Pipelines(click.Group):
+    """Knows the pipelines by name and imports one when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(PIPELINES)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in PIPELINES:
+            if ctx.resilient_parsing:
+                return None
+            hint = "try: levada pipeline list"
+            raise Failure(f"no such pipeline: {name}{did_you_mean(name, PIPELINES)}", EXIT_USAGE, hint)
+        command: click.Command = getattr(import_module(PIPELINES[name][0]), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Pipelines"):
+            formatter.write_dl([(name, text) for name, (_, text) in PIPELINES.items()])
+
+
+@click.group()
+def pipeline() -> None:
+    """Run pipelines on Spark, and see how they do.
+
+    \b
+    Examples:
+      levada pipeline run archive --topic orders --to ./lake
+      levada pipeline list
+      levada pipeline status archive
+      levada pipeline stop archive
+
+    Needs Spark: pip install 'levada[spark]'
+    """
+
+
+@pipeline.group(cls=Pipelines)
+def run() -> None:
+    """Run a pipeline until it is stopped, or with --once until it has done all there is.
+
+    A pipeline goes on where its last run under the same name ended, also after a crash: nothing is lost or done twice.
+
+    \b
+    Examples:
+      levada pipeline run archive --topic orders --to ./lake
+      levada pipeline run archive --topic orders --to ./lake --once
+      levada pipeline run archive --topic clicks --to ./clicks --name clicks
+    """
+
+
+def keeps_runs(command: Command) -> Command:
+    """Adds --home."""
+    return click.option(
+        "--home",
+        metavar="DIR",
+        envvar="LEVADA_PIPELINES",
+        default=home_directory,
+        show_default="~/.local/state/levada/pipelines",
+        show_envvar=True,
+        help="Where runs and their checkpoints are kept.",
+    )(command)
+
+
+def runs_on_spark(command: Command) -> Command:
+    """Adds what every pipeline has: --name, --once, --master, --home, -b."""
+    name = click.option("--name", metavar="NAME", help="Of this run, if not that of the pipeline.")
+    once = click.option("--once", is_flag=True, help="Do all that is there, and end.")
+    master = click.option(
+        "--master", metavar="URL", help="Spark to run on; this machine unless Spark's settings say otherwise."
+    )
+    return name(once(master(keeps_runs(connects(command)))))
+
+
+def execute(
+    pipeline: str,
+    name: str | None,
+    home: str,
+    master: str | None,
+    options: Mapping[str, Any],
+    start: Callable[["SparkSession", Run], Running],
+) -> None:
+    """Be a run: start Spark and the pipeline, tell how it goes, end by a signal, by itself or by an error."""
+    clock = SystemClock()
+    the_run = Run(home, name or pipeline)
+    with _said_plainly(), the_run.held(pipeline, options, clock.now_ms()):
+        try:
+            say(f"starting Spark for pipeline {the_run.name} ...")
+            stopped = _follow(the_run, start(_spark(the_run.name, master), the_run), clock)
+        except BaseException as error:
+            the_run.tell(_last(the_run), "failed", clock.now_ms(), str(error) or type(error).__name__)
+            raise
+        the_run.tell(_last(the_run), "stopped" if stopped else "finished", clock.now_ms())
+        say(f"pipeline {the_run.name} has {'stopped' if stopped else 'done all there was'}")
+
+
+def _follow(the_run: Run, running: Running, clock: SystemClock) -> bool:
+    """Until the end; whether somebody asked for it."""
+    asked: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        asked.append(number)
+
+    def watch(progress: Any) -> None:
+        the_run.tell(progress, "running", clock.now_ms())
+        say(progress.line())
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        while not running.wait(0.5, watch):
+            if asked:
+                say("stopping ...")
+                running.stop()
+        return bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _last(the_run: Run) -> Any:
+    told = the_run.told()
+    assert told is not None
+    return told.progress
+
+
+def _spark(name: str, master: str | None) -> "SparkSession":
+    try:
+        from levada.spark.session import session
+    except ModuleNotFoundError as error:
+        raise Failure(f"{error.name} is not installed", hint="try: pip install 'levada[spark]'") from None
+    return session(f"levada {name}", master)
+
+
+class _said_plainly:  # noqa: N801 (used as a statement)
+    """Errors of runs and pipelines as failures of the command."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RunError | PipelineError):
+            raise Failure(str(error)) from None
+
+
+@pipeline.command("list")
+@prints
+@keeps_runs
+def list_runs(output: Output, home: str) -> None:
+    """List the pipelines there are, and their runs on this machine.
+
+    \b
+    Examples:
+      levada pipeline list
+      levada pipeline list -o json
+    """
+    rows = [_row(told) for told in all_runs(home)]
+    if output == "table":
+        emit([{"pipeline": name, "does": text} for name, (_, text) in PIPELINES.items()], output)
+        click.echo()
+        if not rows:
+            say(f"no pipeline has run yet (in {home})")
+            return
+    emit(rows, output, COLUMNS)
+
+
+@pipeline.command()
+@click.argument("name")
+@prints
+@keeps_runs
+def status(name: str, output: Output, home: str) -> None:
+    """Show one run: what it was asked, how far and how fast it is.
+
+    \b
+    Examples:
+      levada pipeline status archive
+      levada pipeline status archive -o json
+    """
+    told = _told(home, name)
+    if output != "table":
+        emit_one(_row(told) | {"options": dict(told.options), "pid": told.pid, "why": told.why}, output)
+        return
+    row = _row(told)
+    emit([row], output, COLUMNS)
+    for key, value in told.options.items():
+        click.echo(f"  {key}: {value}")
+    if told.why:
+        click.echo(f"  {told.state}: {told.why}")
+
+
+@pipeline.command()
+@click.argument("name")
+@click.option(
+    "--wait",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="For its end.",
+)
+@keeps_runs
+def stop(name: str, wait: float, home: str) -> None:
+    """Stop a run; the next one under its name goes on from there.
+
+    \b
+    Examples:
+      levada pipeline stop archive
+    """
+    told = _told(home, name)
+    with _said_plainly():
+        if not Run(home, name).stop(wait):
+            raise Failure(
+                f"pipeline {name} (process {told.pid}) is still at work after {wait:g} s",
+                hint=f"try: levada pipeline stop {name} --wait 300, or kill -9 {told.pid}: the next run repairs it",
+            )
+    say(f"pipeline {name} has stopped")
+
+
+def _told(home: str, name: str) -> Told:
+    with _said_plainly():
+        told = Run(home, name).told()
+    if told is None:
+        names = [known.name for known in all_runs(home)]
+        hint = "try: levada pipeline list"
+        raise Failure(
+            f"no pipeline ran under the name {name}{did_you_mean(name, names)}", EXIT_NOT_FOUND, hint
+        )
+    return told
+
+
+def _row(told: Told) -> dict[str, Any]:
+    progress = told.progress
+    return {
+        "name": told.name,
+        "pipeline": told.pipeline,
+        "state": told.state,
+        "batches": progress.batches,
+        "rows": progress.rows,
+        "rows_per_second": round(progress.rows_per_second),
+        "lag": progress.lag,
+        "batch_seconds": round(progress.batch_seconds, 3),
+        "seconds_ago": max(0, (SystemClock().now_ms() - told.progress_ms) // 1000),
+    }

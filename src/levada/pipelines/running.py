@@ -1,0 +1,86 @@
+"""A pipeline at work: the streaming queries it consists of, followed to their end."""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from levada.pipelines.progress import Counter, Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+POLL_SECONDS = 0.25
+_JAVA_CLASS = re.compile(r"^(?:[a-z_]\w*\.)+[A-Z]\w*(?:Exception|Error): ")
+
+
+class PipelineError(Exception):
+    """A pipeline ended because something is wrong; says what."""
+
+
+class Running:
+    """Its queries run in the background until `stop`, or until all that there was is done (`once`)."""
+
+    def __init__(self, name: str, queries: Sequence["StreamingQuery"]) -> None:
+        self.name = name
+        self.queries = queries
+        self._counter = Counter()
+
+    def progress(self) -> Progress:
+        """How far it is now."""
+        for query in self.queries:
+            self._counter.hear(query.recentProgress)
+        return self._counter.progress()
+
+    @property
+    def is_active(self) -> bool:
+        return all(query.isActive for query in self.queries)
+
+    def wait(
+        self, seconds: float | None = None, watch: Callable[[Progress], None] = lambda progress: None
+    ) -> bool:
+        """Until it has ended; whether it has, within that time. `watch` hears of every step.
+
+        Raises PipelineError if a query failed; the others are stopped then.
+        """
+        until = None if seconds is None else time.monotonic() + seconds
+        heard = Progress()
+        while any(query.isActive for query in self.queries):
+            if self._failed():
+                break
+            progress = self.progress()
+            if progress != heard:
+                heard = progress
+                watch(progress)
+            if until is not None and time.monotonic() > until:
+                return False
+            time.sleep(POLL_SECONDS)
+        failure = self._failed()
+        self.stop()
+        if failure:
+            raise PipelineError(f"pipeline {self.name} failed: {failure}")
+        if self.progress() != heard:
+            watch(self.progress())
+        return True
+
+    def stop(self) -> None:
+        """End all queries; a batch under way is done again by the next run, and nothing is seen of it."""
+        for query in self.queries:
+            query.stop()
+
+    def _failed(self) -> str:
+        """Why the first query that failed did; empty if none."""
+        for query in self.queries:
+            error = query.exception()
+            if error is not None:
+                return reason(str(error))
+        return ""
+
+
+def reason(trace: str) -> str:
+    """What a person needs of Spark's report of an error: the sentence of its deepest cause."""
+    lines = [line.strip() for line in trace.splitlines() if line.strip()]
+    python = [line for line in lines if re.match(r"^(?:\w+\.)*\w+(?:Error|Exception): ", line)]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    chosen = (python or causes or lines or [trace])[-1 if python or causes else 0]
+    return re.sub(r"^(?:\w+\.)*\w+(?:Error|Exception): ", "", _JAVA_CLASS.sub("", chosen))

@@ -1,0 +1,159 @@
+"""The runs of pipelines on this machine: a directory for each, which outlives its process.
+
+A run holds the lock of its directory as long as it lives, so a killed one is never taken for a live one, and no
+pipeline runs twice under one name. What it is asked and how far it is stands beside the lock; so does the
+checkpoint, from which the same name goes on.
+"""
+
+import fcntl
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from levada.pipelines.progress import Progress
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+POLL_SECONDS = 0.1
+
+
+class RunError(Exception):
+    """A run that cannot be begun, found or ended; says what to do."""
+
+
+class Told(NamedTuple):
+    """What is known of a run."""
+
+    name: str
+    pipeline: str
+    state: str  # running, stopped, finished, failed, or killed
+    pid: int
+    started_ms: int
+    options: Mapping[str, Any]
+    progress: Progress
+    progress_ms: int  # when it was told
+    why: str = ""  # of one that failed
+
+
+def home_directory() -> str:
+    """Where runs are kept unless a user says otherwise."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.environ.get("LEVADA_PIPELINES") or os.path.join(state, "levada", "pipelines")
+
+
+class Run:
+    """One name in a home directory."""
+
+    def __init__(self, home: str, name: str) -> None:
+        if not NAME.fullmatch(name):
+            raise RunError(
+                f"{name!r} cannot be a name: at most 100 of a-z A-Z 0-9 . _ -, the first a letter or digit"
+            )
+        self.name = name
+        self.directory = os.path.join(home, name)
+
+    @property
+    def checkpoint(self) -> str:
+        """For Spark: the same name goes on from here."""
+        return os.path.join(self.directory, "checkpoint")
+
+    @contextmanager
+    def held(self, pipeline: str, options: Mapping[str, Any], now_ms: int) -> Iterator[None]:
+        """Be this run; refuses if another process is."""
+        os.makedirs(self.directory, exist_ok=True)
+        lock = self._lock()
+        if lock is None:
+            raise RunError(f"pipeline {self.name} runs already; try: levada pipeline status {self.name}")
+        try:
+            known = self._read("run.json")
+            if known and known["pipeline"] != pipeline:
+                raise RunError(
+                    f"{self.name} is the name of a run of {known['pipeline']}; give this one another by --name"
+                )
+            about = {"pipeline": pipeline, "pid": os.getpid(), "started_ms": now_ms, "options": dict(options)}
+            self._write("run.json", about)
+            self.tell(Progress(), "running", now_ms)
+            yield
+        finally:
+            os.close(lock)
+
+    def tell(self, progress: Progress, state: str, now_ms: int, why: str = "") -> None:
+        """Let others know."""
+        self._write("progress.json", {"state": state, "at_ms": now_ms, "why": why} | progress._asdict())
+
+    def told(self) -> Told | None:
+        """What is known; None of a name that never ran."""
+        about, newest = self._read("run.json"), self._read("progress.json")
+        if about is None or newest is None:
+            return None
+        state = newest["state"]
+        if state == "running" and not self.is_running():
+            state = "killed"
+        progress = Progress(**{field: newest[field] for field in Progress._fields})
+        kind, pid, started_ms, options = (about[key] for key in ("pipeline", "pid", "started_ms", "options"))
+        return Told(
+            self.name, kind, state, pid, started_ms, options, progress, newest["at_ms"], newest["why"]
+        )
+
+    def is_running(self) -> bool:
+        if not os.path.exists(self._path("lock")):
+            return False
+        lock = self._lock()
+        if lock is None:
+            return True
+        os.close(lock)
+        return False
+
+    def stop(self, patience_s: float) -> bool:
+        """Ask the process to end after what it is at; whether it did in time."""
+        told = self.told()
+        if told is None or not self.is_running():
+            raise RunError(f"pipeline {self.name} does not run; try: levada pipeline list")
+        os.kill(told.pid, signal.SIGTERM)
+        until = time.monotonic() + patience_s
+        while self.is_running():
+            if time.monotonic() > until:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def _lock(self) -> int | None:
+        """A descriptor that holds the lock; None if another process does."""
+        fd = os.open(self._path("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return fd
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.directory, name)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        try:
+            with open(self._path(name), encoding="utf-8") as file:
+                read: dict[str, Any] = json.load(file)
+                return read
+        except FileNotFoundError:
+            return None
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        new = self._path(name + ".new")
+        with open(new, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1, default=str)
+        os.replace(new, self._path(name))
+
+
+def all_runs(home: str) -> list[Told]:
+    """Those that ever ran, by name."""
+    try:
+        names = sorted(os.listdir(home))
+    except FileNotFoundError:
+        return []
+    found = (Run(home, name).told() for name in names if NAME.fullmatch(name))
+    return [told for told in found if told is not None]

@@ -1,0 +1,124 @@
+"""Runs of pipelines: who runs, who ran, how far they are, without Spark (R60)."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from levada.pipelines.progress import Counter, Progress
+from levada.pipelines.running import reason
+from levada.pipelines.runs import Run, RunError, all_runs
+
+HOLDER = """
+import signal, sys
+from levada.pipelines.progress import Progress
+from levada.pipelines.runs import Run
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+run = Run(sys.argv[1], "orders")
+with run.held("archive", {"topic": "orders"}, 1000):
+    run.tell(Progress(3, 500, 12.5, 7, 0.25), "running", 2000)
+    print("held", flush=True)
+    signal.sigwait([signal.SIGTERM])
+    run.tell(Progress(4, 600, 12.5, 0, 0.25), "stopped", 3000)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """Another process that is the run `orders`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_run_tells_others_how_far_it_is(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    told = Run(str(tmp_path), "orders").told()
+    assert told is not None
+    assert (told.state, told.pipeline, told.pid) == ("running", "archive", holder.pid)
+    assert told.progress == Progress(3, 500, 12.5, 7, 0.25)
+    assert [one.name for one in all_runs(str(tmp_path))] == ["orders"]
+
+
+def test_no_pipeline_runs_twice_under_one_name(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    with (
+        pytest.raises(RunError, match="runs already"),
+        Run(str(tmp_path), "orders").held("archive", {}, 5000),
+    ):
+        pytest.fail("two hold it")
+
+
+def test_a_run_ends_when_it_is_asked(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    run = Run(str(tmp_path), "orders")
+    assert run.stop(30.0)
+    told = run.told()
+    assert told is not None and told.state == "stopped" and told.progress.rows == 600
+    with pytest.raises(RunError, match="does not run"):
+        run.stop(1.0)
+
+
+def test_a_killed_run_is_not_taken_for_a_live_one(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    run = Run(str(tmp_path), "orders")
+    told = run.told()
+    assert told is not None and told.state == "killed" and not run.is_running()
+    with run.held("archive", {}, 9000):
+        assert run.is_running()
+
+
+def test_a_name_belongs_to_one_pipeline(tmp_path: Path) -> None:
+    run = Run(str(tmp_path), "orders")
+    with run.held("archive", {}, 1):
+        pass
+    with pytest.raises(RunError, match="another by --name"), run.held("replay", {}, 2):
+        pytest.fail("its checkpoint is of another pipeline")
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "x" * 101, "a b"])
+def test_names_are_plain(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RunError, match="cannot be a name"):
+        Run(str(tmp_path), name)
+
+
+def batch(query: str, number: int, rows: int, latest: object, end: object) -> dict[str, object]:
+    source = {"latestOffset": latest, "endOffset": end}
+    return {
+        "id": query,
+        "batchId": number,
+        "numInputRows": rows,
+        "processedRowsPerSecond": 10.0,
+        "durationMs": {"triggerExecution": 250},
+        "sources": [source],
+    }
+
+
+def test_batches_are_counted_once_and_lag_is_what_is_left() -> None:
+    counter = Counter()
+    assert counter.progress() == Progress()
+    first = batch("a", 0, 5, '{"t":{"0":9,"1":4}}', '{"t":{"0":5}}')
+    counter.hear([first])
+    counter.hear([first, batch("a", 1, 7, json.dumps('{"t":{"0":20,"1":4}}'), {"t": {"0": 9, "1": 4}})])
+    counter.hear([batch("b", 4, 1, None, None)])
+    assert counter.progress() == Progress(5, 13, 20.0, 11, 0.25)
+    assert "13 rows, 20 rows/s, lag 11" in counter.progress().line()
+
+
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        ("[STREAM_FAILED] Query ended\n  at x\nCaused by: java.io.IOException: disk full\n  at y", "disk full"),
+        ("Job aborted\nTraceback ...\n  File x\na.b.SourceError: orders is gone\n", "orders is gone"),
+        ("something else", "something else"),
+    ],
+)  # fmt: skip
+def test_a_failure_is_told_in_a_sentence(trace: str, said: str) -> None:
+    assert reason(trace) == said
