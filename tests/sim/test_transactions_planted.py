@@ -41,7 +41,7 @@ def _hasty(carry_out: Any) -> Any:
 
 
 def state_answered_before_the_journal_is_committed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Journal, "after_all", lambda self, committed: committed(None))
+    patch.setattr(Journal, "after_all", lambda self, action: action())
 
 
 def last_stable_offset_is_the_high_watermark(patch: pytest.MonkeyPatch) -> None:

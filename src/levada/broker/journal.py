@@ -16,8 +16,6 @@ from levada.wire.batches import BatchHeader, decode, encode_pairs, iterate_heade
 
 READ_BYTES = 1 << 20
 
-Committed = Callable[[KafkaError | None], None]
-
 
 class Entry(NamedTuple):
     """A record of the journal and the batch that brought it."""
@@ -31,42 +29,42 @@ class Entry(NamedTuple):
 class Journal:
     """One partition of `__consumer_offsets` or `__transaction_state`."""
 
-    __slots__ = ("_clock", "_waiting", "partition")
+    __slots__ = ("_clock", "_failed", "_goal", "_waiting", "partition")
 
-    def __init__(self, partition: Partition, clock: Clock) -> None:
+    def __init__(self, partition: Partition, clock: Clock, failed: Callable[[KafkaError], None]) -> None:
         self.partition = partition
         self._clock = clock
-        self._waiting: deque[tuple[int, Committed]] = deque()  # in the order of their goals
+        self._failed = failed  # told when something appended never will be committed
+        self._goal = 0  # where the partition ends with everything appended
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()  # in the order of their goals
 
-    def append(
-        self,
-        records: Sequence[tuple[bytes, bytes | None]],
-        committed: Committed,
-        stamp: Stamp = PLAIN,
-    ) -> None:
-        """Write one batch; `committed` is called once, with the error if it never will be. Raises KafkaError."""
-        now_ms = self._clock.now_ms()
-        goal = self.partition.append_own(encode_pairs(records, now_ms, *stamp), now_ms)
-        self._waiting.append((goal, committed))
-        self.partition.waiters.add(self)
+    def append(self, records: Sequence[tuple[bytes, bytes | None]], stamp: Stamp = PLAIN) -> None:
+        """Write one batch. Raises KafkaError."""
+        partition, now_ms = self.partition, self._clock.now_ms()
+        self._goal = partition.append_own(encode_pairs(records, now_ms, *stamp), now_ms)
+        partition.waiters.add(self)
 
-    def after_all(self, committed: Committed) -> None:
-        """Call `committed` when everything appended so far is; at once if it is already."""
-        if self._waiting:
-            self._waiting.append((self._waiting[-1][0], committed))
+    def after_all(self, action: Callable[[], None]) -> None:
+        """Call `action` when everything appended so far is committed; at once if it is already."""
+        if self._waiting or self._goal > self.partition.high_watermark:
+            self._waiting.append((self._goal, action))
         else:
-            committed(None)
+            action()
+
+    def forget(self) -> None:
+        """Call nobody who waits."""
+        self._waiting.clear()
 
     def news(self, published_bytes: int) -> None:
         """The partition has moved on, or has failed."""
         partition, waiting = self.partition, self._waiting
         while waiting and waiting[0][0] <= partition.high_watermark:
-            waiting.popleft()[1](None)
-        if partition.offline:
-            while waiting:
-                waiting.popleft()[1](partition.storage_error())
-        if not waiting:
+            waiting.popleft()[1]()
+        if self._goal <= partition.high_watermark:
             partition.waiters.discard(self)
+        elif partition.offline:
+            partition.waiters.discard(self)
+            self._failed(partition.storage_error())
 
     def replay(self) -> Iterator[Entry]:
         """Everything that is in the journal, in order; control batches come as their one record."""

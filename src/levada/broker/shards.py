@@ -7,12 +7,12 @@ later outcome (a JoinGroup waits for the other members). See `levada.broker.coor
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from levada.broker.journal import Journal
 from levada.broker.partitions import Partition
-from levada.broker.waiting import Deferred
+from levada.broker.waiting import Deferred, Promise
 from levada.core.machines import JournalRecord, Machine, Outcome, Ticket
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
@@ -32,6 +32,14 @@ HESITATION_S: Final = 3.0  # about the time between two heartbeats
 M = TypeVar("M", bound=Machine)
 Replies = Sequence[tuple[Ticket, Any]]
 Part = tuple[Sequence[Any], list[JournalRecord]]  # events, and the records of those that have one
+
+
+class Owed(NamedTuple):
+    """What waits for the journal: until when, replies to be given and effects to be had."""
+
+    until: float
+    replies: Replies
+    effects: Sequence[Any]
 
 
 class Shard(Generic[M]):
@@ -69,14 +77,14 @@ class Shard(Generic[M]):
         self._new_machine = new_machine
         self._on_loaded = on_loaded
         self._perform = perform
-        self._journal = Journal(partition, broker.clock)
-        self._waiting: set[Deferred] = set()  # exactly the tickets that are not answered
+        self._journal = Journal(partition, broker.clock, self._fail)
+        self._waiting: dict[Ticket, Promise] = {}  # exactly the tickets that are not answered
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ms = 0
         self._hesitates = False
         self._closed = False
         self._patience_s = broker.config.offsets_commit_timeout_ms / 1000
-        self._owed: deque[tuple[float, Replies]] = deque()  # until when, in the order of the journal
+        self._owed: deque[Owed] = deque()  # in the order of the journal
         self._impatience: asyncio.TimerHandle | None = None  # rings for the first of them, or early
         self._load()
 
@@ -95,76 +103,73 @@ class Shard(Generic[M]):
         self, decide: Callable[[M, int, Ticket], Outcome], answer: Callable[[Any], Any] | None = None
     ) -> Deferred:
         """Let the machine decide on a request; `answer` turns its reply into the response. Raises KafkaError."""
-        machine = self.ready
         ticket = Deferred(answer)
-        outcome = decide(machine, self._broker.clock.now_ms(), ticket)
-        parts = self._parts(machine, outcome)
-        self._waiting.add(ticket)
-        self._carry_out(machine, outcome, parts)
+        self.ask(decide, ticket)
         return ticket
 
-    def _parts(self, machine: M, outcome: Outcome) -> list[Part]:
+    def ask(self, decide: Callable[[M, int, Ticket], Outcome], ticket: Promise) -> None:
+        """Let the machine decide on a request, whose ticket is given the reply. Raises KafkaError."""
+        machine = self.ready
+        outcome = decide(machine, self._broker.clock.now_ms(), ticket)
+        parts = self._parts(machine, outcome)
+        self._waiting[ticket] = ticket
+        self._carry_out(machine, outcome, parts)
+
+    def _parts(self, machine: M, outcome: Outcome) -> Sequence[Part]:
         """The batches of an outcome: one, or as many as it takes if it may be divided.
 
         MESSAGE_TOO_LARGE if the topic would not take one, and nothing happens.
         """
+        events = outcome.events
+        encoded = [machine.encode(event) for event in events]
+        records = [record for record in encoded if record is not None]
         limit = self.partition.log.config.max_message_bytes
-        parts: list[Part] = []
-        events: list[Any] = []
-        records: list[JournalRecord] = []
-        size = 0
-        for event in outcome.events:
-            record = machine.encode(event)
-            if record is not None:
-                added = len(record[0]) + len(record[1] or b"") + RECORD_OVERHEAD_BYTES
-                if size + added > limit:
-                    if not outcome.divisible or added > limit:
-                        raise KafkaError(
-                            ErrorCode.MESSAGE_TOO_LARGE, f"{size + added} bytes for one batch of a journal"
-                        )
-                    parts.append((events, records))
-                    events, records, size = [], [], 0
-                records.append(record)
-                size += added
-            events.append(event)
-        return [*parts, (events, records)]
+        if not records or sum(map(_record_bytes, records)) <= limit:
+            return ((events, records),)
+        if outcome.divisible:
+            return list(_divided(events, encoded, limit))
+        raise _too_large(sum(map(_record_bytes, records)))
 
     def _carry_out(self, machine: M, outcome: Outcome, parts: Sequence[Part]) -> None:
-        replies, effects = outcome.replies, outcome.effects
         for events, records in parts:
             if records:
                 try:
-                    self._journal.append(records, self._committed, outcome.stamp)
+                    self._journal.append(records, outcome.stamp)
                 except KafkaError as error:
                     self._fail(error)
                     return
             for event in events:
                 machine.apply(event)
-        if replies:
-            self._owe(replies)
-        if effects:
-            self._journal.after_all(
-                lambda error: self._have_done(machine, effects) if error is None else None
-            )
+        if outcome.replies or outcome.effects:
+            self._owe(outcome)
         self._arm(machine)
 
-    def _owe(self, replies: Replies) -> None:
-        """Give the replies when the journal is committed, or a refusal if that takes too long."""
-        owed = (self._broker.clock.monotonic() + self._patience_s, replies)
-        self._owed.append(owed)
-        self._journal.after_all(lambda error: self._give(owed) if error is None else None)
+    def _owe(self, outcome: Outcome) -> None:
+        """Pay when the journal is committed; give a refusal if that takes too long."""
+        until = self._broker.clock.monotonic() + self._patience_s
+        self._owed.append(Owed(until, outcome.replies, outcome.effects))
+        self._journal.after_all(self._pay)
         if self._owed and self._impatience is None:
             self._impatience = self._broker.call_later(self._patience_s, self._lose_patience)
+
+    def _pay(self) -> None:
+        """The journal is committed up to the first that is owed."""
+        machine = self.machine
+        _, replies, effects = self._owed.popleft()
+        self._hand_out(replies)
+        if effects and machine is not None:
+            self._have_done(machine, effects)
 
     def _lose_patience(self) -> None:
         self._impatience = None
         now = self._broker.clock.monotonic()
         error = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the journal is not committed in time")
-        while self._owed and self._owed[0][0] <= now:
-            _, replies = self._owed.popleft()
-            self._hand_out((ticket, error) for ticket, _ in replies)
-        if self._owed:
-            self._impatience = self._broker.call_later(self._owed[0][0] - now, self._lose_patience)
+        for place, owed in enumerate(list(self._owed)):
+            if owed.until > now:
+                self._impatience = self._broker.call_later(owed.until - now, self._lose_patience)
+                return
+            self._owed[place] = owed._replace(replies=())
+            self._hand_out((ticket, error) for ticket, _ in owed.replies)
 
     def _have_done(self, machine: M, effects: Sequence[Any]) -> None:
         assert self._perform is not None
@@ -172,21 +177,11 @@ class Shard(Generic[M]):
             if self.machine is machine:
                 self._perform(self, effect)
 
-    def _committed(self, error: KafkaError | None) -> None:
-        if error is not None:
-            self._fail(error)
-
-    def _give(self, owed: tuple[float, Replies]) -> None:
-        if self._owed and self._owed[0] is owed:
-            self._owed.popleft()
-            self._hand_out(owed[1])
-
     def _hand_out(self, replies: Iterable[tuple[Ticket, Any]]) -> None:
         for ticket, reply in replies:
-            if ticket in self._waiting:
-                assert isinstance(ticket, Deferred)
-                self._waiting.discard(ticket)
-                ticket.give(reply)
+            promise = self._waiting.pop(ticket, None)
+            if promise is not None:
+                promise.give(reply)
 
     # Time.
 
@@ -279,9 +274,10 @@ class Shard(Generic[M]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._journal.forget()
         self._owed.clear()
-        waiting, self._waiting = self._waiting, set()
-        for ticket in waiting:
+        waiting, self._waiting = self._waiting, {}
+        for ticket in waiting.values():
             ticket.give(_not_coordinator(self.partition))
 
     def close(self) -> None:
@@ -296,3 +292,32 @@ def _not_coordinator(partition: Partition) -> KafkaError:
     return KafkaError(
         ErrorCode.NOT_COORDINATOR, f"{partition.topic}-{partition.index} is not served here any more"
     )
+
+
+def _record_bytes(record: JournalRecord) -> int:
+    """What a record takes in a batch, at most."""
+    key, value = record
+    return len(key) + (0 if value is None else len(value)) + RECORD_OVERHEAD_BYTES
+
+
+def _divided(events: Sequence[Any], encoded: Sequence[JournalRecord | None], limit: int) -> Iterator[Part]:
+    """As few batches as the events fit into, in their order."""
+    part: list[Any] = []
+    records: list[JournalRecord] = []
+    size = 0
+    for event, record in zip(events, encoded, strict=True):
+        if record is not None:
+            added = _record_bytes(record)
+            if added > limit:
+                raise _too_large(added)
+            if size + added > limit:
+                yield part, records
+                part, records, size = [], [], 0
+            records.append(record)
+            size += added
+        part.append(event)
+    yield part, records
+
+
+def _too_large(size: int) -> KafkaError:
+    return KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{size} bytes for one batch of a journal")

@@ -5,7 +5,7 @@ waits for the high watermark to pass its last record. A coordinator gives its re
 """
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any, Protocol
 
 from levada.wire.connection import Reply
@@ -31,6 +31,12 @@ class Waiter(Protocol):
     def news(self, published_bytes: int) -> None:
         """The high watermark has moved over that many bytes, or the partition is gone or broken."""
         ...
+
+
+class Promise(Hashable, Protocol):
+    """Who is told how a decision of a coordinator came out: a response, or an exception."""
+
+    def give(self, result: Any) -> None: ...
 
 
 class Answer:
