@@ -161,7 +161,7 @@ class BrokerConfig(CleanerSettings):
                     given[known] = text
             else:
                 warnings.append(without_effect(name, text, BROKER_NAMES))
-        config = BrokerConfig(given=given, **_parsed(BROKER_SETTINGS, given))
+        config = BrokerConfig(given=given, **parsed(BROKER_SETTINGS, given))
         beyond_loopback = config.levada_allow_plaintext_beyond_loopback
         listeners.check(config.endpoints, config.advertised_endpoints, beyond_loopback=beyond_loopback)
         if config.levada_metrics_listener:
@@ -174,7 +174,7 @@ class BrokerConfig(CleanerSettings):
 
     def with_overrides(self, dynamic: Mapping[str, str]) -> "BrokerConfig":
         """This config with settings altered while the broker runs; `given` stays what the start was given."""
-        return replace(self, **_parsed(BROKER_SETTINGS, dynamic)) if dynamic else self
+        return replace(self, **parsed(BROKER_SETTINGS, dynamic)) if dynamic else self
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -362,7 +362,7 @@ class TopicConfig:
             if name not in TOPIC_SETTINGS:
                 hint = nearest(name, TOPIC_SETTINGS)
                 raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {name}{hint}")
-        config = replace(_topic_defaults(broker), **_parsed(TOPIC_SETTINGS, overrides))
+        config = replace(_topic_defaults(broker), **parsed(TOPIC_SETTINGS, overrides))
         if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
             raise TOPIC_SETTINGS["min.compaction.lag.ms"].rejected("is more than max.compaction.lag.ms")
         return config
@@ -376,7 +376,8 @@ BROKER_NAMES: Final[Mapping[str, str]] = {
 }
 
 
-def _parsed(settings: Mapping[str, Setting], texts: Mapping[str, str]) -> dict[str, Any]:
+def parsed(settings: Mapping[str, Setting], texts: Mapping[str, str]) -> dict[str, Any]:
+    """The values of texts, by attribute."""
     return {settings[name].attribute: settings[name].parse(text) for name, text in texts.items()}
 
 
@@ -386,7 +387,7 @@ def _topic_defaults(broker: BrokerConfig) -> TopicConfig:
 
 
 def inherited(topic_setting: Setting, broker: BrokerConfig) -> Any:
-    """The default of a topic's setting on this broker: its first synonym that is set, in the topic's unit."""
+    """The default of a topic's or group's setting on this broker: its first synonym that is set, in its unit."""
     for synonym in topic_setting.synonyms:
         value = getattr(broker, BROKER_SETTINGS[synonym.name].attribute)
         if value is not None:

@@ -47,6 +47,18 @@ class CoordinatorSettings(TransactionSettings):
     group_consumer_heartbeat_interval_ms: int = setting(
         5_000, "How often members of the consumer protocol are told to send heartbeats.", minimum=1
     )
+    group_consumer_min_session_timeout_ms: int = setting(
+        45_000, "The least consumer.session.timeout.ms of a group.", minimum=1
+    )
+    group_consumer_max_session_timeout_ms: int = setting(
+        60_000, "The greatest consumer.session.timeout.ms of a group.", minimum=1
+    )
+    group_consumer_min_heartbeat_interval_ms: int = setting(
+        5_000, "The least consumer.heartbeat.interval.ms of a group.", minimum=1
+    )
+    group_consumer_max_heartbeat_interval_ms: int = setting(
+        15_000, "The greatest consumer.heartbeat.interval.ms of a group.", minimum=1
+    )
     group_consumer_max_size: int = setting(INT_MAX, "Members that a consumer group may have.", minimum=1)
     group_consumer_assignors: Strings = setting(
         ASSIGNORS,

@@ -395,6 +395,10 @@ def test_settings(shell: Shell) -> None:
     everything = shell("config", "describe", "broker", "1", "--all", "-o", "json").json()
     assert {"node.id", "log.retention.hours"} <= {row["name"] for row in everything}
     assert shell("config", "describe", "broker", "7").code == 4
+    assert shell("config", "set", "group", "billing", "consumer.session.timeout.ms=50000").code == 0
+    (row,) = shell("config", "describe", "group", "billing", "-o", "json").json()
+    assert (row["name"], row["value"], row["source"]) == ("consumer.session.timeout.ms", "50000", "group")
+    assert "share groups are not available" in shell("config", "set", "group", "g", "share.x=1").err
     assert shell("config", "describe", "broker", "x").code == 2
     assert shell("config", "set", "topic", "orders", "retention.ms=soon").code == 1
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from levada.config import BROKER_SETTINGS, TOPIC_SETTINGS
+from levada.group_settings import GROUP_SETTINGS
 from levada.settings import INT_MAX, LONG_MAX, Setting
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "settings.md"
@@ -13,7 +14,7 @@ HEAD = """# Settings
 Written from the declarations in `src/levada/config.py`; do not edit. Names, types and defaults are those of Kafka 4.3,
 except for those that begin with `levada.` and for what suits a single node on loopback: `node.id`, `listeners`,
 `log.dirs`, `socket.listen.backlog.size`, the replicas of internal topics, and `segment.bytes`, which may be smaller
-(`tests/compat/test_settings.py` compares them). A topic's setting that is not set comes from the broker's settings
+(`tests/compat/test_settings.py` compares them). A setting of a topic or group that is not set comes from the broker's settings
 in the last column, the first that is set. A dynamic setting of the broker can be altered while it runs.
 """
 
@@ -47,7 +48,8 @@ def table(settings: Mapping[str, Setting], last: str) -> list[str]:
 
 def test_the_page_of_settings_is_what_is_declared() -> None:
     lines = [HEAD, "## Topics", "", *table(TOPIC_SETTINGS, "from the broker's"), "", "## Broker", ""]
-    text = "\n".join([*lines, *table(BROKER_SETTINGS, "dynamic")]) + "\n"
+    lines += [*table(BROKER_SETTINGS, "dynamic"), "", "## Groups", ""]
+    text = "\n".join([*lines, *table(GROUP_SETTINGS, "from the broker's")]) + "\n"
     if os.environ.get("UPDATE_REFERENCE"):
         PAGE.parent.mkdir(exist_ok=True)
         PAGE.write_text(text)

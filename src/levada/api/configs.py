@@ -1,7 +1,7 @@
-"""Settings of topics and brokers: what they are, where each comes from, and how they are altered.
+"""Settings of topics, brokers and groups: what they are, where each comes from, and how they are altered.
 
-A value comes from the strongest of its sources: set for the topic, for this broker, for all brokers, given at the
-start, or the default. DescribeConfigs tells them all as synonyms, in that order.
+A value comes from the strongest of its sources: set for the topic or group, for this broker, for all brokers, given
+at the start, or the default. DescribeConfigs tells them all as synonyms, in that order.
 """
 
 from collections import Counter
@@ -19,6 +19,7 @@ from levada.core.alteration import Alteration, AlterConfigs, IncrementalAlterCon
 from levada.core.controller import find_topic
 from levada.core.image import CLUSTER_DEFAULT, TopicImage
 from levada.errors import ErrorCode, KafkaError
+from levada.group_settings import GROUP_SETTINGS, GroupConfig
 from levada.settings import Setting
 from levada.wire.lazy import kio_modules
 
@@ -29,7 +30,7 @@ with kio_modules():
     import kio.schema.list_config_resources.v1 as list_config_resources_v1
 
 CLIENT_METRICS = 16
-LISTED_TYPES = (ResourceType.TOPIC, ResourceType.BROKER)
+LISTED_TYPES = (ResourceType.TOPIC, ResourceType.BROKER, ResourceType.GROUP)
 KNOWN_TYPES = frozenset((2, 4, 8, 16, 32))  # with broker loggers, client metrics and groups
 
 
@@ -41,6 +42,7 @@ class Source(IntEnum):
     DYNAMIC_DEFAULT_BROKER_CONFIG = 3
     STATIC_BROKER_CONFIG = 4
     DEFAULT_CONFIG = 5
+    GROUP_CONFIG = 8
 
 
 class Origin(NamedTuple):
@@ -88,7 +90,10 @@ def _origins(broker: Broker, *names: str) -> list[Origin]:
 
 def inherited_entries(broker: Broker) -> list[Entry]:
     """All settings of a topic that sets none."""
-    config = TopicConfig.build(broker.current_config(), {})
+    return _inherited(broker, TOPIC_SETTINGS, TopicConfig.build(broker.current_config(), {}))
+
+
+def _inherited(broker: Broker, settings: Mapping[str, Setting], config: object) -> list[Entry]:
     return [
         Entry(
             setting,
@@ -96,21 +101,32 @@ def inherited_entries(broker: Broker) -> list[Entry]:
             False,
             _origins(broker, *(synonym.name for synonym in setting.synonyms)) if setting.synonyms else [],
         )
-        for setting in TOPIC_SETTINGS.values()
+        for setting in settings.values()
     ]
 
 
 def topic_entries(topic: TopicImage, inherited: list[Entry]) -> list[Entry]:
     """All settings of a topic: its own before those inherited."""
+    return _with_own(topic.configs, Source.TOPIC_CONFIG, inherited)
+
+
+def _group_entries(broker: Broker, group: str) -> list[Entry]:
+    """All settings of a group, whether it is there or not."""
+    if not group:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
+    inherited = _inherited(broker, GROUP_SETTINGS, GroupConfig.build(broker.current_config(), {}))
+    return _with_own(broker.image.group_configs.get(group, {}), Source.GROUP_CONFIG, inherited)
+
+
+def _with_own(configs: Mapping[str, str], source: Source, inherited: list[Entry]) -> list[Entry]:
     entries = []
     for entry in inherited:
         name = entry.setting.name
-        own = topic.configs.get(name)
+        own = configs.get(name)
         if own is None:
             entries.append(entry)
         else:
-            origins = [Origin(name, own, Source.TOPIC_CONFIG), *entry.origins]
-            entries.append(entry._replace(text=own, origins=origins))
+            entries.append(entry._replace(text=own, origins=[Origin(name, own, source), *entry.origins]))
     return entries
 
 
@@ -175,6 +191,8 @@ def _described(broker: Broker, type_: int, name: str, inherited: list[Entry]) ->
     if type_ == ResourceType.TOPIC:
         topic_names.check(name)
         return topic_entries(find_topic(broker.image, name), inherited)
+    if type_ == ResourceType.GROUP:
+        return _group_entries(broker, name)
     if type_ != ResourceType.BROKER:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Settings of resource type {type_} are not available.")
     if name == CLUSTER_DEFAULT:
@@ -222,7 +240,7 @@ async def alter_configs(
         configs = {item.name: item.value for item in resource.configs}
         if len(configs) < len(resource.configs):
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
-        return AlterConfigs(type_, resource.resource_name, configs)
+        return AlterConfigs(type_, resource.resource_name, configs, call.broker.current_config())
 
     answer = alter_configs_v2.response
     responses = await _altered(call, request, command, answer.AlterConfigsResourceResponse)
@@ -243,7 +261,9 @@ async def incremental_alter_configs(
             )
         except ValueError:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Unknown kind of alteration.") from None
-        return IncrementalAlterConfigs(type_, resource.resource_name, alterations)
+        return IncrementalAlterConfigs(
+            type_, resource.resource_name, alterations, call.broker.current_config()
+        )
 
     answer = incremental_alter_configs_v1.response
     responses = await _altered(call, request, command, answer.AlterConfigsResourceResponse)
@@ -284,10 +304,13 @@ async def _altered(
 
 def _resource_type(broker: Broker, resource: Any) -> ResourceType:
     name = resource.resource_name
-    if resource.resource_type == ResourceType.TOPIC:
+    if resource.resource_type in (ResourceType.TOPIC, ResourceType.GROUP):
+        type_ = ResourceType(resource.resource_type)
         if not name:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
-        return ResourceType.TOPIC
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, f"Default {type_.name.lower()} resources are not allowed."
+            )
+        return type_
     if resource.resource_type != ResourceType.BROKER:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.resource_type}")
     if name != CLUSTER_DEFAULT and not name.isdecimal():
@@ -313,6 +336,7 @@ def list_config_resources(
     names: dict[int, list[str]] = {
         ResourceType.BROKER: [str(broker_id) for broker_id in image.brokers],
         ResourceType.TOPIC: list(image.topics),
+        ResourceType.GROUP: list(image.group_configs),
     }
     return answer.ListConfigResourcesResponse(
         throttle_time=UNTHROTTLED,

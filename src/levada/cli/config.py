@@ -1,4 +1,4 @@
-"""`levada config`: settings of topics and brokers."""
+"""`levada config`: settings of topics, brokers and groups."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +26,15 @@ def _complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return complete_topics(ctx, param, incomplete) if ctx.params.get("resource") == "topic" else []
 
 
-resource_argument = click.argument("resource", metavar="topic|broker", type=click.Choice(["topic", "broker"]))
+resource_argument = click.argument(
+    "resource", metavar="topic|broker|group", type=click.Choice(["topic", "broker", "group"])
+)
 name_argument = click.argument("name", metavar="NAME", shell_complete=_complete_name)
 
 
 @click.group()
 def config() -> None:
-    """Show and change the settings of topics (by name) and brokers (by node id).
+    """Show and change the settings of topics and groups (by name) and brokers (by node id).
 
     \b
     Examples:
@@ -40,6 +42,7 @@ def config() -> None:
       levada config set topic orders retention.ms=86400000
       levada config unset topic orders retention.ms
       levada config describe broker 1 --all
+      levada config set group billing consumer.session.timeout.ms=60000
     """
 
 
@@ -139,10 +142,16 @@ def _alter(
 
 
 async def _check(client: "Client", resource: "Resource", name: str) -> None:
+    """A topic or broker must be there; a group may have settings before it is."""
     if resource == "topic":
         await existing_topic(client, name)
-    elif not name.isdecimal():
+    elif resource == "broker":
+        await _check_broker(client, name)
+
+
+async def _check_broker(client: "Client", name: str) -> None:
+    if not name.isdecimal():
         raise click.BadParameter(f"{name!r} is not a node id", param_hint="NAME")
-    elif int(name) not in (brokers := (await client.metadata(())).brokers):
+    if int(name) not in (brokers := (await client.metadata(())).brokers):
         known = ", ".join(map(str, sorted(brokers)))
         raise Failure(f"no such broker: {name}; known are: {known}", EXIT_NOT_FOUND)

@@ -1,4 +1,4 @@
-"""Settings altered while topics and brokers run: whole (AlterConfigs) or by key (IncrementalAlterConfigs).
+"""Settings of topics, brokers and groups altered while they run, whole or by key (IncrementalAlterConfigs).
 
 What is stored is only what was set; a value is checked before it is stored, never when it is read back.
 """
@@ -10,8 +10,16 @@ from typing import Final, NamedTuple
 
 from levada.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, TopicConfig
 from levada.core import topic_names
-from levada.core.image import CLUSTER_DEFAULT, BrokerConfigsChanged, Change, ClusterImage, TopicChanged
+from levada.core.image import (
+    CLUSTER_DEFAULT,
+    BrokerConfigsChanged,
+    Change,
+    ClusterImage,
+    GroupConfigsChanged,
+    TopicChanged,
+)
 from levada.errors import ErrorCode, KafkaError
+from levada.group_settings import GROUP_SETTINGS, GroupConfig
 from levada.properties import without_effect
 from levada.settings import ConfigType, Setting
 
@@ -24,6 +32,14 @@ class ResourceType(IntEnum):
 
     TOPIC = 2
     BROKER = 4
+    GROUP = 32
+
+
+SETTINGS: Final[Mapping[ResourceType, Mapping[str, Setting]]] = {
+    ResourceType.TOPIC: TOPIC_SETTINGS,
+    ResourceType.BROKER: BROKER_SETTINGS,
+    ResourceType.GROUP: GROUP_SETTINGS,
+}
 
 
 class Operation(IntEnum):
@@ -45,39 +61,48 @@ class Alteration(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AlterConfigs:
-    """Replace all settings of a topic or broker."""
+    """Replace all settings of a topic, broker or group."""
 
     type: ResourceType
     resource: str
     configs: Mapping[str, str]
+    broker: BrokerConfig = BROKER_DEFAULTS  # whose bounds hold for groups
 
 
 @dataclass(frozen=True, slots=True)
 class IncrementalAlterConfigs:
-    """Alter some settings of a topic or broker and leave the others."""
+    """Alter some settings of a topic, broker or group and leave the others."""
 
     type: ResourceType
     resource: str
     alterations: tuple[Alteration, ...]
+    broker: BrokerConfig = BROKER_DEFAULTS
 
 
 def altered(image: ClusterImage, command: AlterConfigs | IncrementalAlterConfigs) -> list[Change]:
     """The change that stores the new settings; none if they are what they were."""
-    settings = TOPIC_SETTINGS if command.type is ResourceType.TOPIC else BROKER_SETTINGS
     former = _current(image, command.type, command.resource)
     if isinstance(command, AlterConfigs):
         configs = dict(command.configs)
     else:
-        configs = _folded(former, command.alterations, settings)
-    if command.type is ResourceType.TOPIC:
-        TopicConfig.build(BROKER_DEFAULTS, configs)
-    else:
-        _check_broker(configs)
-    if configs == former:
-        return []
-    if command.type is ResourceType.TOPIC:
-        return [TopicChanged(replace(image.topics[command.resource], configs=configs))]
-    return [BrokerConfigsChanged(command.resource, configs)]
+        configs = _folded(former, command.alterations, SETTINGS[command.type])
+    change = _checked(image, command, configs)
+    return [] if configs == former else [change]
+
+
+def _checked(
+    image: ClusterImage, command: AlterConfigs | IncrementalAlterConfigs, configs: Mapping[str, str]
+) -> Change:
+    match command.type:
+        case ResourceType.TOPIC:
+            TopicConfig.build(BROKER_DEFAULTS, configs)
+            return TopicChanged(replace(image.topics[command.resource], configs=configs))
+        case ResourceType.BROKER:
+            _check_broker(configs)
+            return BrokerConfigsChanged(command.resource, configs)
+        case ResourceType.GROUP:
+            GroupConfig.build(command.broker, configs)
+            return GroupConfigsChanged(command.resource, configs)
 
 
 def _current(image: ClusterImage, type_: ResourceType, resource: str) -> Mapping[str, str]:
@@ -87,6 +112,8 @@ def _current(image: ClusterImage, type_: ResourceType, resource: str) -> Mapping
         if topic is None:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{resource}' does not exist.")
         return topic.configs
+    if type_ is ResourceType.GROUP:
+        return image.group_configs.get(resource, {})
     if resource != CLUSTER_DEFAULT and resource not in map(str, image.brokers):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"No broker has the id {resource}.")
     return image.broker_configs.get(resource, {})

@@ -4,10 +4,11 @@ A `ConsumerDraft` holds the copy and gathers what becomes of it: records, timers
 copy as it will change the group, so what is decided later in a request sees what was decided before.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from levada.config import parsed
 from levada.core.assignors import ASSIGNORS, Partitions, Subscriber
 from levada.core.classic_group import ClassicGroup
 from levada.core.consumer_group import (
@@ -25,6 +26,7 @@ from levada.core.group_regex import Pattern
 from levada.core.image import ClusterImage
 from levada.core.machines import JournalRecord, Outcome, Ticket
 from levada.errors import KafkaError
+from levada.group_settings import GROUP_SETTINGS
 from levada.logs import EventLog
 from levada.wire.consumer_journal import (
     CurrentKey,
@@ -63,6 +65,11 @@ class ConsumerLimits(NamedTuple):
     assignors: tuple[str, ...] = ("uniform", "range")  # the first where members ask for none
     upgrade: bool = True  # whether a classic group becomes this one when a member of this protocol joins
     downgrade: bool = True  # and back when the last of these leaves
+
+    def with_own(self, configs: Mapping[str, str]) -> "ConsumerLimits":
+        """These limits for a group with settings of its own."""
+        values = parsed(GROUP_SETTINGS, configs)
+        return self._replace(**{name.removeprefix("consumer_"): value for name, value in values.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ def heartbeat(machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int, 
     quiet = _nothing_new(machine, request)
     if quiet is not None:
         timer = Timer(request.group_id, TimerKind.MEMBER, request.member_id)
-        at_ms = now_ms + machine.consumer_limits.session_timeout_ms
+        at_ms = now_ms + machine.limits_of(request.group_id).session_timeout_ms
         return Outcome([TimerMoved(timer, at_ms)], [(ticket, quiet)])
     draft = _opened(machine, request, now_ms)
     reply = _beat(draft, request)
@@ -154,7 +154,7 @@ def _nothing_new(machine: "GroupsMachine", request: HeartbeatRequest) -> Heartbe
         or request.metadata(member.metadata) != member.metadata
     ):
         return None
-    return _reply(machine.consumer_limits, member, tell=request.is_full)
+    return _reply(machine.limits_of(group.id), member, tell=request.is_full)
 
 
 def _reply(limits: ConsumerLimits, member: ConsumerMember, *, tell: bool) -> HeartbeatReply:

@@ -152,7 +152,12 @@ class GroupsMachine:
 
     def consumer_draft(self, group: ConsumerGroup, now_ms: int) -> ConsumerDraft:
         """A consumer group, to be changed."""
-        return ConsumerDraft(group, self.consumer_limits, self.image(), now_ms)
+        return ConsumerDraft(group, self.limits_of(group.id), self.image(), now_ms)
+
+    def limits_of(self, group_id: str) -> ConsumerLimits:
+        """What holds for a consumer group: what was set for it before what holds for all."""
+        own = self.image().group_configs.get(group_id)
+        return self.consumer_limits if own is None else self.consumer_limits.with_own(own)
 
     # Offsets.
 

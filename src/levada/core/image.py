@@ -98,6 +98,14 @@ class BrokerConfigsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupConfigsChanged:
+    """Settings of a group; a group need not be there to have some."""
+
+    group: str
+    configs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class ProducerIdsAllocated:
     """Producer ids below this one are given away."""
 
@@ -112,6 +120,7 @@ Change: TypeAlias = (
     | BrokerChanged
     | BrokerRemoved
     | BrokerConfigsChanged
+    | GroupConfigsChanged
     | ProducerIdsAllocated
 )
 
@@ -131,6 +140,7 @@ class ClusterImage:
         default_factory=dict
     )  # exactly the names of `topics` by their flat form
     broker_configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    group_configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def apply(self, changes: Iterable[Change], revision: int | None = None) -> "ClusterImage":
         """The image after the changes. Cannot fail; the revision grows by one unless told."""
@@ -142,7 +152,15 @@ class ClusterImage:
 class Draft:
     """An image in the making: its maps are its own and take changes in place, however many come one by one."""
 
-    __slots__ = ("_broker_configs", "_brokers", "_flat_names", "_topic_names", "_topics", "image")
+    __slots__ = (
+        "_broker_configs",
+        "_brokers",
+        "_flat_names",
+        "_group_configs",
+        "_topic_names",
+        "_topics",
+        "image",
+    )
 
     def __init__(self, image: ClusterImage) -> None:
         self._brokers = dict(image.brokers)
@@ -150,6 +168,7 @@ class Draft:
         self._topic_names = dict(image.topic_names)
         self._flat_names = dict(image.flat_names)
         self._broker_configs = dict(image.broker_configs)
+        self._group_configs = dict(image.group_configs)
         self.image = replace(
             image,
             brokers=self._brokers,
@@ -157,6 +176,7 @@ class Draft:
             topic_names=self._topic_names,
             flat_names=self._flat_names,
             broker_configs=self._broker_configs,
+            group_configs=self._group_configs,
         )
 
     def absorb(self, changes: Iterable[Change]) -> None:
@@ -179,6 +199,10 @@ class Draft:
                     self._broker_configs.pop(name, None)
                     if configs:
                         self._broker_configs[name] = configs
+                case GroupConfigsChanged(name, configs):
+                    self._group_configs.pop(name, None)
+                    if configs:
+                        self._group_configs[name] = configs
                 case ProducerIdsAllocated(next_producer_id):
                     self.image = replace(self.image, next_producer_id=next_producer_id)
                 case ClusterFormed(cluster_id):

@@ -4,6 +4,7 @@ The keys are those one would give nodes of ZooKeeper, so that a person who looks
 """
 
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -16,6 +17,7 @@ from levada.core.image import (
     Change,
     ClusterFormed,
     ControllerChanged,
+    GroupConfigsChanged,
     ProducerIdsAllocated,
     TopicChanged,
     TopicImage,
@@ -28,6 +30,7 @@ PRODUCER_IDS: Final = "/producer-ids"
 TOPICS: Final = "/topics/"
 BROKERS: Final = "/brokers/"
 BROKER_CONFIGS: Final = "/configs/brokers/"
+GROUP_CONFIGS: Final = "/configs/groups/"  # and the group's id as in a URL: it may have slashes
 DEFAULT_NAME: Final = "<default>"  # an empty name would not be a node of ZooKeeper
 
 
@@ -45,6 +48,8 @@ def encode(change: Change) -> tuple[str, bytes | None]:
         case BrokerConfigsChanged(name, configs):
             value = msgspec.json.encode(configs) if configs else None
             return BROKER_CONFIGS + (name or DEFAULT_NAME), value
+        case GroupConfigsChanged(name, configs):
+            return GROUP_CONFIGS + quote(name, safe=""), msgspec.json.encode(configs) if configs else None
         case ProducerIdsAllocated():
             return PRODUCER_IDS, msgspec.json.encode(change)
         case ClusterFormed():
@@ -62,6 +67,9 @@ def decode(key: str, value: bytes | None) -> Change | None:
         name = key.removeprefix(BROKER_CONFIGS)
         configs = {} if value is None else _read(value, dict[str, str])
         return BrokerConfigsChanged(CLUSTER_DEFAULT if name == DEFAULT_NAME else name, configs)
+    if key.startswith(GROUP_CONFIGS):
+        configs = {} if value is None else _read(value, dict[str, str])
+        return GroupConfigsChanged(unquote(key.removeprefix(GROUP_CONFIGS)), configs)
     if key.startswith(BROKERS):
         if value is None:
             return BrokerRemoved(int(key.removeprefix(BROKERS)))

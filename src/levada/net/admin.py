@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from levada.net.client import Client
 
 BROKER_DEFAULT = -1  # partitions or replicas as the broker's settings say
-RESOURCE_TYPES = {"topic": 2, "broker": 4}
+RESOURCE_TYPES = {"topic": 2, "broker": 4, "group": 32}
 SOURCES = {
     1: "topic",
     2: "broker",
@@ -28,14 +28,15 @@ SOURCES = {
     4: "static",
     5: "default",
     6: "logger",
+    8: "group",
 }  # who set a value, by Kafka's number of it
 SET, UNSET = 0, 1
 
-Resource = Literal["topic", "broker"]
+Resource = Literal["topic", "broker", "group"]
 
 
 class ConfigEntry(NamedTuple):
-    """One setting of a topic or a broker; `source` is who set it: topic, broker, cluster, static or default."""
+    """One setting; `source` is who set it: topic, group, broker, cluster, static or default."""
 
     name: str
     value: str | None
@@ -112,7 +113,7 @@ class Admin:
     async def describe_configs(
         self, resource: Resource, name: str, keys: Iterable[str] | None = None
     ) -> list[ConfigEntry]:
-        """The settings of a topic (by name) or of a broker (by node id), ordered by name."""
+        """The settings of a topic or a group (by name) or of a broker (by node id), ordered by name."""
         request: Any = describe_configs.request
         response = await self._client.request(
             "describe_configs",
