@@ -1,0 +1,223 @@
+"""A world in which a streaming query writes: drivers, tasks and the coordinator, one step at a time.
+
+Every request is a step, so anything may happen between any two: a driver or a task dies, or sleeps and goes on when
+everybody believes it dead. The coordinator is the broker's own machine; `judge` is the sink's own.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from levada.core.transaction import (
+    Ending,
+    EndRequest,
+    InitRequest,
+    NeedsProducerIdError,
+    TransactionLimits,
+    TransactionsMachine,
+)
+from levada.core.transaction_state import Identity
+from levada.errors import KafkaError
+from levada.net.prepared import PreparedTransaction
+from levada.spark.judging import NOTHING, Decision, judge
+from levada.spark.transactions import lock_id, task_id
+from levada.wire.txn_journal import Status
+
+QUERY = "q"
+ROWS = 4  # of each batch
+SLOTS = 50
+Steps = Iterator[None]
+Txn = tuple[str, int, int]
+
+
+class Dead(Exception):
+    """An actor that was refused gives up."""
+
+
+@dataclass
+class Bugs:
+    """What the design forbids, to see that it would be found."""
+
+    tasks_abort: bool = False  # a task aborts what it finds open in its transactional id
+    no_hold: bool = False  # a driver decides without holding the transactions
+    no_lock: bool = False  # a decision is written whoever has the lock
+    abort_first: bool = False  # a driver aborts what is left over before it decides
+
+
+@dataclass
+class World:
+    """The cluster, Spark's checkpoint, and all who are alive or seem dead."""
+
+    first_epoch: int = 0
+    bugs: Bugs = field(default_factory=Bugs)
+    machine: TransactionsMachine = field(
+        default_factory=lambda: TransactionsMachine(TransactionLimits(two_phase_commit=True))
+    )
+    decisions: list[Decision] = field(default_factory=list)  # the compacted topic, all of it
+    rows: dict[Txn, list[tuple[int, int]]] = field(default_factory=dict)
+    visible: list[tuple[int, int]] = field(default_factory=list)
+    permitted: dict[str, Txn] = field(default_factory=dict)  # who may write in a partition without asking
+    lock_epoch: int = 0
+    commits: set[int] = field(default_factory=set)  # Spark's commit log
+    next_id: int = 1
+
+    # The coordinator.
+
+    def _submit(self, decide: Callable[[int], Any]) -> Any:
+        try:
+            outcome = decide(-1)
+        except NeedsProducerIdError:
+            self.next_id += 1
+            outcome = decide(self.next_id)
+        for event in outcome.events:
+            self.machine.apply(event)
+        for ending in outcome.effects:
+            self._mark(ending)
+        reply = outcome.replies[0][1]
+        if isinstance(reply, KafkaError):
+            raise reply
+        return reply
+
+    def _mark(self, ending: Ending) -> None:
+        """Markers are written at once; the machine's own tests are about those that come late."""
+        written = self.permitted.pop(ending.transactional_id, None)
+        if written is not None and ending.committed:
+            self.visible += self.rows[written]
+        for event in self.machine.complete(ending, 0, None).events:
+            self.machine.apply(event)
+
+    def hold(self, name: str) -> tuple[Identity, PreparedTransaction | None]:
+        known = self.machine.transactions.get(name)
+        reply = self._submit(
+            lambda new_id: self.machine.init(
+                InitRequest(name, 1000, two_phase=True, keep_prepared=True, new_producer_id=new_id), 0, None
+            )
+        )
+        if known is None and self.first_epoch:
+            (state,) = [self.machine.transactions[name]]
+            self.machine.transactions[name] = state.given(
+                Identity(state.producer_id, self.first_epoch), -1, state.timeout_ms, 0
+            )
+            return self.machine.transactions[name].client, None
+        ongoing = reply.ongoing
+        return reply.client, None if ongoing.producer_id < 0 else PreparedTransaction(name, *ongoing)
+
+    def end(self, name: str, client: Identity, committed: bool) -> None:
+        self._submit(lambda new_id: self.machine.end(EndRequest(name, client, committed, 2, new_id), 0, None))
+
+    def produce(self, name: str, client: Identity, row: tuple[int, int]) -> None:
+        txn = (name, *client)
+        if self.permitted.get(name) != txn:
+            self._submit(lambda _: self.machine.add(name, client, [("t", 0)], 2, 0, None))
+            self.permitted[name] = txn
+        self.rows.setdefault(txn, []).append(row)
+
+    def open(self) -> list[str]:
+        return [
+            name
+            for name, state in self.machine.transactions.items()
+            if state.status is Status.ONGOING and name != lock_id(QUERY)
+        ]
+
+    def last(self) -> Decision:
+        return self.decisions[-1] if self.decisions else NOTHING
+
+    # Actors: generators that stop before each request.
+
+    def task(
+        self, batch: int, partition: int, width: int, returned: dict[int, PreparedTransaction | None]
+    ) -> Steps:
+        rows = [(batch, row) for row in range(ROWS) if row % width == partition]
+        if not rows:
+            returned[partition] = None
+            return
+        for slot in range(SLOTS):
+            yield
+            name = task_id(QUERY, partition, slot)
+            client, ongoing = self.hold(name)
+            if ongoing is not None and self.bugs.tasks_abort:
+                yield
+                self.end(name, client, committed=False)
+                yield
+                client, ongoing = self.hold(name)
+            if ongoing is None:
+                break
+        else:
+            raise AssertionError("no slot is left")
+        for row in rows:
+            yield
+            self.produce(name, client, row)
+        yield
+        returned[partition] = PreparedTransaction(name, *client)
+
+    def settle(self, batch: int, written: list[PreparedTransaction], failed: bool) -> Steps:
+        yield
+        self.lock_epoch += 1
+        lock = self.lock_epoch
+        yield
+        last = self.last()
+        yield
+        names = self.open()
+        held = {}
+        for name in names:
+            yield
+            held[name] = self.hold(name)
+        ongoing = {name: one for name, (_, one) in held.items() if one is not None}
+        seen = {one.transactional_id: one for one in written} if self.bugs.no_hold else ongoing
+        verdict = judge(last, batch, written, ongoing | seen, failed=failed)
+        ends = [(name, True) for name in verdict.commit] + [(name, False) for name in verdict.abort]
+        if self.bugs.abort_first:
+            yield from self._end([one for one in ends if not one[1]], held, verdict.decision)
+        yield
+        if lock != self.lock_epoch and not self.bugs.no_lock:
+            raise Dead
+        self.decisions.append(verdict.decision)
+        yield from self._end(ends, held, verdict.decision)
+        if verdict.refusal:
+            raise Dead
+
+    def _end(self, ends: list[tuple[str, bool]], held: dict[str, Any], decision: Decision) -> Steps:
+        decided = {one.transactional_id: one for one in decision.prepared}
+        for name, committed in ends:
+            client, ongoing = held.get(name, (None, None))
+            while ongoing is not None:
+                yield
+                try:
+                    self.end(name, client, committed)
+                    break
+                except KafkaError:
+                    if not committed:
+                        break
+                yield
+                client, ongoing = self.hold(name)
+                if ongoing != decided[name]:
+                    break
+
+    def driver(
+        self, width: int, batches: int, spawn: Callable[[Steps], None], again: Callable[[], bool]
+    ) -> Steps:
+        """Run batch after batch; a task that is refused is tried again, now and then one that was not as well."""
+        while len(self.commits) < batches:
+            batch = max(self.commits, default=-1) + 1
+            returned: dict[int, PreparedTransaction | None] = {}
+            for partition in range(width):
+                spawn(self.retried(batch, partition, width, returned))
+                if again():
+                    spawn(self.retried(batch, partition, width, returned))
+            while len(returned) < width:
+                yield
+            written = [one for one in returned.values() if one is not None]
+            yield from self.settle(batch, written, failed=False)
+            yield
+            self.commits.add(batch)
+
+    def retried(self, batch: int, partition: int, width: int, returned: dict[int, Any]) -> Steps:
+        """Attempts at a task until one has returned, as Spark makes them; the first that returns counts."""
+        while partition not in returned:
+            own: dict[int, PreparedTransaction | None] = {}
+            try:
+                yield from self.task(batch, partition, width, own)
+            except KafkaError:
+                yield
+            else:
+                returned.setdefault(partition, own[partition])

@@ -1,0 +1,116 @@
+"""Exactly once as a design: the sink's rules in a world where everybody may die or come back late, at every step (R62)."""
+
+import random
+
+import pytest
+from tests.spark.sink_world import ROWS, Bugs, Dead, Steps, World
+
+from levada.core.transaction_state import EPOCH_MAX
+from levada.net.prepared import PreparedTransaction
+from levada.spark.decisions import decode_decision, encode_decision
+from levada.spark.judging import NOTHING, Decision, judge
+
+BATCHES = 3
+SEEDS = 400
+
+
+def run(seed: int, bugs: Bugs | None = None, first_epoch: int = 0) -> tuple[World, list[tuple[int, int]]]:
+    """Drivers come, die or fall asleep; at the end a healthy one finishes. The world, and what must be visible."""
+    chance = random.Random(seed)
+    world = World(first_epoch, bugs or Bugs())
+    actors: list[Steps] = []
+
+    def driver() -> None:
+        steps = world.driver(chance.randint(1, 4), BATCHES, actors.append, lambda: chance.random() < 0.3)
+        actors.append(steps)
+
+    driver()
+    for _ in range(chance.randint(50, 400)):
+        if not actors:
+            break
+        kind = chance.random()
+        if kind < 0.02:
+            actors.pop(chance.randrange(len(actors)))  # dies
+        elif kind < 0.04 or (kind < 0.3 and len(actors) == 1):
+            driver()  # a supervisor believes that the one before is dead
+        else:
+            step(actors, chance.choice(actors))
+    while actors:  # those who slept wake up, and go on for as long as they are let
+        step(actors, chance.choice(actors))
+        if actors and chance.random() < 0.05:
+            actors.pop(chance.randrange(len(actors)))
+    actors.append(
+        world.driver(2, BATCHES + 1, actors.append, lambda: False)
+    )  # undisturbed, and one batch more
+    while actors:
+        step(actors, chance.choice(actors))
+    return world, sorted((batch, row) for batch in range(len(world.commits)) for row in range(ROWS))
+
+
+def step(actors: list[Steps], actor: Steps) -> None:
+    try:
+        next(actor)
+    except (StopIteration, Dead):
+        actors.remove(actor)
+
+
+def is_right(seed: int, bugs: Bugs | None = None, first_epoch: int = 0) -> bool:
+    world, wanted = run(seed, bugs, first_epoch)
+    return sorted(world.visible) == wanted and not world.open()
+
+
+@pytest.mark.parametrize("first_epoch", [0, EPOCH_MAX - 6])
+def test_whoever_dies_or_comes_late_each_row_is_there_once_and_nothing_stays_open(first_epoch: int) -> None:
+    wrong = [seed for seed in range(SEEDS) if not is_right(seed, first_epoch=first_epoch)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("bug", ["tasks_abort", "no_hold", "no_lock", "abort_first"])
+def test_a_step_left_out_is_found(bug: str) -> None:
+    assert any(not is_right(seed, Bugs(**{bug: True})) for seed in range(10 * SEEDS))
+
+
+A, B, C = (PreparedTransaction(f"spark-q-{index}-0", 7, index) for index in range(3))
+
+
+def open_now(*prepared: PreparedTransaction) -> dict[str, PreparedTransaction]:
+    return {one.transactional_id: one for one in prepared}
+
+
+def test_the_transactions_of_a_batch_are_committed_and_others_aborted() -> None:
+    verdict = judge(NOTHING, 0, [B, A], open_now(A, B, C))
+    assert verdict == (
+        Decision(0, (A, B)),
+        (A.transactional_id, B.transactional_id),
+        (C.transactional_id,),
+        None,
+    )
+
+
+def test_a_batch_that_was_decided_is_finished_with_what_was_decided() -> None:
+    again = A._replace(transactional_id="spark-q-0-1")
+    verdict = judge(Decision(4, (A, B)), 4, [again], open_now(B, again))
+    assert verdict == (Decision(4, (A, B)), (B.transactional_id,), (again.transactional_id,), None)
+
+
+def test_a_failed_batch_is_aborted_unless_it_was_decided() -> None:
+    assert judge(Decision(4, (A,)), 5, [B], open_now(B), failed=True)[1:3] == ((), (B.transactional_id,))
+    assert judge(Decision(4, (A,)), 4, [A], open_now(A), failed=True)[1:3] == ((A.transactional_id,), ())
+
+
+def test_a_transaction_that_is_not_open_any_more_fails_its_batch() -> None:
+    taken = B._replace(producer_epoch=9)
+    verdict = judge(Decision(4, (C,)), 5, [A, B], open_now(A, taken))
+    assert verdict.decision == Decision(4, (C,)) and verdict.commit == ()
+    assert verdict.refusal is not None and B.transactional_id in verdict.refusal
+
+
+def test_a_driver_that_is_behind_decides_nothing_and_leaves_others_alone() -> None:
+    verdict = judge(Decision(6, (C,)), 5, [A], open_now(A, B))
+    assert verdict[:3] == (Decision(6, (C,)), (), (A.transactional_id,))
+    assert verdict.refusal is not None and "checkpoint" in verdict.refusal
+
+
+@pytest.mark.parametrize("decision", [NOTHING, Decision(1 << 40, (A, B))])
+def test_a_decision_is_read_as_it_was_written(decision: Decision) -> None:
+    assert decode_decision(encode_decision(decision)) == decision
