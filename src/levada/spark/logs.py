@@ -1,0 +1,155 @@
+"""The logs a reader covers, as brokers tell of them now: which there are, where they begin and end, how big they are.
+
+Asked on the driver only; a task gets its answers with its ranges.
+"""
+
+import re
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartition
+from levada.net.bootstrap import TopicInfo
+from levada.net.connection import ConnectionFailed, RequestTimedOut
+from levada.net.data import EARLIEST, LATEST
+from levada.spark import blocking
+from levada.spark.options import OptionError, nearest
+from levada.spark.positions import Offsets
+from levada.spark.read_options import ReadOptions
+from levada.wire.lazy import kio_modules
+
+with kio_modules():
+    import kio.schema.describe_log_dirs.v5 as describe_log_dirs
+
+if TYPE_CHECKING:
+    from levada.net.client import Client
+
+T = TypeVar("T")
+Places = Collection[TopicPartition]
+
+
+class Unreachable(ConnectionError):  # noqa: N818
+    """No broker answers."""
+
+
+class Logs:
+    """What a reader may ask of the cluster."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self, *, missing_is_wrong: bool) -> dict[TopicPartition, UUID | None]:
+        """The partitions that the options name and that are there, with the ids of their topics."""
+        options = self._options
+        if options.subscribe_pattern:
+            found = [
+                topic
+                for topic in self._topics(None).values()
+                if re.fullmatch(options.subscribe_pattern, topic.name) and not topic.is_internal
+            ]
+            return _partitions(found)
+        names = options.subscribe or tuple({place.topic for place in options.assign})
+        topics = self._topics(names)
+        for name in names:
+            if missing_is_wrong and name not in topics:
+                raise OptionError(f"there is no topic {name}{nearest(name, self._topics(None))}")
+        there = _partitions(topics.values())
+        if not options.assign:
+            return there
+        if missing_is_wrong:
+            for place in set(options.assign) - there.keys():
+                count = len(topics[place.topic].partitions)
+                raise OptionError(f"option assign: {place.topic} has {count} partitions, there is no {place}")
+        return {place: there[place] for place in options.assign if place in there}
+
+    def _topics(self, names: Iterable[str] | None) -> dict[str, TopicInfo]:
+        found = self._ask(lambda client: client.metadata(names))
+        for topic in found.topics.values():
+            if topic.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"topic {topic.name}")
+        return {name: topic for name, topic in found.topics.items() if topic.partitions}
+
+    def earliest(self, places: Places) -> dict[TopicPartition, int]:
+        """Where each log begins."""
+        return self._offsets(dict.fromkeys(places, EARLIEST))
+
+    def latest(self, places: Places) -> dict[TopicPartition, int]:
+        """Where each log ends for this isolation level."""
+        return self._offsets(dict.fromkeys(places, LATEST))
+
+    def at(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """The first offset from a time on, -1 where nothing was written since."""
+        return self._offsets(times)
+
+    def _offsets(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        if not times:
+            return {}
+        level = int(self._options.read_committed)
+        found = self._ask(lambda client: client.list_offsets(times, isolation_level=level))
+        return {place: answer.offset for place, answer in found.items()}
+
+    def sizes(self, places: Places) -> dict[TopicPartition, int]:
+        """Bytes of each log on the disk of its leader; none where the brokers do not tell."""
+        if not places:
+            return {}
+        try:
+            return self._ask(partial(_sizes, places=places))
+        except KafkaError:
+            return {}  # an old broker, or one that does not allow it
+
+    def commit(self, group: str, offsets: Offsets) -> None:
+        """Keep a group's offsets."""
+        from levada.net.group_admin import GroupAdmin
+
+        self._ask(lambda client: GroupAdmin(client).commit(group, offsets))
+
+    def _ask(self, work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:
+        options = self._options
+        client = blocking.client(options.bootstrap, **options.client_options())
+        try:
+            return blocking.run(work(client))
+        except (ConnectionFailed, RequestTimedOut) as error:
+            raise Unreachable(
+                f"no answer from the brokers at {options.bootstrap} (option kafka.bootstrap.servers): {error}"
+            ) from None
+
+
+async def _sizes(client: "Client", places: Places) -> dict[TopicPartition, int]:
+    by_leader: dict[int, list[TopicPartition]] = {}
+    for place in places:
+        by_leader.setdefault(client.known_leader(place), []).append(place)
+    found: dict[TopicPartition, int] = {}
+    for leader, there in by_leader.items():
+        if leader >= 0:
+            found |= await _sizes_at(client, leader, there)
+    return found
+
+
+async def _sizes_at(client: "Client", node: int, places: Places) -> dict[TopicPartition, int]:
+    shape: Any = describe_log_dirs.request
+    topics: dict[str, list[int]] = {}
+    for place in places:
+        topics.setdefault(place.topic, []).append(place.partition)
+    request = shape.DescribeLogDirsRequest(
+        topics=tuple(
+            shape.DescribableLogDirTopic(topic=topic, partitions=tuple(numbers))
+            for topic, numbers in topics.items()
+        )
+    )
+    answer = await client.request("describe_log_dirs", request, node=node)
+    return {
+        TopicPartition(topic.name, part.partition_index): int(part.partition_size)
+        for result in answer.results
+        for topic in result.topics
+        for part in topic.partitions
+    }
+
+
+def _partitions(topics: Iterable[TopicInfo]) -> dict[TopicPartition, UUID | None]:
+    return {
+        TopicPartition(topic.name, part.partition): topic.topic_id
+        for topic in topics
+        for part in topic.partitions
+    }

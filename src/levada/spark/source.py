@@ -1,0 +1,43 @@
+"""`format("levada")`: where Spark asks for readers and writers of topics."""
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+
+from levada.spark.read_options import for_batch, for_stream, read_options
+from levada.spark.rows import table_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.types import StructType
+
+
+class LevadaDataSource(DataSource):
+    """Topics as tables."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "levada"
+
+    def schema(self) -> "StructType | str":
+        return table_schema(read_options(self.options))
+
+    def reader(self, schema: "StructType") -> DataSourceReader:
+        from levada.spark.batch import BatchReader
+
+        return BatchReader(for_batch(read_options(self.options)), schema)
+
+    def streamReader(self, schema: "StructType") -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
+        from levada.spark.stream import StreamReader
+
+        return StreamReader(for_stream(read_options(self.options)), schema)
+
+    def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
+        from levada.spark.sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: "StructType", overwrite: bool) -> "DataSourceStreamWriter":  # noqa: N802
+        from levada.spark.sink import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)
