@@ -6,13 +6,14 @@ the coordinator's journal is committed.
 
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import cache
 from typing import Any
 from uuid import uuid4
 
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.waiting import Deferred, together
-from levada.core.classic_group import ClassicGroup, State
+from levada.core.classic_group import UNKNOWN_MEMBER, ClassicGroup, State
 from levada.core.group_drafts import JoinReply, SyncReply
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.groups import Group, GroupsMachine
@@ -66,8 +67,8 @@ def join_group(call: Call, request: "join_group_v9.JoinGroupRequest") -> Deferre
         request.session_timeout // MILLISECOND,
         request.rebalance_timeout // MILLISECOND,
         request.protocol_type,
-        tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols),
-        new_member_id=f"{name}-{uuid4()}",
+        tuple([(protocol.name, protocol.metadata) for protocol in request.protocols]),
+        new_member_id=f"{name}-{uuid4()}" if request.member_id == UNKNOWN_MEMBER else "",
         must_know_id=call.api_version >= MEMBER_ID_REQUIRED_FROM,
         may_skip_assignment=call.api_version >= SKIP_ASSIGNMENT_FROM,
     )
@@ -129,7 +130,7 @@ def sync_group(call: Call, request: "sync_group_v5.SyncGroupRequest") -> Deferre
         request.generation_id,
         request.protocol_type,
         request.protocol_name,
-        {assigned.member_id: bytes(assigned.assignment) for assigned in request.assignments},
+        {assigned.member_id: assigned.assignment for assigned in request.assignments},
     )
     try:
         return _ask(
@@ -176,6 +177,7 @@ def heartbeat(
         raise
 
 
+@cache
 def _alive(_: None) -> "heartbeat_v4.HeartbeatResponse":
     return heartbeat_v4.response.HeartbeatResponse(throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE)
 

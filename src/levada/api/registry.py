@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from levada.api.failures import error_response
 from levada.broker.broker import Broker
 from levada.broker.faults import Fault, Faults
-from levada.broker.waiting import Answer, Deferred
+from levada.broker.waiting import Deferred
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.net.listener import Connection, Dispatch
@@ -29,14 +29,17 @@ API_VERSIONS_KEY = 18
 class Call:
     """Who asks, and whom."""
 
-    __slots__ = ("api_version", "broker", "client_id", "connection", "listener")
+    __slots__ = ("api_version", "broker", "client_id", "connection")
 
     def __init__(self, broker: Broker, connection: Connection, api_version: int) -> None:
         self.broker = broker
         self.connection = connection
         self.api_version = api_version
         self.client_id = connection.client_id
-        self.listener = connection.listener_name
+
+    @property
+    def listener(self) -> str:
+        return self.connection.listener_name
 
 
 class Handler(NamedTuple):
@@ -125,7 +128,7 @@ def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
             taken = handler(broker, connection, view, position, stop, version, correlation_id)
             if taken is not False:
                 return
-        request = _Request(broker, connection, bytearray(view[start:stop]))
+        request = _Request(broker, connection, bytes(view[start:stop]))
         fault = faults.decide(api_key) if faults else None
         if fault is None:
             request.handle()
@@ -135,115 +138,89 @@ def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
     return dispatch
 
 
-class _Request:
-    """A request off the hot path."""
+class _Request(Call):
+    """A request off the hot path, and the place of its answer where that has to wait."""
 
-    __slots__ = (
-        "api_key",
-        "broker",
-        "connection",
-        "correlation_id",
-        "frame",
-        "handler",
-        "position",
-        "version",
-    )
+    __slots__ = ("_answer", "_content", "api_key", "correlation_id", "frame", "handler", "position")
 
-    def __init__(self, broker: Broker, connection: Connection, frame: bytearray) -> None:
-        header = messages.read_request_header(memoryview(frame))
-        handler = HANDLERS.get(header.api_key)
+    def __init__(self, broker: Broker, connection: Connection, frame: bytes) -> None:
+        header = messages.read_request_header(frame)
+        self.api_key, version, self.correlation_id, connection.client_id, self.position = header
+        handler = HANDLERS.get(self.api_key)
         if handler is None:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown API key {header.api_key}")
-        if header.api_version not in handler.versions and header.api_key != API_VERSIONS_KEY:
-            raise KafkaError(
-                ErrorCode.UNSUPPORTED_VERSION, f"{handler.name} version {header.api_version} is not served"
-            )
-        connection.client_id = header.client_id
-        self.broker = broker
-        self.connection = connection
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown API key {self.api_key}")
+        if version not in handler.versions and self.api_key != API_VERSIONS_KEY:
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{handler.name} version {version} is not served")
+        super().__init__(broker, connection, version)
         self.frame = frame
         self.handler = handler
-        self.api_key, self.version, self.correlation_id, _, self.position = header
+        self._content: object = None
+        self._answer: bytes | None = None
 
     def handle(self) -> None:
         """Read, decide, answer; or leave a task to do so."""
         function = self.handler.function
         if self.handler.reads_frames:
-            body = HEADER_BYTES + len((self.connection.client_id or "").encode())
-            function(
-                self.broker,
-                self.connection,
-                memoryview(self.frame),
-                body,
-                len(self.frame),
-                self.version,
-                self.correlation_id,
-            )
+            frame = memoryview(bytearray(self.frame))
+            body = HEADER_BYTES + len((self.client_id or "").encode())
+            version, correlation_id = self.api_version, self.correlation_id
+            function(self.broker, self.connection, frame, body, len(frame), version, correlation_id)
             return
-        request = self._read()
+        self._content = self._read()
         try:
-            result = function(Call(self.broker, self.connection, self.version), request)
+            result = function(self, self._content)
         except Exception as error:  # noqa: BLE001 (the one place where a bug becomes an answer)
-            result = self._failed(error, request)
+            result = self._failed(error)
         if isinstance(result, Deferred):
-            self._defer(result, request)
+            self.connection.reply(self)
+            result.then(self._hear)
         elif inspect.isawaitable(result):
-            self._await(result, request)
+            self.connection.reply(self)
+            self.broker.tasks.start(f"api-{self.handler.name}", self._await(result))
         else:
-            self._answer(result)
+            answer = self._encode(result)
+            self.connection.reply(answer, len(answer))
 
     def _read(self) -> object:
         """The request; None for ApiVersions in a version that is not known, refused in the oldest one."""
-        if self.version not in self.handler.versions:
-            self.version = 0
+        if self.api_version not in self.handler.versions:
+            self.api_version = 0
             return None
-        return messages.read_request(
-            self.api_key, self.version, memoryview(self.frame).toreadonly(), self.position
-        )
-
-    def _answer(self, response: object) -> None:
-        reply = self._encode(response)
-        self.connection.reply(reply, len(reply))
+        return messages.read_request(self.api_key, self.api_version, self.frame, self.position)
 
     def _encode(self, response: object) -> bytes:
-        head = messages.write_response_header(self.api_key, self.version, self.correlation_id)
-        body = messages.write_response(self.api_key, self.version, response)
-        return (len(head) + len(body)).to_bytes(4, "big") + head + body
+        return messages.write_response_frame(self.api_key, self.api_version, self.correlation_id, response)
 
-    def _defer(self, deferred: Deferred, request: object) -> None:
-        answer = Answer(self.connection)
+    def _failed(self, error: Exception) -> object:
+        if not isinstance(error, KafkaError):
+            log.error("a handler failed", api=self.handler.name, version=self.api_version, exc_info=error)
+            error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "a bug in the broker; its log has the trace")
+        return error_response(self.api_key, self._content, error)
 
-        def finish(result: object) -> None:
-            self._give(answer, self._failed(result, request) if isinstance(result, Exception) else result)
+    # An answer that waits.
 
-        deferred.then(finish)
-        self.connection.reply(answer)
+    def collect(self) -> bytes | None:
+        return self._answer
 
-    def _await(self, result: Awaitable[object], request: object) -> None:
-        answer = Answer(self.connection)
+    def give_up(self) -> None:
+        """Nothing to stop: what was begun (a topic being created) is finished without its client."""
 
-        async def finish() -> None:
-            try:
-                response = await result
-            except Exception as error:  # noqa: BLE001 (the same for handlers that wait)
-                response = self._failed(error, request)
-            self._give(answer, response)
-
-        self.broker.tasks.start(f"api-{self.handler.name}", finish())
-        self.connection.reply(answer)
-
-    def _give(self, answer: Answer, response: object) -> None:
+    async def _await(self, result: Awaitable[object]) -> None:
         try:
-            answer.give(self._encode(response))
+            response = await result
+        except Exception as error:  # noqa: BLE001 (the same for handlers that wait)
+            response = error
+        self._hear(response)
+
+    def _hear(self, result: object) -> None:
+        try:
+            self._answer = self._encode(self._failed(result) if isinstance(result, Exception) else result)
         except Exception as error:
             log.error("a response cannot be written", api=self.handler.name, exc_info=error)
             self.connection.close("a bug in the broker; its log has the trace")
+        self.connection.wake()
 
-    def _failed(self, error: Exception, request: object) -> object:
-        if not isinstance(error, KafkaError):
-            log.error("a handler failed", api=self.handler.name, version=self.version, exc_info=error)
-            error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "a bug in the broker; its log has the trace")
-        return error_response(self.api_key, request, error)
+    # Faults.
 
     def suffer(self, fault: Fault) -> None:
         """Carry out a fault that a test ordered."""
@@ -258,7 +235,8 @@ class _Request:
                 self.connection.close("an ordered fault of a Produce that expects no answer")
                 return
             ordered = KafkaError(fault.error, "an ordered fault")
-            self._answer(error_response(self.api_key, request, ordered))
+            answer = self._encode(error_response(self.api_key, request, ordered))
+            self.connection.reply(answer, len(answer))
         else:
             self.handle()
 

@@ -39,8 +39,7 @@ class State(StrEnum):
     DEAD = "Dead"
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A member as the group knows it."""
 
     id: str
@@ -57,7 +56,10 @@ class Member:
 
     def metadata(self, protocol: str | None) -> bytes:
         """What it said for a protocol."""
-        return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+        for name, metadata in self.protocols:
+            if name == protocol:
+                return metadata
+        return b""
 
     @property
     def vote(self) -> list[str]:
@@ -192,8 +194,8 @@ class ClassicGroup:
         if self.protocol_type != CONSUMER_PROTOCOL or protocol is None:
             return None if self.members else frozenset()
         topics: set[str] = set()
-        for member in self.members.values():
-            found = subscribed_topics(member.metadata(protocol))
+        for subscription in {member.metadata(protocol) for member in self.members.values()}:
+            found = subscribed_topics(subscription)
             if found is None:
                 return None
             topics |= found

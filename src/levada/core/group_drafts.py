@@ -4,7 +4,6 @@ A `Draft` holds the copy, the replies that become due on the way and the timers 
 decides on requests with it; what it gathered becomes one outcome, or nothing if the request is refused halfway.
 """
 
-from dataclasses import replace
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -180,7 +179,7 @@ class Draft:
             if member.sync is not None:
                 self.replies.append((member.sync, error))
                 self.stay(member)
-            self.update(replace(member, assignment=b"", sync=None))
+            self.update(member._replace(assignment=b"", sync=None))
 
     def _wait_for_joins(self, delay_ms: int) -> None:
         self.timers[Timer(self.group.id, TimerKind.JOIN)] = self.now_ms + delay_ms
@@ -235,7 +234,7 @@ class Draft:
     def _begin(self, member: Member) -> None:
         if member.join is not None:
             self.replies.append((member.join, self.joined(member.id)))
-        self.stay(self.update(replace(member, join=None, is_new=False)))
+        self.stay(self.update(member._replace(join=None, is_new=False)))
 
     def joined(self, member_id: str) -> JoinReply:
         """The current generation, as a member is told of it."""
@@ -257,7 +256,7 @@ class Draft:
         self.saved = True
         for member in list(group.members.values()):
             ticket = member.sync
-            kept = self.update(replace(member, assignment=assignments.get(member.id, b""), sync=None))
+            kept = self.update(member._replace(assignment=assignments.get(member.id, b""), sync=None))
             if ticket is not None:
                 self.stay(kept)
                 self.replies.append((ticket, self.assigned(kept)))

@@ -32,8 +32,7 @@ class GroupEvent(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class GroupChanged:
+class GroupChanged(NamedTuple):
     """A classic group is now this one; `saved` if that must survive."""
 
     group: ClassicGroup

@@ -4,10 +4,9 @@ Each function works on a draft and either leaves it changed or raises what Kafka
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final, NamedTuple
 
-from levada.core.classic_group import UNKNOWN_MEMBER, Member, Protocols, State
+from levada.core.classic_group import UNKNOWN_MEMBER, ClassicGroup, Member, Protocols, State
 from levada.core.group_drafts import Draft, GroupLimits, JoinReply, Timer, TimerKind
 from levada.core.machines import Ticket
 from levada.errors import ErrorCode, KafkaError
@@ -67,8 +66,7 @@ def join(draft: Draft, request: JoinRequest, ticket: Ticket, limits: GroupLimits
     if not _has_room(draft, request.member_id, limits.max_size):
         _turn_away(draft, request.member_id, ticket)
         return
-    names = [name for name, _ in request.protocols]
-    if not group.supports(request.protocol_type, names):
+    if not _fits(group, request):
         raise KafkaError(
             ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the members of the group have no such protocol"
         )
@@ -80,17 +78,25 @@ def join(draft: Draft, request: JoinRequest, ticket: Ticket, limits: GroupLimits
         draft.complete_if_all_joined()
 
 
+def _fits(group: ClassicGroup, request: JoinRequest) -> bool:
+    """Whether a member knows a protocol that all know; of one that says what it said before, that is known."""
+    member = group.members.get(request.member_id)
+    if member is not None and member.protocols == request.protocols:
+        return request.protocol_type == group.protocol_type
+    return group.supports(request.protocol_type, [name for name, _ in request.protocols])
+
+
 def _has_room(draft: Draft, member_id: str, max_size: int) -> bool:
     """Whether one more may be in: whoever is in already may; while members join, only those that have joined count."""
     group = draft.group
-    if group.state is State.EMPTY:
+    if group.state is State.EMPTY or len(group.members) < max_size:
         return True
     member = group.members.get(member_id)
     if group.state is State.PREPARING:
         if member is not None and member.join is not None:
             return True
         return sum(1 for other in group.members.values() if other.join is not None) < max_size
-    return member is not None or len(group.members) < max_size
+    return member is not None
 
 
 def _turn_away(draft: Draft, member_id: str, ticket: Ticket) -> None:
@@ -156,8 +162,7 @@ def _rejoining(draft: Draft, member: Member, request: JoinRequest, ticket: Ticke
     if member.join is not None and member.join != ticket:
         error = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "a newer JoinGroup of this member waits")
         draft.replies.append((member.join, error))
-    return replace(
-        member,
+    return member._replace(
         protocols=request.protocols,
         session_timeout_ms=request.session_timeout_ms,
         rebalance_timeout_ms=request.rebalance_timeout_ms,
@@ -190,7 +195,7 @@ def _replace_static(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
             # An old client that finds itself leader would assign, and nobody would hear of it.
             reply = reply._replace(leader=old_leader or "", members=())
         member = group.members[request.new_member_id]
-        draft.update(replace(member, join=None))
+        draft.update(member._replace(join=None))
         draft.replies.append((ticket, reply))
 
 
@@ -198,8 +203,7 @@ def _rename(draft: Draft, old: Member, request: JoinRequest, ticket: Ticket) -> 
     """The same member under its new id, in the same place among the others."""
     group, new_id = draft.group, request.new_member_id
     assert old.instance_id is not None
-    member = replace(
-        old,
+    member = old._replace(
         id=new_id,
         client_id=request.client_id,
         client_host=request.client_host,
@@ -251,7 +255,7 @@ def sync(draft: Draft, request: SyncRequest, ticket: Ticket) -> None:
                 KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "a newer SyncGroup of this member waits"),
             )
         )
-    draft.update(replace(member, sync=ticket))
+    draft.update(member._replace(sync=ticket))
     if member.id == group.leader:
         draft.assign(request.assignments)
 

@@ -5,14 +5,14 @@ for bytes that are no message, never anything else; `levada.wire.versions` tells
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from struct import Struct as Packer
 from struct import error as StructError
 from typing import Any, NamedTuple
 
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.lazy import load
-from levada.wire.reading import MalformedError, compile_reader, skip_tags
+from levada.wire.reading import MalformedError, Reader, compile_reader, skip_tags
 from levada.wire.schema import Struct, struct_of
 from levada.wire.versions import APIS, SHAPES, Api
 from levada.wire.writing import compile_writer
@@ -25,6 +25,7 @@ RESPONSE_ELEMENTS_MAX = 10_000_000
 API_VERSIONS = 18
 HEADER = Packer(">hhih")  # api key, version, correlation id, length of the client id
 CORRELATION_ID = Packer(">i")
+SIZE_AND_ID = Packer(">ii")
 
 MALFORMED = (MalformedError, StructError, IndexError, UnicodeDecodeError)
 
@@ -58,6 +59,7 @@ def versions_known(api_key: int) -> range:
     return range(0) if known is None else range(known.first, known.last + 1)
 
 
+@lru_cache(1_024)
 def request_header_is_flexible(api_key: int, version: int) -> bool:
     """Whether tagged fields follow the client id."""
     known = APIS.get(api_key)
@@ -78,7 +80,10 @@ def read_request_header(view: memoryview | bytes) -> RequestHeader:
             raise MalformedError("the client id ends early")
         client_id = None if length < 0 else str(view[HEADER.size : position], "utf-8")
         if request_header_is_flexible(api_key, version):
-            position, _ = skip_tags(view, position, REQUEST_ELEMENTS_MAX)
+            if view[position]:
+                position, _ = skip_tags(view, position, REQUEST_ELEMENTS_MAX)
+            else:
+                position += 1
             if position > len(view):
                 raise MalformedError("the header ends early")
     except MALFORMED as problem:
@@ -112,6 +117,14 @@ def write_response_header(api_key: int, version: int, correlation_id: int) -> by
     return CORRELATION_ID.pack(correlation_id) + tags
 
 
+def write_response_frame(api_key: int, version: int, correlation_id: int, response: Any) -> bytes:
+    """A response with everything before it: its size and its header."""
+    body = _writer(api_key, version, "response")(response)
+    if response_header_is_flexible(api_key, version):
+        return SIZE_AND_ID.pack(len(body) + 5, correlation_id) + b"\0" + body
+    return SIZE_AND_ID.pack(len(body) + 4, correlation_id) + body
+
+
 def read_request(api_key: int, version: int, view: memoryview | bytes, offset: int = 0) -> Any:
     """A request of any version as the API's one shape."""
     return _read(_reader(api_key, version, "request"), view, offset, REQUEST_ELEMENTS_MAX)
@@ -132,15 +145,15 @@ def write_response(api_key: int, version: int, response: Any) -> bytes:
     return _writer(api_key, version, "response")(response)
 
 
-def _read(read: Callable[[bytes, int], Any], view: memoryview | bytes, offset: int, elements: int) -> Any:
+def _read(read: Reader, view: memoryview | bytes, offset: int, elements: int) -> Any:
     try:
-        return read(bytes(view[offset:]), elements)
+        return read(bytes(view), offset, elements)
     except MALFORMED as problem:
         raise KafkaError(ErrorCode.INVALID_REQUEST, str(problem)) from problem
 
 
 @cache
-def _reader(api_key: int, version: int, kind: str) -> Callable[[bytes, int], Any]:
+def _reader(api_key: int, version: int, kind: str) -> Reader:
     message, old, shape = structs(api(api_key, version), version, kind)
     return compile_reader(message, version, old, shape)
 

@@ -19,10 +19,14 @@ from levada.wire.schema import EPOCH, Field, Struct
 
 TAG_BYTES_MIN = 2
 STRING_BYTES_MAX = 32_767  # what the two bytes of old versions can count
-NO_DURATION = timedelta(0)
 LONGEST = timedelta.min // -MILLISECOND
 LATEST = (datetime.max.replace(tzinfo=EPOCH.tzinfo) - EPOCH) // MILLISECOND
 ERRORS = {code.value: code for code in ErrorCode}
+
+
+Reader = Callable[
+    [bytes, int, int], Any
+]  # from the bytes, where the message begins, and the elements it may have
 
 
 class MalformedError(Exception):
@@ -39,9 +43,10 @@ UUIDS = Memo(uuid)
 
 def duration(milliseconds: int) -> timedelta:
     """A duration; one beyond Python's years is as long as Python can tell."""
-    if milliseconds == 0:
-        return NO_DURATION
     return timedelta(milliseconds=max(-LONGEST, min(milliseconds, LONGEST)))
+
+
+DURATIONS = Memo(duration)
 
 
 def moment(milliseconds: int) -> datetime:
@@ -94,11 +99,10 @@ def _unpackers(code: str) -> Memo:
 
 UNPACKERS = {code: _unpackers(code) for code in "bhiqBHIQd?"}
 VOCABULARY = {
-    f.__name__: f
-    for f in (uvarint, duration, moment, error, long_count, null, wrong_count, too_long, skip_tags)
+    f.__name__: f for f in (uvarint, moment, error, long_count, null, wrong_count, too_long, skip_tags)
 } | {
     "MalformedError": MalformedError,
-    "NO_DURATION": NO_DURATION,
+    "durations": DURATIONS,
     "new": object.__new__,
     "uuids": UUIDS,
 }
@@ -120,18 +124,17 @@ def smallest_struct(struct: Struct) -> int:
     return sum(smallest(field, struct.flexible) for field in struct.untagged()) + struct.flexible
 
 
-def compile_reader(message: str, version: int, old: Struct, shape: Struct) -> Callable[[bytes, int], Any]:
-    """The function that reads a version's bytes into an object of the shape: `read(data, elements allowed)`."""
+def compile_reader(message: str, version: int, old: Struct, shape: Struct) -> Reader:
+    """The function that reads a version's bytes into an object of the shape."""
     reader = _Reader(message, version, old.flexible)
     source = reader.source
-    source.line("p = 0")
     source.line("end = len(data)")
     value = reader.struct(old, shape, message)
     reader.flush()
     # More bytes than fields are no error, as in Kafka: librdkafka's Metadata v13 for all topics has three too many.
     source.line("if p > end: raise MalformedError('ends early')")
     source.line(f"return {value}")
-    return source.function("read", "data, budget")
+    return source.function("read", "data, p, budget")
 
 
 class _Reader:
@@ -245,7 +248,7 @@ class _Reader:
         if kafka_type == "uuid":
             return f"uuids[{name}]"
         if kafka_type.startswith("timedelta"):
-            return f"(duration({name}) if {name} else NO_DURATION)"
+            return f"durations[{name}]"
         if kafka_type == "datetime_i64":
             return f"(None if {name} == -1 else moment({name}))" if nullable else f"moment({name})"
         return f"error({name})" if kafka_type == "error_code" else name
