@@ -552,7 +552,7 @@ def test_only_transactions_that_are_not_two_phase_time_out(
     topic, name, producer = prepared(transaction_timeout=300)
     eventually(lambda: state(own_wire, name), "CompleteAbort")
     assert len(fetched(own_wire, topic).aborted_transactions) == 1
-    assert end(own_wire, name, producer, True).error_code == ErrorCode.PRODUCER_FENCED
+    assert end(own_wire, name, producer, True).error_code == ErrorCode.INVALID_TXN_STATE
     assert (
         send(own_wire, name, producer, topic, b"late", sequence=1).error_code
         == ErrorCode.INVALID_PRODUCER_EPOCH

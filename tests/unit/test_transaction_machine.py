@@ -370,7 +370,7 @@ def test_the_owner_of_a_prepared_transaction_gets_a_new_id_when_epochs_are_used_
 # Time.
 
 
-def test_a_transaction_that_is_open_for_too_long_is_aborted_and_its_client_fenced(shard: Shard) -> None:
+def test_a_transaction_that_is_open_for_too_long_is_aborted(shard: Shard) -> None:
     client = shard.begin()
     shard.add(client, A)
     deadline = shard.now_ms + TIMEOUT_MS
@@ -383,11 +383,25 @@ def test_a_transaction_that_is_open_for_too_long_is_aborted_and_its_client_fence
     shard.expire()
     assert shard.status() is Status.PREPARE_ABORT
     assert [(ending.committed, ending.partitions) for ending in shard.endings] == [(False, frozenset((A, B)))]
-    for end in (True, False):
-        assert refused(shard.end, client, end) == ErrorCode.PRODUCER_FENCED
+    assert refused(shard.end, client, True) == ErrorCode.INVALID_TXN_STATE
+    assert refused(shard.end, client, False) == ErrorCode.CONCURRENT_TRANSACTIONS
     shard.write_markers()
-    assert refused(lambda: shard.end(client, False)) == ErrorCode.PRODUCER_FENCED
-    assert shard.begin().epoch > client.epoch
+    assert refused(shard.end, client, True) == ErrorCode.INVALID_TXN_STATE
+    assert shard.end(client, False) == Identity(client.producer_id, client.epoch + 1), "as Kafka does"
+    assert shard.begin().epoch == client.epoch + 2
+    assert refused(shard.end, client, False) == ErrorCode.PRODUCER_FENCED
+
+
+def test_a_timeout_never_gives_a_client_the_epoch_that_is_left_to_fence_it_with(shard: Shard) -> None:
+    client = shard.begin()
+    while client.epoch < EPOCH_MAX - 1:
+        client = shard.begin()
+    shard.add(client, A)
+    shard.now_ms += TIMEOUT_MS
+    shard.expire()
+    shard.write_markers()
+    assert refused(shard.end, client, False) == ErrorCode.PRODUCER_FENCED
+    assert shard.begin() == Identity(client.producer_id + 1, 0)
 
 
 def test_many_timeouts_at_once_are_ended_a_few_at_a_time(shard: Shard) -> None:

@@ -286,9 +286,9 @@ class TransactionsMachine:
         for name in self.deadlines.due(now_ms)[:EXPIRED_AT_ONCE_MAX]:
             current = self.transactions[name]
             if current.status is Status.ONGOING:
-                fenced = current.fenced(now_ms)
-                events.append(Changed(name, fenced))
-                effects.append(_ending(name, fenced))
+                aborted = current.timed_out(now_ms)
+                events.append(Changed(name, aborted))
+                effects.append(_ending(name, aborted))
             else:
                 events.append(Changed(name, None))
         return Outcome(events, effects=effects)

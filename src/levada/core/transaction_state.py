@@ -152,6 +152,13 @@ class Transaction:
             version=BUMPS_EPOCH_FROM,
         )
 
+    def timed_out(self, now_ms: int) -> Self:
+        """It will be aborted as if its client had: who comes back late to abort it, or to begin anew, may go on."""
+        if self.is_taken_over or is_exhausted(self.producer_epoch):
+            return self.fenced(now_ms)
+        client = Identity(self.producer_id, self.producer_epoch + 1)
+        return self.decided(False, client, BUMPS_EPOCH_FROM, now_ms)
+
     def completed(self, now_ms: int) -> Self:
         """All its markers are written."""
         producer_id, epoch = self.client
