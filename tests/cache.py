@@ -10,10 +10,21 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
+
+import pytest
 
 
 class Unavailable(Exception):
     """Something cannot be had on this machine; the text says what and why."""
+
+
+def must_be_had(what: str, error: Unavailable) -> NoReturn:
+    """Skip a test of what this machine does not have; where all is required (COMPAT_REQUIRE_ALL=1), fail it."""
+    words = f"{what} cannot be had here: {error}"
+    if os.environ.get("COMPAT_REQUIRE_ALL"):
+        pytest.fail(words)
+    pytest.skip(words)
 
 
 def cache_dir() -> Path:

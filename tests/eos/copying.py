@@ -15,6 +15,8 @@ from tests.eos.processes import GROUP, SOURCE, TARGET
 from tests.eos.reading import Stored, as_history, read_committed, seen, text, wait_until_decided
 from tests.history import Operation, Outcome, Partition, Poll, Positioned, Send, anomalies
 
+SEGMENT_BYTES = 32 << 10
+BATCH_BYTES = SEGMENT_BYTES // 2  # what waits for a broker goes out in batches, and one must fit a segment
 SETTINGS = {
     "group.initial.rebalance.delay.ms": 0,
     "group.min.session.timeout.ms": 1000,
@@ -23,7 +25,7 @@ SETTINGS = {
     "offsets.topic.num.partitions": 3,
     "transaction.state.log.num.partitions": 3,
     # small segments, so that logs roll, and the cleaner works on journals that are needed after the next kill
-    "log.segment.bytes": 32 << 10,
+    "log.segment.bytes": SEGMENT_BYTES,
     "offsets.topic.segment.bytes": 4 << 10,
     "transaction.state.log.segment.bytes": 4 << 10,
     "log.cleaner.backoff.ms": 500,
@@ -53,10 +55,17 @@ class Feed(threading.Thread):
     def __init__(self, bootstrap: str, partitions: int, count: int, rate: int) -> None:
         super().__init__(name="feed")
         self._partitions = partitions
-        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True} | CLIENT)
+        settings = {"enable.idempotence": True, "batch.size": BATCH_BYTES}
+        self._producer = Producer(CLIENT | settings | {"bootstrap.servers": bootstrap})
         self._count = count
         self._rate = rate
         self.history: list[Operation | Positioned] = []
+        self.errors: list[str] = []
+
+    def is_done(self) -> bool:
+        """Whether all is sent; what was refused will never be there."""
+        assert not self.errors, self.errors[0]
+        return not self.is_alive()
 
     def run(self) -> None:
         began = time.monotonic()
@@ -69,6 +78,7 @@ class Feed(threading.Thread):
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         offset = message.offset() if error is None else None
+        self.errors += [str(error)] if error is not None else []
         send = Send((SOURCE, message.partition() or 0), text(message.value()), offset)
         self.history.append(Operation("feed", (send,), Outcome.OK if error is None else Outcome.UNKNOWN))
 
@@ -131,7 +141,7 @@ def copy(
     watcher = Watcher(bootstrap, partitions)
     watcher.start()
     try:
-        chaos.run(events, lambda: (feed is None or not feed.is_alive()) and progress.complete())
+        chaos.run(events, lambda: (feed is None or feed.is_done()) and progress.complete())
     finally:
         watcher.stop()
         progress.close()

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cache import Unavailable
+from tests.cache import Unavailable, must_be_had
 from tests.eos.chaos import PATIENCE_S, Chaos, Size, plan
 from tests.eos.copying import Feed, broker, check, copy
 from tests.eos.processes import ConfluentCopier, JavaCopier, JavaProducer
@@ -53,7 +53,7 @@ def test_copies_by_kafkas_own_copier(tmp_path: Path, mode: str) -> None:
         try:
             producer = JavaProducer(tmp_path, server.address, SIZE.messages)
         except Unavailable as error:
-            pytest.skip(f"Kafka's tools cannot be had here: {error}")
+            must_be_had("Kafka's tools", error)
         try:
             while producer.sent() < SIZE.messages / 3:
                 time.sleep(0.01)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import psycopg
 import pytest
 from confluent_kafka import Message, TopicPartition
-from tests.cache import Unavailable
+from tests.cache import Unavailable, must_be_had
 from tests.compat.server import Server
 from tests.eos.reading import read, read_committed
 from tests.postgres import postgres
@@ -133,7 +133,7 @@ def test_exactly_once_into_postgresql(broker: str, orders: list[Order]) -> None:
                 found = database.execute("SELECT customer, amount FROM totals").fetchall()
             assert dict(found) == totals(orders)
     except Unavailable as error:
-        pytest.skip(f"PostgreSQL cannot be had here: {error}")
+        must_be_had("PostgreSQL", error)
 
 
 class Assigned:
