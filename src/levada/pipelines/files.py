@@ -1,0 +1,88 @@
+"""The file systems that Spark can write to (local disk, HDFS, S3 ...), through its own JVM: few verbs, no surprises."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Found(NamedTuple):
+    """A file; its path is relative to where it was looked for."""
+
+    path: str
+    size: int
+
+
+class Files:
+    """What is below one directory."""
+
+    def __init__(self, spark: "SparkSession", root: str) -> None:
+        self._jvm: Any = spark._jvm
+        assert self._jvm is not None
+        hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+        path = self._jvm.org.apache.hadoop.fs.Path(root)
+        self._system = path.getFileSystem(hadoop)
+        self._root = self._system.makeQualified(path)
+        self.root = str(self._root.toString())
+
+    def path(self, name: str) -> str:
+        """The whole path of a name below the root, as Spark takes it."""
+        return f"{self.root.rstrip('/')}/{name}"
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self.path(name)) if name else self._root
+
+    def exists(self, name: str) -> bool:
+        return bool(self._system.exists(self._path(name)))
+
+    def names(self, directory: str) -> list[str]:
+        """What a directory holds, in order; nothing if there is none."""
+        if not self.exists(directory):
+            return []
+        return sorted(
+            str(found.getPath().getName()) for found in self._system.listStatus(self._path(directory))
+        )
+
+    def walk(self, directory: str) -> Iterator[Found]:
+        """All files below a directory, with paths relative to it."""
+        if not self.exists(directory):
+            return
+        start = len(str(self._system.makeQualified(self._path(directory)).toString()).rstrip("/")) + 1
+        found = self._system.listFiles(self._path(directory), True)
+        while found.hasNext():
+            status = found.next()
+            yield Found(str(status.getPath().toString())[start:], int(status.getLen()))
+
+    def read(self, name: str) -> str:
+        """A small text file."""
+        stream = self._system.open(self._path(name))
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def write(self, name: str, text: str) -> None:
+        """Make a small text file in one step, replacing one of that name: it is there whole, or as it was."""
+        temporary = f"{name}.{self._jvm.java.util.UUID.randomUUID().toString()}.tmp"
+        stream = self._system.create(self._path(temporary), True)
+        try:
+            stream.write(bytearray(text.encode()))
+            if hasattr(stream, "hsync"):
+                stream.hsync()
+        finally:
+            stream.close()
+        self.rename(temporary, name)
+
+    def rename(self, source: str, target: str) -> None:
+        """Move a file, over one of that name if there is one, making the directory it goes to."""
+        goal = self._path(target)
+        self._system.mkdirs(goal.getParent())
+        if self._system.exists(goal):
+            self._system.delete(goal, False)
+        if not self._system.rename(self._path(source), goal):
+            raise OSError(f"cannot move {self.path(source)} to {self.path(target)}")
+
+    def remove(self, name: str) -> None:
+        """A file, or a directory with all it holds; it may be gone already."""
+        self._system.delete(self._path(name), True)

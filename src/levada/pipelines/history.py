@@ -1,0 +1,69 @@
+"""history: one DataFrame over lake and live log, each record once (R61).
+
+The lake has what is below its ends, the log gives the rest. Both are taken at one moment, when the DataFrame is made.
+"""
+
+import json
+from typing import TYPE_CHECKING
+
+from levada.pipelines.files import Files
+from levada.pipelines.lake import Lake, LakeError
+from levada.pipelines.topics import beginnings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+
+
+def history(
+    topic: str,
+    lake: str,
+    *,
+    bootstrap: str = "127.0.0.1:9092",
+    spark: "SparkSession | None" = None,
+    gaps: bool = False,
+    **options: str,
+) -> "DataFrame":
+    """All that a topic ever had, from `lake` and broker, with the columns of `format("levada")`.
+
+    If the log has lost records that the lake does not have, there is a gap: an error, unless `gaps` are allowed.
+    `options` are those of `format("levada")`.
+    """
+    from levada.spark import session
+
+    spark = spark or session()
+    the_lake = Lake(Files(spark, lake))
+    old = archived(the_lake, topic, spark)
+    ends = the_lake.state.ends.get(topic, {})
+    begins = {place.partition: begin for place, begin in beginnings(bootstrap, [topic], options).items()}
+    lost = {
+        index: begin - ends.get(index, 0) for index, begin in begins.items() if begin > ends.get(index, 0)
+    }
+    if lost and not gaps:
+        told = ", ".join(f"{count:,} of partition {index}" for index, count in sorted(lost.items()))
+        raise LakeError(
+            f"records of {topic} are neither in the lake {lake} nor in the log any more: {told}; "
+            "with gaps=True the rest is given"
+        )
+    offsets = {str(index): max(begin, ends.get(index, 0)) for index, begin in begins.items()}
+    source = (
+        spark.read.format("levada")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("subscribe", topic)
+        .option("startingOffsets", json.dumps({topic: offsets}))
+    )
+    for key, value in options.items():
+        source = source.option(key, value)
+    new = source.load().select(*COLUMNS)
+    return new if old is None else old.unionByName(new)
+
+
+def archived(lake: Lake, topic: str, spark: "SparkSession") -> "DataFrame | None":
+    """What the lake has of a topic, by its commits; None if that is nothing."""
+    from pyspark.sql.functions import lit
+
+    paths = lake.paths(topic)
+    if not paths:
+        return None
+    return spark.read.parquet(*paths).withColumn("topic", lit(topic)).select(*COLUMNS)
