@@ -5,6 +5,12 @@ The decoder and its plain twin both speak it, so that they can be held against e
 
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
+# Exactly as Spark has the type of its headers column, so that nothing is converted.
+HEADERS_TYPE: Any = pa.list_(
+    pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+)
 TIMESTAMP_MIN = -(1 << 63)
 TIMESTAMP_MAX = (1 << 63) - 1
 
