@@ -351,9 +351,8 @@ class Standstill:
             one()
 
     def shard(self) -> Shard[GroupsMachine]:
-        empty = SimpleNamespace(
-            log_start_offset=0, log_end_offset=0, config=SimpleNamespace(max_message_bytes=1 << 20)
-        )
+        config = SimpleNamespace(max_message_bytes=1 << 20, segment_bytes=1 << 30)
+        empty = SimpleNamespace(log_start_offset=0, log_end_offset=0, config=config)
         self.partition = SimpleNamespace(
             log=empty,
             offline=False,

@@ -16,6 +16,7 @@ from levada.broker.waiting import Deferred, Promise
 from levada.core.machines import JournalRecord, Machine, Outcome, Ticket
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
+from levada.wire.batches import HEADER_BYTES
 
 if TYPE_CHECKING:
     from levada.broker.broker import Broker
@@ -123,7 +124,8 @@ class Shard(Generic[M]):
         events = outcome.events
         encoded = [machine.encode(event) for event in events]
         records = [record for record in encoded if record is not None]
-        limit = self.partition.log.config.max_message_bytes
+        config = self.partition.log.config
+        limit = min(config.max_message_bytes, config.segment_bytes - HEADER_BYTES)
         if not records or sum(map(_record_bytes, records)) <= limit:
             return ((events, records),)
         if outcome.divisible:
