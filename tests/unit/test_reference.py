@@ -14,8 +14,8 @@ HEAD = """# Settings
 Written from the declarations in `src/levada/config.py`; do not edit. Names, types and defaults are those of Kafka 4.3,
 except for those that begin with `levada.` and for what suits a single node on loopback: `node.id`, `listeners`,
 `log.dirs`, `socket.listen.backlog.size`, the replicas of internal topics, and `segment.bytes`, which may be smaller
-(`tests/compat/test_settings.py` compares them). A setting of a topic or group that is not set comes from the broker's settings
-in the last column, the first that is set. A dynamic setting of the broker can be altered while it runs.
+(`tests/compat/test_settings.py` compares them). A setting of a topic or group that is not set comes from the broker's
+settings in the last column, the first that is set. A dynamic setting of the broker can be altered while it runs.
 """
 
 

@@ -107,7 +107,7 @@ def test_the_answer_is_the_same(version: int, aborted: list[tuple[int, int]] | N
     teach(repeats, body, version)
     found = repeats.find(memoryview(body), 0, len(body), version)
     assert found is not None
-    records = [b"a" * (size - size // 2), memoryview(b"b" * (size // 2))]
+    records: list[bytes | memoryview] = [b"a" * (size - size // 2), memoryview(b"b" * (size // 2))]
     answer = found[0].write_answer(99, 50, 48, 2, records, size, aborted)
     data = fetch.PartitionData(
         topic_key(version), 3, ErrorCode.NONE, 50, 48, 2, records, size, aborted=aborted

@@ -27,7 +27,10 @@ COMMANDS = {
         "See groups of consumers and how far they are behind; reset and delete them.",
     ),
     "txn": ("levada.cli.txn", "See transactions, also those that hang or were prepared; end them."),
-    "pipeline": ("levada.cli.pipeline", "Run pipelines on Spark: topics to lakes and back, topics to topics."),
+    "pipeline": (
+        "levada.cli.pipeline",
+        "Run pipelines on Spark: topics to lakes and back, topics to topics.",
+    ),
     "config": ("levada.cli.config", "Show and change the settings of topics and brokers."),
     "cluster": ("levada.cli.cluster", "Describe the cluster and its brokers."),
     "completion": ("levada.cli.completion", "Print the completion script of a shell."),

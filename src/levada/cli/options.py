@@ -20,9 +20,9 @@ Result = TypeVar("Result")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def connects(command: Command) -> Command:
-    """Adds -b and --timeout."""
-    bootstrap = click.option(
+def names_brokers(command: Command) -> Command:
+    """Adds -b."""
+    return click.option(
         "-b",
         "--bootstrap",
         metavar="HOST:PORT",
@@ -31,7 +31,11 @@ def connects(command: Command) -> Command:
         show_default=True,
         show_envvar=True,
         help="Brokers to connect to first, separated by commas.",
-    )
+    )(command)
+
+
+def connects(command: Command) -> Command:
+    """Adds -b and --timeout."""
     timeout = click.option(
         "--timeout",
         metavar="SECONDS",
@@ -40,7 +44,7 @@ def connects(command: Command) -> Command:
         show_default=True,
         help="How long to wait for a broker.",
     )
-    return bootstrap(timeout(command))
+    return names_brokers(timeout(command))
 
 
 def prints(command: Command) -> Command:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from levada.cli.failures import EXIT_NOT_FOUND, EXIT_USAGE, Failure, did_you_mean
-from levada.cli.options import Command, connects, prints, say
+from levada.cli.options import Command, names_brokers, prints, say
 from levada.cli.output import Output, emit, emit_one
 from levada.clock import SystemClock
 from levada.pipelines.running import PipelineError, Running
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Each pipeline: the module that holds its command, and what it is for.
-PIPELINES: dict[str, tuple[str, str]] = {}
+PIPELINES = {
+    "archive": ("levada.cli.pipeline_lake", "Topics to a lake of Parquet files, by topic and date."),
+}
 
 COLUMNS = ("name", "pipeline", "state", "rows", "rows_per_second", "lag", "batch_seconds", "seconds_ago")
 
@@ -92,7 +94,7 @@ def runs_on_spark(command: Command) -> Command:
     master = click.option(
         "--master", metavar="URL", help="Spark to run on; this machine unless Spark's settings say otherwise."
     )
-    return name(once(master(keeps_runs(connects(command)))))
+    return name(once(master(keeps_runs(names_brokers(command)))))
 
 
 def execute(
