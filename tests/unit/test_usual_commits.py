@@ -17,6 +17,7 @@ from levada.wire.versions import APIS
 
 OFFSET_COMMIT = 8
 EXAMPLES = 400
+PARTITION_BYTES = 4 + 8 + 4 + 1 + 1
 TEXTS = ["", "a", "orders", "é✓", "x" * 126]
 
 
@@ -81,6 +82,29 @@ def test_cut_and_damaged_commits_are_not_taken_for_others(version: int) -> None:
                 one.committed_offset for one in shape.topics[0].partitions
             ]
             assert (found[0].group_id, found[0].member_id) == (shape.group_id, shape.member_id)
+
+
+@pytest.mark.parametrize("version", offset_commit.VERSIONS)
+def test_a_known_member_is_taken_by_the_number_of_its_partitions(version: int) -> None:
+    """What comes before the offsets was heard of, but announces more of them than there are."""
+    random = Random(version)
+    wanted = usual(random, version)
+    while len(wanted.topics) != 1 or not wanted.topics[0].partitions:
+        wanted = usual(random, version)
+    (topic,) = wanted.topics
+    part = replace(topic.partitions[0], committed_metadata="")
+    one, two = (
+        HEADER_TAGS + kio_bytes(replace(wanted, topics=(replace(topic, partitions=(part,) * count),)))
+        for count in (1, 2)
+    )
+    for frame, count in ((two, 2), (one, 1), (one, 1)):
+        found = offset_commit.read(memoryview(frame), 0, len(frame), version)
+        assert found is not None and len(found[1]) == count
+    cut = two[:-PARTITION_BYTES]
+    assert offset_commit.read(memoryview(cut), 0, len(cut), version) is None
+    unusual = bytearray(one)
+    unusual[-1] = 1  # tagged fields
+    assert offset_commit.read(memoryview(unusual), 0, len(unusual), version) is None
 
 
 @pytest.mark.parametrize("version", offset_commit.VERSIONS)

@@ -6,11 +6,12 @@ says for the latter where the request names them and where the response does.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from levada.errors import KafkaError
+from levada.errors import ErrorCode, KafkaError
 from levada.wire import messages
-from levada.wire.schema import Struct
+from levada.wire.schema import Struct, struct_of
 from levada.wire.versions import APIS
 
 
@@ -90,13 +91,18 @@ OWN_FIELDS: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 def error_response(api_key: int, request: Any, error: KafkaError) -> Any:
     """The response that says of everything asked that it failed."""
-    api = APIS[api_key]
-    _, _, shape = messages.structs(api, api.last, "response")
-    response = _with_error(shape, shape.default(), error)
-    if api.name in OWN_FIELDS:
-        response = replace(response, **OWN_FIELDS[api.name](request))
-    items = ITEMS.get(api.name)
+    name, shape = APIS[api_key].name, _shape(api_key)
+    response = _with_error(shape, error)
+    if name in OWN_FIELDS:
+        response = replace(response, **OWN_FIELDS[name](request))
+    items = ITEMS.get(name)
     return response if items is None else _fill(shape, response, items, request, error)
+
+
+@cache
+def _shape(api_key: int) -> Struct:
+    api = APIS[api_key]
+    return messages.structs(api, api.last, "response")[2]
 
 
 def _fill(shape: Struct, response: Any, items: Items, request: Any, error: KafkaError) -> Any:
@@ -105,17 +111,21 @@ def _fill(shape: Struct, response: Any, items: Items, request: Any, error: Kafka
     answers = []
     for asked in getattr(request, items.asked) or ():
         names = {name: getattr(asked, source) if source else asked for name, source in items.names}
-        answer = replace(_with_error(field.struct, field.struct.default(), error), **names)
+        answer = replace(_with_error(field.struct, error), **names)
         if items.inner is not None:
             answer = _fill(field.struct, answer, items.inner, asked, error)
         answers.append(answer)
     return replace(response, **{items.answered: tuple(answers)})
 
 
-def _with_error(shape: Struct, blank: Any, error: KafkaError) -> Any:
-    for code in ("error_code", "partition_error_code"):
-        if shape.find(code) is not None:
-            blank = replace(blank, **{code: error.code})
-    if shape.find("error_message") is not None:
-        blank = replace(blank, error_message=error.detail or None)
-    return blank
+def _with_error(shape: Struct, error: KafkaError) -> Any:
+    blank = _blank(shape.cls, error.code)
+    return replace(blank, error_message=error.detail or None) if hasattr(blank, "error_message") else blank
+
+
+@lru_cache(1_000)
+def _blank(cls: type, code: ErrorCode) -> Any:
+    """Nothing but the code."""
+    shape = struct_of(cls)
+    codes = {name: code for name in ("error_code", "partition_error_code") if shape.find(name) is not None}
+    return replace(shape.default(), **codes)

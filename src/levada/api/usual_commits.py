@@ -4,13 +4,11 @@ Whatever is not usual is left to `levada.api.offset_commits`, and so is whatever
 changed nothing then, and decides once more on the same request in its general shape.
 """
 
-from functools import partial
 from typing import Any
 
 from levada.api.offset_commits import known_topic
 from levada.api.registry import takes_frames
 from levada.broker.broker import Broker
-from levada.broker.waiting import Answer
 from levada.core.groups import GroupsMachine
 from levada.core.machines import Outcome, Ticket
 from levada.core.offsets import CommitRequest
@@ -35,32 +33,61 @@ def usual_commit(
     usual = offset_commit.read(view, position, stop, version)
     if usual is None:
         return False
-    head, parts = usual
+    head, partitions = usual
     topic, count, _ = known_topic(broker.image, head.topic, head.topic_id)
-    now_ms = broker.clock.now_ms()
-    offsets = [
-        ((topic, index), OffsetValue(offset, leader_epoch, "", now_ms))
-        for index, offset, leader_epoch, _, _ in parts
-        if 0 <= index < count
-    ]
-    if len(offsets) < len(parts):
-        return False
-    who = (head.group_id, head.member_id, head.instance_id, head.generation)
-    commit = CommitRequest(*who, offsets, api_version=version)
+    for partition in partitions:
+        if not 0 <= partition[0] < count:
+            return False
+    commit = UsualCommit(connection, correlation_id, version, topic, head, partitions)
     try:
-        decided = broker.groups.shard(head.group_id).submit(partial(_decide, commit))
+        broker.groups.shard(head.group_id).ask(commit.decide, commit)
     except KafkaError:
         return False
-    answer = Answer(connection)
-    decided.then(partial(_give, answer, correlation_id, head, parts))
-    connection.reply(answer)
+    connection.reply(commit)
     return True
 
 
-def _decide(commit: CommitRequest, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
-    return machine.commit(commit, now_ms, ticket)
+class UsualCommit:
+    """A commit in its connection's outbox, until the coordinator's journal has it."""
 
+    __slots__ = ("_answer", "_client", "_correlation_id", "_head", "_partitions", "_topic", "_version")
 
-def _give(answer: Answer, correlation_id: int, head: Head, parts: list[Partition], result: Any) -> None:
-    codes = [result.code] * len(parts) if isinstance(result, KafkaError) else result
-    answer.give(offset_commit.write_answer(correlation_id, head, parts, codes))
+    def __init__(
+        self,
+        client: Connection,
+        correlation_id: int,
+        version: int,
+        topic: str,
+        head: Head,
+        partitions: list[Partition],
+    ) -> None:
+        self._client = client
+        self._correlation_id = correlation_id
+        self._version = version
+        self._topic = topic
+        self._head = head
+        self._partitions = partitions
+        self._answer: bytes | None = None
+
+    def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
+        """What the coordinator is asked."""
+        topic, head = self._topic, self._head
+        offsets = [
+            ((topic, index), OffsetValue(offset, leader_epoch, "", now_ms))
+            for index, offset, leader_epoch, _, _ in self._partitions
+        ]
+        who = (head.group_id, head.member_id, head.instance_id, head.generation)
+        return machine.commit(CommitRequest(*who, offsets, api_version=self._version), now_ms, ticket)
+
+    def give(self, result: Any) -> None:
+        """The codes of the partitions, or the error of all."""
+        partitions = self._partitions
+        codes = [result.code] * len(partitions) if isinstance(result, KafkaError) else result
+        self._answer = offset_commit.write_answer(self._correlation_id, self._head, partitions, codes)
+        self._client.wake()
+
+    def collect(self) -> bytes | None:
+        return self._answer
+
+    def give_up(self) -> None:
+        """Nothing to stop: the offsets are committed without their client."""

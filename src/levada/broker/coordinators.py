@@ -60,6 +60,7 @@ class Coordinators(Generic[M]):
         self._new_machine = new_machine
         self._on_loaded = on_loaded  # told of each shard that begins to serve
         self._perform = perform  # carries out the effects of decisions
+        self._partitions = topic.partitions  # of the topic, once there is one
         self._shards: dict[int, Shard[M]] = {}
         broker.followers.append(self._follow)
 
@@ -79,10 +80,8 @@ class Coordinators(Generic[M]):
         return self._shards.get(index)
 
     def index(self, key: str) -> int:
-        """The partition that a key belongs to; the number of partitions is that of the topic, once there is one."""
-        topic = self._broker.image.topics.get(self.topic.name)
-        count = self.topic.partitions if topic is None else len(topic.partitions)
-        return java_abs(java_hash(key)) % count
+        """The partition that a key belongs to."""
+        return java_abs(java_hash(key)) % self._partitions
 
     @property
     def exists(self) -> bool:
@@ -112,6 +111,8 @@ class Coordinators(Generic[M]):
     def _follow(self, former: ClusterImage, image: ClusterImage) -> None:
         """Have a shard for each partition of the topic that is open here, and for no other."""
         topic = image.topics.get(self.topic.name)
+        if topic is not None:
+            self._partitions = len(topic.partitions)
         open_here = {}
         for index in range(len(topic.partitions) if topic is not None else 0):
             partition = self._broker.partitions.get((self.topic.name, index))

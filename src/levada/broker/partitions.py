@@ -49,6 +49,7 @@ _UNUSUAL = CONTROL_BIT | TRANSACTIONAL_BIT
 _CODEC_MAX = int(Codec.ZSTD)
 # The fields of a batch's header that decide over it; the rest is not looked at.
 _unpack_checked = Struct(">8xi4xbIhi8xqqhii").unpack_from
+_unpack_own = Struct(">8xi23xqq6xi").unpack_from  # the same of batches that need no check
 _pack_place = PLACE.pack_into
 
 
@@ -196,11 +197,12 @@ class Partition:
 
     def append_own(self, batch: bytearray, now_ms: int) -> int:
         """Queue a batch that this broker made itself; where the log ends with it."""
-        header, view = read_header(batch), memoryview(batch)
-        offset = self.take(view, header.batch_length, header.record_count, header.max_timestamp, now_ms)
-        if header.producer_id >= 0:
+        view = memoryview(batch)
+        length, max_timestamp, producer_id, count = _unpack_own(batch)
+        self.take(view, length, count, max_timestamp, now_ms)
+        if producer_id >= 0:
             try:
-                self.transactions.observe(header._replace(base_offset=offset), view)
+                self.transactions.observe(read_header(batch), view)
             except OSError as error:
                 self._edges.failed(self, error)
                 raise self.storage_error() from None

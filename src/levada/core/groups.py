@@ -26,7 +26,7 @@ from levada.core.group_events import (
 )
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.image import ClusterImage
-from levada.core.machines import Deadlines, JournalRecord, Outcome, Stamp, Ticket
+from levada.core.machines import PLAIN, Deadlines, JournalRecord, Outcome, Stamp, Ticket
 from levada.core.offsets import CommitRequest, FetchedOffset, Offsets, Place
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
@@ -165,13 +165,14 @@ class GroupsMachine:
         """OffsetCommit and TxnOffsetCommit; the reply is an error code for each offset."""
         events: list[GroupEvent] = self._committer(request, now_ms)
         errors = []
-        for place, value in request.offsets:
+        group_id, producer_id = request.group_id, request.producer_id
+        for (topic, partition), value in request.offsets:
             if len(value.metadata) > self.limits.offset_metadata_max_bytes:
                 errors.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
                 continue
             errors.append(ErrorCode.NONE)
-            events.append(OffsetPut(OffsetKey(request.group_id, *place), value, request.producer_id))
-        stamp = Stamp()
+            events.append(OffsetPut(OffsetKey(group_id, topic, partition), value, producer_id))
+        stamp = PLAIN
         if request.is_transactional:
             stamp = Stamp(request.producer_id, request.producer_epoch, TRANSACTIONAL_BIT)
         return Outcome(events, [(ticket, errors)], stamp)

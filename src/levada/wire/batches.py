@@ -30,6 +30,7 @@ TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
 DELETE_HORIZON_BIT = 0x40  # the base timestamp says when its tombstones or its marker may go (KIP-534)
 
+_UNSIGNED, _SIGNED = Struct(">qiibI"), Struct(">hiqqqhii")  # the header, by what the CRC covers
 _CRC = Struct(">I")
 _ATTRIBUTES = Struct(">h")
 _MAX_TIMESTAMP = Struct(">q")
@@ -248,7 +249,8 @@ def encode_pairs(
         end = b"\x01\0" if value is None else varint_bytes(len(value)) + value + b"\0"
         parts += (varint_bytes(len(start) + len(key) + len(end)), start, key, end)
         count += 1
-    return _batch(b"".join(parts), count, timestamp, timestamp, producer_id, producer_epoch, -1, attributes)
+    times, producer = (timestamp, timestamp), (producer_id, producer_epoch, -1)
+    return _batch(b"".join(parts), count, *times, *producer, attributes)
 
 
 def _batch(
@@ -264,12 +266,11 @@ def _batch(
     leader_epoch: int = -1,
 ) -> bytearray:
     """The records `data` behind their header."""
-    batch = bytearray(HEADER_BYTES)
-    batch += data
-    place = (base_offset, len(batch) - LOG_OVERHEAD, leader_epoch, MAGIC, 0, attributes, max(count - 1, 0))
-    producer = (producer_id, producer_epoch, base_sequence)
-    HEADER.pack_into(batch, 0, *place, base_timestamp, max_timestamp, *producer, count)
-    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_START:]))
+    times, producer = (base_timestamp, max_timestamp), (producer_id, producer_epoch, base_sequence)
+    signed = _SIGNED.pack(attributes, max(count - 1, 0), *times, *producer, count) + data
+    length = _UNSIGNED.size + len(signed) - LOG_OVERHEAD
+    batch = bytearray(_UNSIGNED.pack(base_offset, length, leader_epoch, MAGIC, crc32c(signed)))
+    batch += signed
     return batch
 
 

@@ -8,7 +8,6 @@ v8 flexible, v9 members of the newer protocol (KIP-848), v10 topic ids.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
@@ -25,6 +24,8 @@ HEADS_MAX: Final = 2_000  # members that commit now
 _END = b"\0\0"  # no tagged fields of the topic and of the request
 
 _PARTITION = Struct(">iqiBB")  # index, offset, leader epoch, length of the metadata, number of tagged fields
+_ONE = Struct(">iqiBBh")  # the only partition, and the end
+_COUNT_ONE = 2  # the length of a compact array of one
 _ANSWERED = Struct(">ihx")  # index, error, no tagged fields
 _SIZE_AND_ID = Struct(">ii")
 
@@ -43,13 +44,23 @@ class Head(NamedTuple):
     answer: bytes  # the response as far as it is known: from the header's tagged fields to the partitions
 
 
+_HEADS: Final[dict[int, dict[bytes, Head]]] = {version: {} for version in VERSIONS}
+
+
 def read(view: memoryview, position: int, stop: int, version: int) -> tuple[Head, list[Partition]] | None:
     """The commit whose body (after the client id) is view[position:stop]; None if it is not usual."""
+    at = max(position, stop - _ONE.size)
+    known = _HEADS[version].get(bytes(view[position:at]))
+    if known is not None and view[at - 1] == _COUNT_ONE:
+        index, offset, leader_epoch, metadata, tags, end = _ONE.unpack_from(view, at)
+        if end or metadata > EMPTY_MAX or tags:
+            return None
+        return known, [(index, offset, leader_epoch, metadata, tags)]
     try:
         start = _partitions_at(view, position, stop, version)
         if not start:
             return None
-        head = _read_head(bytes(view[position:start]), version)
+        head = _head(bytes(view[position:start]), version)
         partitions = list(_PARTITION.iter_unpack(view[start : stop - len(_END)]))
     except (IndexError, StructError, UnicodeDecodeError):
         return None
@@ -83,7 +94,17 @@ def _partitions_at(view: memoryview, position: int, stop: int, version: int) -> 
     return at + 1
 
 
-@lru_cache(HEADS_MAX)
+def _head(data: bytes, version: int) -> Head:
+    known = _HEADS[version]
+    head = known.get(data)
+    if head is None:
+        head = _read_head(data, version)
+        if len(known) >= HEADS_MAX:
+            known.clear()
+        known[data] = head
+    return head
+
+
 def _read_head(data: bytes, version: int) -> Head:
     group_id, position = _text(data, 1)
     (generation,) = INT.unpack_from(data, position)
