@@ -5,7 +5,7 @@ as strings. With `valueFormat`, `value` is a struct, and `malformed` holds what 
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +22,10 @@ from pyspark.sql.types import (
 )
 
 from levada.model import TopicPartition
+from levada.spark.avro_values import AvroSchema, AvroValues
 from levada.spark.columns import Columns
+from levada.spark.dead_letters import send_dead_letters
+from levada.spark.json_values import JsonValues
 from levada.spark.options import OptionError, nearest
 from levada.spark.planning import Range, Task
 from levada.spark.read_options import ReadOptions
@@ -41,7 +44,7 @@ COLUMNS: dict[str, DataType] = {
     "timestampType": IntegerType(),
     "headers": HEADERS,
 }
-MALFORMED = "malformed"
+MALFORMED = "malformed"  # a column only with `valueFormat`
 DDL = {
     "key": "binary",
     "value": "binary",
@@ -54,19 +57,48 @@ DDL = {
 }
 
 
-def table_schema(options: ReadOptions) -> str:
-    """The columns of a topic when the user gives no schema, as Spark's own words for them."""
-    types = dict(DDL)
+def table_schema(options: ReadOptions) -> StructType | str:
+    """The columns of a topic when the user gives no schema; as text where types are the user's, for Spark to read."""
+    types: dict[str, str] = dict(DDL)
     if not options.include_headers:
         del types["headers"]
-    return ", ".join(f"`{name}` {kind}" for name, kind in types.items())
+    if options.value_format:
+        types["value"] = f"struct<{options.value_schema}>"
+        if not options.dead_letter_topic:
+            types[MALFORMED] = "binary"
+    if options.value_format == "json" and not options.value_schema:
+        raise OptionError(
+            "option valueFormat json needs valueSchema (such as `user string, amount double`), or a schema "
+            "that has `value` as a struct"
+        )
+    if options.value_format != "avro":
+        return ", ".join(f"`{name}` {kind}" for name, kind in types.items())
+    known = COLUMNS | {"value": avro_schema(options).type, MALFORMED: BinaryType()}
+    return StructType([StructField(name, known[name]) for name in types])
+
+
+def avro_schema(options: ReadOptions) -> AvroSchema:
+    """The schema that a user gives with `valueFormat` avro."""
+    try:
+        return AvroSchema(options.value_schema)
+    except ValueError as error:
+        raise OptionError(f"option valueSchema: {error}") from None
+
+
+class Values(Protocol):
+    """Reads the values of a format."""
+
+    def decode(self, values: Any) -> tuple[Any, Any]:
+        """An array of structs, and an array that is true where a value is not of the format."""
 
 
 class Part(NamedTuple):
-    """Some records of one partition."""
+    """Some records of one partition; with `valueFormat` the structs that values are, and which are none."""
 
     place: TopicPartition
     columns: Columns
+    structs: Any = None
+    bad: Any = None
 
 
 Maker = Callable[[Part], Any]
@@ -80,17 +112,39 @@ class Rows:
         self._options = options
         for field in schema.fields:
             _check(field, options)
+        self._values(self._target())
 
     def read(self, task: Task | None) -> Iterator[Any]:
         """The batches of a task."""
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        target = to_arrow_schema(self._schema, timezone="UTC")
+        target = self._target()
+        values = self._values(target)
         makers = [_maker(field.name, target.field(field.name).type) for field in self._schema.fields]
         for part in task or ():
             for columns in self._columns(part):
-                arrays = [make(Part(part.partition, columns)) for make in makers]
-                yield from _in_pieces(pa.RecordBatch.from_arrays(arrays, schema=target))
+                found = self._part(part.partition, columns, values)
+                batch = pa.RecordBatch.from_arrays([make(found) for make in makers], schema=target)
+                if self._options.dead_letter_topic and found.bad is not None and pc.any(found.bad).as_py():
+                    send_dead_letters(self._options, part.partition, columns, found.bad)
+                    batch = batch.filter(pc.invert(found.bad))
+                yield from _in_pieces(batch)
+
+    def _target(self) -> Any:
+        """The schema as Arrow has it."""
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        return to_arrow_schema(self._schema, timezone="UTC")
+
+    def _values(self, target: Any) -> Values | None:
+        """What reads values, if they are to be read."""
+        if not self._options.value_format or "value" not in target.names:
+            return None
+        kind = target.field("value").type
+        if self._options.value_format == "avro":
+            return AvroValues(avro_schema(self._options), kind)
+        try:
+            return JsonValues(kind)
+        except ValueError as error:
+            raise OptionError(f"option valueSchema: {error}") from None
 
     def _columns(self, part: Range) -> Iterator[Columns]:
         options = self._options
@@ -99,28 +153,44 @@ class Rows:
             part.partition,
             part.start,
             part.end,
-            want_headers="headers" in self._schema.names,
+            want_headers="headers" in self._schema.names or bool(options.dead_letter_topic),
             where=options.where,
             options=options.fetch_options,
             topic_id=part.topic_id,
         )
 
+    def _part(self, place: TopicPartition, columns: Columns, values: Values | None) -> Part:
+        if values is None:
+            return Part(place, columns)
+        skip = self._options.value_skip_bytes
+        structs, bad = values.decode(pc.binary_slice(columns.value, skip) if skip else columns.value)
+        return Part(place, columns, structs, bad)
+
 
 def _check(field: StructField, options: ReadOptions) -> None:
     """A column that a user asks for is one of ours, in its type."""
     name, kind = field.name, field.dataType
-    if name not in COLUMNS:
-        known = ", ".join(COLUMNS)
-        raise OptionError(f"a topic has no column {name}{nearest(name, COLUMNS)} There are {known}")
+    known = dict(COLUMNS)
+    if options.value_format and not options.dead_letter_topic:
+        known[MALFORMED] = BinaryType()
+    if options.value_format == "avro":
+        known["value"] = avro_schema(options).type
+    if name not in known:
+        raise OptionError(f"a topic has no column {name}{nearest(name, known)} There are {', '.join(known)}")
     if name == "headers" and not options.include_headers:
         raise OptionError("the schema has a column headers, and option includeHeaders is false")
-    if kind == COLUMNS[name] or (name in ("key", "value") and isinstance(kind, StringType)):
+    if name == "value" and options.value_format == "json" and isinstance(kind, StructType):
         return
-    wanted = COLUMNS[name].simpleString()
-    raise OptionError(f"column {name} is of type {wanted}, and the schema says {kind.simpleString()}")
+    is_text = name == "key" or (name == "value" and not options.value_format)
+    if kind == known[name] or (is_text and isinstance(kind, StringType)):
+        return
+    wanted = "a struct" if name == "value" and options.value_format == "json" else known[name].simpleString()
+    raise OptionError(f"column {name} is {wanted}, and the schema says {kind.simpleString()}")
 
 
 def _maker(name: str, kind: Any) -> Maker:
+    if name == "value" and pa.types.is_struct(kind):
+        return lambda part: part.structs
     if name in ("key", "value"):
         if pa.types.is_string(kind):
             return lambda part: as_text(getattr(part.columns, name))
@@ -132,8 +202,16 @@ def _maker(name: str, kind: Any) -> Maker:
         "timestamp": lambda part: pc.multiply(part.columns.timestamp, 1000).view(kind),
         "timestampType": lambda part: part.columns.timestamp_type.cast(pa.int32()),
         "headers": lambda part: _as_type(part.columns.headers, kind),
+        MALFORMED: _malformed,
     }
     return makers[name]
+
+
+def _malformed(part: Part) -> Any:
+    """Values that could not be read, as they are."""
+    if part.bad is None:
+        return pa.nulls(part.columns.rows, pa.binary())
+    return pc.if_else(part.bad, part.columns.value, pa.scalar(None, pa.binary()))
 
 
 def as_text(values: Any) -> Any:

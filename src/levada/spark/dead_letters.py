@@ -1,0 +1,44 @@
+"""Values that are not of the format they should have: to a topic of their own, with where they came from.
+
+They are sent by the task that reads them, so a task that is tried again sends them again: at least once.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from levada.model import TopicPartition
+from levada.spark import blocking
+from levada.spark.columns import Columns
+from levada.spark.read_options import ReadOptions
+
+if TYPE_CHECKING:
+    from levada.net.client import Client
+
+TOPIC, PARTITION, OFFSET = "levada.source.topic", "levada.source.partition", "levada.source.offset"
+
+
+def send_dead_letters(options: ReadOptions, place: TopicPartition, columns: Columns, bad: Any) -> None:
+    """Send the records of which `bad` is true; all are stored when this returns."""
+    client = blocking.client(options.bootstrap, **options.client_options())
+    blocking.run(_send(client, options.dead_letter_topic, place, columns, bad))
+
+
+async def _send(client: "Client", topic: str, place: TopicPartition, columns: Columns, bad: Any) -> None:
+    keys, values = columns.key.filter(bad).to_pylist(), columns.value.filter(bad).to_pylist()
+    offsets, times = columns.offset.filter(bad).to_pylist(), columns.timestamp.filter(bad).to_pylist()
+    assert columns.headers is not None, "read with headers, so that they are kept"
+    headers = columns.headers.filter(bad).to_pylist()
+    stored = []
+    async with client.producer() as producer:
+        for key, value, offset, timestamp, own in zip(keys, values, offsets, times, headers, strict=True):
+            origin = [
+                (TOPIC, place.topic.encode()),
+                (PARTITION, str(place.partition).encode()),
+                (OFFSET, str(offset).encode()),
+            ]
+            kept = [(header["key"], header["value"]) for header in own]
+            stored.append(
+                await producer.send(topic, value, key=key, headers=kept + origin, timestamp=timestamp)
+            )
+        await producer.flush()
+    for answer in stored:
+        await answer

@@ -1,0 +1,291 @@
+"""JSON values as typed columns: Arrow's own reader where all is well, and row by row where something is not.
+
+What a value means is told by the slow way, `_converter`; the fast one is taken when it gives the same. Each object
+gets its number as its first field, under a name that nobody can guess: so a value that is no object, or two, can
+never shift those after it.
+"""
+
+import json
+import secrets
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+SLICE_ROWS = 2_000  # one bad value makes this many take the slow way
+NO_VALUE = '{"":0}'  # in place of none
+
+Converter = Callable[[Any], Any]
+
+
+class JsonValues:
+    """Reads values as structs of one type."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self._convert = _converter(kind)
+        self._fast_kind = _read_as(kind)
+        self._mark = secrets.token_hex(8)
+
+    def decode(self, values: Any) -> tuple[Any, Any]:
+        """An array of structs, and an array that is true where a value is not JSON of this type.
+
+        No value is no struct, and nothing is wrong with that.
+        """
+        pieces = [
+            self._decode_slice(values.slice(start, SLICE_ROWS)) for start in range(0, len(values), SLICE_ROWS)
+        ]
+        if not pieces:
+            return pa.array([], self._kind), pa.array([], pa.bool_())
+        structs, bad = zip(*pieces, strict=True)
+        return pa.concat_arrays(structs), pa.concat_arrays(bad)
+
+    def _decode_slice(self, values: Any) -> tuple[Any, Any]:
+        try:
+            found = self._decode_fast(values)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            found = None
+        if found is not None:
+            return found, pa.repeat(False, len(values))
+        return self._decode_slowly(values)
+
+    def _decode_fast(self, values: Any) -> Any | None:
+        """All of them at once; None or ArrowInvalid if some are not as they should be."""
+        texts = pc.fill_null(values.cast(pa.string()), NO_VALUE)  # the cast checks that it is UTF-8
+        if self._fast_kind is None or not pc.all(pc.starts_with(texts, "{")).as_py():
+            return None
+        numbers = pa.array(np.arange(len(values)))
+        rest = pc.utf8_slice_codeunits(texts, 1)
+        lines = pc.binary_join_element_wise(
+            f'{{"{self._mark}":', numbers.cast(pa.string()), ",", rest, "\n", ""
+        )
+        # One block, so that no value is cut; its beginning and end are those of the slice.
+        block = pa.py_buffer(memoryview(lines.buffers()[2])[: pc.sum(pc.binary_length(lines)).as_py()])
+        schema = pa.schema([(self._mark, pa.int64()), *self._fast_kind])
+        table = pj.read_json(
+            pa.BufferReader(block),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+        ).combine_chunks()
+        if table.num_rows != len(values) or not table[self._mark].combine_chunks().equals(numbers):
+            return None
+        fields = [table[field.name].combine_chunks().cast(field.type) for field in self._kind]
+        return pa.StructArray.from_arrays(fields, fields=list(self._kind), mask=values.is_null())
+
+    def _decode_slowly(self, values: Any) -> tuple[Any, Any]:
+        found, bad = [], []
+        for value in values.to_pylist():
+            try:
+                one = None if value is None else self._convert(json.loads(value, object_pairs_hook=_object))
+                bad.append(False)
+            except (ValueError, RecursionError, OverflowError):
+                one = None
+                bad.append(True)
+            found.append(one)
+        return pa.array(found, self._kind), pa.array(bad, pa.bool_())
+
+
+class _Object(dict[str, Any]):
+    """An object and the names it has twice."""
+
+    twice: frozenset[str] = frozenset()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> _Object:
+    found = _Object(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        found.twice = frozenset(name for name in names if names.count(name) > 1)
+    return found
+
+
+def _read_as(kind: Any) -> Any | None:
+    """The type under which Arrow's reader takes a field before it is cast; None if it cannot."""
+    if pa.types.is_struct(kind):
+        parts = [(field.name, _read_as(field.type) if field.nullable else None) for field in kind]
+        return None if any(part is None for _, part in parts) else pa.struct(parts)
+    if pa.types.is_list(kind):
+        part = _read_as(kind.value_type)
+        return None if part is None else pa.list_(part)
+    if pa.types.is_boolean(kind) or pa.types.is_string(kind):
+        return kind
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    return pa.float64() if pa.types.is_floating(kind) else None
+
+
+def _converter(kind: Any) -> Converter:
+    """What makes a value of a type from what JSON has; ValueError if that is something else."""
+    if pa.types.is_struct(kind):
+        return _struct([(field.name, _present(field, _converter(field.type))) for field in kind])
+    if pa.types.is_list(kind):
+        return _list(_converter(kind.value_type))
+    if pa.types.is_map(kind) and pa.types.is_string(kind.key_type):
+        return _map(_converter(kind.item_type))
+    for test, convert in _PLAIN:
+        if test(kind):
+            return convert(kind)
+    raise ValueError(f"JSON has nothing for the type {kind}")
+
+
+def _struct(fields: list[tuple[str, Converter]]) -> Converter:
+    names = frozenset(name for name, _ in fields)
+
+    def convert(found: Any) -> Any:
+        if found is None:
+            return None
+        if not isinstance(found, _Object) or found.twice & names:
+            raise ValueError("not one object")
+        return tuple(part(found.get(name)) for name, part in fields)
+
+    return convert
+
+
+def _present(field: Any, part: Converter) -> Converter:
+    if field.nullable:
+        return part
+
+    def convert(found: Any) -> Any:
+        if found is None:
+            raise ValueError(f"{field.name} is missing")
+        return part(found)
+
+    return convert
+
+
+def _list(part: Converter) -> Converter:
+    def convert(found: Any) -> Any:
+        if found is None:
+            return None
+        if not isinstance(found, list):
+            raise ValueError("not an array")
+        return [part(item) for item in found]
+
+    return convert
+
+
+def _map(part: Converter) -> Converter:
+    def convert(found: Any) -> Any:
+        if found is None:
+            return None
+        if not isinstance(found, _Object):
+            raise ValueError("not an object")
+        return [(_text(name), part(item)) for name, item in found.items()]
+
+    return convert
+
+
+def _text(found: str) -> str:
+    """A text that is one: JSON can write half of a surrogate pair, which nothing else can."""
+    found.encode()
+    return found
+
+
+def _string(_kind: Any) -> Converter:
+    def convert(found: Any) -> Any:
+        if found is None:
+            return None
+        if type(found) is not str:
+            raise ValueError("not a text")
+        return _text(found)
+
+    return convert
+
+
+def _boolean(_kind: Any) -> Converter:
+    def convert(found: Any) -> Any:
+        if found is not None and type(found) is not bool:
+            raise ValueError("not a boolean")
+        return found
+
+    return convert
+
+
+def _integer(kind: Any) -> Converter:
+    limit = 1 << (kind.bit_width - 1)
+
+    def convert(found: Any) -> Any:
+        if found is not None and (type(found) is not int or not -limit <= found < limit):
+            raise ValueError(f"not a {kind}")
+        return found
+
+    return convert
+
+
+def _floating(kind: Any) -> Converter:
+    def convert(found: Any) -> Any:
+        if found is None:
+            return None
+        if type(found) not in (int, float):
+            raise ValueError(f"not a {kind}")
+        try:
+            return float(found)
+        except OverflowError:
+            raise ValueError("too large a number") from None
+
+    return convert
+
+
+def _decimal(kind: Any) -> Converter:
+    def convert(found: Any) -> Any:
+        if found is None:
+            return None
+        if type(found) not in (int, float, str):
+            raise ValueError(f"not a {kind}")
+        try:
+            number = Decimal(str(found))
+            return pa.scalar(number.quantize(Decimal(1).scaleb(-kind.scale)), kind).as_py()
+        except (InvalidOperation, pa.ArrowInvalid):
+            raise ValueError(f"not a {kind}") from None
+
+    return convert
+
+
+def _instant(kind: Any) -> Converter:
+    """ISO 8601; without a zone it is UTC."""
+
+    def convert(found: Any) -> Any:
+        if found is None:
+            return None
+        if type(found) is not str:
+            raise ValueError("not a time")
+        when = datetime.fromisoformat(found)
+        instant = when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
+        return instant.replace(tzinfo=None) if kind.tz is None else instant
+
+    return convert
+
+
+def _day(_kind: Any) -> Converter:
+    def convert(found: Any) -> Any:
+        if found is not None and type(found) is not str:
+            raise ValueError("not a date")
+        return None if found is None else date.fromisoformat(found)
+
+    return convert
+
+
+def _bytes(kind: Any) -> Converter:
+    text = _string(kind)
+
+    def convert(found: Any) -> Any:
+        return None if found is None else text(found).encode()
+
+    return convert
+
+
+_PLAIN: list[tuple[Callable[[Any], bool], Callable[[Any], Converter]]] = [
+    (pa.types.is_boolean, _boolean),
+    (pa.types.is_string, _string),
+    (pa.types.is_integer, _integer),
+    (pa.types.is_floating, _floating),
+    (pa.types.is_decimal, _decimal),
+    (pa.types.is_timestamp, _instant),
+    (pa.types.is_date, _day),
+    (pa.types.is_binary, _bytes),
+]

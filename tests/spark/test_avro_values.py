@@ -1,0 +1,149 @@
+"""Avro as typed columns, by values made here from the specification and by random bytes."""
+
+import json
+import struct
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_type
+
+from levada.spark.avro_values import AvroSchema, AvroValues
+
+SCHEMA = {
+    "type": "record",
+    "name": "View",
+    "namespace": "shop",
+    "fields": [
+        {"name": "user", "type": "string"},
+        {"name": "n", "type": "long"},
+        {"name": "x", "type": ["null", "double"]},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}},
+        {"name": "again", "type": ["Kind", "null"]},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "counts", "type": {"type": "map", "values": "int"}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {
+            "name": "price",
+            "type": {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2},
+        },
+        {"name": "mark", "type": {"type": "fixed", "name": "Mark", "size": 2}},
+        {
+            "name": "inner",
+            "type": {"type": "record", "name": "Inner", "fields": [{"name": "ok", "type": "boolean"}]},
+        },
+    ],
+}
+
+
+def long(number: int) -> bytes:
+    found, rest = bytearray(), (number << 1) ^ (number >> 63)
+    while rest > 0x7F:
+        found.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*found, rest])
+
+
+def text(value: bytes) -> bytes:
+    return long(len(value)) + value
+
+
+VALUE = b"".join(
+    [
+        text("é".encode()),
+        long(-(2**40)),
+        long(1) + struct.pack("<d", 2.5),
+        long(1),
+        long(0) + long(0),
+        long(2) + text(b"a") + text(b"b") + long(-1) + long(2) + text(b"c") + long(0),
+        long(1) + text(b"k") + long(-7) + long(0),
+        long(1_000),
+        long(-1),
+        text((-1234).to_bytes(2, "big", signed=True)),
+        b"\x00\xff",
+        b"\x01",
+    ]
+)
+FOUND = {
+    "user": "é",
+    "n": -(2**40),
+    "x": 2.5,
+    "kind": "B",
+    "again": "A",
+    "tags": ["a", "b", "c"],
+    "counts": [("k", -7)],
+    "at": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
+    "day": date(1969, 12, 31),
+    "price": Decimal("-12.34"),
+    "mark": b"\x00\xff",
+    "inner": {"ok": True},
+}
+
+
+def decode(*values: bytes | None, schema: Any = SCHEMA) -> tuple[list[Any], list[bool]]:
+    avro = AvroSchema(json.dumps(schema))
+    kind = to_arrow_type(avro.type, timezone="UTC")
+    structs, bad = AvroValues(avro, kind).decode(pa.array(values, pa.binary()))
+    return structs.to_pylist(), bad.to_pylist()
+
+
+def test_values_become_structs() -> None:
+    assert decode(VALUE, None) == ([FOUND, None], [False, False])
+
+
+def test_its_type_in_spark() -> None:
+    assert AvroSchema(json.dumps(SCHEMA)).type.simpleString() == (
+        "struct<user:string,n:bigint,x:double,kind:string,again:string,tags:array<string>,counts:map<string,int>,"
+        "at:timestamp,day:date,price:decimal(6,2),mark:binary,inner:struct<ok:boolean>>"
+    )
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 12, 30, len(VALUE) - 1])
+def test_a_value_that_is_cut_is_told_and_its_neighbours_are_well(length: int) -> None:
+    assert decode(VALUE, VALUE[:length], VALUE) == ([FOUND, None, FOUND], [False, True, False])
+
+
+def test_a_value_with_more_after_it_is_not_one() -> None:
+    assert decode(VALUE + b"\0")[1] == [True]
+
+
+def test_counts_are_held_against_what_is_there() -> None:
+    schema = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "a", "type": {"type": "array", "items": "int"}}],
+    }
+    assert decode(long(2**60), long(-(2**60)) + long(1), schema=schema)[1] == [True, True]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60), st.integers(0, len(VALUE) - 1), st.integers(0, 255))
+def test_nothing_that_comes_crashes_it(noise: bytes, at: int, byte: int) -> None:
+    decode(noise, VALUE[:at] + bytes([byte]) + VALUE[at + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("[", "an Avro schema is JSON"),
+        ('"string"', "must be a record"),
+        ('{"type": "record", "name": "R", "fields": []}', "without fields"),
+        ('{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int8"}]}', "no Avro type 'int8'"),
+        ('{"type": "record", "name": "R", "fields": [{"name": "a", "type": ["int", "string"]}]}', "union"),
+        (
+            '{"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", "R"]}]}',
+            "contains itself",
+        ),
+        ('{"type": "record", "name": "R", "fields": [{"name": "a"}]}', "a field is"),
+        ('{"type": "record", "name": "R", "fields": 5}', "not an Avro schema"),
+        ("[" * 100_000, "an Avro schema is JSON"),
+    ],
+)
+def test_a_schema_that_cannot_be_read_is_told(schema: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AvroSchema(schema)

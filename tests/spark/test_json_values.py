@@ -1,0 +1,141 @@
+"""JSON as typed columns: the quick way and the slow one say the same, and no value spoils another."""
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from levada.spark.json_values import JsonValues
+
+KIND = pa.struct(
+    [
+        ("user", pa.string()),
+        ("n", pa.int32()),
+        ("x", pa.float64()),
+        ("ok", pa.bool_()),
+        ("tags", pa.list_(pa.string())),
+        ("at", pa.struct([("lat", pa.float32())])),
+    ]
+)
+GOOD = {"user": "é", "n": 5, "x": 1.5, "ok": True, "tags": ["a", None], "at": {"lat": 2.5}}
+NOTHING: dict[str, Any] = dict.fromkeys(GOOD)
+
+
+def decode(*values: bytes | None, kind: Any = KIND) -> tuple[list[Any], list[bool]]:
+    structs, bad = JsonValues(kind).decode(pa.array(values, pa.binary()))
+    assert structs.type == kind
+    structs.validate(full=True)
+    return structs.to_pylist(), bad.to_pylist()
+
+
+def test_values_become_structs() -> None:
+    found = decode(json.dumps(GOOD).encode(), b'{"n": 1, "unknown": [1, {}]}', None, b"null")
+    assert found == ([GOOD, NOTHING | {"n": 1}, None, None], [False] * 4)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"",
+        b"  ",
+        b"{",
+        b"5",
+        b"[]",
+        b'"text"',
+        b'{"n": "1"}',
+        b'{"n": 1.5}',
+        b'{"n": 3000000000}',
+        b'{"n": true}',
+        b'{"user": 1}',
+        b'{"x": "1"}',
+        b'{"ok": 0}',
+        b'{"tags": "a"}',
+        b'{"tags": [1]}',
+        b'{"at": 1}',
+        b'{"n": 1}{"n": 2}',
+        b'{"n": 1}\n{"n": 2}',
+        b'{"n": 1}, "v": {"n": 2}',
+        b'{"n": 1}}\n{"i": 1, "v": {}',
+        b'{"n": 1}, "z": 2',
+        b'{"n": 1, "n": 2}',
+        b'{"user": "\\ud800"}',
+        b'{"user": "\xff"}',
+        b"\xff\xfe",
+        b"\x00",
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_not_of_the_type_is_told_and_its_neighbours_are_well(bad: bytes) -> None:
+    good = json.dumps(GOOD).encode()
+    assert decode(good, bad, b'{"n": 2}') == ([GOOD, None, NOTHING | {"n": 2}], [False, True, False])
+
+
+def test_times_dates_and_decimals_are_texts_in_json() -> None:
+    kind = pa.struct(
+        [
+            ("at", pa.timestamp("us", "UTC")),
+            ("day", pa.date32()),
+            ("price", pa.decimal128(8, 2)),
+            ("counts", pa.map_(pa.string(), pa.int64())),
+            ("raw", pa.binary()),
+        ]
+    )
+    value = b'{"at":"2026-11-15T12:00:00Z","day":"2026-11-15","price":12.5,"counts":{"a":1},"raw":"xy"}'
+    wrong = [
+        b'{"at": 5}',
+        b'{"at": "0001-01-01T00:00:00+14:00"}',
+        b'{"counts": {"\\ud800": 1}}',
+        b'{"price": "x"}',
+    ]
+    (found, *rest), bad = decode(value, *wrong, kind=kind)
+    assert bad == [False] + [True] * 4 and rest == [None] * 4
+    assert found["at"].isoformat() == "2026-11-15T12:00:00+00:00"
+    assert (str(found["day"]), str(found["price"])) == ("2026-11-15", "12.50")
+    assert (found["counts"], found["raw"]) == ([("a", 1)], b"xy")
+
+
+def test_a_field_that_must_be_there_is_missed() -> None:
+    kind = pa.struct([pa.field("n", pa.int64(), nullable=False)])
+    assert decode(b'{"n": 1}', b"{}", b'{"n": null}', kind=kind)[1] == [False, True, True]
+
+
+def test_a_bad_value_among_many() -> None:
+    values = [b'{"n": %d}' % number for number in range(10_000)]
+    values[4_321] = b"oops"
+    found, bad = decode(*values)
+    assert bad.index(True) == 4_321 and sum(bad) == 1
+    assert [one["n"] for one in found if one] == [number for number in range(10_000) if number != 4_321]
+
+
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["user", "n", "x", "ok", "tags", "at", "lat", "z"]), inner, max_size=4
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.none() | anything.map(lambda found: json.dumps(found).encode()) | st.binary(max_size=8), max_size=6
+    )
+)
+def test_a_values_fate_does_not_depend_on_its_neighbours(values: list[bytes | None]) -> None:
+    together, bad = decode(*values)
+    alone = [decode(value) for value in values]
+    assert bad == [one[1][0] for one in alone]
+    assert repr(together) == repr([one[0][0] for one in alone])
+    spoiled, spoiled_bad = decode(*values, b"spoils all of them")
+    assert repr(spoiled[:-1]) == repr(together) and spoiled_bad == [*bad, True]
