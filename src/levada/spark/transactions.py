@@ -17,6 +17,7 @@ from levada.net.fencing import ProducerFenced
 from levada.net.prepared import PreparedTransaction, end_prepared
 from levada.net.producer import Writer
 from levada.net.transactions import FEATURE, FEATURE_LEVEL, TWO_PHASE_FROM
+from levada.net.txn_admin import TransactionAdmin
 from levada.spark.decisions import read_decision, write_decision
 from levada.spark.judging import Verdict, judge
 from levada.wire.lazy import kio_modules
@@ -38,6 +39,9 @@ NEEDS_TWO_PHASE = (
     'delivery "exactly_once" needs two-phase commit (KIP-939) of the broker: Levada with '
     "transaction.two.phase.commit.enable=true. With option delivery=at_least_once any Kafka will do"
 )
+
+
+NO_TWO_PHASE = (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.UNSUPPORTED_VERSION)
 
 
 class CommitRefused(RuntimeError):  # noqa: N818
@@ -67,37 +71,40 @@ def task_id(query: str, partition: int, slot: int) -> str:
 
 
 async def hold(client: "Client", transactional_id: str) -> Held:
-    """Take over a transactional id without ending what is open in it."""
-    coordinator = Coordinator(client, KeyType.TRANSACTION, transactional_id, patience_ms=PATIENCE_MS)
-    request = init_producer_id.request.InitProducerIdRequest(
-        transactional_id=transactional_id,
-        transaction_timeout=timedelta(milliseconds=LOCK_TIMEOUT_MS),
-        enable2_pc=True,
-        keep_prepared_txn=True,
-    )
+    """Take over a transactional id without ending what is open in it; its transactions never time out."""
     try:
-        reply = await coordinator.request(
-            "init_producer_id",
-            request,
-            lambda answer: check(answer.error_code, f"transactional id {transactional_id}"),
-            version_min=TWO_PHASE_FROM,
-        )
-        level = (await coordinator.connection()).served.features.get(FEATURE, 0)
+        reply = await _init(client, transactional_id, LOCK_TIMEOUT_MS, two_phase=True)
     except KafkaError as error:
-        if error.code in (
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            ErrorCode.UNSUPPORTED_VERSION,
-        ):
+        if error.code in NO_TWO_PHASE:
             raise KafkaError(error.code, NEEDS_TWO_PHASE) from None
         raise
-    if level < FEATURE_LEVEL:
-        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, NEEDS_TWO_PHASE)
     ongoing = None
     if reply.ongoing_txn_producer_id >= 0:
         ongoing = PreparedTransaction(
             transactional_id, reply.ongoing_txn_producer_id, reply.ongoing_txn_producer_epoch
         )
     return Held(Writer(transactional_id, reply.producer_id, reply.producer_epoch), ongoing)
+
+
+async def _init(client: "Client", transactional_id: str, timeout_ms: int, *, two_phase: bool) -> Any:
+    """InitProducerId."""
+    coordinator = Coordinator(client, KeyType.TRANSACTION, transactional_id, patience_ms=PATIENCE_MS)
+    request = init_producer_id.request.InitProducerIdRequest(
+        transactional_id=transactional_id,
+        transaction_timeout=timedelta(milliseconds=timeout_ms),
+        enable2_pc=two_phase,
+        keep_prepared_txn=two_phase,
+    )
+    reply = await coordinator.request(
+        "init_producer_id",
+        request,
+        lambda answer: check(answer.error_code, f"transactional id {transactional_id}"),
+        version_min=TWO_PHASE_FROM if two_phase else 0,
+    )
+    level = (await coordinator.connection()).served.features.get(FEATURE, 0)
+    if level < FEATURE_LEVEL:
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"the cluster has {FEATURE} {level}, 2 is needed")
+    return reply
 
 
 # A task's part.
@@ -120,6 +127,20 @@ async def is_committed(client: "Client", query: str, batch: int) -> bool:
     """Whether a batch that is to be written was committed before its driver died."""
     last, _ = await read_decision(client, query)
     return last.batch == batch
+
+
+async def begin_job(client: "Client", transactional_id: str, timeout_ms: int) -> Writer:
+    """Who writes for one attempt at a task of a batch job: an ordinary transaction, which ends if nobody ends it."""
+    try:
+        reply = await _init(client, transactional_id, timeout_ms, two_phase=False)
+    except KafkaError as error:
+        if error.code is ErrorCode.INVALID_TRANSACTION_TIMEOUT:
+            detail = (
+                f"option transactionTimeout is {timeout_ms} ms, above the broker's transaction.max.timeout.ms"
+            )
+            raise KafkaError(error.code, detail) from None
+        raise
+    return Writer(transactional_id, reply.producer_id, reply.producer_epoch)
 
 
 # The driver's part.
@@ -145,9 +166,36 @@ async def settle(
     prepared = {one.transactional_id: one for one in verdict.decision.prepared}
     await _all(
         [_commit(client, held[name], prepared[name]) for name in verdict.commit]
-        + [_abort(client, held[name]) for name in verdict.abort]
+        + [_end(client, PreparedTransaction(*held[name].client), False) for name in verdict.abort]
     )
     return verdict
+
+
+async def end_job(client: "Client", written: Collection[PreparedTransaction], *, committed: bool) -> None:
+    """Commit what the tasks of a batch job have written, all or nothing; or abort it."""
+    if committed:
+        states = await _all([TransactionAdmin(client).describe(one.transactional_id) for one in written])
+        open_now = {
+            (state.transactional_id, state.producer_id, state.producer_epoch)
+            for state in states
+            if state.state == "Ongoing"
+        }
+        over = [one for one in written if one not in open_now]
+        if over:
+            await end_job(client, written, committed=False)
+            raise CommitRefused(
+                f"the transaction {over[0].transactional_id} is over: the job took longer than option "
+                "transactionTimeout. Nothing of it is visible; raise that, or use delivery=at_least_once"
+            )
+    await _all([_end(client, one, committed) for one in written])
+
+
+async def _end(client: "Client", one: PreparedTransaction, committed: bool) -> None:
+    try:
+        await end_prepared(client, one, committed=committed)
+    except ProducerFenced:
+        if committed:
+            raise  # an abort was all that was left to do
 
 
 async def _hold_all(client: "Client", query: str) -> dict[str, Held]:
@@ -184,13 +232,6 @@ async def _commit(client: "Client", held: Held, decided: PreparedTransaction) ->
         else:
             return
     raise KafkaError(ErrorCode.PRODUCER_FENCED, f"{decided.transactional_id} is taken over again and again")
-
-
-async def _abort(client: "Client", held: Held) -> None:
-    try:
-        await end_prepared(client, PreparedTransaction(*held.client), committed=False)
-    except ProducerFenced:
-        pass  # somebody else has it in hand
 
 
 async def _all(work: Collection[Any]) -> list[Any]:
