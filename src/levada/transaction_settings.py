@@ -39,7 +39,9 @@ class TransactionSettings:
         dynamic=True,
     )
     transaction_two_phase_commit_enable: bool = setting(
-        False, "Let producers prepare transactions that only they may end (KIP-939); these never time out."
+        True,
+        "Let producers prepare transactions that only they may end (KIP-939); these never time out. Kafka's default is "
+        "false; the Spark sink needs it for exactly_once.",
     )
     add_partitions_to_txn_retry_backoff_ms: int = setting(
         20, "How long a Produce waits between looks whether the transaction before has ended.", minimum=1

@@ -27,6 +27,7 @@ OTHER_DEFAULTS = {
     "offsets.topic.replication.factor",
     "transaction.state.log.replication.factor",
     "transaction.state.log.min.isr",
+    "transaction.two.phase.commit.enable",
 }
 OTHER_TYPES = {"listener.security.protocol.map"}  # a list of pairs, which Kafka keeps as one text
 SMALLER_MINIMUM = {"segment.bytes", "log.segment.bytes"}  # tests want small segments

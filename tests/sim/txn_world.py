@@ -211,7 +211,6 @@ class TxnWorld:
             {
                 "offsets.topic.num.partitions": "1",
                 "transaction.state.log.num.partitions": "2",
-                "transaction.two.phase.commit.enable": "true",
             }
         )[0]
         overrides = {

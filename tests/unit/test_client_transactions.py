@@ -38,7 +38,6 @@ def transactions_broker() -> Iterator[EmbeddedBroker]:
     settings = {
         "group.consumer.heartbeat.interval.ms": "50",
         "transaction.state.log.num.partitions": "5",
-        "transaction.two.phase.commit.enable": "true",
     }
     with EmbeddedBroker(settings) as broker:
         yield broker

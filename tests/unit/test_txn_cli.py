@@ -13,12 +13,11 @@ from levada.testing import EmbeddedBroker
 from levada.wire.batches import TRANSACTIONAL_BIT
 
 PLACE = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
-SETTINGS = {"transaction.two.phase.commit.enable": "true"}
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(SETTINGS) as embedded:
+    with EmbeddedBroker() as embedded:
         yield embedded
 
 
