@@ -32,14 +32,17 @@ def chunk(size: int, codec: Codec, per_batch: int) -> tuple[memoryview, int]:
     data = bytearray()
     for first in range(0, rows, per_batch):
         records = [
-            Record(i, 1_700_000_000_000 + i, b"%08d" % i, value(i, size)) for i in range(first, first + per_batch)
+            Record(i, 1_700_000_000_000 + i, b"%08d" % i, value(i, size))
+            for i in range(first, first + per_batch)
         ]
         data += encode(records, base_offset=first, codec=codec)
     return memoryview(bytes(data)), rows
 
 
 def show(what: str, size: int, rows: int, seconds: float) -> None:
-    print(f"{what:<34} {size:>5} B  {rows / seconds / 1e6:7.2f} M rows/s  {rows * size / seconds / 1e6:8.0f} MB/s")
+    print(
+        f"{what:<34} {size:>5} B  {rows / seconds / 1e6:7.2f} M rows/s  {rows * size / seconds / 1e6:8.0f} MB/s"
+    )
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ def encode_rows(
     """Record batches of at most `max_batch_bytes` before compression; a larger row is a batch by itself.
 
     `partitions` is what `partitions_of` gives. Rows of a partition keep their order. `sequences` holds the next
-    sequence number of each partition, 0 if it is not there; it is moved on as batches are made. Without a producer id it
-    is not needed. A header without a name raises KafkaError(INVALID_RECORD).
+    sequence number of each partition, 0 if it is not there; it is moved on as batches are made. Without a producer id
+    it is not needed. A header without a name raises KafkaError(INVALID_RECORD).
     """
     raise NotImplementedError

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from uuid import UUID
 
+from levada.errors import KafkaError
 from levada.model import TopicPartition
 from levada.spark.columns import Columns, Filter
 from levada.spark.decoding import decode_all
@@ -20,6 +21,13 @@ def read_columns(
     options: FetchOptions = FetchOptions(),  # noqa: B008
     topic_id: UUID | None = None,
 ) -> Iterator[Columns]:
-    """The records of [start, end) in order; see `fetch_range` for what it raises."""
+    """The records of [start, end) in order.
+
+    See `fetch_range` for what it raises; what cannot be decoded is a KafkaError that names partition and offset.
+    """
     for chunk in fetch_range(bootstrap, partition, start, end, options, topic_id):
-        yield from decode_all(chunk.data, chunk.start, end, chunk.aborted, want_headers, where)
+        pieces = decode_all(chunk.data, chunk.start, end, chunk.aborted, want_headers, where)
+        try:
+            yield from pieces
+        except KafkaError as error:
+            raise KafkaError(error.code, f"{partition}: {error.detail}") from None
