@@ -1,15 +1,18 @@
 """What the tests of the connector share: one Spark and one broker for all of them, and topics of their own."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.spark.jars import stock_settings
+from tests.cache import Unavailable, must_be_had
+from tests.spark.jars import stock_connector, stock_settings
 
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from tests.spark.stock import Stock
 
 
 @pytest.fixture(scope="session")
@@ -21,12 +24,39 @@ def spark() -> "Iterator[SparkSession]":
     own = session("levada tests", master="local[2,3]", **settings)
     yield own
     own.stop()
+    end_java()
+
+
+def end_java() -> None:
+    """The JVM outlives its session; it ends when nobody can speak to it any more."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(30)
+    SparkContext._gateway = SparkContext._jvm = None
 
 
 @pytest.fixture
 def broker(levada: EmbeddedBroker) -> EmbeddedBroker:
     """The broker of these tests; the topics made with `broker.topic()` end with the test."""
     return levada
+
+
+@pytest.fixture
+def stock(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> "Iterator[Stock]":
+    """The stock connector on the same session and broker."""
+    from tests.spark.stock import Stock
+
+    try:
+        stock_connector()
+    except Unavailable as reason:
+        must_be_had("the stock connector", reason)
+    own = Stock(spark, broker, tmp_path)
+    yield own
+    own.stop()
 
 
 @pytest.fixture(scope="session", autouse=True)

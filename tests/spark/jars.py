@@ -18,14 +18,17 @@ _PARTS = (
 
 
 def stock_connector() -> list[Path]:
-    """The jars (14 MB); downloads them when missing, raises `Unavailable` when that fails."""
+    """The jars (10 MB); downloads them when missing, raises `Unavailable` when that fails."""
     with locked(f"spark-kafka-{CONNECTOR_VERSION}") as folder:
         return [_fetched(folder, *part) for part in _PARTS]
 
 
-def spark_jars() -> str:
-    """As the setting `spark.jars` wants them."""
-    return ",".join(map(str, stock_connector()))
+def stock_settings() -> dict[str, str]:
+    """For a session that can use the connector; nothing where it cannot be had."""
+    try:
+        return {"spark.jars": ",".join(map(str, stock_connector()))}
+    except Unavailable:
+        return {}
 
 
 def _fetched(folder: Path, group: str, artifact: str, version: str) -> Path:
