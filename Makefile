@@ -54,8 +54,8 @@ bench: $(STAMP)  ## Levada and Apache Kafka side by side: 15 minutes (FULL=1: ev
 bench-quick: $(STAMP)  ## the hot path against its last recorded state: under 2 minutes, no JVM
 	$(BIN)/python -m bench quick
 
-load: $(STAMP)  ## many groups, commits and transactions at once: 3 minutes (SECONDS=10: shorter)
-	$(BIN)/python -m pytest -q tests/load
+load: $(STAMP)  ## many groups, commits and transactions at once: 3 minutes (SECONDS=10: shorter, not recorded)
+	RECORD=1 $(BIN)/python -m pytest -q tests/load
 
 chaos: $(STAMP)  ## exactly once at length: 100,000 messages copied while all are killed, by four kinds of copiers (SEED=2: other kills)
 	CHAOS=full $(BIN)/python -m pytest -s -o faulthandler_timeout=1200 tests/eos

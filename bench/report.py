@@ -12,7 +12,6 @@ from bench import chart, results
 from bench.outcome import ROOT
 from bench.rows import LABELS, PROCESS_GOALS, ROWS, Goal
 
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 DOCS, README, CHART = ROOT / "docs" / "benchmarks.md", ROOT / "README.md", ROOT / "docs" / "benchmarks.svg"
 GOALS = {row.key: row.goals for row in ROWS}
 UNITS = {"requests_per_s": "/s", "mb_per_s": " MB/s", "average_ms": " ms"}
@@ -202,9 +201,10 @@ def publish(found: dict[str, Any], previous: dict[str, Any] | None) -> None:
     CHART.write_text(chart.svg(found))
 
 
-def put_between_markers(path: Path, text: str) -> None:
+def put_between_markers(path: Path, text: str, mark: str = "bench") -> None:
     """Leave everything else of the page as it is."""
+    begin, end = f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
     page = path.read_text() if path.exists() else ""
-    if BEGIN in page and END in page:
-        before, _, rest = page.partition(BEGIN)
-        path.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
+    if begin in page and end in page:
+        before, _, rest = page.partition(begin)
+        path.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}")

@@ -9,7 +9,8 @@ from bench import coordination, dialogue, wire
 from bench.brokers import Broker
 from bench.groups import GroupLoad, Member, commits, is_whole, rebalance
 from bench.machine import latencies_ms
-from tests.load.conftest import SECONDS, Report
+from tests.load.conftest import SECONDS
+from tests.load.figures import Report
 from tests.load.living import TOPIC, Living, groups
 
 GROUPS, GROUP_SIZE = 500, 4

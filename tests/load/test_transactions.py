@@ -7,7 +7,8 @@ from bench import coordination, dialogue, wire
 from bench.brokers import Broker
 from bench.transactions import TransactionLoad, Transactor, transactions
 from confluent_kafka import Consumer, KafkaError, TopicPartition
-from tests.load.conftest import SECONDS, Report
+from tests.load.conftest import SECONDS
+from tests.load.figures import Report
 
 TOPIC, PARTITIONS = "load", 10
 PRODUCERS, RATE, SIZE = 50, 1_000, 3

@@ -160,9 +160,13 @@ def test_the_chart_is_well_formed() -> None:
 
 def test_only_the_place_between_the_markers_changes(tmp_path: Any) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    shown = (
+        "before\n<!-- bench:begin -->\n{}\n<!-- bench:end -->\n<!-- load:begin -->\n{}\n<!-- load:end -->\n"
+    )
+    page.write_text(shown.format("old", "old"))
     report.put_between_markers(page, "new")
-    assert page.read_text() == f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n"
+    report.put_between_markers(page, "newer", "load")
+    assert page.read_text() == shown.format("new", "newer")
 
 
 def test_own_cpu_time_is_seen() -> None:
