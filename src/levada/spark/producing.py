@@ -74,6 +74,7 @@ class Pipeline:
         self._rounds: list[Round] = []  # that left, in order, and are not known to be stored
         self._on_the_way: set[asyncio.Task[None]] = set()
         self._failure: Failure | None = None  # why some of them were not
+        self.has_sent = False
 
     async def send(self, topic: str, batches: Iterable[Encoded]) -> None:
         """Take batches, in order; waits while much is on the way."""
@@ -102,6 +103,7 @@ class Pipeline:
         if self._failure is not None:
             await self._recover()
         leaving, self._next = self._next, Round()
+        self.has_sent = True
         self._rounds.append(leaving)
         self._on_the_way.add(self._loop.create_task(self._send(leaving), name="levada-spark produce"))
         await asyncio.sleep(0)  # it writes to its connection before the next one does

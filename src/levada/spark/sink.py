@@ -1,8 +1,9 @@
 """DataFrames to topics: the writers behind `write.format("levada")` and `writeStream.format("levada")` (R60-R62).
 
 A stream with exactly_once leaves the transactions of its tasks open and ends them from the driver, by the rules of
-`levada.spark.judging`. A batch job has no name under which it could be repeated, so there is nothing to decide: its
-transactions are ordinary ones that end by themselves if the driver dies.
+`levada.spark.judging`. So does a batch job that has a name and a version, as in foreachBatch. Any other batch job
+cannot be repeated, so there is nothing to decide: its transactions are ordinary ones that end by themselves if the
+driver dies.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,15 @@ from levada.net.data import INIT_PRODUCER_ID, read_init_producer_id, write_init_
 from levada.net.prepared import PreparedTransaction
 from levada.net.producer import Writer
 from levada.spark import blocking, transactions
-from levada.spark.write_options import WriteOptions, check_columns, write_options
+from levada.spark.judging import Verdict
+from levada.spark.write_options import (
+    EXACTLY_ONCE,
+    JobOptions,
+    WriteOptions,
+    check_columns,
+    job_options,
+    write_options,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -60,113 +69,149 @@ def batch_writer(given: Mapping[str, str], schema: "StructType", overwrite: bool
     """The writer of a batch job."""
     if overwrite:
         raise ValueError("a topic cannot be overwritten: use mode append, or delete the topic first")
-    options = write_options(given)
-    return BatchWriter(options, check_columns(schema, options), uuid4().hex)
+    options = job_options(given)
+    columns = check_columns(schema, options)
+    if options.app:
+        return NamedJobWriter(options, columns)
+    return JobWriter(options, columns, uuid4().hex)
 
 
 class _Writer:
-    """What both have in common."""
+    """What all have in common."""
 
     def __init__(self, options: WriteOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
 
     @property
-    def is_exactly_once(self) -> bool:
-        return self._options.delivery == "exactly_once"
+    def _is_exactly_once(self) -> bool:
+        return self._options.delivery == EXACTLY_ONCE
 
     def _client(self) -> "Client":
         return blocking.client(self._options.bootstrap, **self._options.client_options())
 
     def _write(
         self, batches: Iterable[Any], begin: Callable[["Client"], Writer]
-    ) -> tuple[int, Writer | None]:
-        """Write rows as the producer that `begin` gives; without rows there is none."""
+    ) -> tuple[int, PreparedTransaction | None]:
+        """Write rows as the producer that `begin` gives: how many they were, and the transaction that has them."""
         from levada.spark.writing import RowWriter
 
-        batches = _filled(batches)
+        batches = (batch for batch in batches if batch.num_rows)
         first = next(batches, None)
         if first is None:
             return 0, None
         client = self._client()
         writer = begin(client)
+        rows = RowWriter(client, self._options, self._columns, writer)
         try:
-            rows = RowWriter(client, self._options, self._columns, writer)
             rows.write(chain([first], batches))
         except BaseException as failure:
-            _abort_after(failure, client, writer)
+            if rows.has_sent and writer.transactional_id:
+                _abort_after(failure, client, PreparedTransaction(*writer))
             raise
-        return rows.rows, writer
+        return rows.rows, PreparedTransaction(*writer) if writer.transactional_id else None
+
+    def _write_plainly(self, batches: Iterable[Any]) -> Written:
+        """At least once: without transactions."""
+        rows, _ = self._write(batches, lambda client: blocking.run(_ask_identity(client)))
+        return Written("", -1, rows, None)
+
+    def _write_once(self, batches: Iterable[Any], query: str, batch: int) -> Written:
+        """Exactly once: in a transaction that stays open."""
+        context = TaskContext.get()
+        partition = context.partitionId() if context else 0
+        rows, prepared = self._write(
+            batches, lambda client: blocking.run(transactions.begin(client, query, partition))
+        )
+        return Written(query, batch, rows, prepared)
+
+    def _settle(
+        self, query: str, batch: int, messages: Sequence[WriterCommitMessage | None], *, failed: bool
+    ) -> Verdict:
+        work = transactions.settle(self._client(), query, batch, _prepared(messages), failed=failed)
+        return blocking.run(work)
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """Writes the micro-batches of a query."""
 
     def write(self, iterator: Iterator[Any]) -> Written:
-        if not self.is_exactly_once:
-            rows, _ = self._write(iterator, _begin_plain)
-            return Written("", -1, rows, None)
+        if not self._is_exactly_once:
+            return self._write_plainly(iterator)
         context = TaskContext.get()
         query = context.getLocalProperty(QUERY_ID) if context else None
         if context is None or query is None:
             raise RuntimeError("delivery exactly_once is for micro-batches of a query")
         batch = int(context.getLocalProperty(BATCH_ID) or -1)
         if self._is_repeated(query, batch, context.getLocalProperty(RUN_ID)):
-            for _ in iterator:
-                pass  # whatever the query computes on the way has to be computed: it keeps state
-            return Written(query, batch, 0, None)
-        partition = context.partitionId()
-        rows, writer = self._write(
-            iterator, lambda client: blocking.run(transactions.begin(client, query, partition))
-        )
-        return Written(query, batch, rows, None if writer is None else PreparedTransaction(*writer))
+            return _skip(iterator, query, batch)
+        return self._write_once(iterator, query, batch)
 
     def _is_repeated(self, query: str, batch: int, run: str | None) -> bool:
         """Whether the batch was committed before a driver died; in later batches of a run nobody has to ask."""
         key = (self._options.bootstrap, query, run or str(batch))
         if key in _checked:
             return False
-        if blocking.run(transactions.is_committed(self._client(), query, batch)):
+        if blocking.run(transactions.last_batch(self._client(), query)) == batch:
             return True
         _checked.add(key)
         return False
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._settle(messages, batchId, failed=False)
+        self._end(messages, batchId, failed=False)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._settle(messages, batchId, failed=True)
+        self._end(messages, batchId, failed=True)
 
-    def _settle(self, messages: Sequence[WriterCommitMessage | None], batch: int, *, failed: bool) -> None:
-        told = [one for one in messages if isinstance(one, Written) and one.query]
-        if not told:
-            return
-        prepared = [one.prepared for one in told if one.prepared is not None]
-        work = transactions.settle(self._client(), told[0].query, batch, prepared, failed=failed)
-        verdict = blocking.run(work)
+    def _end(self, messages: Sequence[WriterCommitMessage | None], batch: int, *, failed: bool) -> None:
+        query = next((one.query for one in messages if isinstance(one, Written)), "")
+        if not query:
+            return  # at least once; or every task failed, and took back its own
+        verdict = self._settle(query, batch, messages, failed=failed)
         if verdict.refusal is not None and not failed:
-            raise transactions.CommitRefused(f"batch {batch} of query {told[0].query}: {verdict.refusal}")
+            raise transactions.CommitRefused(f"batch {batch} of query {query}: {verdict.refusal}")
 
 
-class BatchWriter(_Writer, DataSourceArrowWriter):
-    """Writes a batch job."""
+class NamedJobWriter(_Writer, DataSourceArrowWriter):
+    """Writes a batch job that has a name and a version: once, however often it is done."""
 
-    def __init__(self, options: WriteOptions, columns: tuple[str, ...], job: str) -> None:
+    def __init__(self, options: JobOptions, columns: tuple[str, ...]) -> None:
         super().__init__(options, columns)
-        self._job = job
+        assert options.version is not None
+        self._query, self._version = transactions.query_of(options.app), options.version
+        self._name = f"{options.app} version {options.version}"
 
     def write(self, iterator: Iterator[Any]) -> Written:
-        if not self.is_exactly_once:
-            rows, _ = self._write(iterator, _begin_plain)
-            return Written("", -1, rows, None)
+        if blocking.run(transactions.last_batch(self._client(), self._query)) >= self._version:
+            return _skip(iterator, self._query, self._version)
+        return self._write_once(iterator, self._query, self._version)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        verdict = self._settle(self._query, self._version, messages, failed=False)
+        if verdict.refusal is not None and verdict.decision.batch < self._version:
+            raise transactions.CommitRefused(f"{self._name}: {verdict.refusal}")
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self._settle(self._query, self._version, messages, failed=True)
+
+
+class JobWriter(_Writer, DataSourceArrowWriter):
+    """Writes a batch job that nobody can do again."""
+
+    def __init__(self, options: JobOptions, columns: tuple[str, ...], job: str) -> None:
+        super().__init__(options, columns)
+        self._job, self._timeout_ms = job, options.transaction_timeout_ms
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        if not self._is_exactly_once:
+            return self._write_plainly(iterator)
         context = TaskContext.get()
         partition, attempt = (context.partitionId(), context.taskAttemptId()) if context else (0, 0)
-        name = f"spark-{self._job}-{partition}-{attempt}"
-        timeout_ms = self._options.transaction_timeout_ms
-        rows, writer = self._write(
-            iterator, lambda client: blocking.run(transactions.begin_job(client, name, timeout_ms))
+        name = transactions.task_id(self._job, partition, attempt)
+        rows, prepared = self._write(
+            iterator, lambda client: blocking.run(transactions.begin_job(client, name, self._timeout_ms))
         )
-        return Written(self._job, -1, rows, None if writer is None else PreparedTransaction(*writer))
+        return Written(self._job, -1, rows, prepared)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._end(messages, committed=True)
@@ -175,21 +220,24 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self._end(messages, committed=False)
 
     def _end(self, messages: Sequence[WriterCommitMessage | None], *, committed: bool) -> None:
-        prepared = [one.prepared for one in messages if isinstance(one, Written) and one.prepared is not None]
-        if prepared:
-            blocking.run(transactions.end_job(self._client(), prepared, committed=committed))
+        if self._is_exactly_once:
+            work = transactions.end_job(self._client(), self._job, _prepared(messages), committed=committed)
+            blocking.run(work)
 
 
-def _filled(batches: Iterable[Any]) -> Iterator[Any]:
-    return (batch for batch in batches if batch.num_rows)
+def _prepared(messages: Sequence[WriterCommitMessage | None]) -> list[PreparedTransaction]:
+    return [one.prepared for one in messages if isinstance(one, Written) and one.prepared is not None]
 
 
-def _begin_plain(client: "Client") -> Writer:
-    """A producer without transactions, whose batches are still stored once each."""
-    return blocking.run(_ask_identity(client))
+def _skip(batches: Iterable[Any], query: str, batch: int) -> Written:
+    """Rows that are in the topics already; whatever is computed on their way is computed, for it may keep state."""
+    for _ in batches:
+        pass
+    return Written(query, batch, 0, None)
 
 
 async def _ask_identity(client: "Client") -> Writer:
+    """A producer without transactions, whose batches are still stored once each."""
     connection = await client.connection()
     version = connection.version(INIT_PRODUCER_ID)
     timeout_s = client.request_timeout_ms / 1000
@@ -202,11 +250,9 @@ async def _ask_identity(client: "Client") -> Writer:
     return Writer("", producer_id, epoch)
 
 
-def _abort_after(failure: BaseException, client: "Client", writer: Writer) -> None:
+def _abort_after(failure: BaseException, client: "Client", prepared: PreparedTransaction) -> None:
     """A task that fails takes back what it wrote; one that cannot leaves it to the driver's next batch."""
-    if not writer.transactional_id:
-        return
     try:
-        blocking.run(client.abort_prepared(PreparedTransaction(*writer)))
+        blocking.run(client.abort_prepared(prepared))
     except Exception as error:  # noqa: BLE001 (what failed first is what must be seen)
-        failure.add_note(f"Its transaction {writer.transactional_id} could not be aborted: {error}")
+        failure.add_note(f"Its transaction {prepared.transactional_id} could not be aborted: {error}")

@@ -7,9 +7,11 @@ rule, one more for each attempt at the present batch that was killed.
 """
 
 import asyncio
+import re
 from collections.abc import Collection, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 from levada.errors import ErrorCode, KafkaError
 from levada.net.coordinator import Coordinator, KeyType, check, patiently
@@ -66,8 +68,13 @@ def lock_id(query: str) -> str:
 
 
 def task_id(query: str, partition: int, slot: int) -> str:
-    """One of the transactional ids of a sink partition."""
+    """One of the transactional ids of a sink partition; in a batch job, that of one attempt."""
     return f"{prefix(query)}{partition}-{slot}"
+
+
+def query_of(app: str) -> str:
+    """The name under which the output of an application is decided: no other's ids begin with its ids' prefix."""
+    return "app." + quote(app, safe="").replace("-", "%2D")
 
 
 async def hold(client: "Client", transactional_id: str) -> Held:
@@ -123,10 +130,10 @@ async def begin(client: "Client", query: str, partition: int) -> Writer:
     )
 
 
-async def is_committed(client: "Client", query: str, batch: int) -> bool:
-    """Whether a batch that is to be written was committed before its driver died."""
+async def last_batch(client: "Client", query: str) -> int:
+    """The last batch that is committed, or will be by whoever comes next; -1 if there is none."""
     last, _ = await read_decision(client, query)
-    return last.batch == batch
+    return last.batch
 
 
 async def begin_job(client: "Client", transactional_id: str, timeout_ms: int) -> Writer:
@@ -171,8 +178,10 @@ async def settle(
     return verdict
 
 
-async def end_job(client: "Client", written: Collection[PreparedTransaction], *, committed: bool) -> None:
-    """Commit what the tasks of a batch job have written, all or nothing; or abort it."""
+async def end_job(
+    client: "Client", job: str, written: Collection[PreparedTransaction], *, committed: bool
+) -> None:
+    """Commit what the tasks of a batch job have written, all or nothing; or abort it. Killed attempts are aborted."""
     if committed:
         states = await _all([TransactionAdmin(client).describe(one.transactional_id) for one in written])
         open_now = {
@@ -182,12 +191,14 @@ async def end_job(client: "Client", written: Collection[PreparedTransaction], *,
         }
         over = [one for one in written if one not in open_now]
         if over:
-            await end_job(client, written, committed=False)
+            await end_job(client, job, written, committed=False)
             raise CommitRefused(
                 f"the transaction {over[0].transactional_id} is over: the job took longer than option "
                 "transactionTimeout. Nothing of it is visible; raise that, or use delivery=at_least_once"
             )
     await _all([_end(client, one, committed) for one in written])
+    left = await patiently(client, lambda: _open(client, job), PATIENCE_MS)
+    await _all([_init(client, name, LOCK_TIMEOUT_MS, two_phase=False) for name in left])
 
 
 async def _end(client: "Client", one: PreparedTransaction, committed: bool) -> None:
@@ -205,19 +216,20 @@ async def _hold_all(client: "Client", query: str) -> dict[str, Held]:
 
 
 async def _open(client: "Client", query: str) -> list[str]:
-    """The transactional ids of a query's tasks in which a transaction is open."""
+    """The transactional ids of a query's tasks in which a transaction is open; older brokers ignore patterns."""
+    begins = prefix(query)
     request = list_transactions.request.ListTransactionsRequest(
         state_filters=("Ongoing",),
         producer_id_filters=(),
         duration_filter=-1,
-        transactional_id_pattern=prefix(query) + ".*",
+        transactional_id_pattern=re.escape(begins) + ".*",
     )
     names: list[str] = []
     for node in (await client.metadata(())).brokers:
-        response = await client.request("list_transactions", request, node=node, version_min=2)
+        response = await client.request("list_transactions", request, node=node)
         check(response.error_code, "transactions")
         names += [one.transactional_id for one in response.transaction_states]
-    return names
+    return [name for name in names if name.startswith(begins)]
 
 
 async def _commit(client: "Client", held: Held, decided: PreparedTransaction) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 CODECS = tuple(codec.name.lower() for codec in Codec)
+EXACTLY_ONCE = "exactly_once"
 COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
 NEAR = 0.75  # a column so much alike one that may be written is a slip of the pen
 
@@ -37,8 +38,8 @@ class WriteOptions(ConnectionOptions):
         "delivery",
         "`exactly_once`: a micro-batch of a stream is in the topics once, whoever dies; a batch job is there all or "
         "not at all. `at_least_once`: rows are seen as they are written, and again when a task is tried again.",
-        one_of("exactly_once", "at_least_once"),
-        "exactly_once",
+        one_of(EXACTLY_ONCE, "at_least_once"),
+        EXACTLY_ONCE,
     )
     compression: str = option(
         "kafka.compression.type",
@@ -60,19 +61,46 @@ class WriteOptions(ConnectionOptions):
         whole(),
         120_000,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions(WriteOptions):
+    """What only a batch job may be asked."""
+
     transaction_timeout_ms: int = option(
         "transactionTimeout",
-        "In a batch job with exactly_once: how long it may take. If the driver dies, readers of committed records wait "
-        "for so long. At most the broker's transaction.max.timeout.ms.",
+        "With exactly_once and without txnAppId: how long a job may take. If its driver dies, readers of committed "
+        "records wait for so long. At most the broker's transaction.max.timeout.ms.",
         duration,
         15 * 60_000,
         told="15m",
     )
+    app: str = option(
+        "txnAppId",
+        "With txnVersion: the job is written once under this name and version. Done again it writes nothing, whoever "
+        "died before; for foreachBatch. Versions rise: one below the last that was written counts as written.",
+        text_of,
+        "",
+        told="",
+    )
+    version: int | None = option(
+        "txnVersion", "Which version of the application's output this job is: its batch id.", whole(0), None
+    )
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """The options of a writer."""
+    """The options of a stream."""
     return parse(WriteOptions, given)
+
+
+def job_options(given: Mapping[str, str]) -> JobOptions:
+    """The options of a batch job."""
+    options = parse(JobOptions, given)
+    if bool(options.app) != (options.version is not None):
+        raise OptionError("options txnAppId and txnVersion go together: give both, or none")
+    if options.app and options.delivery != EXACTLY_ONCE:
+        raise OptionError(f"option txnAppId needs delivery={EXACTLY_ONCE}")
+    return options
 
 
 class ColumnError(ValueError):
@@ -126,7 +154,7 @@ def _fits(name: str, kind: "DataType") -> bool:
     struct = kind.elementType if isinstance(kind, types.ArrayType) else None
     return (
         isinstance(struct, types.StructType)
-        and len(struct.fields) == 2
+        and [field.name.lower() for field in struct.fields] == ["key", "value"]
         and isinstance(struct.fields[0].dataType, types.StringType)
         and isinstance(struct.fields[1].dataType, types.BinaryType)
     )
@@ -135,6 +163,3 @@ def _fits(name: str, kind: "DataType") -> bool:
 def _nearest(name: str, known: Mapping[str, object]) -> str:
     found = difflib.get_close_matches(name, list(known), 1, NEAR)
     return f" (is it {found[0]}?)" if found else ""
-
-
-__all__ = ["ColumnError", "OptionError", "WriteOptions", "check_columns", "write_options"]

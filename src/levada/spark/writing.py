@@ -49,6 +49,11 @@ class RowWriter:
         self._pipeline = run(_pipeline(client, writer, options))
         self.rows = 0
 
+    @property
+    def has_sent(self) -> bool:
+        """Whether a broker may know of any of it."""
+        return self._pipeline.has_sent
+
     def write(self, batches: Iterable[Any]) -> None:
         """Write all rows; they are stored when this returns."""
         try:
