@@ -54,6 +54,8 @@ class GroupWorld(EventWorld):
         super().__init__(seed, disk_type, SETTINGS, image_of(TOPICS))
         self.kind = self.random.choice(KINDS)
         self.cooperative = self.kind == "cooperative" or self.random.random() < 0.5
+        # An old client that comes back as the leader is not told so, and sees no topic come or go.
+        self.knows_leader = self.random.random() < 0.7
         self.ids = count(1)
         self.offset_numbers = count(1)
         self.txns: dict[int, Txn] = {}
@@ -150,7 +152,7 @@ class GroupWorld(EventWorld):
 
     def change_topics(self) -> None:
         """A topic comes, grows or goes."""
-        if self.kind == "migrating":
+        if self.kind == "migrating" or not self.knows_leader:
             return
         topics = self.image.topics
         if "extra" not in topics:
@@ -180,7 +182,7 @@ class GroupWorld(EventWorld):
             assignor = random.choice((None, "range", "uniform"))
             member = ConsumerMember(*arguments, () if regex else topics, regex=regex, assignor=assignor)
         else:
-            flavour = Flavour(self.cooperative, random.random() < 0.7, random.random() < 0.5)
+            flavour = Flavour(self.cooperative, random.random() < 0.7, self.knows_leader)
             member = ClassicMember(*arguments, topics, flavour=flavour)
         member.soon(3_000)
         return member

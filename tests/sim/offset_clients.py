@@ -236,7 +236,7 @@ class Transactor(OffsetClient):
                 self.refused(result)
             else:
                 self.identity, self.txn, self.commits = result, None, 0
-            self.soon(500)
+            self.soon(3_000)
 
         self.ask(f"end {committed}", lambda give: self.submit(decide, give), hear, given)
 
@@ -257,7 +257,7 @@ class Transactor(OffsetClient):
                 self.refused(result)
             else:
                 self.commits += 1
-            self.soon(1_500)
+            self.soon(4_000)
 
         self.ask(
             f"commit {identity} {request.group_id} {request.member_id} {request.offsets[0]}",

@@ -3,13 +3,19 @@
 from typing import Any
 
 import pytest
+from tests.unit.consumer_world import subscription
 from tests.unit.group_world import RANGE, World
 
 from levada.core.classic_group import State
+from levada.core.consumer_protocol import write_assignment
 from levada.core.group_drafts import NEW_MEMBER_JOIN_TIMEOUT_MS
 from levada.errors import ErrorCode
 
 STICKY = (("sticky", b"s"), ("range", b"r"))
+
+
+def cooperative(owned: frozenset[int]) -> Any:
+    return (("cooperative-sticky", subscription("t", owned={"t": owned})),)
 
 
 def test_a_member_alone_is_leader_and_gets_its_assignment() -> None:
@@ -329,6 +335,20 @@ def test_a_static_member_that_restarts_keeps_its_place() -> None:
     assert world.is_in(State.STABLE)
     assert world.replies[world.sync(back.member_id, 1, instance_id="one")].assignment == old.encode()
     assert world.replayed().classic("g").members.keys() == {back.member_id}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_a_static_member_that_restarts_before_it_gives_up_partitions_makes_the_group_rebalance(
+    gives_up: bool,
+) -> None:
+    """It was to join again so that others get them (KIP-429); the new process knows nothing of that."""
+    world = World()
+    had = frozenset({0, 1})
+    old = world.joined(world.join(instance_id="one", protocols=cooperative(had))).member_id
+    kept = frozenset({0}) if gives_up else had
+    world.sync(old, 1, {old: write_assignment(3, {"t": kept})}, instance_id="one")
+    back = world.joined(world.join(instance_id="one", protocols=cooperative(frozenset())))
+    assert (back.generation, back.skip_assignment) == ((2, False) if gives_up else (1, True))
 
 
 def test_an_old_client_is_not_told_that_it_leads() -> None:

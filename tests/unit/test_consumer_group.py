@@ -659,3 +659,49 @@ def test_an_upgrade_tells_those_who_wait(world: ConsumerWorld) -> None:
     assert waiting not in world.replies
     world.enter("new", "t")
     assert world.error(waiting) is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_what_a_cooperative_member_reads_through_a_rebalance_is_its_own_after_an_upgrade(
+    world: ConsumerWorld,
+) -> None:
+    """While a generation begins the group knows no assignment, but the member reads on what it said it has."""
+    world.topic("t", 2)
+    reads = cooperative(world, "t", owned={"t": frozenset({0, 1})})
+    leaver = world.joined(world.join(protocols=cooperative(world, "t"))).member_id
+    joining = world.join(protocols=reads)
+    world.join(leaver, protocols=cooperative(world, "t"))
+    reader = world.joined(joining)
+    assert world.is_in(State.COMPLETING)
+    world.leave((leaver, None))
+    assert told(world.enter("new", "t")) == {}, "it waits until the other has given something up"
+    assert world.reads(reader.member_id) == {"t": [0, 1]}
+    world.stay("new", world.consumers.epoch)
+    assert world.reads("new") == {}
+
+
+def test_what_a_cooperative_member_is_to_give_up_is_its_own_until_it_joins_again(
+    world: ConsumerWorld,
+) -> None:
+    world.topic("t", 2)
+    member = world.joined(world.join(protocols=cooperative(world, "t", owned={"t": frozenset({0, 1})})))
+    world.sync(member.member_id, 1, {member.member_id: write_assignment(3, {"t": frozenset({0})})})
+    world.enter("new", "t")
+    assert world.reads(member.member_id) == {"t": [0, 1]} and world.reads("new") == {}
+    rejoined = world.joined(
+        world.join(member.member_id, protocols=cooperative(world, "t", owned={"t": frozenset({0})}))
+    )
+    assert rejoined.generation == world.consumers.epoch
+    world.stay("new", world.consumers.epoch)
+    assert world.reads(member.member_id) == {"t": [0]} and world.reads("new") == {"t": [1]}
+
+
+def test_a_group_that_goes_back_halfway_to_its_target_rebalances(world: ConsumerWorld) -> None:
+    """A member that waited for partitions is told of them only if it joins again."""
+    world.topic("t", 4)
+    world.enter("new", "t", instance_id="one")
+    waits = world.joined(world.join(protocols=cooperative(world, "t")))
+    assert told_partitions(world, world.sync(waits.member_id, waits.generation)) == frozenset()
+    world.beat("new", -2, instance_id="one")
+    world.join(instance_id="one", protocols=cooperative(world, "t"))
+    assert world.is_classic and world.is_in(State.PREPARING)
+    assert world.heartbeat(waits.member_id, waits.generation) is ErrorCode.REBALANCE_IN_PROGRESS

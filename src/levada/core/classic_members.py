@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from levada.core.classic_group import CONSUMER_PROTOCOL, UNKNOWN_MEMBER
 from levada.core.consumer_drafts import ConsumerDraft
-from levada.core.consumer_group import ConsumerGroup, plain
+from levada.core.consumer_group import ConsumerGroup, GroupState, plain
 from levada.core.consumer_member import ConsumerMember, MemberState
 from levada.core.consumer_protocol import Subscription, read_subscription
 from levada.core.consumer_requests import fence, subscribe
@@ -58,7 +58,7 @@ def join(
     member = draft.reconcile(member_id, by_id(draft, subscription.owned))
     draft.replies.append((ticket, _joined(member)))
     if replaced is not None and not replaced.is_classic and may_downgrade(draft):
-        downgrade(machine.limits, draft, rebalance=False)
+        downgrade(machine.limits, draft, rebalance=draft.group.state is not GroupState.STABLE)
     else:
         draft.wait(TimerKind.MEMBER_JOIN, member_id, None)
         draft.wait(TimerKind.MEMBER, member_id, request.session_timeout_ms)

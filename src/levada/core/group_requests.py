@@ -6,7 +6,15 @@ Each function works on a draft and either leaves it changed or raises what Kafka
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from levada.core.classic_group import UNKNOWN_MEMBER, ClassicGroup, Member, Protocols, State
+from levada.core.classic_group import (
+    CONSUMER_PROTOCOL,
+    UNKNOWN_MEMBER,
+    ClassicGroup,
+    Member,
+    Protocols,
+    State,
+)
+from levada.core.consumer_protocol import read_assignment, read_subscription
 from levada.core.group_drafts import Draft, GroupLimits, JoinReply, Timer, TimerKind
 from levada.core.machines import Ticket
 from levada.errors import ErrorCode, KafkaError
@@ -182,7 +190,8 @@ def _replace_static(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
     was_leader, old_leader = group.leader == old.id, group.leader
     _rename(draft, old, request, ticket)
     if group.state is State.COMPLETING or (
-        group.state is State.STABLE and group.protocol != group.select_protocol()
+        group.state is State.STABLE
+        and (group.protocol != group.select_protocol() or _was_to_give_up(group, old))
     ):
         draft.prepare()
     elif group.state is State.STABLE:
@@ -197,6 +206,22 @@ def _replace_static(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
         member = group.members[request.new_member_id]
         draft.update(member._replace(join=None))
         draft.replies.append((ticket, reply))
+
+
+def _was_to_give_up(group: ClassicGroup, member: Member) -> bool:
+    """Whether a member was assigned less than it had, so that it joins again for others to get the rest (KIP-429).
+
+    One that restarts instead has nothing to give up, and would not: the rest would stay unread.
+    """
+    if group.protocol_type != CONSUMER_PROTOCOL:
+        return False
+    said = read_subscription(member.metadata(group.protocol))
+    given = read_assignment(member.assignment)
+    return (
+        said is not None
+        and given is not None
+        and any(not had <= given.partitions.get(topic, frozenset()) for topic, had in said.owned.items())
+    )
 
 
 def _rename(draft: Draft, old: Member, request: JoinRequest, ticket: Ticket) -> None:

@@ -5,8 +5,8 @@ the classic protocol stay as they are and are told to join again, one after the 
 consumer protocol is gone, the group goes back. So an application is upgraded, or taken back, one process at a time.
 """
 
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from levada.core.assignors import Partitions
@@ -36,7 +36,7 @@ KNOWN_ASSIGNORS: Final = frozenset(("range", "roundrobin", "sticky", "cooperativ
 def upgrade(draft: ConsumerDraft, classic: ClassicGroup) -> None:
     """Make a classic group with members a consumer group, in the draft of an empty one. GROUP_ID_NOT_FOUND.
 
-    Each member has what it was last assigned. Whoever waits for a generation is told to join again.
+    Each member has what it may be reading. Whoever waits for a generation is told to join again.
     """
     if not draft.limits.upgrade:
         raise _cannot(classic, "group.consumer.migration.policy does not allow it")
@@ -46,21 +46,45 @@ def upgrade(draft: ConsumerDraft, classic: ClassicGroup) -> None:
         raise _cannot(classic, f"it has more than {draft.limits.max_size} members")
     _end_classic(draft, classic)
     members = {member.id: _upgraded(draft, classic, member) for member in classic.members.values()}
+    held = _held(members)
     group_id, epoch = classic.id, classic.generation
-    for member_id, (metadata, _) in members.items():
-        draft.put_metadata(member_id, metadata)
+    for member_id, member in members.items():
+        draft.put_metadata(member_id, member.metadata)
     draft.put(GroupEpochKey(group_id), GroupEpochValue(epoch))
-    for member_id, (_, partitions) in members.items():
+    for member_id, partitions in held.items():
         draft.put(TargetKey(group_id, member_id), target_value(partitions))
     draft.put(TargetEpochKey(group_id), TargetEpochValue(epoch, draft.now_ms))
-    for member_id, (metadata, partitions) in members.items():
-        assigned = {
-            topic: dict.fromkeys(found, epoch)
-            for topic, all_found in partitions.items()
-            if (found := [one for one in sorted(all_found) if draft.group.owner(topic, one) is None])
-        }
+    for member_id, partitions in held.items():
+        assigned = {topic: dict.fromkeys(sorted(found), epoch) for topic, found in partitions.items()}
+        metadata = members[member_id].metadata
         draft.put_current(ConsumerMember(member_id, metadata, epoch, epoch, assigned=assigned))
         draft.wait(TimerKind.MEMBER, member_id, classic.members[member_id].session_timeout_ms)
+
+
+class _Upgraded(NamedTuple):
+    """A member of the classic protocol: what it says of itself, was last assigned, and said it had when it joined."""
+
+    metadata: MemberMetadata
+    assigned: Partitions
+    said: Partitions
+
+
+def _held(members: Mapping[str, _Upgraded]) -> dict[str, dict[UUID, frozenset[int]]]:
+    """What each may be reading: what it was assigned, and what it said it had where nobody else was assigned that.
+
+    A cooperative member reads on while the group rebalances and no assignment is known. A partition has one owner.
+    """
+    owners: dict[tuple[UUID, int], str] = {}
+    claims = [(member_id, member.assigned) for member_id, member in members.items()]
+    claims += [(member_id, member.said) for member_id, member in members.items()]
+    for member_id, claimed in claims:
+        for topic, partitions in claimed.items():
+            for partition in partitions:
+                owners.setdefault((topic, partition), member_id)
+    held: dict[str, dict[UUID, frozenset[int]]] = {member_id: {} for member_id in members}
+    for (topic, partition), member_id in owners.items():
+        held[member_id][topic] = held[member_id].get(topic, frozenset()) | {partition}
+    return held
 
 
 def _cannot(classic: ClassicGroup, why: str) -> KafkaError:
@@ -81,10 +105,7 @@ def _end_classic(draft: ConsumerDraft, classic: ClassicGroup) -> None:
     draft.events.append(GroupRemoved(classic.id))
 
 
-def _upgraded(
-    draft: ConsumerDraft, classic: ClassicGroup, member: Member
-) -> tuple[MemberMetadata, dict[UUID, frozenset[int]]]:
-    """What a member of the classic protocol says of itself, and what it has."""
+def _upgraded(draft: ConsumerDraft, classic: ClassicGroup, member: Member) -> _Upgraded:
     subscription = read_subscription(member.metadata(classic.protocol or member.vote[0]))
     assignment = read_assignment(member.assignment)
     if subscription is None or assignment is None:
@@ -99,7 +120,7 @@ def _upgraded(
         subscribed_topic_names=tuple(sorted(set(subscription.topics))),
         rebalance_timeout_ms=member.rebalance_timeout_ms,
     )
-    return metadata, by_id(draft, assignment.partitions)
+    return _Upgraded(metadata, by_id(draft, assignment.partitions), by_id(draft, subscription.owned))
 
 
 def classic_metadata(protocols: tuple[tuple[str, bytes], ...], session_timeout_ms: int) -> MemberMetadata:
@@ -142,7 +163,7 @@ def downgrade(
 ) -> None:
     """Make a consumer group whose members speak the classic protocol a classic group.
 
-    Its members have what they were to have; unless nothing changed for them they are told to join again.
+    Its members have what they were to have; unless all of them were told so they must join again.
     """
     group = draft.group
     members = {
