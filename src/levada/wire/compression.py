@@ -25,7 +25,7 @@ _LZ4_STORED = 0x8000_0000
 _GUESS_BYTES = 64 * 1024
 
 
-def compress(codec: Codec, data: bytes | bytearray) -> bytes:
+def compress(codec: Codec, data: bytes | bytearray | memoryview) -> bytes:
     """Fold the records of a batch."""
     match codec:
         case Codec.NONE:
@@ -63,7 +63,7 @@ def _too_large(limit_bytes: int) -> KafkaError:
     return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"records decompress to more than {limit_bytes} bytes")
 
 
-def _compress_snappy(data: bytes | bytearray) -> bytes:
+def _compress_snappy(data: bytes | bytearray | memoryview) -> bytes:
     parts = [_XERIAL_HEADER]
     view = memoryview(data)
     for start in range(0, len(data), _XERIAL_CHUNK_BYTES):
@@ -73,7 +73,7 @@ def _compress_snappy(data: bytes | bytearray) -> bytes:
     return b"".join(parts)
 
 
-def _compress_lz4(data: bytes | bytearray) -> bytes:
+def _compress_lz4(data: bytes | bytearray | memoryview) -> bytes:
     parts = [_LZ4_HEADER]
     view = memoryview(data)
     for start in range(0, len(data), _LZ4_BLOCK_BYTES):
