@@ -106,11 +106,9 @@ def test_positions_are_the_stock_connectors_json() -> None:
 
 def test_written_offsets_must_name_what_is_read() -> None:
     zero, one = TopicPartition("t", 0), TopicPartition("t", 1)
-    assert resolve({zero: -2, one: -1}, [zero, one], {zero: 7, one: 0}, {zero: 8, one: 9}, "x") == {
-        zero: 7,
-        one: 9,
-    }
-    with pytest.raises(ValueError, match=r"option x .* no offset for t-1"):
-        resolve({zero: 1}, [zero, one], {}, {}, "x")
-    with pytest.raises(ValueError, match="no partition t-1 is read"):
-        resolve({zero: 1, one: 1}, [zero], {}, {}, "x")
+    earliest, latest = {zero: 7, one: 0}, {zero: 8, one: 9}
+    assert resolve({zero: -2, one: -1}, earliest, latest, "x") == {zero: 7, one: 9}
+    with pytest.raises(OptionError, match=r"option x .* nothing for t-1"):
+        resolve({zero: 1}, earliest, latest, "x")
+    with pytest.raises(OptionError, match="no partition t-2 is read"):
+        resolve({zero: 1, one: 1, TopicPartition("t", 2): 1}, earliest, latest, "x")

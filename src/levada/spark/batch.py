@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from levada.spark.bounds import ending, lost, starting
+from levada.spark.failures import told_plainly
 from levada.spark.logs import Logs
 from levada.spark.options import OptionError
 from levada.spark.planning import Range, Splitting, Task, average_sizes, tasks
@@ -30,6 +31,7 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._rows = Rows(schema, options)
 
+    @told_plainly()
     def partitions(self) -> list[InputPartition]:
         options, logs = self._options, Logs(self._options)
         ids = logs.partitions(missing_is_wrong=True)
@@ -49,7 +51,8 @@ class BatchReader(DataSourceReader):
         return [ReadTask(task) for task in tasks(ranges, sizes, splitting(options))] or [ReadTask(None)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return self._rows.read(partition.value)
+        with told_plainly():
+            yield from self._rows.read(partition.value)
 
 
 def splitting(options: ReadOptions) -> Splitting:

@@ -9,12 +9,10 @@ from levada.model import TopicPartition
 from levada.spark.fetching import DataLoss
 from levada.spark.logs import Logs
 from levada.spark.options import OptionError
-from levada.spark.positions import Offsets, resolve
+from levada.spark.positions import Offsets, check_places, resolve
 from levada.spark.read_options import ReadOptions
 
 Places = Collection[TopicPartition]
-
-GOES_ON = "Set option failOnDataLoss to false to go on with what is left, or begin a new query from where records are."
 
 
 def starting(
@@ -27,14 +25,14 @@ def starting(
     elif options.starting_offsets_by_timestamp is not None:
         times = dict(options.starting_offsets_by_timestamp)
         name = "startingOffsetsByTimestamp"
-        resolve(times, latest, earliest, latest, name)
+        check_places(times, latest, name)
         found = _since(options, logs, times, latest, name)
     else:
         place = options.starting_offsets if options.starting_offsets is not None else default
         if isinstance(place, str):
             found = dict(earliest if place == "earliest" else latest)
         else:
-            found = resolve(place, latest, earliest, latest, "startingOffsets")
+            found = resolve(place, earliest, latest, "startingOffsets")
     if options.from_time is None:
         return found
     # Everything before the first record from a time on is earlier than it, so need not be fetched.
@@ -51,12 +49,12 @@ def ending(options: ReadOptions, logs: Logs, earliest: Offsets, latest: Offsets)
     if options.ending_timestamp is not None:
         times = dict.fromkeys(latest, options.ending_timestamp)
     if times is not None:
-        resolve(times, latest, earliest, latest, "endingOffsetsByTimestamp")
+        check_places(times, latest, "endingOffsetsByTimestamp")
         found = logs.at(times)
         return {place: end if 0 <= end < latest[place] else latest[place] for place, end in found.items()}
     if options.ending_offsets is None or isinstance(options.ending_offsets, str):
         return dict(latest)
-    ends = resolve(options.ending_offsets, latest, earliest, latest, "endingOffsets")
+    ends = resolve(options.ending_offsets, earliest, latest, "endingOffsets")
     for place, end in ends.items():
         if end > latest[place]:
             raise OptionError(f"option endingOffsets: {place} ends at {latest[place]}, and not at {end}")
@@ -80,5 +78,5 @@ def _since(
 def lost(options: ReadOptions, what: str) -> None:
     """Records are gone that should have been read: the end of the query, or a warning."""
     if options.fail_on_data_loss:
-        raise DataLoss(ErrorCode.OFFSET_OUT_OF_RANGE, f"{what}. {GOES_ON}")
+        raise DataLoss(ErrorCode.OFFSET_OUT_OF_RANGE, what)
     warnings.warn(f"{what}; going on with what is left", stacklevel=2)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from levada.model import TopicPartition
+from levada.spark.options import OptionError
 
 LATEST, EARLIEST = -1, -2  # in place of an offset, in what a user writes
 
@@ -73,17 +74,20 @@ def parse_assign(text: str) -> Assigned:
     return tuple(sorted(set(places)))
 
 
-def resolve(
-    asked: Offsets, places: Iterable[TopicPartition], earliest: Offsets, latest: Offsets, option: str
-) -> dict[TopicPartition, int]:
-    """Offsets that a user wrote, with -1 and -2 as what they mean; ValueError unless they fit the partitions."""
+def check_places(asked: Iterable[TopicPartition], places: Iterable[TopicPartition], option: str) -> None:
+    """What a user wrote for each partition must name those that are read; OptionError otherwise."""
     wanted, there = set(asked), set(places)
     if wanted != there:
-        wrong = [f"no offset for {place}" for place in sorted(there - wanted)]
+        wrong = [f"nothing for {place}" for place in sorted(there - wanted)]
         wrong += [f"no partition {place} is read" for place in sorted(wanted - there)]
-        raise ValueError(
+        raise OptionError(
             f"option {option} must name exactly the partitions that are read: {', '.join(wrong)}"
         )
+
+
+def resolve(asked: Offsets, earliest: Offsets, latest: Offsets, option: str) -> dict[TopicPartition, int]:
+    """Offsets that a user wrote, with -1 and -2 as what they mean."""
+    check_places(asked, latest, option)
     known = {LATEST: latest, EARLIEST: earliest}
     return {place: known[offset][place] if offset in known else offset for place, offset in asked.items()}
 

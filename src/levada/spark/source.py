@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
+from levada.spark.failures import told_plainly
 from levada.spark.read_options import for_batch, for_stream, read_options
 from levada.spark.rows import table_schema
 
@@ -19,24 +20,29 @@ class LevadaDataSource(DataSource):
     def name(cls) -> str:
         return "levada"
 
+    @told_plainly()
     def schema(self) -> "StructType | str":
         return table_schema(read_options(self.options))
 
+    @told_plainly()
     def reader(self, schema: "StructType") -> DataSourceReader:
         from levada.spark.batch import BatchReader
 
         return BatchReader(for_batch(read_options(self.options)), schema)
 
+    @told_plainly()
     def streamReader(self, schema: "StructType") -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
         from levada.spark.stream import StreamReader
 
         return StreamReader(for_stream(read_options(self.options)), schema)
 
+    @told_plainly()
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
         from levada.spark.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
+    @told_plainly()
     def streamWriter(self, schema: "StructType", overwrite: bool) -> "DataSourceStreamWriter":  # noqa: N802
         from levada.spark.sink import stream_writer
 

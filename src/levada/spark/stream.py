@@ -24,6 +24,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.spark.batch import ReadTask, splitting
 from levada.spark.bounds import lost, starting
+from levada.spark.failures import told_plainly
 from levada.spark.logs import Logs, Unreachable
 from levada.spark.options import OptionError
 from levada.spark.planning import Limits, Range, Sizes, admitted, average_sizes, tasks
@@ -57,6 +58,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # Where it begins and goes
 
+    @told_plainly()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name, as those below)
         self._ids = self._logs.partitions(missing_is_wrong=True)
         earliest, latest = self._logs.earliest(self._ids), self._logs.latest(self._ids)
@@ -72,9 +74,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(limits.max_offsets or 2**63 - 1)
         return ReadAllAvailable()
 
+    @told_plainly()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = self._look()
 
+    @told_plainly()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         begun = from_json(start)
         latest = self._seen = self._look()
@@ -165,6 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # Who reads what
 
+    @told_plainly()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begun, ended = from_json(start), from_json(end)
         ids = self._logs.partitions(missing_is_wrong=False)
@@ -190,7 +195,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [ReadTask(task) for task in tasks(ranges, self._weights(), splitting(self._options))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return self._rows.read(partition.value)
+        with told_plainly():
+            yield from self._rows.read(partition.value)
 
     def _weights(self) -> Sizes:
         """Bytes of an offset in each log, asked for now and then."""
