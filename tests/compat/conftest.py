@@ -8,14 +8,15 @@ import gc
 import os
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.cache import Unavailable
+from tests.cache import Unavailable, must_be_had
 from tests.compat import raw
 from tests.compat.drivers.base import Create, Driver
 from tests.compat.drivers.registry import DRIVERS, drivers_with
+from tests.compat.features import CHOSEN, record
 from tests.compat.server import Server
 
 HERE = Path(__file__).parent
@@ -23,13 +24,31 @@ HERE = Path(__file__).parent
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*operations): runs with each client that has these operations")
+    config.addinivalue_line("markers", "shows(*features, clients): proves a row of the matrix")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Clients leave sockets open when a broker goes away (kafka-python does); that is not for us to judge."""
+    """Clients leave sockets open when a broker goes away (kafka-python does); that is not for us to judge.
+
+    The matrix comes last, since it tells of the others.
+    """
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
+    items.sort(key=lambda item: item.path.name == "test_matrix.py")
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items[:1]:
+        item.config.stash[CHOSEN] = True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    record(item, report)
+    return report
 
 
 def pytest_sessionfinish() -> None:
@@ -65,18 +84,16 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def connect(broker: str) -> Iterator[Callable[[type[Driver]], Driver]]:
     """Gives the one living driver of a client; installs and starts it the first time."""
     living: dict[str, Driver] = {}
-    missing: dict[str, str] = {}
+    missing: dict[str, Unavailable] = {}
 
     def get(wanted: type[Driver]) -> Driver:
         if wanted.name not in living and wanted.name not in missing:
             try:
                 living[wanted.name] = wanted(broker)
             except Unavailable as error:
-                missing[wanted.name] = f"{wanted.name} cannot be had here: {error}"
+                missing[wanted.name] = error
         if wanted.name in missing:
-            if os.environ.get("COMPAT_REQUIRE_ALL"):
-                pytest.fail(missing[wanted.name])
-            pytest.skip(missing[wanted.name])
+            must_be_had(wanted.name, missing[wanted.name])
         return living[wanted.name]
 
     yield get

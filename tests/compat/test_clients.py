@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 from tests.compat import raw
 from tests.compat.drivers.base import CODECS, ClientError, Config, Create, Driver, Record, eventually
+from tests.compat.features import Feature, shows
 
 NOW = int(time.time() * 1000)
 DAY = 86_400_000
@@ -37,12 +38,14 @@ def contents(records: list[Record]) -> list[object]:
 
 
 class TestTopics:
+    @shows(Feature.TOPICS)
     @pytest.mark.needs("create_topic", "list_topics")
     def test_create_and_list(self, client: Driver, name: str) -> None:
         client.create_topic(name, partitions=3)
         eventually(lambda: name in client.list_topics(), True)
         assert client.describe_topic(name).partitions == 3
 
+    @shows(Feature.TOPICS)
     @pytest.mark.needs("create_topic")
     @pytest.mark.parametrize(
         ("partitions", "replicas", "configs", "error"),
@@ -61,15 +64,18 @@ class TestTopics:
         assert failure(client.create_topic, name, partitions, replicas, configs) == error
         assert name not in client.list_topics()
 
+    @shows(Feature.TOPICS)
     @pytest.mark.needs("create_topic")
     @pytest.mark.parametrize("bad", ["", ".", "..", "white space", "slash/", "é", "a" * 250])
     def test_invalid_name(self, client: Driver, bad: str) -> None:
         assert failure(client.create_topic, bad) == "INVALID_TOPIC_EXCEPTION"
 
+    @shows(Feature.TOPICS)
     @pytest.mark.needs("create_topic")
     def test_exists_already(self, client: Driver, topic: str) -> None:
         assert failure(client.create_topic, topic) == "TOPIC_ALREADY_EXISTS"
 
+    @shows(Feature.TOPICS)
     @pytest.mark.needs("create_topic")
     def test_colliding_name(self, client: Driver, name: str) -> None:
         """Kafka's metrics cannot tell a dot from an underscore, so two such names may not both exist."""
@@ -80,12 +86,14 @@ class TestTopics:
     def test_describe_unknown(self, client: Driver, name: str) -> None:
         assert failure(client.describe_topic, name) == "UNKNOWN_TOPIC_OR_PARTITION"
 
+    @shows(Feature.PARTITIONS)
     @pytest.mark.needs("create_partitions")
     def test_create_partitions(self, client: Driver, topic: str) -> None:
         client.create_partitions(topic, 4)
         eventually(lambda: client.describe_topic(topic).partitions, 4)
         client.produce(topic, [Record(b"in the new one")], partition=3)
 
+    @shows(Feature.PARTITIONS)
     @pytest.mark.needs("create_partitions")
     def test_create_partitions_refused(self, client: Driver, topic: str, reference: Driver) -> None:
         reference.create_partitions(topic, 4)
@@ -93,6 +101,7 @@ class TestTopics:
         assert failure(client.create_partitions, topic, 4) == "INVALID_PARTITIONS"
         assert failure(client.create_partitions, f"{topic}-none", 4) == "UNKNOWN_TOPIC_OR_PARTITION"
 
+    @shows(Feature.TOPICS)
     @pytest.mark.needs("delete_topic")
     def test_delete(self, client: Driver, topic: str) -> None:
         client.delete_topic(topic)
@@ -101,18 +110,24 @@ class TestTopics:
 
     @pytest.mark.needs("delete_topic", "consume")
     def test_deleted_and_created_again(self, client: Driver, topic: str) -> None:
-        """The new topic is empty, has another id, and the client that knew the old one goes on."""
+        """The new topic is empty, and the client that knew the old one goes on."""
         client.produce(topic, [Record(b"old"), Record(b"older")])
-        before = client.describe_topic(topic)
         client.delete_topic(topic)
         client.create_topic(topic, partitions=2)
         eventually(lambda: client.describe_topic(topic).partitions, 2)
-        after = client.describe_topic(topic)
-        if "topic_ids" not in client.lacks:
-            assert after.topic_id != before.topic_id
         eventually(lambda: client.offsets(topic), (0, 0))
         client.produce(topic, [Record(b"new")])
         assert contents(client.consume(topic, 1)) == [(None, b"new", ())]
+
+    @shows(Feature.TOPIC_IDS)
+    @pytest.mark.needs("topic_ids")
+    def test_topic_id(self, client: Driver, topic: str) -> None:
+        """A topic made anew under its name has another."""
+        before = client.describe_topic(topic).topic_id
+        client.delete_topic(topic)
+        client.create_topic(topic, partitions=2)
+        eventually(lambda: client.describe_topic(topic).partitions, 2)
+        assert client.describe_topic(topic).topic_id not in (before, None)
 
     def test_auto_created_by_produce(self, client: Driver, name: str, reference: Driver) -> None:
         """auto.create.topics.enable is on by default, as in Kafka."""
@@ -144,6 +159,7 @@ class TestCluster:
 
 
 class TestConfigs:
+    @shows(Feature.SETTINGS)
     @pytest.mark.needs("describe_configs")
     def test_defaults_and_sources(self, client: Driver, name: str, create: Create) -> None:
         create(name, configs={"retention.ms": "3600000", "cleanup.policy": "compact"})
@@ -157,17 +173,20 @@ class TestConfigs:
         assert configs["message.timestamp.type"].value == "CreateTime"
         assert configs["compression.type"].value == "producer"
 
+    @shows(Feature.SETTINGS)
     @pytest.mark.needs("alter_configs")
     def test_alter(self, client: Driver, topic: str) -> None:
         client.alter_configs(topic, {"retention.ms": "7200000"})
         changed = Config("7200000", "DYNAMIC_TOPIC_CONFIG")
         eventually(lambda: client.describe_configs(topic)["retention.ms"], changed)
 
+    @shows(Feature.SETTINGS)
     @pytest.mark.needs("alter_configs")
     @pytest.mark.parametrize("bad", [{"retention.ms": "soon"}, {"no.such.setting": "1"}])
     def test_alter_refused(self, client: Driver, topic: str, bad: dict[str, str]) -> None:
         assert failure(client.alter_configs, topic, bad) == "INVALID_CONFIG"
 
+    @shows(Feature.SETTINGS)
     @pytest.mark.needs("alter_configs")
     def test_alter_takes_effect(self, client: Driver, topic: str) -> None:
         client.produce(topic, [Record(b"x" * 5000)])
@@ -177,6 +196,7 @@ class TestConfigs:
 
 
 class TestProduce:
+    @shows(Feature.CODECS)
     @pytest.mark.parametrize("codec", CODECS)
     def test_round_trip(self, client: Driver, codec: str, topic: str, broker: str, reference: Driver) -> None:
         """Keys, nulls, headers and texts come back as written, compressed as the client was told to."""
@@ -187,6 +207,7 @@ class TestProduce:
         assert codec in stored
         assert stored <= {codec, "none"}, "librdkafka leaves a batch alone that compression makes longer"
 
+    @shows(Feature.RECORDS)
     @pytest.mark.needs("empty_values")
     def test_empty_is_not_null(self, client: Driver, topic: str, reference: Driver) -> None:
         """Empty keys, values and headers stay empty, null ones null, and a header may come twice."""
@@ -197,12 +218,14 @@ class TestProduce:
         client.produce(topic, records)
         assert contents(reference.consume(topic, len(records))) == contents(records)
 
+    @shows(Feature.CONSUME)
     @pytest.mark.needs("consume")
     def test_reads_empty_and_null(self, client: Driver, topic: str, reference: Driver) -> None:
         records = [Record(b"", key=b""), Record(None, key=b"k"), Record(b"x", headers=HEADERS)]
         reference.produce(topic, records)
         assert contents(client.consume(topic, len(records))) == contents(records)
 
+    @shows(Feature.CONSUME)
     @pytest.mark.needs("consume")
     @pytest.mark.parametrize("codec", CODECS)
     def test_reads_all_codecs(self, client: Driver, codec: str, topic: str, reference: Driver) -> None:
@@ -211,6 +234,7 @@ class TestProduce:
         assert contents(read) == contents(VARIED)
         assert [record.offset for record in read] == list(range(len(VARIED)))
 
+    @shows(Feature.RECORDS)
     @pytest.mark.parametrize("codec", ["none", "lz4"])
     def test_big(self, client: Driver, codec: str, topic: str, reference: Driver) -> None:
         big = Record(bytes(range(32, 127)) * 9_500, key=b"big")
@@ -218,12 +242,14 @@ class TestProduce:
         reader = reference if "consume" in client.lacks else client
         assert contents(reader.consume(topic, 1)) == [big.content]
 
+    @shows(Feature.RECORDS)
     def test_too_large(self, client: Driver, name: str, create: Create, reference: Driver) -> None:
         create(name, configs={"max.message.bytes": "2000"})
         assert failure(client.produce, name, [Record(b"x" * 5000)]) == "MESSAGE_TOO_LARGE"
         client.produce(name, [Record(b"fits")])
         assert reference.offsets(name) == (0, 1)
 
+    @shows(Feature.IDEMPOTENT)
     def test_idempotent(self, client: Driver, topic: str, broker: str, reference: Driver) -> None:
         records = [Record(b"%d" % number) for number in range(5)]
         for _ in range(2):
@@ -233,6 +259,7 @@ class TestProduce:
             batch.producer_id >= 0 and batch.base_sequence >= 0 for batch in raw.batches(broker, topic)
         )
 
+    @shows(Feature.RECORDS)
     @pytest.mark.parametrize("acks", ["0", "1", "all"])
     def test_acks(self, client: Driver, acks: str, topic: str, reference: Driver) -> None:
         client.produce(topic, [Record(b"acks")], acks=acks)
@@ -247,11 +274,13 @@ class TestProduce:
         assert [reference.offsets(name, partition) for partition in range(3)] == [(0, 1), (0, 2), (0, 3)]
         assert reference.consume(name, 1, partition=2)[0].value == b"to 2"
 
+    @shows(Feature.TIMESTAMPS)
     @pytest.mark.needs("timestamps")
     def test_create_time(self, client: Driver, topic: str, reference: Driver) -> None:
         client.produce(topic, [Record(b"then", timestamp=NOW - DAY)])
         assert reference.consume(topic, 1)[0].timestamp == NOW - DAY
 
+    @shows(Feature.TIMESTAMPS)
     @pytest.mark.needs("timestamps")
     def test_log_append_time(self, client: Driver, name: str, create: Create, reference: Driver) -> None:
         create(name, configs={"message.timestamp.type": "LogAppendTime"})
@@ -259,6 +288,7 @@ class TestProduce:
         reader = reference if "consume" in client.lacks else client
         assert (reader.consume(name, 1)[0].timestamp or 0) >= NOW
 
+    @shows(Feature.TIMESTAMPS)
     @pytest.mark.needs("timestamps")
     def test_timestamp_too_far_ahead(self, client: Driver, topic: str) -> None:
         """message.timestamp.after.max.ms is one hour by default."""
@@ -276,6 +306,7 @@ class TestProduce:
 
 
 class TestConsume:
+    @shows(Feature.CONSUME)
     @pytest.mark.needs("consume")
     @pytest.mark.parametrize("codec", ["none", "gzip"])
     def test_from_the_middle_of_a_batch(
@@ -285,11 +316,13 @@ class TestConsume:
         read = client.consume(topic, 3, offset=7)
         assert [(record.offset, record.value) for record in read] == [(7, b"7"), (8, b"8"), (9, b"9")]
 
+    @shows(Feature.CONSUME)
     @pytest.mark.needs("consume")
     def test_offset_out_of_range(self, client: Driver, topic: str, reference: Driver) -> None:
         reference.produce(topic, [Record(b"x")] * 3)
         assert failure(client.consume, topic, 1, offset=100) == "OFFSET_OUT_OF_RANGE"
 
+    @shows(Feature.CONSUME)
     @pytest.mark.needs("consume")
     def test_many_batches(self, client: Driver, topic: str, reference: Driver) -> None:
         expected = [Record(b"%d-" % number + b"x" * 1000) for number in range(2000)]
@@ -298,6 +331,7 @@ class TestConsume:
         assert [record.offset for record in read] == list(range(len(expected)))
         assert contents(read) == contents(expected)
 
+    @shows(Feature.CONSUME)
     @pytest.mark.needs("consume")
     def test_waiting_at_the_end(self, client: Driver, topic: str, reference: Driver) -> None:
         """A long poll on an empty partition ends when a record comes."""
@@ -309,11 +343,13 @@ class TestConsume:
         waiting.join()
         assert [record.value for record in read] == [b"one", b"two"]
 
+    @shows(Feature.OFFSETS)
     def test_earliest_and_latest(self, client: Driver, topic: str, reference: Driver) -> None:
         assert client.offsets(topic) == (0, 0)
         reference.produce(topic, [Record(b"x")] * 5)
         assert client.offsets(topic) == (0, 5)
 
+    @shows(Feature.OFFSETS)
     def test_by_time(self, client: Driver, topic: str, reference: Driver) -> None:
         """Looked up inside batches too: one batch holds several of these times."""
         times = [NOW - 5 * DAY, NOW - 3 * DAY, NOW - 3 * DAY + 10, NOW - DAY]
@@ -323,6 +359,7 @@ class TestConsume:
         assert found == {0: 0, times[0]: 0, times[1]: 1, times[2]: 2, times[3]: 3, NOW - DAY + 1: 4}
         assert client.offset_for_time(topic, NOW - DAY + 6) is None
 
+    @shows(Feature.DELETE_RECORDS)
     @pytest.mark.needs("delete_records")
     def test_delete_records(self, client: Driver, topic: str, reference: Driver) -> None:
         reference.produce(topic, [Record(b"%d" % number) for number in range(10)])

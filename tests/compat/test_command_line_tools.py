@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cache import Unavailable
+from tests.cache import Unavailable, must_be_had
 from tests.compat.drivers.base import Driver, Record
 from tests.kafka_jars import java
 
@@ -28,7 +28,7 @@ def tool(broker: str) -> Tool:
         try:
             command = java(main, *arguments, "--bootstrap-server", broker)
         except Unavailable as error:
-            pytest.skip(f"Kafka's tools cannot be had here: {error}")
+            must_be_had("Kafka's tools", error)
         done = subprocess.run(
             command, input=stdin, capture_output=True, text=True, timeout=WAIT_S, check=False
         )

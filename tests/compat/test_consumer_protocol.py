@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.cache import Unavailable
+from tests.cache import Unavailable, must_be_had
 from tests.compat import raw
+from tests.compat.features import Feature, shows
 from tests.compat.members.base import (
     MEMBERS,
     ConfluentMembers,
-    FranzGoMembers,
-    JavaMembers,
     Members,
     until,
 )
@@ -32,7 +31,7 @@ SETTINGS = {
     "group.consumer.session.timeout.ms": 3_000,
     "group.consumer.heartbeat.interval.ms": 100,
 }
-SPEAKERS: tuple[type[Members], ...] = (ConfluentMembers, FranzGoMembers, JavaMembers)
+SPEAKERS = tuple(kind for kind in MEMBERS if "consumer" not in kind.lacks)
 
 Start = Callable[[type[Members]], Members]
 
@@ -50,8 +49,9 @@ def broker(request: pytest.FixtureRequest) -> str:
     return other or str(request.getfixturevalue("server").address)
 
 
-def clients(*chosen: type[Members]) -> pytest.MarkDecorator:
-    kinds = chosen or SPEAKERS
+def clients(*needed: str) -> pytest.MarkDecorator:
+    """Run with each client that has the protocol, and these abilities."""
+    kinds = [kind for kind in SPEAKERS if not kind.lacks.intersection(needed)]
     return pytest.mark.parametrize("kind", kinds, ids=[kind.name for kind in kinds])
 
 
@@ -64,9 +64,7 @@ def start(broker: str) -> Iterator[Start]:
         try:
             programs.append(kind(broker))
         except Unavailable as missing:
-            if os.environ.get("COMPAT_REQUIRE_ALL"):
-                pytest.fail(str(missing))
-            pytest.skip(f"{kind.name} cannot be had here: {missing}")
+            must_be_had(kind.name, missing)
         return programs[-1]
 
     yield begin
@@ -109,6 +107,7 @@ def assignments(wire: raw.Connection, group: str) -> list[dict[str, list[int]]]:
     ]
 
 
+@shows(Feature.CONSUMER)
 @clients()
 def test_members_share_partitions_and_those_who_are_gone_are_replaced(
     start: Start, kind: type[Members], wire: raw.Connection, group: str, topic: str
@@ -131,6 +130,7 @@ def test_members_share_partitions_and_those_who_are_gone_are_replaced(
     assert wait_for_records(produce(wire, topic, 5), c)
 
 
+@shows(Feature.CONSUMER)
 @clients()
 def test_a_rebalance_takes_only_what_moves(
     start: Start, kind: type[Members], wire: raw.Connection, group: str, topic: str
@@ -144,6 +144,7 @@ def test_a_rebalance_takes_only_what_moves(
     assert not program.look("b").revoked
 
 
+@shows(Feature.CONSUMER_COMMITS)
 @clients()
 def test_a_group_goes_on_where_it_committed(
     start: Start, kind: type[Members], wire: raw.Connection, group: str, topic: str
@@ -161,7 +162,8 @@ def test_a_group_goes_on_where_it_committed(
     assert sorted(wait_for_records(fresh, b)) == sorted(fresh)
 
 
-@clients(ConfluentMembers, JavaMembers)
+@shows(Feature.CONSUMER_STATIC)
+@clients("consumer-static")
 def test_a_static_member_comes_back_to_what_it_had(
     start: Start, kind: type[Members], wire: raw.Connection, group: str, topic: str
 ) -> None:
@@ -180,7 +182,8 @@ def test_a_static_member_comes_back_to_what_it_had(
     assert described(wire, group).group_epoch == epoch
 
 
-@clients(ConfluentMembers, JavaMembers)
+@shows(Feature.CONSUMER_ASSIGNORS)
+@clients()
 @pytest.mark.parametrize(("assignor", "first"), [("range", {0, 1}), ("uniform", None)])
 def test_members_choose_the_assignor(
     start: Start,
@@ -200,7 +203,8 @@ def test_members_choose_the_assignor(
     assert first is None or first in shares
 
 
-@clients(ConfluentMembers, JavaMembers)
+@shows(Feature.CONSUMER_PATTERNS)
+@clients()
 def test_a_pattern_is_followed_by_the_broker(
     start: Start, kind: type[Members], wire: raw.Connection, group: str, name: str
 ) -> None:
@@ -222,7 +226,8 @@ def test_a_pattern_is_followed_by_the_broker(
     until(lambda: described(wire, group).group_state == "Stable", lambda: described(wire, group))
 
 
-@clients(ConfluentMembers, JavaMembers)
+@shows(Feature.CONSUMER_ADMIN)
+@clients()
 def test_operators_see_and_change_groups(
     start: Start, kind: type[Members], wire: raw.Connection, group: str, topic: str
 ) -> None:
@@ -257,7 +262,8 @@ def test_members_of_different_clients_form_one_group(
     wait_for_shares(living[-1])
 
 
-@clients(ConfluentMembers, JavaMembers)
+@shows(Feature.MIGRATION)
+@clients()
 def test_an_application_changes_its_protocol_one_process_at_a_time(
     start: Start, kind: type[Members], wire: raw.Connection, group: str, topic: str
 ) -> None:
@@ -289,6 +295,7 @@ def test_an_application_changes_its_protocol_one_process_at_a_time(
     wait_for_records(produce(wire, topic, 2), (program, "e"))
 
 
+@shows(Feature.CONSUMER_KILL)
 @clients()
 def test_members_stay_when_the_broker_is_killed(
     start: Start, kind: type[Members], server: Server, wire: raw.Connection, group: str, topic: str
@@ -326,7 +333,7 @@ def test_kafkas_own_tool_describes_the_group(
         try:
             command = java("org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", *arguments)
         except Unavailable as error:
-            pytest.skip(f"Kafka's tools cannot be had here: {error}")
+            must_be_had("Kafka's tools", error)
         command += ["--bootstrap-server", broker]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
@@ -355,18 +362,9 @@ def test_kafkas_own_tool_reads_the_journal(
     try:
         command = java("org.apache.kafka.tools.DumpLogSegments", "--offsets-decoder", "--files")
     except Unavailable as error:
-        pytest.skip(f"Kafka's tools cannot be had here: {error}")
+        must_be_had("Kafka's tools", error)
     command.append(",".join(str(log) for log in logs if log.stat().st_size))
     told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     written = set(re.findall(rf'"type":"(\d+)","data":{{"group(?:Id)?":"{group}"', told))
     assert written == {"2", "3", "5", "6", "7", "8", "16"}
     assert "Failed" not in told and "rror" not in told
-
-
-def test_every_client_of_the_protocol_is_tried() -> None:
-    """The others speak only the classic one."""
-    assert {kind.name for kind in MEMBERS} - {kind.name for kind in SPEAKERS} == {
-        "kafka-python",
-        "aiokafka",
-        "kafkajs",
-    }

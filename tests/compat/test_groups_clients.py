@@ -6,9 +6,10 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.cache import Unavailable
+from tests.cache import Unavailable, must_be_had
 from tests.compat import raw
 from tests.compat.drivers.base import ClientError
+from tests.compat.features import Feature, shows
 from tests.compat.members.base import MEMBERS, Members, Seen, shares, until
 from tests.compat.server import Server
 
@@ -44,9 +45,7 @@ def start(broker: str, kind: type[Members]) -> Iterator[Start]:
         try:
             programs.append(kind(broker))
         except Unavailable as missing:
-            if os.environ.get("COMPAT_REQUIRE_ALL"):
-                pytest.fail(str(missing))
-            pytest.skip(f"{kind.name} cannot be had here: {missing}")
+            must_be_had(kind.name, missing)
         return programs[-1]
 
     yield begin
@@ -108,6 +107,7 @@ def wait_for_records(expected: set[tuple[int, int]], *members: tuple[Members, st
     return list(read)
 
 
+@shows(Feature.GROUPS)
 @clients()
 def test_members_share_partitions_and_those_who_are_gone_are_replaced(
     start: Start, wire: raw.Connection, group: str, topic: str
@@ -128,6 +128,7 @@ def test_members_share_partitions_and_those_who_are_gone_are_replaced(
     assert wait_for_records(produce(wire, topic, 5), (one, "c"))
 
 
+@shows(Feature.COMMITS)
 @clients()
 def test_a_group_goes_on_where_it_committed(
     start: Start, wire: raw.Connection, group: str, topic: str
@@ -145,25 +146,26 @@ def test_a_group_goes_on_where_it_committed(
     assert sorted(wait_for_records(fresh, (program, "b"))) == sorted(fresh)
 
 
+@shows(Feature.STATIC)
 @clients("static")
 def test_a_static_member_restarts_without_a_rebalance(
     start: Start, wire: raw.Connection, group: str, topic: str
 ) -> None:
     """KIP-345."""
-    one, other = start(), start()
+    one, other, again = start(), start(), start()
     session = {"session_timeout_ms": 20_000}
     one.join("a", group, topic, instance_id="first", **session)
     wait_for_shares((one, "a"))
     other.join("b", group, topic, instance_id="second", **session)
     before = wait_for_shares((one, "a"), (other, "b"))
     other.kill()
-    again = start()
     again.join("b", group, topic, instance_id="second", **session)
     after = wait_for_shares((one, "a"), (again, "b"))
     assert [seen.partitions for seen in after] == [seen.partitions for seen in before]
     assert (after[0].assignments, after[0].revoked) == (before[0].assignments, before[0].revoked)
 
 
+@shows(Feature.COOPERATIVE)
 @clients("cooperative")
 def test_a_cooperative_rebalance_takes_only_what_moves(
     start: Start, wire: raw.Connection, group: str, topic: str
@@ -181,18 +183,39 @@ def test_a_cooperative_rebalance_takes_only_what_moves(
     assert len([partition for once in program.look("a").revoked for partition in once]) == PARTITIONS // 2
 
 
-@clients("administration")
-def test_operators_see_and_change_groups(start: Start, wire: raw.Connection, group: str, topic: str) -> None:
-    program = start()
+def join_two(program: Members, wire: raw.Connection, group: str, topic: str) -> None:
+    """Members a and b share the topic and have read three records of each partition."""
     for count, member in enumerate(("a", "b"), start=1):
         program.join(member, group, topic)
         wait_for_shares(*((program, name) for name in ("a", "b")[:count]))
     wait_for_records(produce(wire, topic, 3), (program, "a"), (program, "b"))
+
+
+@shows(Feature.DESCRIBE_GROUPS)
+@clients()
+def test_operators_see_groups(start: Start, wire: raw.Connection, group: str, topic: str) -> None:
+    program = start()
+    join_two(program, wire, group, topic)
     assert program.list_groups()[group] in ("Stable", "")
     until(lambda: program.describe_group(group)[0] == "Stable", lambda: program.describe_group(group))
     owned = program.describe_group(group)[1]
     assert [len(part) for part in owned] == [2, 2]
     assert sorted(partition for part in owned for partition in part) == list(range(PARTITIONS))
+    for member in ("a", "b"):
+        program.commit(member, f"seen by {member}")
+    found = program.committed(group, topic)
+    assert {offset for offset, _ in found.values()} == {3}
+    assert sorted(metadata for _, metadata in found.values()) == ["seen by a"] * 2 + ["seen by b"] * 2
+    for member in ("a", "b"):
+        program.leave(member)
+    until(lambda: program.describe_group(group) == ("Empty", []), lambda: program.describe_group(group))
+
+
+@shows(Feature.CHANGE_GROUPS)
+@clients("change")
+def test_operators_change_groups(start: Start, wire: raw.Connection, group: str, topic: str) -> None:
+    program = start()
+    join_two(program, wire, group, topic)
     for member in ("a", "b"):
         program.commit(member)
     with pytest.raises(ClientError, match="NON_EMPTY_GROUP"):
@@ -211,6 +234,29 @@ def test_operators_see_and_change_groups(start: Start, wire: raw.Connection, gro
     assert group not in program.list_groups()
     with pytest.raises(ClientError, match="GROUP_ID_NOT_FOUND"):
         program.delete_group(group)
+
+
+@shows(Feature.TRIM_GROUPS)
+@clients("trim")
+def test_operators_trim_groups(start: Start, wire: raw.Connection, group: str, topic: str) -> None:
+    """Offsets are forgotten one by one, and a static member that will not come back is removed (KIP-496, KIP-345)."""
+    program = start()
+    written = produce(wire, topic, 3)
+    program.join("a", group, topic, instance_id="gone-for-good", session_timeout_ms=20_000)
+    wait_for_shares((program, "a"))
+    wait_for_records(written, (program, "a"))
+    program.commit("a")
+    with pytest.raises(ClientError, match="GROUP_SUBSCRIBED_TO_TOPIC"):
+        program.delete_offsets(group, topic, 1)
+    program.kill()
+    other = start()
+    assert other.describe_group(group)[1] == [list(range(PARTITIONS))]
+    other.remove_member(group, "gone-for-good")
+    assert other.describe_group(group) == ("Empty", [])
+    with pytest.raises(ClientError, match="UNKNOWN_MEMBER_ID"):
+        other.remove_member(group, "never here")
+    other.delete_offsets(group, topic, 1)
+    assert sorted(other.committed(group, topic)) == [0, 2, 3]
 
 
 def test_members_of_different_clients_form_one_group(

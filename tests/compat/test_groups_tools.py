@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
-from tests.cache import Unavailable
+from tests.cache import Unavailable, must_be_had
 from tests.compat import raw
 from tests.compat.server import Server
 from tests.kafka_jars import java
@@ -38,7 +38,7 @@ def tool(broker: str, main: str, *arguments: str) -> str:
     try:
         command = java(main, *arguments, "--bootstrap-server", broker)
     except Unavailable as error:
-        pytest.skip(f"Kafka's tools cannot be had here: {error}")
+        must_be_had("Kafka's tools", error)
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

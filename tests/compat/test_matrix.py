@@ -1,55 +1,79 @@
-"""The tables of docs/compatibility.md are made from the drivers and the handlers, so that they stay true.
+"""The tables of docs/compatibility.md show what this run has seen: it is the last test of the run for that.
 
-UPDATE_REFERENCE=1 writes them anew, otherwise they must agree.
+UPDATE_REFERENCE=1 writes them anew, otherwise they must agree. A run of some of the tests, or without some of the
+clients, speaks only of the cells that it has tried. A cell without a test has the letter of the reason for that.
 """
 
 import os
-from collections.abc import Callable, Iterator
+import string
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from tests.compat.drivers.registry import DRIVERS
-from tests.compat.members.base import MEMBERS
-from tests.compat.transactors.base import TRANSACTORS
+from tests.compat.features import ABSENCES, CHOSEN, SHOWN, Feature, Shown
 
 import levada.server  # noqa: F401 (declares all handlers)
 from levada.api.registry import HANDLERS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "compatibility.md"
+CLIENTS = [driver.name for driver in DRIVERS]
+TESTED = ("✓", "✗")
 
-CAPABILITIES = {
-    "create, describe and delete topics": "create_topic",
-    "add partitions": "create_partitions",
-    "describe and alter settings": "alter_configs",
-    "delete records": "delete_records",
-    "topic ids": "topic_ids",
-    "produce: none, gzip, snappy, lz4, zstd": "produce",
-    "produce: keys, headers, nulls, 900 KB, acks 0/1/all": "produce",
-    "produce: idempotent": "produce",
-    "produce: own timestamps": "timestamps",
-    "offsets: earliest, latest, by time": "offsets",
-    "consume by offset, all codecs, long poll": "consume",
-    "write through restarts of the broker": "long_lived",
-}
-# What has tests of its own: who takes part in them.
-ABLE = {
-    "groups: classic protocol, committed offsets": {kind.name for kind in MEMBERS},
-    "groups: static members": {kind.name for kind in MEMBERS if "static" not in kind.lacks},
-    "groups: cooperative rebalances": {kind.name for kind in MEMBERS if "cooperative" not in kind.lacks},
-    "transactions: exactly-once copies, fencing": {kind.name for kind in TRANSACTORS},
-}
+Cells = Mapping[tuple[str, str], str]
 
 
-def clients() -> Iterator[str]:
+def cells(shown: str) -> Cells:
+    """What a table shows of tests."""
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in shown.splitlines()
+        if line.startswith("|")
+    ]
+    if not rows:
+        return {}
+    names = rows[0][1:]
+    found = {(row[0], name): cell for row in rows[2:] for name, cell in zip(names, row[1:], strict=True)}
+    return {place: cell for place, cell in found.items() if cell in TESTED}
+
+
+def absent() -> Cells:
+    """The letters of the reasons."""
+    return {
+        (feature, client): letter
+        for letter, absence in zip(string.ascii_lowercase, ABSENCES, strict=False)
+        for feature in absence.features
+        for client in absence.clients
+    }
+
+
+def seen(shown: Shown, *, is_whole: bool) -> Cells:
+    """The cells that a run tells of."""
+    told: dict[tuple[str, str], str] = {}
+    for feature in Feature:
+        for client in CLIENTS:
+            outcomes = shown.get((feature, client), set())
+            if "failed" in outcomes:
+                told[feature, client] = "✗"
+            elif "passed" in outcomes:
+                told[feature, client] = "✓"
+            elif is_whole and not outcomes:
+                told[feature, client] = ""
+    return told
+
+
+def clients(told: Cells) -> Iterator[str]:
     """What each client is tested to do."""
-    yield "| |" + "|".join(f" {driver.name} " for driver in DRIVERS) + "|"
-    yield "|---|" + ":-:|" * len(DRIVERS)
-    for words, operation in CAPABILITIES.items():
-        cells = ("" if operation in driver.lacks else "✓" for driver in DRIVERS)
-        yield f"| {words} |" + "|".join(f" {cell} " for cell in cells) + "|"
-    for words, able in ABLE.items():
-        cells = ("✓" if driver.name in able else "" for driver in DRIVERS)
-        yield f"| {words} |" + "|".join(f" {cell} " for cell in cells) + "|"
+    yield "| |" + "|".join(f" {client} " for client in CLIENTS) + "|"
+    yield "|---|" + ":-:|" * len(CLIENTS)
+    reasons = absent()
+    for feature in Feature:
+        row = [told.get((feature, client)) or reasons.get((feature, client), "") for client in CLIENTS]
+        yield f"| {feature} |" + "|".join(f" {cell} " for cell in row) + "|"
+    yield ""
+    for letter, absence in zip(string.ascii_lowercase, ABSENCES, strict=False):
+        yield f"- {letter}: {absence.why}"
 
 
 def apis() -> Iterator[str]:
@@ -63,13 +87,50 @@ def apis() -> Iterator[str]:
         yield f"| {name} | {first if first == last else f'{first}-{last}'} | {told} |"
 
 
-@pytest.mark.parametrize(("mark", "lines"), [("matrix", clients), ("apis", apis)], ids=["clients", "apis"])
-def test_the_page_shows_what_is(mark: str, lines: Callable[[], Iterator[str]]) -> None:
-    begin, end = f"<!-- {mark}:begin -->\n", f"<!-- {mark}:end -->"
-    table = "".join(f"{line}\n" for line in lines())
-    before, _, rest = PAGE.read_text().partition(begin)
-    shown, _, after = rest.partition(end)
-    if os.environ.get("UPDATE_REFERENCE"):
-        PAGE.write_text(before + begin + table + end + after)
-        return
-    assert shown == table, "run UPDATE_REFERENCE=1 pytest tests/compat/test_matrix.py"
+class Table:
+    """One of the page, between its marks."""
+
+    def __init__(self, mark: str) -> None:
+        begin, end = f"<!-- {mark}:begin -->\n", f"<!-- {mark}:end -->"
+        before, _, rest = PAGE.read_text().partition(begin)
+        self.shown, _, after = rest.partition(end)
+        self._before, self._after = before + begin, end + after
+
+    def must_show(self, lines: Iterator[str], how: str) -> None:
+        table = "".join(f"{line}\n" for line in lines)
+        if os.environ.get("UPDATE_REFERENCE"):
+            PAGE.write_text(self._before + table + self._after)
+        else:
+            assert self.shown == table, f"run UPDATE_REFERENCE=1 pytest {how}"
+
+
+def test_the_page_shows_what_the_broker_serves() -> None:
+    Table("apis").must_show(apis(), "tests/compat/test_matrix.py")
+
+
+def test_the_page_shows_what_clients_did(request: pytest.FixtureRequest) -> None:
+    """Everything in the table was done in this run by that client, and nothing that was done is missing."""
+    told = seen(request.config.stash.get(SHOWN, {}), is_whole=is_whole(request.session))
+    table = Table("matrix")
+    table.must_show(clients({**cells(table.shown), **told}), "tests/compat")
+
+
+def test_every_cell_is_a_test_or_a_reason() -> None:
+    """And not both: a reason that is no longer true goes."""
+    tested = cells(Table("matrix").shown)
+    places = {(str(feature), client) for feature in Feature for client in CLIENTS}
+    assert tested.keys() | absent().keys() == places
+    assert not tested.keys() & absent().keys()
+
+
+def is_whole(session: pytest.Session) -> bool:
+    """Whether every test of this folder runs in this process."""
+    files = set(HERE.rglob("test_*.py"))
+    chosen = any("::" in argument for argument in session.config.args)
+    return (
+        files <= {item.path for item in session.items}
+        and not chosen
+        and not session.config.stash.get(CHOSEN, False)
+        and not hasattr(session.config, "workerinput")
+        and "COMPAT_BOOTSTRAP" not in os.environ
+    )

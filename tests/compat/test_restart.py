@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.compat.drivers.base import Driver, Record
 from tests.compat.drivers.registry import drivers_with
+from tests.compat.features import Feature, shows
 from tests.compat.raw import Connection
 from tests.compat.server import Server
 
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 ROUNDS = 30
 RECORDS = 20
+LONG_LIVED = drivers_with(("long_lived",))
 
 
 def expected() -> list[bytes]:
@@ -52,9 +54,10 @@ class Writer(threading.Thread):
             self.under_way.set()
 
 
+@shows(Feature.RESTARTS, clients=[driver.name for driver in LONG_LIVED])
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["clean", "killed"])
 def test_writers_go_on(tmp_path: Path, how: signal.Signals, available: list[type[Driver]]) -> None:
-    chosen = [driver for driver in drivers_with(("long_lived",)) if driver in available]
+    chosen = [driver for driver in LONG_LIVED if driver in available]
     with Server(tmp_path) as server:
         writers = [Writer(driver(server.address)) for driver in chosen]
         try:

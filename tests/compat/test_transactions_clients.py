@@ -1,16 +1,25 @@
 """Transactions with every client that has them (R31-R33): commits, aborts, fencing, offsets, and what readers see."""
 
-import os
 import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.cache import Unavailable
+from tests.cache import Unavailable, must_be_had
 from tests.compat import raw
 from tests.compat.drivers.base import ClientError, Create, Driver, Record, eventually
+from tests.compat.features import Feature, shows
 from tests.compat.transactors.base import LAST, TRANSACTORS, ConfluentTransactors, Transactors
 
 Connect = Callable[[type[Transactors]], Transactors]
+READ_COMMITTED = 1
+
+
+def end_offset(wire: raw.Connection, topic: str, isolation_level: int = 0) -> int:
+    """What a reader is told as the end of partition 0."""
+    place = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": -1}
+    asked = {"replica_id": -1, "topics": [{"name": topic, "partitions": [place]}]}
+    answer = wire.call("list_offsets", 7, asked | {"isolation_level": isolation_level})
+    return int(answer.topics[0].partitions[0].offset)
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +32,7 @@ def connect_transactors(broker: str) -> Iterator[Connect]:
             try:
                 living[wanted] = wanted(broker)
             except Unavailable as error:
-                if os.environ.get("COMPAT_REQUIRE_ALL"):
-                    pytest.fail(f"{wanted.name} cannot be had here: {error}")
-                pytest.skip(f"{wanted.name} cannot be had here: {error}")
+                must_be_had(wanted.name, error)
         return living[wanted]
 
     yield get
@@ -33,7 +40,16 @@ def connect_transactors(broker: str) -> Iterator[Connect]:
         program.close()
 
 
-@pytest.fixture(params=TRANSACTORS, ids=lambda program: program.name)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with `transactors` runs once for each client that has what the test needs."""
+    if "transactors" in metafunc.fixturenames:
+        needed = {ability for mark in metafunc.definition.iter_markers("needs") for ability in mark.args}
+        chosen = [kind for kind in TRANSACTORS if not kind.lacks & needed]
+        names = [kind.name for kind in chosen]
+        metafunc.parametrize("transactors", chosen, ids=names, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def transactors(request: pytest.FixtureRequest, connect_transactors: Connect) -> Transactors:
     return connect_transactors(request.param)
 
@@ -67,6 +83,7 @@ def committed_offset(wire: raw.Connection) -> Callable[[str, str], int]:
     return look
 
 
+@shows(Feature.TRANSACTIONS, Feature.ABORTED)
 def test_readers_of_committed_records_see_what_was_committed(
     transactors: Transactors, transactional_id: str, topic: str, finish: Callable[[str], None]
 ) -> None:
@@ -81,6 +98,7 @@ def test_readers_of_committed_records_see_what_was_committed(
     assert transactors.read(topic, committed=False) == [everything]
 
 
+@shows(Feature.TRANSACTIONS)
 def test_a_transaction_spans_partitions(
     transactors: Transactors,
     transactional_id: str,
@@ -99,6 +117,7 @@ def test_a_transaction_spans_partitions(
     assert transactors.read(topic, 3) == [[f"True {partition}"] * 2 for partition in range(3)]
 
 
+@shows(Feature.FENCING)
 def test_a_new_producer_fences_the_one_before_and_its_open_transaction_is_aborted(
     transactors: Transactors, transactional_id: str, topic: str, finish: Callable[[str], None]
 ) -> None:
@@ -108,12 +127,60 @@ def test_a_new_producer_fences_the_one_before_and_its_open_transaction_is_aborte
     transactors.init("new", transactional_id)
     with pytest.raises(ClientError) as caught:
         transactors.end("old", commit=True)
-    assert "fenced" in f"{caught.value.name} {caught.value}".lower() or "epoch" in str(caught.value).lower()
+    assert is_fenced(caught.value)
     transactors.transact("new", topic, ["after"], commit=True)
     finish(topic)
     assert transactors.read(topic) == [["after"]]
 
 
+def is_fenced(error: ClientError) -> bool:
+    """Clients have different words for it."""
+    told = f"{error.name} {error}".lower()
+    return "fenced" in told or "epoch" in told
+
+
+@shows(Feature.FENCING)
+def test_the_next_producer_ends_what_a_killed_one_left_open(
+    transactors: Transactors, broker: str, transactional_id: str, topic: str, finish: Callable[[str], None]
+) -> None:
+    """Long before the timeout: readers wait for the next of that id, no longer."""
+    killed = type(transactors)(broker)
+    killed.init("a", transactional_id)
+    killed.transact("a", topic, ["whole"], commit=True)
+    killed.begin("a")
+    killed.send("a", topic, ["half"])
+    killed.kill()
+    killed.close()
+    transactors.init("b", transactional_id)
+    transactors.transact("b", topic, ["next"], commit=True)
+    finish(topic)
+    assert transactors.read(topic) == [["whole", "next"]]
+
+
+@shows(Feature.TIMEOUT)
+def test_a_transaction_that_takes_too_long_is_aborted(
+    transactors: Transactors,
+    transactional_id: str,
+    topic: str,
+    wire: raw.Connection,
+    finish: Callable[[str], None],
+) -> None:
+    """Nobody is needed for that, and its producer is told."""
+    transactors.init("slow", transactional_id, timeout_ms=1_000)
+    transactors.begin("slow")
+    transactors.send("slow", topic, ["too late"])
+    asked = {"transactional_ids": [transactional_id]}
+    eventually(
+        lambda: wire.call("describe_transactions", 0, asked).transaction_states[0].transaction_state,
+        "CompleteAbort",
+    )
+    finish(topic)
+    with pytest.raises(ClientError):
+        transactors.end("slow", commit=True)
+    assert transactors.read(topic) == [[]]
+
+
+@shows(Feature.TXN_OFFSETS)
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_offsets_count_with_the_transaction_that_carries_them(
     transactors: Transactors,
@@ -130,6 +197,56 @@ def test_offsets_count_with_the_transaction_that_carries_them(
     assert committed_offset(group, topic) == -1
     transactors.end("c", commit)
     assert committed_offset(group, topic) == (7 if commit else -1)
+
+
+@shows(Feature.TXN_MEMBERS)
+@pytest.mark.needs("member")
+def test_offsets_of_a_former_member_are_refused(
+    transactors: Transactors,
+    transactional_id: str,
+    topic: str,
+    wire: raw.Connection,
+    committed_offset: Callable[[str, str], int],
+) -> None:
+    """A worker that was replaced cannot commit, however late it wakes up (KIP-447)."""
+    group = f"group-{transactional_id}"
+    transactors.init("f", transactional_id)
+    transactors.join(group, topic)
+    transactors.begin("f")
+    transactors.send("f", topic, ["as a member"])
+    transactors.send_offset("f", group, topic, 3)
+    transactors.end("f", commit=True)
+    assert committed_offset(group, topic) == 3
+    (member,) = wire.call("describe_groups", 5, {"groups": [group]}).groups[0].members
+    leaving = {"group_id": group, "members": [{"member_id": member.member_id}]}
+    assert wire.call("leave_group", 4, leaving).error_code == 0
+    transactors.begin("f")
+    transactors.send("f", topic, ["as a stranger"])
+    with pytest.raises(ClientError):
+        transactors.send_offset("f", group, topic, 5)
+    transactors.end("f", commit=False)
+    assert committed_offset(group, topic) == 3
+
+
+@shows(Feature.TXN_ADMIN)
+@pytest.mark.needs("admin")
+def test_operators_see_and_end_transactions(
+    transactors: Transactors,
+    transactional_id: str,
+    topic: str,
+    wire: raw.Connection,
+    finish: Callable[[str], None],
+) -> None:
+    """KIP-664."""
+    transactors.init("g", transactional_id)
+    transactors.begin("g")
+    transactors.send("g", topic, ["left open"])
+    assert transactors.list_transactions()[transactional_id] == "Ongoing"
+    assert transactors.describe_transaction(transactional_id) == ("Ongoing", [f"{topic}-0"])
+    transactors.abort_in(topic)
+    finish(topic)
+    assert end_offset(wire, topic, READ_COMMITTED) == 3
+    assert transactors.read(topic) == [[]]
 
 
 def test_clients_understand_each_others_transactions(
@@ -160,19 +277,16 @@ def test_an_open_transaction_hides_what_comes_after_it(
 ) -> None:
     """The last stable offset is what a reader of committed records is told as the end."""
 
-    def end_offset(isolation_level: int) -> int:
-        place = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": -1}
-        asked = {"replica_id": -1, "topics": [{"name": topic, "partitions": [place]}]}
-        answer = wire.call("list_offsets", 7, asked | {"isolation_level": isolation_level})
-        return int(answer.topics[0].partitions[0].offset)
+    def ends() -> tuple[int, int]:
+        return end_offset(wire, topic), end_offset(wire, topic, READ_COMMITTED)
 
     program = connect_transactors(ConfluentTransactors)
     program.init("e", transactional_id)
     program.begin("e")
     program.send("e", topic, ["open"])
     reference.produce(topic, [Record(b"plain")])
-    assert (end_offset(0), end_offset(1)) == (2, 0)
+    assert ends() == (2, 0)
     program.end("e", commit=False)
-    eventually(lambda: (end_offset(0), end_offset(1)), (3, 3))
+    eventually(ends, (3, 3))
     reference.produce(topic, [Record(LAST.encode())])
     assert program.read(topic) == [["plain"]]

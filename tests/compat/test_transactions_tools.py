@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Producer
-from tests.cache import Unavailable
+from tests.cache import Unavailable, must_be_had
 from tests.compat.server import Server
 from tests.kafka_jars import java
 
@@ -25,7 +25,7 @@ def tool(main: str, *arguments: str) -> str:
     try:
         command = java(f"{TOOLS}.{main}", *arguments)
     except Unavailable as error:
-        pytest.skip(f"Kafka's tools cannot be had here: {error}")
+        must_be_had("Kafka's tools", error)
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

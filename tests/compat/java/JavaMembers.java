@@ -159,6 +159,16 @@ public class JavaMembers {
                 return null;
             }
             case "delete_group": admin.deleteConsumerGroups(List.of(group)).all().get(); return null;
+            case "delete_offsets": {
+                TopicPartition place = new TopicPartition(call.get("topic").asText(), call.get("partition").asInt());
+                admin.deleteConsumerGroupOffsets(group, Set.of(place)).all().get();
+                return null;
+            }
+            case "remove_member": {
+                MemberToRemove gone = new MemberToRemove(call.get("instance_id").asText());
+                admin.removeMembersFromConsumerGroup(group, new RemoveMembersFromConsumerGroupOptions(List.of(gone))).all().get();
+                return null;
+            }
             default: throw new IllegalArgumentException(call.toString());
         }
     }

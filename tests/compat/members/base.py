@@ -30,7 +30,11 @@ class Seen(NamedTuple):
 
 
 class Members(Program):
-    """A program with members."""
+    """A program with members.
+
+    `lacks` says what the client itself does not have: `static` members, `cooperative` rebalances, the `consumer`
+    protocol, in it `consumer-static` members, admin calls that `change` groups, and those that `trim` them.
+    """
 
     lacks: ClassVar[frozenset[str]] = frozenset()
 
@@ -85,6 +89,14 @@ class Members(Program):
     def delete_group(self, group: str) -> None:
         self._call("delete_group", group=group)
 
+    def delete_offsets(self, group: str, topic: str, partition: int) -> None:
+        """Forget what the group has committed there."""
+        self._call("delete_offsets", group=group, topic=topic, partition=partition)
+
+    def remove_member(self, group: str, instance_id: str) -> None:
+        """Remove a static member, as an operator does with one that will not come back."""
+        self._call("remove_member", group=group, instance_id=instance_id)
+
 
 class PythonMembers(Members):
     """A client for Python; its program is a module here."""
@@ -98,34 +110,34 @@ class PythonMembers(Members):
 class ConfluentMembers(PythonMembers):
     name: ClassVar[str] = "confluent-kafka"
     module: ClassVar[str] = "confluent_program"
+    lacks: ClassVar[frozenset[str]] = frozenset({"trim"})
 
 
 class KafkaPythonMembers(PythonMembers):
     name: ClassVar[str] = "kafka-python"
     module: ClassVar[str] = "kafka_python_program"
-    lacks: ClassVar[frozenset[str]] = frozenset({"cooperative"})
+    lacks: ClassVar[frozenset[str]] = frozenset({"consumer"})
 
 
 class AiokafkaMembers(PythonMembers):
-    """Without an administrator's calls that change something."""
-
     name: ClassVar[str] = "aiokafka"
     module: ClassVar[str] = "aio_program"
-    lacks: ClassVar[frozenset[str]] = frozenset({"cooperative", "administration"})
+    lacks: ClassVar[frozenset[str]] = frozenset({"cooperative", "consumer", "change", "trim"})
 
 
 class KafkajsMembers(Members, Kafkajs):
-    """kafkajs has neither static members nor cooperative rebalancing."""
-
     name: ClassVar[str] = "kafkajs"
-    lacks: ClassVar[frozenset[str]] = frozenset({"cooperative", "static"})
+    lacks: ClassVar[frozenset[str]] = frozenset({"cooperative", "static", "consumer", "trim"})
 
     def command(self) -> list[str]:
         return [*Kafkajs.command(self)[:-1], str(HERE / "member.js")]
 
 
 class FranzGoMembers(Members):
+    """In the consumer protocol it leaves without its instance id, so nobody knows that it will be back."""
+
     name: ClassVar[str] = "franz-go"
+    lacks: ClassVar[frozenset[str]] = frozenset({"consumer-static"})
 
     def command(self) -> list[str]:
         go = executable("go")

@@ -11,22 +11,27 @@ from kafka import (
     OffsetAndMetadata,
     TopicPartition,
 )
+from kafka.admin import MemberToRemove
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
+from kafka.errors import KafkaConnectionError
 from tests.compat.members.serving import Told, serve
 
 BOOTSTRAP = sys.argv[1]
+ASSIGNORS = {"range": RangePartitionAssignor, "cooperative-sticky": CooperativeStickyAssignor}
 admin = KafkaAdminClient(bootstrap_servers=BOOTSTRAP)
 
 
 class Listener(ConsumerRebalanceListener):  # type: ignore[misc]
-    def __init__(self, told: Told) -> None:
+    def __init__(self, told: Told, *, eager: bool) -> None:
         self._told = told
+        self._eager = eager
 
     def on_partitions_revoked(self, revoked: Any) -> None:
         self._told.taken([one.partition for one in revoked])
 
     def on_partitions_assigned(self, assigned: Any) -> None:
-        self._told.assigned([one.partition for one in assigned], anew=True)
+        self._told.assigned([one.partition for one in assigned], anew=self._eager)
 
 
 class KafkaPython:
@@ -41,13 +46,17 @@ class KafkaPython:
             heartbeat_interval_ms=200,
             max_poll_interval_ms=10_000,
             group_instance_id=call.get("instance_id"),
-            partition_assignment_strategy=[RangePartitionAssignor],
+            partition_assignment_strategy=[ASSIGNORS[call["assignor"]]],
         )
-        self._consumer.subscribe([self._topic], listener=Listener(told))
+        listener = Listener(told, eager=call["assignor"] == "range")
+        self._consumer.subscribe([self._topic], listener=listener)
 
     def poll(self) -> list[tuple[int, int]]:
         # 3.0.12 loses its assignment when a poll ends while the group is joined: give it time.
-        batches = self._consumer.poll(timeout_ms=2_000)
+        try:
+            batches = self._consumer.poll(timeout_ms=2_000)
+        except KafkaConnectionError:  # it lets out that nobody listens while the broker is down, and polls on
+            return []
         return [(record.partition, record.offset) for records in batches.values() for record in records]
 
     def commit(self, positions: dict[int, int], metadata: str) -> None:
@@ -100,9 +109,25 @@ def delete_group(call: dict[str, Any]) -> Any:
         raise RuntimeError(str(result))
 
 
+def delete_offsets(call: dict[str, Any]) -> Any:
+    place = TopicPartition(call["topic"], call["partition"])
+    _check(admin.delete_group_offsets(call["group"], [place])[place])
+
+
+def remove_member(call: dict[str, Any]) -> Any:
+    gone = MemberToRemove(group_instance_id=call["instance_id"])
+    (result,) = admin.remove_group_members(call["group"], [gone]).values()
+    _check(result)
+
+
+def _check(error: type[Exception]) -> None:
+    if getattr(error, "errno", 0) != 0:
+        raise error
+
+
 def error_name(error: Exception) -> str:
-    text = str(error)
-    for name in ("NON_EMPTY_GROUP", "GROUP_ID_NOT_FOUND", "UNKNOWN_MEMBER_ID"):
+    text = repr(error)
+    for name in ("NON_EMPTY_GROUP", "GROUP_ID_NOT_FOUND", "UNKNOWN_MEMBER_ID", "GROUP_SUBSCRIBED_TO_TOPIC"):
         if name in text or name.replace("_", "").lower() in text.lower():
             return name
     return type(error).__name__
@@ -117,6 +142,8 @@ serve(
         "committed": committed,
         "set_offsets": set_offsets,
         "delete_group": delete_group,
+        "delete_offsets": delete_offsets,
+        "remove_member": remove_member,
     },
     error_name,
 )

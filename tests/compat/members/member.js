@@ -27,7 +27,10 @@ async function join(call) {
     if (member.partitions.length) member.revoked.push(member.partitions);
     member.partitions = [];
   });
-  consumer.on(consumer.events.CRASH, ({ payload }) => { member.error = String(payload.error); });
+  consumer.on(consumer.events.CRASH, ({ payload }) => {
+    member.partitions = [];
+    if (!payload.restart) member.error = String(payload.error); // else kafkajs begins anew by itself
+  });
   await consumer.connect();
   await consumer.subscribe({ topics: [call.topic], fromBeginning: true });
   await consumer.run({

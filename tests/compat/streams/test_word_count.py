@@ -12,10 +12,9 @@ from collections import Counter, defaultdict
 from itertools import chain
 from pathlib import Path
 
-import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.cache import Unavailable
+from tests.cache import Unavailable, must_be_had
 from tests.compat.server import Server
 from tests.eos.copying import CLIENT, SETTINGS
 from tests.eos.processes import Mortal
@@ -68,7 +67,7 @@ def test_every_word_is_counted_once(tmp_path: Path) -> None:
         try:
             application = WordCount(tmp_path, server.address)
         except Unavailable as error:
-            pytest.skip(f"Kafka Streams cannot be had here: {error}")
+            must_be_had("Kafka Streams", error)
         admin = AdminClient(CLIENT | {"bootstrap.servers": server.address})
         for future in admin.create_topics([NewTopic(name, 3, 1) for name in ("lines", "counts")]).values():
             future.result(30)

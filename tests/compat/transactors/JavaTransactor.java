@@ -10,6 +10,7 @@ import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
+import org.apache.kafka.clients.admin.*;
 import org.apache.kafka.clients.consumer.*;
 import org.apache.kafka.clients.producer.*;
 import org.apache.kafka.common.TopicPartition;
@@ -22,6 +23,8 @@ public class JavaTransactor {
     static final String LAST = "the last one";
     static final ObjectMapper JSON = new ObjectMapper();
     static final Map<String, KafkaProducer<String, String>> producers = new HashMap<>();
+    static final Map<String, ConsumerGroupMetadata> members = new HashMap<>(); // by group: who commits its offsets
+    static final List<KafkaConsumer<String, String>> living = new ArrayList<>();
     static String bootstrap;
 
     public static void main(String[] arguments) throws Exception {
@@ -70,8 +73,15 @@ public class JavaTransactor {
             case "offsets": {
                 Map<TopicPartition, OffsetAndMetadata> offsets =
                     Map.of(new TopicPartition(call.get("topic").asText(), 0), new OffsetAndMetadata(call.get("offset").asLong()));
-                producer.sendOffsetsToTransaction(offsets, new ConsumerGroupMetadata(call.get("group").asText()));
+                String group = call.get("group").asText();
+                producer.sendOffsetsToTransaction(offsets, members.getOrDefault(group, new ConsumerGroupMetadata(group)));
                 return null;
+            }
+            case "join": join(call.get("group").asText(), call.get("topic").asText()); return null;
+            case "list_transactions": case "describe_transaction": case "abort_in": {
+                try (Admin admin = Admin.create(Map.of("bootstrap.servers", bootstrap))) {
+                    return administrate(admin, call);
+                }
             }
             case "end":
                 if (call.get("commit").asBoolean()) producer.commitTransaction();
@@ -79,6 +89,45 @@ public class JavaTransactor {
                 return null;
             case "read": return read(call.get("topic").asText(), call.get("partitions").asInt(), call.get("committed").asBoolean());
             default: throw new IllegalArgumentException(call.toString());
+        }
+    }
+
+    static void join(String group, String topic) {
+        KafkaConsumer<String, String> consumer = new KafkaConsumer<>(
+            Map.of("bootstrap.servers", bootstrap, "group.id", group, "enable.auto.commit", false),
+            new StringDeserializer(), new StringDeserializer());
+        living.add(consumer);
+        consumer.subscribe(List.of(topic));
+        long deadline = System.currentTimeMillis() + 20000;
+        while (consumer.assignment().isEmpty()) {
+            if (System.currentTimeMillis() > deadline) throw new IllegalStateException("no assignment");
+            consumer.poll(Duration.ofMillis(100));
+        }
+        members.put(group, consumer.groupMetadata());
+    }
+
+    static Object administrate(Admin admin, JsonNode call) throws Exception {
+        switch (call.get("op").asText()) {
+            case "list_transactions": {
+                Map<String, String> found = new HashMap<>();
+                for (TransactionListing one : admin.listTransactions().all().get()) found.put(one.transactionalId(), one.state().toString());
+                return found;
+            }
+            case "describe_transaction": {
+                String id = call.get("transactional_id").asText();
+                TransactionDescription found = admin.describeTransactions(List.of(id)).all().get().get(id);
+                List<String> places = found.topicPartitions().stream().map(TopicPartition::toString).sorted().toList();
+                return Map.of("state", found.state().toString(), "partitions", places);
+            }
+            default: {
+                TopicPartition place = new TopicPartition(call.get("topic").asText(), 0);
+                for (ProducerState one : admin.describeProducers(List.of(place)).all().get().get(place).activeProducers()) {
+                    if (one.currentTransactionStartOffset().isEmpty()) continue;
+                    admin.abortTransaction(new AbortTransactionSpec(place, one.producerId(), (short) one.producerEpoch(),
+                        one.coordinatorEpoch().orElse(0))).all().get();
+                }
+                return null;
+            }
         }
     }
 

@@ -7,7 +7,7 @@ holds any number of producers, by name.
 import signal
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tests.cache import executable, locked, run
 from tests.compat.drivers.program import Kafkajs, Program
@@ -19,7 +19,11 @@ TIMEOUT_MS = 60_000
 
 
 class Transactors(Program):
-    """A program with transactional producers."""
+    """A program with transactional producers.
+
+    `lacks` says what the client itself does not have: offsets that carry the `member` who commits them (KIP-447),
+    `admin` calls on transactions (KIP-664).
+    """
 
     lacks: ClassVar[frozenset[str]] = frozenset()
 
@@ -38,6 +42,10 @@ class Transactors(Program):
         """Commit an offset of partition 0 in the transaction."""
         self._call("offsets", producer=producer, group=group, topic=topic, offset=offset)
 
+    def join(self, group: str, topic: str) -> None:
+        """Become a member of a group, and stay what one is now: a real worker learns late that it was replaced."""
+        self._call("join", group=group, topic=topic)
+
     def end(self, producer: str, commit: bool) -> None:
         self._call("end", producer=producer, commit=commit)
 
@@ -54,6 +62,19 @@ class Transactors(Program):
         found: list[list[str]] = self._call("read", topic=topic, partitions=partitions, committed=committed)
         assert [values[-1] for values in found] == [LAST] * partitions
         return [values[:-1] for values in found]
+
+    def list_transactions(self) -> dict[str, str]:
+        """The transactional ids and the states of their transactions."""
+        return dict(self._call("list_transactions"))
+
+    def describe_transaction(self, transactional_id: str) -> tuple[str, list[str]]:
+        """State and partitions."""
+        found = self._call("describe_transaction", transactional_id=transactional_id)
+        return found["state"], found["partitions"]
+
+    def abort_in(self, topic: str) -> None:
+        """Abort whatever transaction is open in partition 0, as an operator does."""
+        self._call("abort_in", topic=topic)
 
     def kill(self) -> None:
         """All producers of this program are gone at once."""
@@ -73,6 +94,7 @@ class PythonTransactors(Transactors):
 class ConfluentTransactors(PythonTransactors):
     name: ClassVar[str] = "confluent-kafka"
     module: ClassVar[str] = "confluent_program"
+    lacks: ClassVar[frozenset[str]] = frozenset({"admin"})
 
 
 class KafkaPythonTransactors(PythonTransactors):
@@ -83,11 +105,12 @@ class KafkaPythonTransactors(PythonTransactors):
 class AiokafkaTransactors(PythonTransactors):
     name: ClassVar[str] = "aiokafka"
     module: ClassVar[str] = "aio_program"
+    lacks: ClassVar[frozenset[str]] = frozenset({"admin", "member"})
 
 
 class KafkajsTransactors(Transactors, Kafkajs):
     name: ClassVar[str] = "kafkajs"
-    lacks: ClassVar[frozenset[str]] = frozenset()
+    lacks: ClassVar[frozenset[str]] = frozenset({"admin", "member"})
 
     def command(self) -> list[str]:
         return [*Kafkajs.command(self)[:-1], str(HERE / "transactor.js")]
@@ -128,5 +151,3 @@ TRANSACTORS: tuple[type[Transactors], ...] = (
     JavaTransactors,
     JavaOfSparkTransactors,
 )
-
-Call = dict[str, Any]

@@ -1,6 +1,7 @@
 """Transactional producers of confluent-kafka."""
 
 import sys
+import time
 from typing import Any
 
 import confluent_kafka
@@ -13,7 +14,8 @@ from levada.errors import ErrorCode
 BOOTSTRAP = sys.argv[1]
 WAIT_S = 20
 producers: dict[str, Producer] = {}
-members: dict[str, Consumer] = {}
+living: list[Consumer] = []
+members: dict[str, Any] = {}  # by group: who commits its offsets
 
 
 def init(call: dict[str, Any]) -> None:
@@ -44,13 +46,27 @@ def send(call: dict[str, Any]) -> None:
         raise KafkaException(failures[0])
 
 
+def consumer_of(group: str) -> Consumer:
+    return Consumer({"bootstrap.servers": BOOTSTRAP, "group.id": group, "log_level": 0})
+
+
+def join(call: dict[str, Any]) -> None:
+    consumer = consumer_of(call["group"])
+    consumer.subscribe([call["topic"]])
+    deadline = time.monotonic() + WAIT_S
+    while not consumer.assignment():
+        assert time.monotonic() < deadline, "no assignment"
+        consumer.poll(0.1)
+    living.append(consumer)
+    members[call["group"]] = consumer.consumer_group_metadata()
+
+
 def offsets(call: dict[str, Any]) -> None:
     group = call["group"]
     if group not in members:
-        members[group] = Consumer({"bootstrap.servers": BOOTSTRAP, "group.id": group, "log_level": 0})
+        members[group] = consumer_of(group).consumer_group_metadata()
     place = TopicPartition(call["topic"], 0, call["offset"])
-    metadata = members[group].consumer_group_metadata()
-    producers[call["producer"]].send_offsets_to_transaction([place], metadata, WAIT_S)
+    producers[call["producer"]].send_offsets_to_transaction([place], members[group], WAIT_S)
 
 
 def end(call: dict[str, Any]) -> None:
@@ -94,6 +110,7 @@ serve(
         "init": init,
         "begin": lambda call: producers[call["producer"]].begin_transaction(),
         "send": send,
+        "join": join,
         "offsets": offsets,
         "end": end,
         "read": read,

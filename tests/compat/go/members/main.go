@@ -31,6 +31,9 @@ type call struct {
 	InstanceID       string           `json:"instance_id"`
 	SessionTimeoutMs int64            `json:"session_timeout_ms"`
 	Metadata         string           `json:"metadata"`
+	Partition        int32            `json:"partition"`
+	Pattern          string           `json:"pattern"`
+	RemoteAssignor   string           `json:"remote_assignor"`
 	Offsets          map[string]int64 `json:"offsets"`
 }
 
@@ -155,17 +158,48 @@ func (p *program) run(one call) (any, error) {
 	case "delete_group":
 		_, err := p.admin.DeleteGroup(ctx, one.Group)
 		return nil, err
+	case "delete_offsets":
+		places := kadm.TopicsSet{}
+		places.Add(one.Topic, one.Partition)
+		deleted, err := p.admin.DeleteOffsets(ctx, one.Group, places)
+		if err == nil {
+			err = deleted.Error()
+		}
+		return nil, err
+	case "remove_member":
+		removed, err := p.admin.LeaveGroup(ctx, kadm.LeaveGroup(one.Group).InstanceIDs(one.InstanceID))
+		if err == nil {
+			err = removed.Error()
+		}
+		return nil, err
 	}
 	return nil, fmt.Errorf("no such operation: %s", one.Op)
 }
 
 func (p *program) describe(ctx context.Context, name string) (any, error) {
+	listed, err := p.admin.ListGroupsByType(ctx, []string{"consumer"})
+	if err != nil {
+		return nil, err
+	}
+	members := [][]int{}
+	if _, ok := listed[name]; ok {
+		groups, err := p.admin.DescribeConsumerGroups(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		for _, one := range groups[name].Members {
+			owned := []int{}
+			one.Assignment.Each(func(_ string, partition int32) { owned = append(owned, int(partition)) })
+			sort.Ints(owned)
+			members = append(members, owned)
+		}
+		return map[string]any{"state": groups[name].State, "members": members}, groups[name].Err
+	}
 	groups, err := p.admin.DescribeGroups(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	group, err := groups.On(name, nil)
-	members := [][]int{}
 	for _, one := range group.Members {
 		owned := []int{}
 		if assigned, ok := one.Assigned.AsConsumer(); ok {
@@ -200,6 +234,12 @@ func (p *program) join(one call) (*member, error) {
 	}
 	if one.Protocol == "consumer" {
 		options = append(options, kgo.ServerSideBalancer())
+	}
+	if one.RemoteAssignor == "uniform" {
+		options = append(options, kgo.Balancers(kgo.StickyBalancer())) // what it calls the broker's uniform
+	}
+	if one.Pattern != "" {
+		options = append(options, kgo.ConsumeTopics(one.Pattern), kgo.ConsumeRegex())
 	}
 	client, err := kgo.NewClient(options...)
 	if err != nil {

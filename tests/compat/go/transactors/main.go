@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -35,6 +36,13 @@ type call struct {
 }
 
 var producers = map[string]*kgo.Client{}
+var members = map[string]membership{} // by group: who commits its offsets
+
+type membership struct {
+	client     *kgo.Client
+	id         string
+	generation int32
+}
 
 func main() {
 	lines := bufio.NewReaderSize(os.Stdin, 1<<20)
@@ -101,6 +109,15 @@ func run(one call) (any, error) {
 		return nil, producer.EndTransaction(ctx, kgo.TransactionEndTry(one.Commit))
 	case "read":
 		return read(ctx, one)
+	case "join":
+		return nil, join(ctx, one)
+	case "list_transactions", "describe_transaction", "abort_in":
+		client, err := kgo.NewClient(kgo.SeedBrokers(os.Args[1]))
+		if err != nil {
+			return nil, err
+		}
+		defer client.Close()
+		return administrate(ctx, kadm.NewClient(client), one)
 	}
 	return nil, fmt.Errorf("no such operation: %s", one.Op)
 }
@@ -115,6 +132,9 @@ func commitOffset(ctx context.Context, producer *kgo.Client, one call) error {
 	request := kmsg.NewPtrTxnOffsetCommitRequest()
 	request.TransactionalID, request.Group, request.ProducerID, request.ProducerEpoch = transactionalID, one.Group, id, epoch
 	request.Generation = -1
+	if member, ok := members[one.Group]; ok {
+		request.MemberID, request.Generation = member.id, member.generation
+	}
 	topic := kmsg.NewTxnOffsetCommitRequestTopic()
 	topic.Topic = one.Topic
 	place := kmsg.NewTxnOffsetCommitRequestTopicPartition()
@@ -126,6 +146,61 @@ func commitOffset(ctx context.Context, producer *kgo.Client, one call) error {
 		return err
 	}
 	return kerr.ErrorForCode(response.Topics[0].Partitions[0].ErrorCode)
+}
+
+func join(ctx context.Context, one call) error {
+	assigned := make(chan struct{}, 1)
+	client, err := kgo.NewClient(
+		kgo.SeedBrokers(os.Args[1]), kgo.ConsumerGroup(one.Group), kgo.ConsumeTopics(one.Topic), kgo.DisableAutoCommit(),
+		kgo.OnPartitionsAssigned(func(context.Context, *kgo.Client, map[string][]int32) { assigned <- struct{}{} }),
+	)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-assigned:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	id, generation := client.GroupMetadata()
+	members[one.Group] = membership{client, id, generation}
+	return nil
+}
+
+func administrate(ctx context.Context, admin *kadm.Client, one call) (any, error) {
+	switch one.Op {
+	case "list_transactions":
+		listed, err := admin.ListTransactions(ctx, nil, nil)
+		found := map[string]string{}
+		for id, transaction := range listed {
+			found[id] = transaction.State
+		}
+		return found, err
+	case "describe_transaction":
+		described, err := admin.DescribeTransactions(ctx, one.TransactionalID)
+		if err != nil {
+			return nil, err
+		}
+		found, err := described.On(one.TransactionalID, nil)
+		places := []string{}
+		found.Topics.Each(func(topic string, partition int32) { places = append(places, fmt.Sprintf("%s-%d", topic, partition)) })
+		return map[string]any{"state": found.State, "partitions": places}, err
+	}
+	places := kadm.TopicsSet{}
+	places.Add(one.Topic, 0)
+	described, err := admin.DescribeProducers(ctx, places)
+	if err != nil {
+		return nil, err
+	}
+	for _, open := range described.SortedProducers() {
+		if open.CurrentTxnStartOffset < 0 {
+			continue
+		}
+		_, err = admin.WriteTxnMarkers(ctx, kadm.TxnMarkers{
+			ProducerID: open.ProducerID, ProducerEpoch: open.ProducerEpoch, CoordinatorEpoch: open.CoordinatorEpoch, Topics: places,
+		})
+	}
+	return nil, err
 }
 
 func read(ctx context.Context, one call) (any, error) {
