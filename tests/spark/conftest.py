@@ -12,7 +12,8 @@ from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from tests.spark.stock import Stock
+    from tests.spark.connector import Levada, Stock
+    from tests.spark.plain import Plain
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +49,7 @@ def broker(levada: EmbeddedBroker) -> EmbeddedBroker:
 @pytest.fixture
 def stock(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> "Iterator[Stock]":
     """The stock connector on the same session and broker."""
-    from tests.spark.stock import Stock
+    from tests.spark.connector import Stock
 
     try:
         stock_connector()
@@ -57,6 +58,24 @@ def stock(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> "Ite
     own = Stock(spark, broker, tmp_path)
     yield own
     own.stop()
+
+
+@pytest.fixture
+def topics(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> "Iterator[Levada]":
+    """Our connector on the same session and broker."""
+    from tests.spark.connector import Levada
+
+    own = Levada(spark, broker, tmp_path)
+    yield own
+    own.stop()
+
+
+@pytest.fixture
+def plain(broker: EmbeddedBroker) -> "Plain":
+    """Our connector without Spark."""
+    from tests.spark.plain import Plain
+
+    return Plain(broker)
 
 
 @pytest.fixture(scope="session", autouse=True)

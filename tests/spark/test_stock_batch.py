@@ -7,7 +7,8 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from tests.spark.stock import PATIENCE_S, Stock
+from tests.spark.connector import Stock
+from tests.spark.feeds import PATIENCE_S
 
 MINUTE_MS = 60_000
 

@@ -2,7 +2,8 @@
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from tests.spark.stock import SOON, Stock, eventually, texts
+from tests.spark.connector import SOON, Stock, eventually
+from tests.spark.feeds import texts
 
 
 def test_a_running_query_finds_new_partitions(stock: Stock) -> None:

@@ -5,7 +5,8 @@ import time
 from statistics import median
 
 from confluent_kafka import Consumer, Producer
-from tests.spark.stock import PATIENCE_S, SOON, Stock, eventually, texts
+from tests.spark.connector import SOON, Stock, eventually
+from tests.spark.feeds import PATIENCE_S, texts
 
 
 def test_topic_to_topic_in_several_batches_and_again_from_the_checkpoint(stock: Stock) -> None:

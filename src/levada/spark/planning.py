@@ -75,7 +75,7 @@ def tasks(ranges: Iterable[Range], sizes: Sizes, how: Splitting) -> list[Task]:
         pieces += _cut(part, min(count, part.offsets))
     if how.min_partitions or how.max_records:
         return [(piece,) for piece in pieces]
-    return _together(pieces, sizes)
+    return _together(pieces, sizes, min(SMALL_BYTES, how.split_bytes))
 
 
 def admitted(
@@ -129,16 +129,16 @@ def _cut(part: Range, count: int) -> list[Range]:
     return [part._replace(start=low, end=high) for low, high in pairwise(edges) if low < high]
 
 
-def _together(pieces: Sequence[Range], sizes: Sizes) -> list[Task]:
-    big = [(piece,) for piece in pieces if _bytes(piece, sizes) >= SMALL_BYTES]
+def _together(pieces: Sequence[Range], sizes: Sizes, small: int) -> list[Task]:
+    big = [(piece,) for piece in pieces if _bytes(piece, sizes) >= small]
     found: list[Task] = list(big)
     bundle: list[Range] = []
     held = 0.0
     for piece in pieces:
         size = _bytes(piece, sizes)
-        if size >= SMALL_BYTES:
+        if size >= small:
             continue
-        if bundle and (held + size > SMALL_BYTES or len(bundle) == RANGES_PER_TASK_MAX):
+        if bundle and (held + size > small or len(bundle) == RANGES_PER_TASK_MAX):
             found.append(tuple(bundle))
             bundle, held = [], 0.0
         bundle.append(piece)

@@ -176,16 +176,18 @@ def _check(field: StructField, options: ReadOptions) -> None:
     if options.value_format == "avro":
         known["value"] = avro_schema(options).type
     if name not in known:
-        raise OptionError(f"a topic has no column {name}{nearest(name, known)} There are {', '.join(known)}")
+        near = nearest(name, known) or "."
+        raise OptionError(f"a topic has no column {name}{near} There are {', '.join(known)}")
     if name == "headers" and not options.include_headers:
         raise OptionError("the schema has a column headers, and option includeHeaders is false")
-    if name == "value" and options.value_format == "json" and isinstance(kind, StructType):
-        return
-    is_text = name == "key" or (name == "value" and not options.value_format)
-    if kind == known[name] or (is_text and isinstance(kind, StringType)):
-        return
-    wanted = "a struct" if name == "value" and options.value_format == "json" else known[name].simpleString()
-    raise OptionError(f"column {name} is {wanted}, and the schema says {kind.simpleString()}")
+    if name == "value" and options.value_format == "json":
+        fits, wanted = isinstance(kind, StructType), "a struct"
+    else:
+        may_be_text = name == "key" or (name == "value" and not options.value_format)
+        fits = kind == known[name] or (may_be_text and isinstance(kind, StringType))
+        wanted = known[name].simpleString()
+    if not fits:
+        raise OptionError(f"column {name} is {wanted}, and the schema says {kind.simpleString()}")
 
 
 def _maker(name: str, kind: Any) -> Maker:
