@@ -66,15 +66,19 @@ async def write_decision(lock: "TransactionalProducer", query: str, decision: De
         await transaction.send(TOPIC, encode_decision(decision), key=query.encode(), partition=place)
 
 
-async def read_decision(client: "Client", query: str) -> tuple[Decision, int]:
-    """The last decision of a query, NOTHING if there is none; and the partition in which it stands."""
+async def read_decision(client: "Client", query: str, *, patiently: bool = True) -> tuple[Decision, int]:
+    """The last decision of a query, NOTHING if there is none; and the partition in which it stands.
+
+    What other queries have under way there is waited for, if this is to be done `patiently`; if not, a decision that
+    stands after it is overlooked.
+    """
     key = query.encode()
     place = partition_for_key(key, await _partitions(client))
     partition = TopicPartition(TOPIC, place)
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         try:
-            value = await _last_value(client, partition, key, deadline)
+            value = await _last_value(client, partition, key, deadline, isolation_level=0 if patiently else 1)
             return (NOTHING if value is None else decode_decision(value)), place
         except (ConnectionFailed, RequestTimedOut, KafkaError) as failure:
             passing = not isinstance(failure, KafkaError) or failure.code in MOVED
@@ -100,10 +104,11 @@ async def _partitions(client: "Client") -> int:
 
 
 async def _last_value(
-    client: "Client", partition: TopicPartition, key: bytes, deadline: float
+    client: "Client", partition: TopicPartition, key: bytes, deadline: float, isolation_level: int
 ) -> bytes | None:
-    """The last committed value of a key; what other queries have under way there is waited for."""
-    end = (await client.list_offsets({partition: LATEST}))[partition].offset
+    """The last committed value of a key, up to the end of the log or of what is committed."""
+    latest = await client.list_offsets({partition: LATEST}, isolation_level=isolation_level)
+    end = latest[partition].offset
     first = (await client.list_offsets({partition: -2}))[partition].offset
     cursor, value = Cursor(partition, first), None
     while cursor.fetch_offset < end:

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 from levada.errors import KafkaError
 from levada.spark.fetching import DataLoss
+from levada.spark.judging import CommitRefused
 from levada.spark.options import OptionError
 
-EXPLAINED = (OptionError, KafkaError, ConnectionError, TimeoutError)
+EXPLAINED = (OptionError, KafkaError, CommitRefused, ConnectionError, TimeoutError)
 GOES_ON = "Set option failOnDataLoss to false to go on with what is left, or begin a new query from where records are."
 
 

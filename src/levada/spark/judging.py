@@ -22,6 +22,10 @@ from typing import NamedTuple
 from levada.net.prepared import PreparedTransaction
 
 
+class CommitRefused(RuntimeError):  # noqa: N818
+    """A batch cannot be committed; nothing of it is visible."""
+
+
 class Decision(NamedTuple):
     """The last batch that a query committed, and the transactions that are its output."""
 

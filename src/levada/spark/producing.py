@@ -3,7 +3,8 @@
 Batches go in *rounds*, one batch for each partition at most. A few rounds are on the way at once; a broker takes them
 in order, and each carries sequence numbers. When one fails, all are waited for and what is not stored is sent again in
 order, one round at a time: the broker remembers the last five batches of a producer in a partition, so none is stored
-twice as long as no more than that are on the way.
+twice as long as no more than that are on the way. A second batch waits for the first one of its partition: a broker
+that does not know a producer takes whatever number comes first.
 """
 
 import asyncio
@@ -74,6 +75,7 @@ class Pipeline:
         self._rounds: list[Round] = []  # that left, in order, and are not known to be stored
         self._on_the_way: set[asyncio.Task[None]] = set()
         self._failure: Failure | None = None  # why some of them were not
+        self._begun: set[TopicPartition] = set()  # a batch is stored there
         self.has_sent = False
 
     async def send(self, topic: str, batches: Iterable[Encoded]) -> None:
@@ -99,7 +101,7 @@ class Pipeline:
         await asyncio.gather(*self._on_the_way, return_exceptions=True)
 
     async def _launch(self) -> None:
-        await self._wait(ROUNDS_MAX - 1)
+        await self._wait(ROUNDS_MAX - 1 if self._next.left.keys() <= self._begun else 0)
         if self._failure is not None:
             await self._recover()
         leaving, self._next = self._next, Round()
@@ -185,6 +187,7 @@ class Pipeline:
             code = error_code(answer.error)
             if code in STORED:
                 del leaving.left[partition]
+                self._begun.add(partition)
             else:
                 self._note(KafkaError(code, answer.error_message or str(partition)), (partition,))
 

@@ -25,7 +25,9 @@ from levada.net.data import INIT_PRODUCER_ID, read_init_producer_id, write_init_
 from levada.net.prepared import PreparedTransaction
 from levada.net.producer import Writer
 from levada.spark import blocking, transactions
-from levada.spark.judging import Verdict
+from levada.spark.failures import told_plainly
+from levada.spark.judging import CommitRefused, Verdict
+from levada.spark.options import OptionError
 from levada.spark.write_options import (
     EXACTLY_ONCE,
     JobOptions,
@@ -68,7 +70,7 @@ def stream_writer(
 def batch_writer(given: Mapping[str, str], schema: "StructType", overwrite: bool) -> DataSourceArrowWriter:
     """The writer of a batch job."""
     if overwrite:
-        raise ValueError("a topic cannot be overwritten: use mode append, or delete the topic first")
+        raise OptionError("a topic cannot be overwritten: use mode append, or delete the topic first")
     options = job_options(given)
     columns = check_columns(schema, options)
     if options.app:
@@ -135,6 +137,7 @@ class _Writer:
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """Writes the micro-batches of a query."""
 
+    @told_plainly()
     def write(self, iterator: Iterator[Any]) -> Written:
         if not self._is_exactly_once:
             return self._write_plainly(iterator)
@@ -157,9 +160,11 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         _checked.add(key)
         return False
 
+    @told_plainly()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._end(messages, batchId, failed=False)
 
+    @told_plainly()
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._end(messages, batchId, failed=True)
 
@@ -169,7 +174,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             return  # at least once; or every task failed, and took back its own
         verdict = self._settle(query, batch, messages, failed=failed)
         if verdict.refusal is not None and not failed:
-            raise transactions.CommitRefused(f"batch {batch} of query {query}: {verdict.refusal}")
+            raise CommitRefused(f"batch {batch} of query {query}: {verdict.refusal}")
 
 
 class NamedJobWriter(_Writer, DataSourceArrowWriter):
@@ -181,16 +186,19 @@ class NamedJobWriter(_Writer, DataSourceArrowWriter):
         self._query, self._version = transactions.query_of(options.app), options.version
         self._name = f"{options.app} version {options.version}"
 
+    @told_plainly()
     def write(self, iterator: Iterator[Any]) -> Written:
         if blocking.run(transactions.last_batch(self._client(), self._query)) >= self._version:
             return _skip(iterator, self._query, self._version)
         return self._write_once(iterator, self._query, self._version)
 
+    @told_plainly()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         verdict = self._settle(self._query, self._version, messages, failed=False)
         if verdict.refusal is not None and verdict.decision.batch < self._version:
-            raise transactions.CommitRefused(f"{self._name}: {verdict.refusal}")
+            raise CommitRefused(f"{self._name}: {verdict.refusal}")
 
+    @told_plainly()
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._settle(self._query, self._version, messages, failed=True)
 
@@ -202,6 +210,7 @@ class JobWriter(_Writer, DataSourceArrowWriter):
         super().__init__(options, columns)
         self._job, self._timeout_ms = job, options.transaction_timeout_ms
 
+    @told_plainly()
     def write(self, iterator: Iterator[Any]) -> Written:
         if not self._is_exactly_once:
             return self._write_plainly(iterator)
@@ -213,9 +222,11 @@ class JobWriter(_Writer, DataSourceArrowWriter):
         )
         return Written(self._job, -1, rows, prepared)
 
+    @told_plainly()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._end(messages, committed=True)
 
+    @told_plainly()
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._end(messages, committed=False)
 

@@ -21,7 +21,7 @@ from levada.net.producer import Writer
 from levada.net.transactions import FEATURE, FEATURE_LEVEL, TWO_PHASE_FROM
 from levada.net.txn_admin import TransactionAdmin
 from levada.spark.decisions import read_decision, write_decision
-from levada.spark.judging import Verdict, judge
+from levada.spark.judging import CommitRefused, Verdict, judge
 from levada.wire.lazy import kio_modules
 
 with kio_modules():
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from levada.net.client import Client
 
 SLOTS_MAX = 32
-LOCK_TIMEOUT_MS = 30_000
+LOCK_TIMEOUT_MS = 10_000  # a driver that dies as it decides holds up others for so long
 PATIENCE_MS = 120_000
 AT_ONCE_MAX = 32  # requests of a driver on the way
 TRIES_MAX = 20
@@ -44,10 +44,6 @@ NEEDS_TWO_PHASE = (
 
 
 NO_TWO_PHASE = (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.UNSUPPORTED_VERSION)
-
-
-class CommitRefused(RuntimeError):  # noqa: N818
-    """A batch cannot be committed; nothing of it is visible."""
 
 
 class Held(NamedTuple):
@@ -131,8 +127,11 @@ async def begin(client: "Client", query: str, partition: int) -> Writer:
 
 
 async def last_batch(client: "Client", query: str) -> int:
-    """The last batch that is committed, or will be by whoever comes next; -1 if there is none."""
-    last, _ = await read_decision(client, query)
+    """The last batch that is committed, or will be by whoever comes next; -1 if there is none.
+
+    A task asks so that it need not write; should it overlook a decision, the driver does not.
+    """
+    last, _ = await read_decision(client, query, patiently=False)
     return last.batch
 
 

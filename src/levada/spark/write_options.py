@@ -103,7 +103,7 @@ def job_options(given: Mapping[str, str]) -> JobOptions:
     return options
 
 
-class ColumnError(ValueError):
+class ColumnError(OptionError):
     """The rows do not fit a topic."""
 
 

@@ -13,7 +13,7 @@ from levada.net.producer import Writer
 from levada.spark.blocking import run
 from levada.spark.encoding import Identity, Rows, Spread, encode_rows, partitions_of
 from levada.spark.producing import Pipeline
-from levada.spark.write_options import WriteOptions
+from levada.spark.write_options import ColumnError, WriteOptions
 
 if TYPE_CHECKING:
     from levada.net.client import Client
@@ -74,7 +74,7 @@ class RowWriter:
             return
         column = piece.column("topic")
         if column.null_count:
-            raise ValueError("a row has no topic: column topic is null, and option topic is not given")
+            raise ColumnError("a row has no topic: column topic is null, and option topic is not given")
         names = pc.unique(column).to_pylist()
         for name in names:
             yield name, piece if len(names) == 1 else piece.filter(pc.equal(column, name))

@@ -1,0 +1,187 @@
+"""Streams as plain writers: tasks, drivers and the deaths between them, against a broker (R62).
+
+`test_sink_model` tries every order of steps in a world of its own; this is about the steps as they are taken here.
+"""
+
+import pickle
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+from tests.compat.server import Server
+from tests.spark.sink_tasks import Query, visible
+from tests.unit.test_cli import Shell
+
+from levada.errors import KafkaError
+from levada.spark import blocking, transactions
+from levada.spark.judging import CommitRefused
+from levada.spark.transactions import lock_id, task_id
+from levada.testing import EmbeddedBroker
+
+NUMBERS = count(1)
+
+
+class Killed(BaseException):
+    """Where a driver ends."""
+
+
+@pytest.fixture
+def query(broker: EmbeddedBroker) -> Query:
+    return Query(broker.bootstrap, f"query-{next(NUMBERS)}", broker.topic(partitions=2))
+
+
+@contextmanager
+def killed_at(step: str) -> Iterator[None]:
+    """A driver that dies as it comes to a step of `transactions`."""
+
+    async def dies(*_: object, **__: object) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transactions, step, dies)
+        with pytest.raises(Killed):
+            yield
+
+
+def test_a_batch_is_seen_when_it_is_committed(query: Query) -> None:
+    messages = [query.attempt(0, "ab"), query.attempt(0, "c", partition=1), query.attempt(0, [], partition=2)]
+    assert query.visible() == []
+    query.commit(0, *messages)
+    assert query.visible() == ["a", "b", "c"]
+    query.commit(1, query.attempt(1, "d"))
+    assert query.visible() == ["a", "b", "c", "d"]
+
+
+def test_what_a_task_leaves_for_the_driver_crosses_processes(query: Query) -> None:
+    written = query.attempt(0, "a")
+    assert pickle.loads(pickle.dumps(written)) == written
+
+
+@pytest.mark.parametrize("step", ["read_decision", "_hold_all", "write_decision", "_commit"])
+def test_a_driver_that_dies_at_a_step_is_followed_by_one_that_does_the_rest(query: Query, step: str) -> None:
+    query.commit(0, query.attempt(0, "a"))
+    messages = [query.attempt(1, "bc"), query.attempt(1, "d", partition=1)]
+    with killed_at(step):
+        query.commit(1, *messages)
+    assert query.visible() == ["a"]
+    query.restarted()
+    again = [query.attempt(1, "bc"), query.attempt(1, "d", partition=1)]
+    assert [message.rows for message in again] == ([0, 0] if step == "_commit" else [2, 1])
+    query.commit(1, *again)
+    assert query.visible() == ["a", "b", "c", "d"]
+    query.commit(2, query.attempt(2, "e"))
+    assert query.visible() == ["a", "b", "c", "d", "e"]
+
+
+def test_a_driver_that_dies_after_all_is_done_writes_nothing_again(query: Query) -> None:
+    query.commit(0, query.attempt(0, "ab"))
+    query.restarted()
+    message = query.attempt(0, "ab")
+    assert message.rows == 0
+    query.commit(0, message)
+    assert query.visible() == ["a", "b"]
+
+
+def test_tasks_that_were_killed_are_aborted_with_the_batch(query: Query) -> None:
+    query.attempt(0, "a")  # its process dies, and so it is tried again
+    query.attempt(0, "a")
+    query.commit(0, query.attempt(0, "a"))
+    assert query.visible() == ["a"]
+
+
+def test_a_task_that_wakes_up_late_is_refused_or_aborted(query: Query) -> None:
+    query.commit(0, query.attempt(0, "a"))
+    query.attempt(0, "a")  # of a driver that believes itself alive
+    query.commit(1, query.attempt(1, "b"))
+    assert query.visible() == ["a", "b"]
+
+
+def test_a_batch_that_failed_leaves_nothing(query: Query) -> None:
+    query.abort(0, query.attempt(0, "a"), None)
+    query.abort(0, None, None)
+    query.commit(0, query.attempt(0, "b"))
+    assert query.visible() == ["b"]
+
+
+def test_a_driver_that_was_overtaken_is_told_so(query: Query) -> None:
+    message = query.attempt(0, "a")
+    query.commit(0, query.attempt(0, "a"))
+    query.commit(1, query.attempt(1, "b"))
+    with pytest.raises(CommitRefused, match=r"batch 1 of this query is committed already.*checkpoint"):
+        query.commit(0, message)
+    assert query.visible() == ["a", "b"]
+
+
+def test_two_queries_do_not_meet(broker: EmbeddedBroker) -> None:
+    topic = broker.topic()
+    one, two = (Query(broker.bootstrap, f"query-{next(NUMBERS)}{rest}", topic) for rest in ("", "-0"))
+    of_one, of_two = one.attempt(0, "a"), two.attempt(0, "b")
+    one.commit(0, of_one)
+    one.abort(1, one.attempt(1, "c"))
+    two.commit(0, of_two)
+    assert visible(broker.bootstrap, topic) == ["a", "b"]
+
+
+def test_at_least_once_is_seen_as_it_is_written(broker: EmbeddedBroker) -> None:
+    query = Query(broker.bootstrap, f"query-{next(NUMBERS)}", broker.topic(), delivery="at_least_once")
+    message = query.attempt(0, "a")
+    assert query.visible() == ["a"]
+    query.commit(0, message)
+    query.commit(0, query.attempt(0, "a"))
+    assert query.visible() == ["a", "a"]
+
+
+def test_a_transaction_left_behind_is_shown_and_ended_by_an_operator(query: Query) -> None:
+    message = query.attempt(0, "a")
+    shell, name = Shell(query.bootstrap), task_id(query.name, 0, 0)
+    (row,) = [
+        row for row in shell("txn", "list", "--open", "-o", "json").json() if row["transactional_id"] == name
+    ]
+    assert row["two_phase"] is True and len(row["partitions"]) == 1
+    assert shell("txn", "abort", name, "--yes").err == f"aborted {name}\n"
+    with pytest.raises(CommitRefused, match=f"{name} of this batch was ended by somebody else.*Nothing"):
+        query.commit(0, message)
+    query.restarted()
+    query.commit(0, query.attempt(0, "a"))
+    assert query.visible() == ["a"]
+
+
+def test_attempts_without_end_are_told_of(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "SLOTS_MAX", 3)
+    for _ in range(3):
+        query.attempt(0, "a")
+    with pytest.raises(KafkaError, match=f"levada txn abort {task_id(query.name, 0, 0)}"):
+        query.attempt(0, "a")
+
+
+def test_a_broker_that_forbids_two_phase_commit() -> None:
+    with EmbeddedBroker({"transaction.two.phase.commit.enable": "false"}) as broker:
+        with pytest.raises(KafkaError, match=r"needs two-phase commit.*delivery=at_least_once"):
+            Query(broker.bootstrap, "q", broker.topic()).attempt(0, "a")
+        plain = Query(broker.bootstrap, "q", broker.topic(), delivery="at_least_once")
+        plain.commit(0, plain.attempt(0, "a"))
+        assert plain.visible() == ["a"]
+        blocking.close()
+
+
+def restart(server: Server) -> None:
+    server.stop(signal.SIGKILL)
+    server.start()
+
+
+def test_a_broker_that_is_killed_between_task_and_driver(tmp_path: Path) -> None:
+    with Server(tmp_path) as server:
+        Shell(server.address)("topic", "create", "out", "--partitions", "2")
+        query = Query(server.address, "q", "out")
+        messages = [query.attempt(0, "ab"), query.attempt(0, "c", partition=1)]
+        restart(server)
+        query.commit(0, *messages)
+        restart(server)
+        query.restarted()
+        query.commit(0, query.attempt(0, "ab"))
+        assert query.visible() == ["a", "b", "c"]
+        assert lock_id("q") not in Shell(server.address)("txn", "list", "--open").out
+        blocking.close()
