@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from levada.testing import EmbeddedBroker
 
@@ -49,6 +49,10 @@ class Feeds:
 
     def grow(self, topic: str, partitions: int) -> None:
         self._done(self._admin.create_partitions([NewPartitions(topic, partitions)]))
+
+    def create(self, topic: str, partitions: int = 1) -> None:
+        """A topic by its name; it ends with the test if `broker.topic()` has made it before."""
+        self._done(self._admin.create_topics([NewTopic(topic, partitions)]))
 
     def delete(self, topic: str) -> None:
         self._done(self._admin.delete_topics([topic]))

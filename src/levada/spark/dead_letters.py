@@ -5,6 +5,7 @@ They are sent by the task that reads them, so a task that is tried again sends t
 
 from typing import TYPE_CHECKING, Any
 
+from levada.errors import KafkaError
 from levada.model import TopicPartition
 from levada.spark import blocking
 from levada.spark.columns import Columns
@@ -18,8 +19,12 @@ TOPIC, PARTITION, OFFSET = "levada.source.topic", "levada.source.partition", "le
 
 def send_dead_letters(options: ReadOptions, place: TopicPartition, columns: Columns, bad: Any) -> None:
     """Send the records of which `bad` is true; all are stored when this returns."""
-    client = blocking.client(options.bootstrap, **options.client_options())
-    blocking.run(_send(client, options.dead_letter_topic, place, columns, bad))
+    client, topic = blocking.client(options.bootstrap, **options.client_options()), options.dead_letter_topic
+    try:
+        blocking.run(_send(client, topic, place, columns, bad))
+    except KafkaError as error:
+        why = f"option deadLetterTopic: nothing can be written to {topic}: {error.detail}"
+        raise KafkaError(error.code, why) from None
 
 
 async def _send(client: "Client", topic: str, place: TopicPartition, columns: Columns, bad: Any) -> None:

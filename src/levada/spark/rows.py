@@ -7,6 +7,7 @@ as strings. With `valueFormat`, `value` is a struct, and `malformed` holds what 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
@@ -162,8 +163,7 @@ class Rows:
     def _part(self, place: TopicPartition, columns: Columns, values: Values | None) -> Part:
         if values is None:
             return Part(place, columns)
-        skip = self._options.value_skip_bytes
-        structs, bad = values.decode(pc.binary_slice(columns.value, skip) if skip else columns.value)
+        structs, bad = values.decode(_without_first(columns.value, self._options.value_skip_bytes))
         return Part(place, columns, structs, bad)
 
 
@@ -223,6 +223,22 @@ def as_text(values: Any) -> Any:
     except pa.ArrowInvalid:
         found = [None if value is None else value.decode("utf-8", "replace") for value in values.to_pylist()]
         return pa.array(found, pa.string())
+
+
+def _without_first(values: Any, count: int) -> Any:
+    """Binary without its first bytes; what has fewer is empty. (Arrow's own slice fails on those.)"""
+    if not count:
+        return values
+    _, edges, data = values.buffers()
+    ends = np.frombuffer(edges, np.int32)[values.offset : values.offset + len(values) + 1]
+    lengths = np.minimum(np.diff(ends), count)
+    cut = np.repeat(ends[:-1] + lengths - np.cumsum(lengths), lengths) + np.arange(lengths.sum())
+    kept = np.delete(np.frombuffer(data, np.uint8)[: ends[-1]], np.append(np.arange(ends[0]), cut))
+    places = np.append(0, np.cumsum(np.diff(ends) - lengths)).astype(np.int32)
+    missing = values.is_valid().buffers()[1] if values.null_count else None
+    return pa.Array.from_buffers(
+        values.type, len(values), [missing, pa.py_buffer(places), pa.py_buffer(kept)]
+    )
 
 
 def _as_type(array: Any, kind: Any) -> Any:
