@@ -38,6 +38,8 @@ FIELD_TOO_LONG = -3
 LENGTH_WRONG = -4
 HEADERS_WRONG = -5
 OFFSET_WRONG = -6
+TIME_WRONG = -7
+BYTES_LEFT = -8
 REASONS = {
     BAD_NUMBER: "a number has no end",
     RECORD_TOO_LONG: "a record ends beyond its batch",
@@ -45,6 +47,8 @@ REASONS = {
     LENGTH_WRONG: "a record is longer or shorter than it says",
     HEADERS_WRONG: "a header without a name, or more headers than bytes",
     OFFSET_WRONG: "the offset of a record is outside its batch",
+    TIME_WRONG: "the timestamp of a record is beyond all times",
+    BYTES_LEFT: "bytes after the last record",
 }
 
 
@@ -209,14 +213,16 @@ def scan_records(data: Any, batches: Any, wanted: Any, wanted_bytes: Any, wanted
         kind = batches[batch, TIMESTAMP_TYPE]
         for record in range(batches[batch, COUNT]):
             stop, delay, delta, key_size, key_at, size, value_at, count, at = _record(data, position, end)
+            timestamp = append_time if kind else base_timestamp + delay
             if stop >= 0 and (delta < 0 or delta > last_delta):
                 stop = np.int64(OFFSET_WRONG)
+            if stop >= 0 and not kind and (timestamp < base_timestamp) != (delay < 0):
+                stop = np.int64(TIME_WRONG)
             if stop < 0:
                 state[BAD_BATCH], state[BAD_RECORD] = batch, record
                 return stop
             position = stop
             offset = base_offset + delta
-            timestamp = append_time if kind else base_timestamp + delay
             if offset < start or offset >= past or timestamp < time_from or timestamp >= time_to:
                 continue
             if key_wanted >= 0 and not _equals(data, key_at, key_size, wanted_bytes, 0, key_wanted):
@@ -229,6 +235,9 @@ def scan_records(data: Any, batches: Any, wanted: Any, wanted_bytes: Any, wanted
             key_filled = _put(data, key_at, key_size, row, key_filled, keys)
             value_filled = _put(data, value_at, size, row, value_filled, values)
             row += 1
+        if position != end:
+            state[BAD_BATCH], state[BAD_RECORD] = batch, batches[batch, COUNT]
+            return np.int64(BYTES_LEFT)
     state[ROWS], state[HEADERS], state[HEADER_BYTES] = row, headers, header_bytes
     return FINE
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from levada.errors import KafkaError
 from levada.spark.batch_walk import Walk, corrupt
-from levada.spark.columns import HEADERS_TYPE, Columns, Filter
+from levada.spark.columns import HEADERS_TYPE, TIMESTAMP_MAX, TIMESTAMP_MIN, Columns, Filter
 from levada.wire.batches import Record, decode
 
 
@@ -31,6 +31,8 @@ def decode_chunk(
         for record in records:
             if not header.base_offset <= record.offset <= header.last_offset:
                 raise corrupt(header.base_offset, "the offset of a record is outside its batch")
+            if not TIMESTAMP_MIN <= record.timestamp <= TIMESTAMP_MAX:
+                raise corrupt(header.base_offset, "the timestamp of a record is beyond all times")
             if start <= record.offset < end and _is_wanted(record, where):
                 rows.append(record)
                 types.append(header.timestamp_type)

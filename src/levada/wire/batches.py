@@ -161,6 +161,8 @@ def _decode_records(data: bytes, header: BatchHeader, append_time: int | None) -
             raise IndexError("a record is longer or shorter than it says")
         timestamp = append_time if append_time is not None else header.base_timestamp + timestamp_delta
         records.append(Record(header.base_offset + offset_delta, timestamp, key, value, headers))
+    if position != len(data):
+        raise IndexError("bytes after the last record")
     return records
 
 
@@ -189,11 +191,11 @@ def varint(data: bytes, position: int) -> tuple[int, int]:
         position += 1
         byte = data[position]
         value |= (byte & 0x7F) << shift
-        if byte < 0x80:
+        if byte < 0x80 and value < 1 << 64:
             return (value >> 1) ^ -(value & 1), position + 1
         shift += 7
-        if shift > 63:
-            raise IndexError("a number of more than ten bytes")
+        if byte < 0x80 or shift > 63:
+            raise IndexError("a number of more than 64 bits")
 
 
 def _blob(data: bytes, position: int, end: int) -> tuple[bytes | None, int]:
