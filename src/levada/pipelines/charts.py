@@ -1,0 +1,138 @@
+"""Pictures of results as SVG, written by hand so that drawing needs no library (pure).
+
+A page of panels, one below the other: lines over time, and bars by name. The colours follow the reader's light or
+dark page.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from typing import NamedTuple
+
+WIDTH, LEFT, RIGHT = 860, 64, 150
+TITLE_HEIGHT, PANEL_GAP = 44, 26
+LINES_HEIGHT, BAR_HEIGHT = 220, 24
+BAR_LABEL = 250
+COLOURS = ("#0a7d6c", "#c77700", "#3b6fd4", "#b3366f", "#6b8e23", "#7a5bc2", "#59636e")
+STYLE = """
+svg { background: #ffffff }
+text { font: 12px system-ui, -apple-system, 'Segoe UI', sans-serif; fill: #1f2328 }
+.title { font-size: 17px; font-weight: 600 }
+.head { font-weight: 600 }
+.dim { fill: #59636e }
+.grid { stroke: #d1d9e0 }
+.line { fill: none; stroke-width: 2; stroke-linejoin: round }
+@media (prefers-color-scheme: dark) {
+  svg { background: #0d1117 }
+  text { fill: #e6edf3 }
+  .dim { fill: #9198a1 }
+  .grid { stroke: #3d444d }
+}
+"""
+
+Point = tuple[datetime, float]
+
+
+class Lines(NamedTuple):
+    """Values over time, a line for each name."""
+
+    title: str
+    series: Mapping[str, Sequence[Point]]
+
+
+class Bars(NamedTuple):
+    """Values by name, as they come."""
+
+    title: str
+    values: Sequence[tuple[str, float]]
+
+
+Panel = Lines | Bars
+
+
+def svg(title: str, panels: Sequence[Panel]) -> str:
+    """The whole picture."""
+    drawn, y = [], TITLE_HEIGHT
+    for panel in panels:
+        parts, height = _lines(panel, y) if isinstance(panel, Lines) else _bars(panel, y)
+        drawn += parts
+        y += height + PANEL_GAP
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}" '
+            f'role="img" aria-label="{escape(title)}">',
+            f"<style>{STYLE}</style>",
+            _text(12, 26, title, "title"),
+            *drawn,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _lines(panel: Lines, top: int) -> tuple[list[str], int]:
+    points = [point for series in panel.series.values() for point in series]
+    parts = [_text(12, top + 14, panel.title, "head")]
+    if not points:
+        return [*parts, _text(LEFT, top + 40, "nothing to show", "dim")], 50
+    first, last = min(when for when, _ in points), max(when for when, _ in points)
+    most = nice_ceiling(max(value for _, value in points))
+    high, low = top + 30, top + LINES_HEIGHT - 24
+    span_s = max((last - first).total_seconds(), 1e-9)
+
+    def place(point: Point) -> str:
+        x = LEFT + (WIDTH - LEFT - RIGHT) * (point[0] - first).total_seconds() / span_s
+        return f"{x:.1f},{low - (low - high) * point[1] / most:.1f}"
+
+    for share in (0, 0.5, 1):
+        y = low - (low - high) * share
+        parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>')
+        parts.append(_text(LEFT - 6, y + 4, short(most * share), "dim", "end"))
+    parts.append(_text(LEFT, low + 18, clock(first), "dim"))
+    parts.append(_text(WIDTH - RIGHT, low + 18, clock(last), "dim", "end"))
+    for index, (name, series) in enumerate(panel.series.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        path = " ".join(map(place, sorted(series)))
+        parts.append(f'<polyline class="line" stroke="{colour}" points="{path}"/>')
+        y = high + 6 + 18 * index
+        parts.append(
+            f'<rect fill="{colour}" x="{WIDTH - RIGHT + 14}" y="{y - 8}" width="10" height="10" rx="2"/>'
+        )
+        parts.append(_text(WIDTH - RIGHT + 30, y + 1, name))
+    return parts, LINES_HEIGHT
+
+
+def _bars(panel: Bars, top: int) -> tuple[list[str], int]:
+    parts = [_text(12, top + 14, panel.title, "head")]
+    most = max((value for _, value in panel.values), default=0) or 1
+    for index, (name, value) in enumerate(panel.values):
+        y = top + 28 + BAR_HEIGHT * index
+        width = max(1.0, (WIDTH - BAR_LABEL - RIGHT) * max(value, 0) / most)
+        parts.append(_text(BAR_LABEL - 8, y + 12, name, "", "end"))
+        parts.append(
+            f'<rect fill="{COLOURS[0]}" x="{BAR_LABEL}" y="{y}" width="{width:.1f}" height="16" rx="2"/>'
+        )
+        parts.append(_text(BAR_LABEL + width + 6, y + 12, short(value), "dim"))
+    return parts, 28 + BAR_HEIGHT * len(panel.values)
+
+
+def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def nice_ceiling(value: float) -> float:
+    """The next of 1, 2 and 5 times a power of ten; 1 for nothing."""
+    if value <= 0:
+        return 1.0
+    step = 10.0 ** (len(f"{int(value)}") - 1) if value >= 1 else 10.0 ** -len(f"{int(1 / value)}")
+    return next(step * factor for factor in (1, 2, 5, 10, 20) if step * factor >= value)
+
+
+def short(value: float) -> str:
+    """A number with as many digits as one wants to read."""
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.3g}"
+
+
+def clock(when: datetime) -> str:
+    """As the axis has it, in UTC."""
+    return when.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")

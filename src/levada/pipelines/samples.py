@@ -1,0 +1,140 @@
+"""Made-up streams that look like real ones: for the demo, the examples, the tutorial and tests (pure).
+
+What happens is drawn from `chance` and when it happens is asked of `now`, so a stream can run live or in a made-up
+hour, and the same twice.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import count
+from random import Random
+from typing import Any, NamedTuple
+
+Now = Callable[[], datetime]
+
+
+class Sample(NamedTuple):
+    """A record to be written."""
+
+    topic: str
+    key: str
+    value: str
+
+
+PAGES = (
+    "/", "/products/levada-jacket", "/products/trail-shoes", "/sale", "/products/rain-poncho", "/cart", "/blog/madeira",
+    "/products/head-lamp", "/checkout", "/products/water-bottle", "/about", "/blog/how-channels-share-water",
+    "/account", "/products/hiking-poles", "/help/returns", "/products/wool-socks", "/stores", "/jobs",
+)  # fmt: skip
+QUERIES = ("rain jacket", "trail shoes 42", "head lamp", "wool socks", "poncho", "poles carbon", "returns")
+SCREENS = ("phone", "phone", "phone", "laptop", "laptop", "tablet")
+COUNTRIES = ("PT", "DE", "US", "GB", "FR", "BR", "JP")
+ELEMENTS = ("add-to-cart", "buy-now", "next-picture", "size-guide", "newsletter", "share")
+PLACEMENTS = ("top-banner", "sidebar", "between-products", "checkout")
+CAMPAIGNS = ("autumn-rain", "two-for-one", "new-trails")
+VISITORS_MIN, VISITORS_MAX = 100, 400  # on the site at a time
+LEAVES = 0.03  # how often somebody who did something is gone after it
+
+
+def website(chance: Random, now: Now) -> Iterator[Sample]:
+    """What visitors of a shop do, without end. Few pages get most of the views, as on any site."""
+    weights = [1 / rank for rank in range(1, len(PAGES) + 1)]
+    visitors: list[dict[str, Any]] = []
+    for number in count(1):
+        if len(visitors) < VISITORS_MAX or chance.random() < LEAVES:
+            visitors.append(_visitor(chance, number))
+        visitor = chance.choice(visitors)
+        if chance.random() < LEAVES and len(visitors) > VISITORS_MIN:
+            visitors.remove(visitor)
+        topic, more = _deed(chance, visitor["page"], weights)
+        event = {"at": _iso(now())} | visitor | more
+        visitor["page"] = event["page"]
+        yield Sample(topic, visitor["visitor"], json.dumps(event))
+
+
+def _visitor(chance: Random, number: int) -> dict[str, Any]:
+    screen, country = chance.choice(SCREENS), chance.choice(COUNTRIES)
+    return {"visitor": f"v{number:07d}", "screen": screen, "country": country, "page": None}
+
+
+def _deed(chance: Random, page: str | None, weights: list[float]) -> tuple[str, dict[str, Any]]:
+    """A topic, and what its event has beside the visitor."""
+    kind = chance.random()
+    if page is None or kind < 0.45:
+        return "page-views", {"page": chance.choices(PAGES, weights)[0], "referrer": page}
+    if kind < 0.65:
+        return "scrolls", {"depth": round(chance.random(), 2)}
+    if kind < 0.80:
+        place = {"x": chance.randrange(1280), "y": chance.randrange(2400)}
+        return "clicks", {"element": chance.choice(ELEMENTS)} | place
+    if kind < 0.90:
+        return "searches", {"query": chance.choice(QUERIES), "results": chance.randrange(40)}
+    placed = {"placement": chance.choice(PLACEMENTS), "campaign": chance.choice(CAMPAIGNS)}
+    return "ads", placed | {"clicked": chance.random() < 0.02}
+
+
+SITES = ("funchal", "porto-moniz", "santana")
+MEASURES = {
+    "temperature": (19.0, 0.4),
+    "humidity": (70.0, 2.0),
+    "flow": (12.0, 0.8),
+}  # usual value and spread
+
+
+def devices(chance: Random, now: Now, number: int = 60) -> Iterator[Sample]:
+    """Readings of many small devices along the channels, in turn, without end; one in twenty runs hot."""
+    hot = {index for index in range(number) if chance.random() < 0.05} or {0}
+    drift = [chance.gauss(0, 1) for _ in range(number)]
+    for turn in count():
+        index = turn % number
+        measure = chance.choice(tuple(MEASURES))
+        usual, spread = MEASURES[measure]
+        drift[index] = drift[index] * 0.9 + chance.gauss(0, 0.3)
+        value = usual + spread * drift[index] + (25 if index in hot and measure == "temperature" else 0)
+        device = f"device-{index:04d}"
+        reading = {"at": _iso(now()), "device": device, "site": SITES[index % len(SITES)]}
+        yield Sample("readings", device, json.dumps(reading | {"measure": measure, "value": round(value, 2)}))
+
+
+SERVICES = ("gateway", "orders", "payments", "search", "mail")
+QUIET = {
+    "INFO": ("served {path} in {ms} ms", "order {id} accepted", "cache holds {n} entries"),
+    "WARN": ("retry {n} of request {id}", "slow query: {ms} ms"),
+}
+WRONG = {
+    "gateway": ("upstream {host} timed out after {ms} ms", "cannot parse header of request {id}"),
+    "orders": ("order {id} has no customer", "deadlock on table orders, transaction {n}"),
+    "payments": ("card service answered 503 to payment {id}", "upstream {host} timed out after {ms} ms"),
+    "search": ("index shard {n} is read only", "query of {n} bytes refused"),
+    "mail": ("mailbox of customer {n} is full",),
+}
+
+
+def service_logs(chance: Random, now: Now, failing: str = "payments") -> Iterator[Sample]:
+    """Lines of several services, each in its own format, without end; one service fails more than others."""
+    while True:
+        service = chance.choice(SERVICES)
+        wrong = chance.random() < (0.3 if service == failing else 0.02)
+        level = "ERROR" if wrong else chance.choices(("INFO", "WARN"), (9, 1))[0]
+        message = chance.choice(WRONG[service] if wrong else QUIET[level]).format(
+            path=chance.choice(PAGES),
+            ms=chance.randrange(1, 30_000),
+            id=f"{chance.randrange(16**8):08x}",
+            n=chance.randrange(1, 5_000),
+            host=f"10.0.{chance.randrange(4)}.{chance.randrange(255)}:8443",
+        )
+        yield Sample("logs", service, _line(service, level, message, now()))
+
+
+def _line(service: str, level: str, message: str, at: datetime) -> str:
+    """As the service writes it: JSON, logfmt or plain text."""
+    if service in ("orders", "payments"):
+        return json.dumps({"time": _iso(at), "level": level.lower(), "service": service, "message": message})
+    if service == "search":
+        return f'time={_iso(at)} level={level.lower()} service={service} msg="{message}"'
+    return f"{_iso(at)} {level} {service}[{len(service) * 100}]: {message}"
+
+
+def _iso(at: datetime) -> str:
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
