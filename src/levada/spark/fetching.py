@@ -141,16 +141,18 @@ class _Range:
             await asyncio.gather(coming, return_exceptions=True)
 
     async def _next(self) -> Chunk | None:
+        loop = asyncio.get_running_loop()
         while self._position < self._end:
+            asked_at = loop.time()
             try:
                 answer = await self._ask()
                 if answer is not None and answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
                     await self._find_place()
                     continue
                 if answer is not None and answer.error:
-                    raise KafkaError(error_code(answer.error), str(self._partition))
+                    raise KafkaError(error_code(answer.error))
             except FAILURES as failure:
-                await self._endure(failure)
+                await self._endure(failure, asked_at)
                 continue
             self._failures = 0
             self._failing_since = self._gone_since = -1.0
@@ -272,14 +274,16 @@ class _Range:
         warnings.warn(f"{what}; going on with what is left", stacklevel=2)
         self._position = min(go_on_from, self._end)
 
-    async def _endure(self, failure: ConnectionFailed | RequestTimedOut | KafkaError) -> None:
+    async def _endure(
+        self, failure: ConnectionFailed | RequestTimedOut | KafkaError, asked_at: float
+    ) -> None:
         """Wait a little after a failure that may heal, and ask who leads now; raise any other."""
         if isinstance(failure, DataLoss) or self._client.closed:
             raise failure
         code = failure.code if isinstance(failure, KafkaError) else ErrorCode.NETWORK_EXCEPTION
         now = asyncio.get_running_loop().time()
         if self._failing_since < 0:
-            self._failing_since = now
+            self._failing_since = asked_at
         if code not in GONE:
             self._gone_since = -1.0
         elif self._gone_since < 0:
@@ -289,9 +293,8 @@ class _Range:
             return
         if code not in PASSING or now - self._failing_since > self._options.retry_timeout_ms / 1000:
             if isinstance(failure, KafkaError):
-                raise KafkaError(
-                    code, f"{self._partition} at offset {self._position}: {failure.detail}"
-                ) from None
+                why = f": {failure.detail}" if failure.detail else ""
+                raise KafkaError(code, f"{self._partition} at offset {self._position}{why}") from None
             raise failure
         self._client.forget(self._partition.topic)
         self._failures += 1
