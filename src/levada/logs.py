@@ -13,6 +13,9 @@ from typing import Any, Final, TextIO
 TEXT: Final = "text"
 JSON: Final = "json"
 _FACTS: Final = "facts"
+_PEER: Final = "peer"
+REPEATS_MAX: Final = 20  # of an event that clients cause
+WINDOW_S: Final = 10.0
 
 
 class EventLog:
@@ -71,10 +74,34 @@ class _Json(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class _Calm(logging.Filter):
+    """An event that names a peer is told so often in a while and then only counted: no client can fill a disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._windows: dict[tuple[str, str], tuple[float, int]] = {}  # by event: since when, how often
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        facts = _facts(record)
+        if _PEER not in facts:
+            return True
+        event = (record.name, record.msg)
+        since, count = self._windows.get(event, (record.created, 0))
+        if not 0 <= record.created - since < WINDOW_S:
+            if count > REPEATS_MAX:
+                facts["not_told"] = count - REPEATS_MAX
+            since, count = record.created, 0
+        self._windows[event] = (since, count + 1)
+        if count + 1 == REPEATS_MAX:
+            facts["more"] = f"only counted for {WINDOW_S:g} s"
+        return count < REPEATS_MAX
+
+
 def configure(form: str = TEXT, level: str = "info", stream: TextIO | None = None) -> None:
     """Write everything from `level` on to `stream` (stderr)."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Json() if form == JSON else _Text())
+    handler.addFilter(_Calm())
     for name in ("levada", "asyncio"):  # the loop tells there of callbacks that failed
         logger = logging.getLogger(name)
         logger.handlers = [handler]

@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +78,29 @@ def test_bugs_come_with_their_trace(stream: io.StringIO, form: str) -> None:
     assert "ValueError: planted" in text and "test_event_logs.py" in text
     if form == "json":
         assert json.loads(text)["event"] == "a handler failed"
+
+
+def test_what_clients_cause_is_told_some_times_and_then_counted(stream: io.StringIO) -> None:
+    """By event, and again after a while; what names no client is always told."""
+    logs.configure("json", "info", stream)
+
+    def tell(event: str, when: float, **facts: str) -> None:
+        fields = {"msg": event, "levelname": "INFO", "created": when, "facts": facts}
+        logging.getLogger("levada").handle(logging.makeLogRecord(fields))
+
+    for number in range(100):
+        tell("connection closed", 1_000, peer=f"127.0.0.1:{number}")
+        tell("another event", 1_000, peer=f"127.0.0.1:{number}")
+        tell("a log is compacted", 1_000, partition=f"t-{number}")
+    tell("connection closed", 1_000 + logs.WINDOW_S, peer="127.0.0.1:5")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    counts = Counter(line["event"] for line in lines)
+    assert counts == {
+        "connection closed": logs.REPEATS_MAX + 1,
+        "another event": logs.REPEATS_MAX,
+        "a log is compacted": 100,
+    }
+    assert lines[-1]["not_told"] == 100 - logs.REPEATS_MAX
 
 
 def test_the_loops_own_errors_are_told_likewise(stream: io.StringIO) -> None:

@@ -193,7 +193,13 @@ class _Request(Call):
 
     def _failed(self, error: Exception) -> object:
         if not isinstance(error, KafkaError):
-            log.error("a handler failed", api=self.handler.name, version=self.api_version, exc_info=error)
+            log.error(
+                "a handler failed",
+                peer=self.connection.peer,
+                api=self.handler.name,
+                version=self.api_version,
+                exc_info=error,
+            )
             error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "a bug in the broker; its log has the trace")
         return error_response(self.api_key, self._content, error)
 
@@ -216,7 +222,12 @@ class _Request(Call):
         try:
             self._answer = self._encode(self._failed(result) if isinstance(result, Exception) else result)
         except Exception as error:
-            log.error("a response cannot be written", api=self.handler.name, exc_info=error)
+            log.error(
+                "a response cannot be written",
+                peer=self.connection.peer,
+                api=self.handler.name,
+                exc_info=error,
+            )
             self.connection.close("a bug in the broker; its log has the trace")
         self.connection.wake()
 

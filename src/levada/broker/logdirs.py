@@ -122,6 +122,11 @@ class LogDirs:
     ) -> Partition | None:
         name = TopicPartition(topic.name, index)
         log_dir, found = self._take_found(name, topic.id)
+        if log_dir is None and self._starting and (former := self._missing(name)):
+            where = f"{former.path}/{name} is missing, but it had records when the broker was stopped"
+            log.error("partition is offline, its log is broken", partition=str(name), error=where)
+            self._damaged[name] = former
+            return None
         if log_dir is None:
             if self._starting and self._unopened:
                 return None  # it may be in a directory that is offline: an empty log would hide its data
@@ -153,6 +158,14 @@ class LogDirs:
         for log_dir, found in places:
             log_dir.set_aside(found)
         return taken
+
+    def _missing(self, name: TopicPartition) -> LogDir | None:
+        """For a partition without a folder: the directory that had records of it at its last clean stop."""
+        for log_dir in self._dirs:
+            start = log_dir.log_start_offsets.get(name, 0)
+            if log_dir.was_clean and log_dir.recovery_points.get(name, 0) > start:
+                return log_dir
+        return None
 
     def _forget_former(self, log_dir: LogDir, name: TopicPartition) -> None:
         """A log begins: no checkpoint may speak of a deleted one of its name, nor one that is being written."""

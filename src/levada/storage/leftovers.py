@@ -6,6 +6,7 @@ segments it covers, those that begin from its first to its last offset: its swap
 
 import os
 
+from levada.errors import ErrorCode, KafkaError
 from levada.storage.disk import Disk
 from levada.storage.names import (
     INDEX_SUFFIX,
@@ -22,8 +23,11 @@ from levada.storage.names import (
 from levada.storage.segment import walk
 
 
-def tidy(disk: Disk, directory: str) -> list[FileName]:
-    """Finish or undo what was begun; the files named by an offset that remain, in order."""
+def tidy(disk: Disk, directory: str, clean: bool) -> list[FileName]:
+    """Finish or undo what was begun; the files named by an offset that remain, in order.
+
+    After a clean stop nothing is half done: an index without its log tells that somebody took the log away.
+    """
     names = disk.listdir(directory)
     if any(name.endswith(SWAP_SUFFIX) for name in names):
         _finish_swaps(disk, directory, names)
@@ -34,6 +38,11 @@ def tidy(disk: Disk, directory: str) -> list[FileName]:
     files = sorted(parsed for name in kept if (parsed := parse_file_name(name)))
     bases = {offset for offset, suffix in files if suffix == LOG_SUFFIX}
     orphans = {name for name in files if name.suffix in SEGMENT_SUFFIXES and name.offset not in bases}
+    if clean and orphans:
+        path = os.path.join(directory, file_name(min(orphans).offset, LOG_SUFFIX))
+        raise KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR, f"{path} is missing, but its indexes are there: restore it"
+        )
     for offset, suffix in sorted(orphans):
         disk.unlink(os.path.join(directory, file_name(offset, suffix)))
     return [name for name in files if name not in orphans]

@@ -57,10 +57,12 @@ class Recovery:
 
     def _run(self, clean: bool, recovery_point: int, log_start_offset: int) -> Recovered:
         self._disk.mkdir(self._directory)
-        files = tidy(self._disk, self._directory)
+        files = tidy(self._disk, self._directory, clean)
         if not clean:  # a later power cut must not undo the names that a killed process changed
             self._disk.fsync_dir(self._directory)
         segments = [self._segment(name.offset) for name in files if name.suffix == LOG_SUFFIX]
+        if not segments and recovery_point > log_start_offset:
+            raise _gone(self._directory, log_start_offset, recovery_point)
         known_epochs = leader_epochs.load(self._disk, self._directory)
         epochs = list(known_epochs or ())
         end_offset = self._check(segments, epochs, clean, recovery_point)
@@ -140,6 +142,13 @@ class Recovery:
             _log.warning("a torn tail is cut", file=segment.path, at=valid_bytes, lost=lost, reason=reason)
             cut(segment, valid_bytes)
         return expected
+
+
+def _gone(directory: str, log_start_offset: int, recovery_point: int) -> KafkaError:
+    """An empty log in the place of one whose files were taken away would hide that, and give its offsets out again."""
+    lost = f"{log_start_offset} to {recovery_point - 1}"
+    detail = f"{directory} has no {LOG_SUFFIX} file, but offsets {lost} were on disk: restore it, or delete the topic"
+    return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, detail)
 
 
 def _fault(header: BatchHeader, batch: memoryview, expected: int, base_offset: int) -> str:
