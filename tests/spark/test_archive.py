@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Producer
+from tests.spark.lakes import archive_once, fill
 
-from levada.pipelines.archive import archive
-from levada.pipelines.compacting import Sizes
 from levada.pipelines.files import Files
 from levada.pipelines.lake import Lake
 from levada.testing import EmbeddedBroker
@@ -18,41 +16,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def fill(broker: EmbeddedBroker, topic: str, first: int, count: int) -> None:
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5})
-    for number in range(first, first + count):
-        producer.produce(topic, key=f"k{number}", value=f"v{number}")
-    assert producer.flush(30) == 0
-
-
 def values(spark: "SparkSession", lake: Path) -> list[str]:
     found = spark.read.parquet(str(lake)).selectExpr("string(value) v", "topic", "date").collect()
     return sorted(row.v for row in found)
-
-
-def run_once(
-    spark: "SparkSession", broker: EmbeddedBroker, lake: Path, *topics: str, files_max: int = 16
-) -> None:
-    running = archive(
-        topics,
-        str(lake),
-        bootstrap=broker.bootstrap,
-        once=True,
-        spark=spark,
-        sizes=Sizes(files_max=files_max),
-    )
-    assert running.wait(120)
 
 
 def test_a_lake_grows_with_its_topics(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
     lake, first, second = tmp_path / "lake", broker.topic(partitions=2), broker.topic()
     fill(broker, first, 0, 100)
     fill(broker, second, 1000, 10)
-    run_once(spark, broker, lake, first, second)
+    archive_once(spark, broker, lake, first, second)
     assert len(values(spark, lake)) == 110
     fill(broker, first, 100, 50)
-    run_once(spark, broker, lake, first, second)
-    run_once(spark, broker, lake, first, second)
+    archive_once(spark, broker, lake, first, second)
+    archive_once(spark, broker, lake, first, second)
     assert len(values(spark, lake)) == len(set(values(spark, lake))) == 160
     state = Lake(Files(spark, str(lake))).state
     assert sum(state.ends[first].values()) == 150 and state.ends[second] == {0: 10} and state.rows == 160
@@ -63,10 +40,10 @@ def test_a_lost_checkpoint_loses_and_doubles_nothing(
 ) -> None:
     lake, topic = tmp_path / "lake", broker.topic(partitions=2)
     fill(broker, topic, 0, 100)
-    run_once(spark, broker, lake, topic)
+    archive_once(spark, broker, lake, topic)
     shutil.rmtree(lake / "_levada" / "checkpoint")
     fill(broker, topic, 100, 20)
-    run_once(spark, broker, lake, topic)
+    archive_once(spark, broker, lake, topic)
     assert sorted(values(spark, lake)) == sorted(f"v{number}" for number in range(120))
 
 
@@ -77,7 +54,7 @@ def test_a_batch_that_comes_again_is_left_out(
     """As after a crash between the lake's commit and Spark's, or (not kept) before the lake's."""
     lake, topic = tmp_path / "lake", broker.topic()
     fill(broker, topic, 0, 100)
-    run_once(spark, broker, lake, topic)
+    archive_once(spark, broker, lake, topic)
     commits = sorted((lake / "_levada" / "checkpoint" / "commits").glob("[0-9]*"))
     commits[-1].unlink()
     for hidden in (lake / "_levada" / "checkpoint" / "commits").glob(".*.crc"):
@@ -86,7 +63,7 @@ def test_a_batch_that_comes_again_is_left_out(
         shutil.rmtree(lake / "_levada" / "commits")
         shutil.rmtree(lake / f"topic={topic}")
     fill(broker, topic, 100, 20)
-    run_once(spark, broker, lake, topic)
+    archive_once(spark, broker, lake, topic)
     assert sorted(values(spark, lake)) == sorted(f"v{number}" for number in range(120))
 
 
@@ -94,7 +71,7 @@ def test_small_files_are_joined(spark: "SparkSession", broker: EmbeddedBroker, t
     lake, topic = tmp_path / "lake", broker.topic()
     for first in range(0, 40, 10):
         fill(broker, topic, first, 10)
-        run_once(spark, broker, lake, topic, files_max=2)
+        archive_once(spark, broker, lake, topic, files_max=2)
     files = list(lake.glob("topic=*/date=*/*.parquet"))
     assert len(files) <= 2
     assert values(spark, lake) == sorted(f"v{number}" for number in range(40))
@@ -107,7 +84,7 @@ def test_the_commits_can_be_read_by_people(
 ) -> None:
     lake, topic = tmp_path / "lake", broker.topic()
     fill(broker, topic, 0, 7)
-    run_once(spark, broker, lake, topic)
+    archive_once(spark, broker, lake, topic)
     (commit,) = (lake / "_levada" / "commits").glob("*.json")
     content = json.loads(commit.read_text())
     assert content["ends"] == {topic: {"0": 7}} and content["rows"] == 7

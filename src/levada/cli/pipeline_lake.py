@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 )
 @click.option("--to", metavar="PATH", required=True, help="The lake: a path that Spark can write.")
 @click.option(
+    "--format",
+    "form",
+    type=click.Choice(["parquet", "delta"]),
+    help="Of a new lake; parquet unless told.",
+)
+@click.option(
     "--every", metavar="TIME", default="10 seconds", show_default=True, help="How often a batch is committed."
 )
 @click.option(
@@ -44,6 +50,7 @@ if TYPE_CHECKING:
 def archive(
     topics: tuple[str, ...],
     to: str,
+    form: str | None,
     every: str,
     small_mb: int,
     more: tuple[str, ...],
@@ -53,12 +60,13 @@ def archive(
     home: str,
     bootstrap: str,
 ) -> None:
-    """Keep topics in a lake: Parquet files by topic and date, each record once.
+    """Keep topics in a lake, by topic and date, each record once: Parquet files, or a Delta table.
 
     \b
     Examples:
       levada pipeline run archive --topic orders --topic clicks --to ./lake
       levada pipeline run archive --topic orders --to ./lake --once
+      levada pipeline run archive --topic orders --to ./tables/orders --format delta
       levada pipeline run archive --topic orders --to hdfs://namenode/lake --every '1 minute'
     """
     options = parse_settings(more, "--option")
@@ -74,6 +82,7 @@ def archive(
             checkpoint=run.checkpoint,
             once=once,
             every=every,
+            lake_format=form,
             sizes=sizes,
             spark=spark,
             name=run.name,

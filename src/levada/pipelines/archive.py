@@ -5,13 +5,14 @@ run begins there even if its checkpoint is lost, and a batch that comes again ad
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from levada.model import TopicPartition
-from levada.pipelines.compacting import SIZES, Sizes, compact
+from levada.pipelines.compacting import SIZES, Sizes
 from levada.pipelines.files import Files
-from levada.pipelines.lake import Lake, Positions
+from levada.pipelines.lake import Positions, merged
+from levada.pipelines.lakes import AnyLake, open_lake, tidy
 from levada.pipelines.running import Running
 from levada.pipelines.topics import beginnings
 
@@ -27,6 +28,7 @@ def archive(
     checkpoint: str | None = None,
     once: bool = False,
     every: str = "10 seconds",
+    lake_format: str | None = None,
     sizes: Sizes = SIZES,
     spark: "SparkSession | None" = None,
     name: str = "archive",
@@ -34,29 +36,30 @@ def archive(
 ) -> Running:
     """Keep the topics' records in the lake `to`, a path that Spark can write; `once` ends when all is there.
 
-    `every` is how often a batch is committed; `options` are those of `format("levada")`. The checkpoint is kept in
-    the lake unless told otherwise.
+    `every` is how often a batch is committed; `lake_format` is parquet, the default of a new lake, or delta;
+    `options` are those of `format("levada")`. The checkpoint is kept in the lake unless told otherwise.
     """
     spark = spark or _session()
-    lake = Lake(Files(spark, to))
+    lake = open_lake(spark, to, lake_format)
     lake.recover()
+    begins = beginnings(bootstrap, topics, options)
     source = (
         spark.readStream.format("levada")
         .option("kafka.bootstrap.servers", bootstrap)
         .option("subscribe", ",".join(topics))
-        .option("startingOffsets", starting_offsets(lake.state.ends, beginnings(bootstrap, topics, options)))
+        .option("startingOffsets", starting_offsets(known_ends(lake, begins), begins))
     )
     for key, value in options.items():
         source = source.option(key, value)
-    writer = Archivist(lake, sizes)
+    journal = checkpoint or lake.files.path("_levada/checkpoint")
+    writer = Archivist(lake, sizes, Files(spark, journal))
     stream = (
         source.load()
         .writeStream.queryName(name)
-        .option("checkpointLocation", checkpoint or lake.files.path("_levada/checkpoint"))
+        .option("checkpointLocation", journal)
         .foreachBatch(writer.take)
     )
     stream = stream.trigger(availableNow=True) if once else stream.trigger(processingTime=every)
-    writer.checkpoint = Files(spark, checkpoint or lake.files.path("_levada/checkpoint"))
     return Running(name, [stream.start()])
 
 
@@ -76,52 +79,30 @@ def starting_offsets(ends: Positions, begins: Mapping[TopicPartition, int]) -> s
     return json.dumps(places)
 
 
+def known_ends(lake: AnyLake, places: Iterable[TopicPartition]) -> Positions:
+    """Where the lake ends in these partitions, as far as it knows them."""
+    asked: dict[str, list[int]] = {}
+    for place in places:
+        asked.setdefault(place.topic, []).append(place.partition)
+    return {topic: lake.ends(topic, partitions) for topic, partitions in asked.items()}
+
+
 class Archivist:
     """Writes micro-batches into the lake."""
 
-    def __init__(self, lake: Lake, sizes: Sizes) -> None:
+    def __init__(self, lake: AnyLake, sizes: Sizes, checkpoint: Files) -> None:
         self._lake = lake
         self._sizes = sizes
-        self.checkpoint: Files | None = None
+        self._checkpoint = checkpoint
 
     def take(self, batch: "DataFrame", number: int) -> None:
         """One micro-batch, which may have come before."""
-        assert self.checkpoint is not None
-        ends = batch_ends(self.checkpoint, number)
-        known = self._lake.state.ends
-        if all(
-            ends[topic][index] <= known.get(topic, {}).get(index, 0)
-            for topic in ends
-            for index in ends[topic]
-        ):
-            return
-        self.write(batch, ends, self._expected(number))
-        compact(batch.sparkSession, self._lake, self._sizes)
-
-    def write(self, batch: "DataFrame", ends: Positions, begins: Positions) -> None:
-        """Commit its records, which begin and end at these positions, without those that the lake has."""
-        from pyspark.sql import Observation
-        from pyspark.sql.functions import col, count, lit, to_date
-
-        known = self._lake.state.ends
-        rows = without(batch, {topic: ends_of for topic, ends_of in known.items() if topic in ends}, begins)
-        observed = Observation()
-        rows = rows.withColumn("date", to_date(col("timestamp"))).observe(
-            observed, count(lit(1)).alias("rows")
-        )
-        area = self._lake.staging()
-        (
-            rows.sortWithinPartitions("topic", "date", "partition", "offset")
-            .write.partitionBy("topic", "date")
-            .mode("overwrite")
-            .parquet(self._lake.files.path(area))
-        )
-        self._lake.commit(ends=ends, rows=int(observed.get["rows"]))
-
-    def _expected(self, number: int) -> Positions:
-        """Where the batch begins, as far as the checkpoint knows."""
-        assert self.checkpoint is not None
-        return batch_ends(self.checkpoint, number - 1) if number else {}
+        ends = batch_ends(self._checkpoint, number)
+        begins = batch_ends(self._checkpoint, number - 1) if number else {}
+        known = {topic: self._lake.ends(topic, told) for topic, told in ends.items()}
+        if known != merged(known, ends):  # the batch goes further than the lake
+            self._lake.add(without(batch, known, begins), ends)
+            tidy(batch.sparkSession, self._lake, self._sizes)
 
 
 def without(batch: "DataFrame", known: Positions, begins: Positions) -> "DataFrame":

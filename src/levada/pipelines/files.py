@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+BY_TOPIC_AND_DATE = ("topic", "date")  # the directories of a lake
 
 
 class Found(NamedTuple):
@@ -20,9 +22,9 @@ class Files:
     def __init__(self, spark: "SparkSession", root: str) -> None:
         self._jvm: Any = spark._jvm
         assert self._jvm is not None
-        hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+        self._hadoop = spark.sparkContext._jsc.hadoopConfiguration()
         path = self._jvm.org.apache.hadoop.fs.Path(root)
-        self._system = path.getFileSystem(hadoop)
+        self._system = path.getFileSystem(self._hadoop)
         self._root = self._system.makeQualified(path)
         self.root = str(self._root.toString())
 
@@ -86,3 +88,31 @@ class Files:
     def remove(self, name: str) -> None:
         """A file, or a directory with all it holds; it may be gone already."""
         self._system.delete(self._path(name), True)
+
+    def write_records(self, rows: "DataFrame", directory: str) -> int:
+        """Records become Parquet files by topic and date, in a new directory; how many there were."""
+        from pyspark.sql import Observation
+        from pyspark.sql.functions import col, count, lit, to_date
+
+        # Instants as other readers of Parquet want them; Spark's own default is a type that is long deprecated.
+        rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        observed = Observation()
+        (
+            rows.withColumn("date", to_date(col("timestamp")))
+            .observe(observed, count(lit(1)).alias("rows"))
+            .sortWithinPartitions("topic", "date", "partition", "offset")
+            .write.partitionBy(*BY_TOPIC_AND_DATE)
+            .mode("overwrite")
+            .parquet(self.path(directory))
+        )
+        return int(observed.get["rows"])
+
+    def parquet_rows(self, name: str) -> int:
+        """How many rows a Parquet file has, by its footer."""
+        hadoop = self._jvm.org.apache.parquet.hadoop
+        footer = hadoop.util.HadoopInputFile.fromPath(self._path(name), self._hadoop)
+        reader = hadoop.ParquetFileReader.open(footer)
+        try:
+            return int(reader.getRecordCount())
+        finally:
+            reader.close()

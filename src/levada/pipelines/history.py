@@ -6,8 +6,8 @@ The lake has what is below its ends, the log gives the rest. Both are taken at o
 import json
 from typing import TYPE_CHECKING
 
-from levada.pipelines.files import Files
-from levada.pipelines.lake import Lake, LakeError
+from levada.pipelines.lake import LakeError
+from levada.pipelines.lakes import AnyLake, open_lake
 from levada.pipelines.topics import beginnings
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ def history(
     from levada.spark import session
 
     spark = spark or session()
-    the_lake = Lake(Files(spark, lake))
-    old = archived(the_lake, topic, spark)
-    ends = the_lake.state.ends.get(topic, {})
     begins = {place.partition: begin for place, begin in beginnings(bootstrap, [topic], options).items()}
+    the_lake = open_lake(spark, lake)
+    old = archived(the_lake, topic, spark)
+    ends = the_lake.ends(topic, begins)
     lost = {
         index: begin - ends.get(index, 0) for index, begin in begins.items() if begin > ends.get(index, 0)
     }
@@ -59,7 +59,7 @@ def history(
     return new if old is None else old.unionByName(new)
 
 
-def archived(lake: Lake, topic: str, spark: "SparkSession") -> "DataFrame | None":
+def archived(lake: AnyLake, topic: str, spark: "SparkSession") -> "DataFrame | None":
     """What the lake has of a topic, by its commits; None if that is nothing."""
     from pyspark.sql.functions import lit
 

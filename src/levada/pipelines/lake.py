@@ -12,9 +12,12 @@ lake ends: what a writer offers again is below that end and left out.
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from levada.pipelines.files import Files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 COMMITS = "_levada/commits"
 STAGING = "_levada/staging"
@@ -119,6 +122,16 @@ class Lake:
                 self._publish(_commit(self._json(f"{COMMITS}/{int(name):010d}.json")))
             else:
                 self.files.remove(f"{STAGING}/{name}")
+
+    def ends(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+        """Where the lake ends in those partitions that it knows."""
+        known = self.state.ends.get(topic, {})
+        return {index: known[index] for index in partitions if index in known}
+
+    def add(self, rows: "DataFrame", ends: Positions) -> None:
+        """These records, up to the offsets `ends`, in one commit."""
+        count = self.files.write_records(rows, self.staging())
+        self.commit(ends=ends, rows=count)
 
     def staging(self) -> str:
         """Where the files of the next commit are to be written, in the directories they will have in the lake."""

@@ -1,14 +1,11 @@
-"""A pipeline at work: the streaming queries it consists of, followed to their end."""
+"""A pipeline at work: the queries it consists of, followed to their end."""
 
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from levada.pipelines.progress import Counter, Progress
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
+from levada.pipelines.steps import Query
 
 POLL_SECONDS = 0.25
 _JAVA_CLASS = re.compile(r"^(?:[a-z_]\w*\.)+[A-Z]\w*(?:Exception|Error): ")
@@ -21,7 +18,7 @@ class PipelineError(Exception):
 class Running:
     """Its queries run in the background until `stop`, or until all that there was is done (`once`)."""
 
-    def __init__(self, name: str, queries: Sequence["StreamingQuery"]) -> None:
+    def __init__(self, name: str, queries: Sequence[Query]) -> None:
         self.name = name
         self.queries = queries
         self._counter = Counter()

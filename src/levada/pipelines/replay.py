@@ -1,0 +1,201 @@
+"""replay: records of a lake to a topic, in order, by time range, at a chosen speed, exactly once (R61).
+
+The records are cut into slices of time. Each slice is one write under a number, which the sink does once however often
+it is asked, so a replay that was killed is started again and goes on. What is to be replayed is settled at its first
+start, by the offsets up to which the lake reaches then, and kept in its checkpoint.
+"""
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from levada.pipelines.files import Files
+from levada.pipelines.history import archived
+from levada.pipelines.lake import LakeError
+from levada.pipelines.lakes import open_lake
+from levada.pipelines.running import Running
+from levada.pipelines.slices import Bucket, Slice, slices
+from levada.pipelines.steps import Step, Steps
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS_A_SLICE = 1_000_000  # where no speed is asked for
+SECONDS_A_SLICE = 1.0  # of real time, where one is
+TRIES = 3  # files that a reader is at may be joined to larger ones meanwhile
+
+
+class Wanted(NamedTuple):
+    """What a replay was asked for; a run that goes on must be asked for the same."""
+
+    topic: str
+    lake: str
+    to: str
+    start_ms: int | None = None  # the time of the first record, and
+    end_ms: int | None = None  # before that of the last
+    speed: float | None = None  # times as fast as they came; None for as fast as possible
+    by_key: bool = False  # to partitions by key; otherwise to those they came from
+
+
+class Plan(NamedTuple):
+    """What its first start settled."""
+
+    id: str  # under which the sink knows it
+    ends: Mapping[int, int]  # of the lake then
+    span_ms: int
+
+
+def replay(
+    topic: str,
+    lake: str,
+    to: str,
+    *,
+    bootstrap: str = "127.0.0.1:9092",
+    start: datetime | None = None,
+    end: datetime | None = None,
+    speed: float | None = None,
+    by_key: bool = False,
+    checkpoint: str | None = None,
+    spark: "SparkSession | None" = None,
+    name: str = "replay",
+    **options: str,
+) -> Running:
+    """Send what `lake` has of `topic` to the topic `to`, with keys, values, headers and times as they were.
+
+    `start` and `end` limit the times of records; `speed` 1 sends them as fast as they came, 10 ten times as fast,
+    None as fast as possible. A record goes to the partition it came from, or by its key. `options` are those of
+    writing with `format("levada")`. The checkpoint is kept in the lake unless told otherwise.
+    """
+    from levada.spark import session
+
+    if speed is not None and speed <= 0:
+        raise ValueError(f"a replay cannot have the speed {speed:g}; it must be above 0")
+    wanted = Wanted(topic, lake, to, _ms(start), _ms(end), speed, by_key)
+    spark = spark or session()
+    kept = Files(spark, checkpoint or f"{lake.rstrip('/')}/_levada/replays/{name}")
+    options = {"kafka.bootstrap.servers": bootstrap, "topic": to} | options
+    return Running(name, [Steps(name, Replayer(spark, wanted, kept, options).steps).start()])
+
+
+def _ms(when: datetime | None) -> int | None:
+    return None if when is None else round(when.timestamp() * 1000)
+
+
+class Replayer:
+    """Takes the steps of a replay."""
+
+    def __init__(
+        self, spark: "SparkSession", wanted: Wanted, kept: Files, options: Mapping[str, str]
+    ) -> None:
+        self._spark = spark
+        self._wanted = wanted
+        self._kept = kept
+        self._options = options
+
+    def steps(self, stopped: threading.Event) -> Iterator[Step]:
+        """Slice by slice, from where the last run ended; each when its time has come."""
+        plan = self._plan()
+        todo = list(slices(self._buckets(plan), plan.ends, self._rows_min))
+        wanted, done = sum(one.rows for one in todo), 0
+        first = self._first()
+        origin = time.monotonic()
+        for number, one in enumerate(todo):
+            done += one.rows
+            if number < first:
+                continue
+            if self._wanted.speed is not None:
+                spans = one.span - todo[min(first, len(todo) - 1)].span
+                due = origin + spans * plan.span_ms / 1000 / self._wanted.speed
+                if stopped.wait(max(0.0, due - time.monotonic())):
+                    return
+            self._send(plan, number, one)
+            self._kept.write("done", str(number + 1))
+            yield Step(number, one.rows, done, wanted)
+
+    @property
+    def _rows_min(self) -> int:
+        return ROWS_A_SLICE if self._wanted.speed is None else 1
+
+    def _first(self) -> int:
+        return int(self._kept.read("done")) if self._kept.exists("done") else 0
+
+    def _plan(self) -> Plan:
+        """That of the first start."""
+        if not self._kept.exists("plan.json"):
+            plan = self._new_plan()
+            content = {"wanted": self._wanted._asdict(), "plan": plan._asdict()}
+            self._kept.write("plan.json", json.dumps(content))
+            return plan
+        content = json.loads(self._kept.read("plan.json"))
+        if Wanted(**content["wanted"]) != self._wanted:
+            raise LakeError(
+                f"a replay under this name was begun with other options ({content['wanted']}); "
+                "give this one another name"
+            )
+        ends = {int(index): end for index, end in content["plan"].pop("ends").items()}
+        return Plan(ends=ends, **content["plan"])
+
+    def _new_plan(self) -> Plan:
+        from pyspark.sql.functions import max as greatest
+
+        found = self._rows().groupBy("partition").agg((greatest("offset") + 1).alias("end")).collect()
+        ends = {row.partition: row.end for row in found}
+        speed = self._wanted.speed
+        return Plan(uuid.uuid4().hex, ends, max(1, round(SECONDS_A_SLICE * 1000 * (speed or 60))))
+
+    def _rows(self) -> "DataFrame":
+        """What the lake has now of the time that is wanted."""
+        from pyspark.sql.functions import col
+
+        wanted = self._wanted
+        rows = archived(open_lake(self._spark, wanted.lake), wanted.topic, self._spark)
+        if rows is None:
+            raise LakeError(f"there are no records of {wanted.topic} in the lake {wanted.lake}")
+        if wanted.start_ms is not None:
+            rows = rows.where(col("timestamp") >= datetime.fromtimestamp(wanted.start_ms / 1000, UTC))
+        if wanted.end_ms is not None:
+            rows = rows.where(col("timestamp") < datetime.fromtimestamp(wanted.end_ms / 1000, UTC))
+        return rows
+
+    def _buckets(self, plan: Plan) -> list[Bucket]:
+        from pyspark.sql.functions import col, count, expr, lit
+        from pyspark.sql.functions import min as least
+
+        found = (
+            _within(self._rows(), {index: (0, end) for index, end in plan.ends.items()})
+            .groupBy("partition", expr(f"unix_millis(timestamp) div {plan.span_ms}").alias("span"))
+            .agg(least("offset").alias("first"), count(lit(1)).alias("rows"))
+            .select(col("partition"), col("span"), col("first"), col("rows"))
+        )
+        return [Bucket(*row) for row in found.collect()]
+
+    def _send(self, plan: Plan, number: int, one: Slice) -> None:
+        """Write one slice, in order: what came from one partition goes through one task."""
+        for left in reversed(range(TRIES)):
+            rows = _within(self._rows(), one.ranges)
+            columns = ["key", "value", "headers", "timestamp"]
+            rows = rows.repartition("partition").sortWithinPartitions("partition", "offset")
+            rows = rows.select(*columns if self._wanted.by_key else [*columns, "partition"])
+            writer = rows.write.format("levada").mode("append").options(**self._options)
+            try:
+                writer.option("txnAppId", f"replay-{plan.id}").option("txnVersion", number).save()
+                return
+            except Exception as error:
+                if not left or "FILE_NOT_EXIST" not in str(error):
+                    raise
+
+
+def _within(rows: "DataFrame", ranges: Mapping[int, tuple[int, int]]) -> "DataFrame":
+    from pyspark.sql.functions import col, lit
+
+    each: list[Any] = [
+        (col("partition") == index) & (col("offset") >= first) & (col("offset") < end)
+        for index, (first, end) in ranges.items()
+    ]
+    return rows.where(reduce(or_, each, lit(False)))

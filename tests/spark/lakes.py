@@ -1,0 +1,44 @@
+"""What the tests of lakes share: topics with known records, and one run of archive."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Producer
+
+from levada.pipelines.archive import archive
+from levada.pipelines.compacting import Sizes
+from levada.testing import EmbeddedBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def fill(broker: EmbeddedBroker, topic: str, first: int, count: int, first_ms: int = 0) -> None:
+    """Records k1: v1, k2: v2 ... in their order; a second apart if a time is told, and of now otherwise."""
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5})
+    for number in range(first, first + count):
+        producer.produce(
+            topic, key=f"k{number}", value=f"v{number}", timestamp=first_ms and first_ms + number * 1000
+        )
+    assert producer.flush(30) == 0
+
+
+def archive_once(
+    spark: "SparkSession",
+    broker: EmbeddedBroker,
+    lake: Path,
+    *topics: str,
+    files_max: int = 16,
+    lake_format: str | None = None,
+) -> None:
+    """All that the topics have, into the lake."""
+    running = archive(
+        topics,
+        str(lake),
+        bootstrap=broker.bootstrap,
+        once=True,
+        lake_format=lake_format,
+        spark=spark,
+        sizes=Sizes(files_max=files_max),
+    )
+    assert running.wait(120)

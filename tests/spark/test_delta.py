@@ -1,0 +1,74 @@
+"""A lake as a Delta table: readers of Delta and Levada's own see every record once (R61)."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable
+from tests.spark.lakes import archive_once, fill
+
+from levada.pipelines.history import history
+from levada.pipelines.lake import LakeError
+from levada.pipelines.lakes import open_lake
+from levada.testing import EmbeddedBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_a_table_grows_with_its_topic(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
+    lake, topic = tmp_path / "lake", broker.topic(partitions=2)
+    fill(broker, topic, 0, 100)
+    archive_once(spark, broker, lake, topic, lake_format="delta")
+    fill(broker, topic, 100, 50)
+    shutil.rmtree(lake / "_levada" / "checkpoint")
+    archive_once(spark, broker, lake, topic)
+    table = DeltaTable(lake)
+    rows = table.to_pyarrow_table(columns=["value", "topic", "partition", "offset", "timestamp", "date"])
+    assert sorted(rows["value"].to_pylist()) == sorted(f"v{number}".encode() for number in range(150))
+    assert set(rows["topic"].to_pylist()) == {topic}
+    ends = open_lake(spark, str(lake)).ends(topic, [0, 1, 2])
+    assert sum(ends.values()) == 150 and set(ends) == {0, 1}
+    fill(broker, topic, 150, 10)  # in the log only
+    whole = history(topic, str(lake), bootstrap=broker.bootstrap, spark=spark)
+    assert sorted(row.v for row in whole.selectExpr("string(value) v").collect()) == sorted(
+        f"v{number}" for number in range(160)
+    )
+
+
+def test_small_files_are_joined(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
+    lake, topic = tmp_path / "lake", broker.topic()
+    for first in range(0, 30, 10):
+        fill(broker, topic, first, 10)
+        archive_once(spark, broker, lake, topic, lake_format="delta", files_max=2)
+    table = DeltaTable(lake)
+    assert len(table.file_uris()) == 1
+    assert sorted(table.to_pyarrow_table(columns=["offset"])["offset"].to_pylist()) == list(range(30))
+
+
+def test_what_was_not_committed_is_not_there(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """As after a crash between Delta's commit and Spark's, and with files that no commit names."""
+    lake, topic = tmp_path / "lake", broker.topic()
+    fill(broker, topic, 0, 20)
+    archive_once(spark, broker, lake, topic, lake_format="delta")
+    (known,) = lake.glob("topic=*/date=*/*.parquet")
+    shutil.copy(known, known.parent / "left-by-a-killed-writer.parquet")
+    (lake / "_levada" / "staging" / "half").mkdir(parents=True)
+    for commit in (lake / "_levada" / "checkpoint" / "commits").iterdir():
+        commit.unlink()
+    archive_once(spark, broker, lake, topic)
+    assert DeltaTable(lake).count() == 20
+    assert history(topic, str(lake), bootstrap=broker.bootstrap, spark=spark).count() == 20
+
+
+def test_a_lake_keeps_its_format(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
+    topic = broker.topic()
+    fill(broker, topic, 0, 5)
+    archive_once(spark, broker, tmp_path / "lake", topic, lake_format="delta")
+    with pytest.raises(LakeError, match="in the format delta already"):
+        open_lake(spark, str(tmp_path / "lake"), "parquet")
+    with pytest.raises(LakeError, match="'orc' is no format of a lake"):
+        open_lake(spark, str(tmp_path / "other"), "orc")

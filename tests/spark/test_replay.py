@@ -1,0 +1,97 @@
+"""replay: what a lake has comes back into a topic in order, once, also if the replay is killed in between (R61)."""
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.spark.lakes import archive_once, fill
+
+from levada.pipelines.replay import replay
+from levada.pipelines.running import PipelineError
+from levada.testing import EmbeddedBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DAY_MS = 1_760_000_000_000
+
+
+def when(second: int) -> datetime:
+    return datetime.fromtimestamp(DAY_MS / 1000 + second, UTC)
+
+
+def numbers(broker: EmbeddedBroker, topic: str) -> dict[int, list[int]]:
+    """By partition, what is there to read."""
+    found: dict[int, list[int]] = {}
+    for record in broker.records(topic):
+        assert record.value is not None
+        found.setdefault(record.partition, []).append(int(record.value[1:]))
+    return found
+
+
+def test_a_topic_comes_back_as_it_was(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
+    lake, topic, again = str(tmp_path / "lake"), broker.topic(partitions=3), broker.topic(partitions=3)
+    fill(broker, topic, 0, 300, first_ms=DAY_MS)
+    archive_once(spark, broker, tmp_path / "lake", topic)
+    options = {"bootstrap": broker.bootstrap, "spark": spark}
+    assert replay(topic, lake, again, **options).wait(60)
+    assert numbers(broker, again) == numbers(broker, topic)
+    assert [record.timestamp for record in broker.records(again)] == [
+        record.timestamp for record in broker.records(topic)
+    ]
+    done = replay(topic, lake, again, **options)  # has been done under this name
+    assert done.wait(60) and done.progress().rows == 0
+    assert sum(map(len, numbers(broker, again).values())) == 300
+    with pytest.raises(PipelineError, match="begun with other options"):
+        replay(topic, lake, topic, **options).wait(60)
+
+
+def test_a_time_range_at_a_chosen_speed(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """Forty seconds of records, ten times as fast; stopped in between and gone on with."""
+    lake, topic, again = str(tmp_path / "lake"), broker.topic(partitions=2), broker.topic()
+    fill(broker, topic, 0, 100, first_ms=DAY_MS)
+    archive_once(spark, broker, tmp_path / "lake", topic, lake_format="delta")
+    start, end = when(20), when(60)
+    began = time.monotonic()
+
+    def run(wait: bool) -> None:
+        running = replay(
+            topic,
+            lake,
+            again,
+            bootstrap=broker.bootstrap,
+            start=start,
+            end=end,
+            speed=10,
+            by_key=True,
+            spark=spark,
+        )
+        if not wait:
+            while not running.progress().batches:
+                assert running.is_active
+                time.sleep(0.05)
+            running.stop()
+        assert running.wait(60)
+
+    run(wait=False)
+    sent = numbers(broker, again)[0]
+    assert 0 < len(sent) < 40
+    run(wait=True)
+    assert time.monotonic() - began > 2  # of the four seconds it takes, what the second run had left at least
+    sent = numbers(broker, again)[0]
+    assert sorted(sent) == list(range(20, 60))
+    for partition in numbers(broker, topic).values():
+        assert [number for number in sent if number in partition] == [n for n in partition if 20 <= n < 60]
+
+
+def test_what_is_not_in_the_lake_is_said(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    with pytest.raises(PipelineError, match="there are no records of orders in the lake"):
+        replay("orders", str(tmp_path / "lake"), "again", bootstrap=broker.bootstrap, spark=spark).wait(60)
+    with pytest.raises(ValueError, match="speed"):
+        replay("orders", str(tmp_path / "lake"), "again", speed=0, spark=spark)
