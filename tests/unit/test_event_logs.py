@@ -85,7 +85,7 @@ def test_what_clients_cause_is_told_some_times_and_then_counted(stream: io.Strin
     logs.configure("json", "info", stream)
 
     def tell(event: str, when: float, **facts: str) -> None:
-        fields = {"msg": event, "levelname": "INFO", "created": when, "facts": facts}
+        fields = {"msg": event, "levelno": logging.INFO, "levelname": "INFO", "created": when, "facts": facts}
         logging.getLogger("levada").handle(logging.makeLogRecord(fields))
 
     for number in range(100):
