@@ -9,7 +9,7 @@ import pytest
 from tests.spark.lakes import archive_once, fill
 
 from levada.pipelines.replay import replay
-from levada.pipelines.running import PipelineError
+from levada.pipelines.running import PipelineError, Running
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -35,17 +35,20 @@ def test_a_topic_comes_back_as_it_was(spark: "SparkSession", broker: EmbeddedBro
     lake, topic, again = str(tmp_path / "lake"), broker.topic(partitions=3), broker.topic(partitions=3)
     fill(broker, topic, 0, 300, first_ms=DAY_MS)
     archive_once(spark, broker, tmp_path / "lake", topic)
-    options = {"bootstrap": broker.bootstrap, "spark": spark}
-    assert replay(topic, lake, again, **options).wait(60)
+
+    def run(to: str) -> Running:
+        return replay(topic, lake, to, bootstrap=broker.bootstrap, spark=spark)
+
+    assert run(again).wait(60)
     assert numbers(broker, again) == numbers(broker, topic)
     assert [record.timestamp for record in broker.records(again)] == [
         record.timestamp for record in broker.records(topic)
     ]
-    done = replay(topic, lake, again, **options)  # has been done under this name
+    done = run(again)  # has been done under this name
     assert done.wait(60) and done.progress().rows == 0
     assert sum(map(len, numbers(broker, again).values())) == 300
     with pytest.raises(PipelineError, match="begun with other options"):
-        replay(topic, lake, topic, **options).wait(60)
+        run(topic).wait(60)
 
 
 def test_a_time_range_at_a_chosen_speed(

@@ -2,13 +2,13 @@
 
 import re
 import sys
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 from levada.cli.codecs import Formatter, formatter, to_json
-from levada.cli.options import connects, existing_topic, say, topic_argument, with_client
+from levada.cli.options import TimeType, connects, existing_topic, say, topic_argument, with_client
 
 if TYPE_CHECKING:
     from levada.model import ConsumerRecord
@@ -33,16 +33,8 @@ class StartType(click.ParamType["Start"]):
         if re.fullmatch(r"-?\d+", text):
             return int(text)
         if text.startswith("s@"):
-            return self._time(text[2:], param, ctx)
+            return TimeType().convert(text[2:], param, ctx)
         return self.fail(f"{text!r} is not beginning, end, an offset, -COUNT or s@TIME", param, ctx)
-
-    def _time(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        try:
-            if text.isdecimal():
-                return datetime.fromtimestamp(int(text) / 1000, UTC)
-            return datetime.fromisoformat(text).astimezone()
-        except (ValueError, OverflowError):
-            return self.fail(f"{text!r} is no time: milliseconds since 1970 or 2026-05-01T12:00", param, ctx)
 
 
 class Printer:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -57,6 +58,21 @@ def prints(command: Command) -> Command:
         show_default=True,
         help="How to print: aligned columns, one JSON document, or one JSON object a line.",
     )(command)
+
+
+class TimeType(click.ParamType[datetime]):
+    """A moment; without a zone it is meant here."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        text = str(value)
+        try:
+            if text.isdecimal():
+                return datetime.fromtimestamp(int(text) / 1000, UTC)
+            return datetime.fromisoformat(text).astimezone()
+        except (ValueError, OverflowError):
+            return self.fail(f"{text!r} is no time: milliseconds since 1970 or 2026-05-01T12:00", param, ctx)
 
 
 def with_client(bootstrap: str, timeout: float, work: Callable[["Client"], Awaitable[Result]]) -> Result:

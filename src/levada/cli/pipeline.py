@@ -19,7 +19,18 @@ if TYPE_CHECKING:
 
 # Each pipeline: the module that holds its command, and what it is for.
 PIPELINES = {
-    "archive": ("levada.cli.pipeline_lake", "Topics to a lake of Parquet files, by topic and date."),
+    "archive": (
+        "levada.cli.pipeline_lake",
+        "Topics to a lake, by topic and date: Parquet files or a Delta table.",
+    ),
+    "replay": (
+        "levada.cli.pipeline_lake",
+        "What a lake has of a topic, to a topic: in order, at a chosen speed.",
+    ),
+    "history": (
+        "levada.cli.pipeline_lake",
+        "A query over all that a topic ever had, in a lake and in its log.",
+    ),
 }
 
 COLUMNS = ("name", "pipeline", "state", "rows", "rows_per_second", "lag", "batch_seconds", "seconds_ago")
@@ -88,13 +99,18 @@ def keeps_runs(command: Command) -> Command:
 
 
 def runs_on_spark(command: Command) -> Command:
-    """Adds what every pipeline has: --name, --once, --master, --home, -b."""
+    """Adds what every pipeline has: --name, --master, --home, -b."""
     name = click.option("--name", metavar="NAME", help="Of this run, if not that of the pipeline.")
-    once = click.option("--once", is_flag=True, help="Do all that is there, and end.")
     master = click.option(
         "--master", metavar="URL", help="Spark to run on; this machine unless Spark's settings say otherwise."
     )
-    return name(once(master(keeps_runs(names_brokers(command)))))
+    return name(master(keeps_runs(names_brokers(command))))
+
+
+def streams_on_spark(command: Command) -> Command:
+    """Adds --once too."""
+    once = click.option("--once", is_flag=True, help="Do all that is there, and end.")
+    return once(runs_on_spark(command))
 
 
 def execute(

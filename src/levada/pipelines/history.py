@@ -4,15 +4,20 @@ The lake has what is below its ends, the log gives the rest. Both are taken at o
 """
 
 import json
+import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from levada.pipelines.lake import LakeError
 from levada.pipelines.lakes import AnyLake, open_lake
+from levada.pipelines.running import Running
+from levada.pipelines.steps import Step, Steps
 from levada.pipelines.topics import beginnings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+SHOWN_MAX = 1_000  # rows of an answer that are printed
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
 
@@ -57,6 +62,38 @@ def history(
         source = source.option(key, value)
     new = source.load().select(*COLUMNS)
     return new if old is None else old.unionByName(new)
+
+
+def answer(
+    topic: str,
+    lake: str,
+    query: str,
+    to: str | None = None,
+    *,
+    bootstrap: str = "127.0.0.1:9092",
+    gaps: bool = False,
+    spark: "SparkSession | None" = None,
+    name: str = "history",
+    **options: str,
+) -> Running:
+    """Ask an SQL query over the table `history`; the result is printed, or written to `to` as Parquet."""
+    from levada.spark import session
+
+    own = (spark or session()).newSession()  # a view of that name may be somebody else's
+
+    def ask(stopped: threading.Event) -> Iterator[Step]:
+        rows = history(topic, lake, bootstrap=bootstrap, spark=own, gaps=gaps, **options)
+        rows.createOrReplaceTempView("history")
+        found = own.sql(query)
+        if to is None:
+            found.show(SHOWN_MAX, truncate=False)
+            count = min(SHOWN_MAX, found.count())
+        else:
+            found.write.mode("overwrite").parquet(to)
+            count = own.read.parquet(to).count()
+        yield Step(0, count, count, count)
+
+    return Running(name, [Steps(name, ask).start()])
 
 
 def archived(lake: AnyLake, topic: str, spark: "SparkSession") -> "DataFrame | None":
