@@ -31,6 +31,16 @@ PIPELINES = {
         "levada.cli.pipeline_lake",
         "A query over all that a topic ever had, in a lake and in its log.",
     ),
+    "activity": ("levada.cli.pipeline_flows", "What visitors of a website do: counts, sessions, top pages."),
+    "devices": ("levada.cli.pipeline_flows", "Readings of devices: statistics, spells, highest values."),
+    "logs": ("levada.cli.pipeline_flows", "Logs of services: rates, alerts, a lake to search."),
+    "sql": ("levada.cli.pipeline_sql", "A query over topics, its results to a topic."),
+}
+# Commands of `levada pipeline` itself that are loaded when they are used.
+MORE = {
+    "sql": ("levada.cli.pipeline_sql", "Run a query over topics, its results to a topic."),
+    "report": ("levada.cli.pipeline_reports", "Count all that topics or a lake have, and draw a chart."),
+    "search": ("levada.cli.pipeline_reports", "Find lines in the logs of services."),
 }
 
 COLUMNS = ("name", "pipeline", "state", "rows", "rows_per_second", "lag", "batch_seconds", "seconds_ago")
@@ -39,30 +49,40 @@ COLUMNS = ("name", "pipeline", "state", "rows", "rows_per_second", "lag", "batch
 class Pipelines(click.Group):
     """Knows the pipelines by name and imports one when it is used."""
 
+    known: Mapping[str, tuple[str, str]] = PIPELINES
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(PIPELINES)
+        return [*self.known, *self.commands]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in PIPELINES:
-            if ctx.resilient_parsing:
-                return None
+        if name in self.known:
+            command: click.Command = getattr(import_module(self.known[name][0]), name)
+            return command
+        if name not in self.commands and self.known is PIPELINES and not ctx.resilient_parsing:
             hint = "try: levada pipeline list"
             raise Failure(f"no such pipeline: {name}{did_you_mean(name, PIPELINES)}", EXIT_USAGE, hint)
-        command: click.Command = getattr(import_module(PIPELINES[name][0]), name)
-        return command
+        return super().get_command(ctx, name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Pipelines"):
-            formatter.write_dl([(name, text) for name, (_, text) in PIPELINES.items()])
+        own = [(name, command.get_short_help_str()) for name, command in self.commands.items()]
+        with formatter.section("Commands" if own else "Pipelines"):
+            formatter.write_dl([*own, *((name, text) for name, (_, text) in self.known.items())])
 
 
-@click.group()
+class Commands(Pipelines):
+    """Has commands of its own beside those it knows by name."""
+
+    known = MORE
+
+
+@click.group(cls=Commands)
 def pipeline() -> None:
     """Run pipelines on Spark, and see how they do.
 
     \b
     Examples:
       levada pipeline run archive --topic orders --to ./lake
+      levada pipeline sql 'SELECT shop, amount FROM orders WHERE amount > 100' --to large-orders
       levada pipeline list
       levada pipeline status archive
       levada pipeline stop archive
@@ -124,10 +144,10 @@ def execute(
     """Be a run: start Spark and the pipeline, tell how it goes, end by a signal, by itself or by an error."""
     clock = SystemClock()
     the_run = Run(home, name or pipeline)
-    with _said_plainly(), the_run.held(pipeline, options, clock.now_ms()):
+    with said_plainly(), the_run.held(pipeline, options, clock.now_ms()):
         try:
             say(f"starting Spark for pipeline {the_run.name} ...")
-            stopped = _follow(the_run, start(_spark(the_run.name, master), the_run), clock)
+            stopped = _follow(the_run, start(new_session(the_run.name, master), the_run), clock)
         except BaseException as error:
             the_run.tell(_last(the_run), "failed", clock.now_ms(), str(error) or type(error).__name__)
             raise
@@ -164,7 +184,8 @@ def _last(the_run: Run) -> Any:
     return told.progress
 
 
-def _spark(name: str, master: str | None) -> "SparkSession":
+def new_session(name: str, master: str | None) -> "SparkSession":
+    """Spark for a command; a failure of it if Spark is not installed."""
     try:
         from levada.spark.session import session
     except ModuleNotFoundError as error:
@@ -172,7 +193,7 @@ def _spark(name: str, master: str | None) -> "SparkSession":
     return session(f"levada {name}", master)
 
 
-class _said_plainly:  # noqa: N801 (used as a statement)
+class said_plainly:  # noqa: N801 (used as a statement)
     """Errors of runs and pipelines as failures of the command."""
 
     def __enter__(self) -> None:
@@ -247,7 +268,7 @@ def stop(name: str, wait: float, home: str) -> None:
       levada pipeline stop archive
     """
     told = _told(home, name)
-    with _said_plainly():
+    with said_plainly():
         if not Run(home, name).stop(wait):
             raise Failure(
                 f"pipeline {name} (process {told.pid}) is still at work after {wait:g} s",
@@ -257,7 +278,7 @@ def stop(name: str, wait: float, home: str) -> None:
 
 
 def _told(home: str, name: str) -> Told:
-    with _said_plainly():
+    with said_plainly():
         told = Run(home, name).told()
     if told is None:
         names = [known.name for known in all_runs(home)]
