@@ -104,7 +104,7 @@ class EventWorld(BrokerWorld):
         given: Give | None = None,
         in_order: bool = False,
     ) -> None:
-        """A request goes to the broker; `in_order` if a later one of this client may not overtake it."""
+        """A request goes to the broker; `in_order` if it comes once, and before whatever this client says next."""
         random = self.random
         self.note(what)
         chance = 1.0 if self.calm else random.random()
@@ -123,8 +123,8 @@ class EventWorld(BrokerWorld):
         elif chance < 0.09 and not in_order:
             delay_ms = random.randint(2_500, 25_000)
         self.later(delay_ms, arrive)
-        if 0.09 <= chance < 0.12:
-            self.later(delay_ms if in_order else random.randint(1, 15_000), arrive)
+        if 0.09 <= chance < 0.12 and not in_order:
+            self.later(random.randint(1, 15_000), arrive)
 
     def handle(self, submit: Callable[[Give], None], answered: Give | None, given: Give | None) -> None:
         broker = self.broker

@@ -29,6 +29,7 @@ class GroupChecks:
         self.owners: dict[Key, str] = {}  # to whom a partition was given last
         self.by_generation: dict[tuple[int, Place], tuple[str, str | None]] = {}
         self.generation = 0
+        self.generation_before = 0  # of a group that was deleted; one of its name counts from the start again
 
     # What is told.
 
@@ -46,7 +47,7 @@ class GroupChecks:
                 raise Violation(f"{place} of generation {generation} belongs to {owner} and {member_id}")
 
     def commit_was_taken(self, request: CommitRequest, member_id: str) -> None:
-        if not member_id:
+        if not member_id or request.generation <= self.generation_before:
             return
         for place, _ in request.offsets:
             owner = self.owners.get((request.group_id, place))
@@ -61,9 +62,12 @@ class GroupChecks:
 
     def look(self, machine: GroupsMachine) -> None:
         group = machine.groups.get(self.world.group)
-        generation = group.generation if isinstance(group, ClassicGroup) else 0
+        generation = 0
+        if isinstance(group, ClassicGroup | ConsumerGroup):
+            generation = group.generation if isinstance(group, ClassicGroup) else group.epoch
         if generation < self.generation:
             self.by_generation.clear()
+            self.generation_before = max(self.generation_before, self.generation)
         self.generation = generation
         if group is None:
             return

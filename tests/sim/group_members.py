@@ -261,6 +261,8 @@ class ClassicMember(Member):
         assert isinstance(result, JoinReply)
         self.member_id = result.member_id
         if result.error is ErrorCode.NONE:
+            if result.generation > self.generation + 1:
+                self.reads = set()  # it missed a generation, in which others may have got what it reads
             self.generation, self.joined = result.generation, True
             self.is_leader = result.leader == result.member_id
             self.leads = result if self.is_leader and not result.skip_assignment else None

@@ -705,3 +705,17 @@ def test_a_group_that_goes_back_halfway_to_its_target_rebalances(world: Consumer
     world.join(instance_id="one", protocols=cooperative(world, "t"))
     assert world.is_classic and world.is_in(State.PREPARING)
     assert world.heartbeat(waits.member_id, waits.generation) is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_a_group_that_went_back_rebalances_also_after_a_restart(world: ConsumerWorld) -> None:
+    """What the last member of the new protocol read is nobody's until the others have joined again."""
+    world.topic("t", 4)
+    world.enter("new", "t")
+    old = world.joined(world.join(protocols=cooperative(world, "t")))
+    world.settle("new")
+    world.beat("new", -1)
+    world.restart()
+    assert world.is_classic and world.is_in(State.PREPARING)
+    assert world.heartbeat(old.member_id, 2) is ErrorCode.REBALANCE_IN_PROGRESS
+    again = world.joined(world.join(old.member_id, protocols=cooperative(world, "t")))
+    assert (again.leader, again.generation) == (old.member_id, 3)

@@ -14,7 +14,7 @@ from levada.core import classic_members, consumer_requests, group_requests
 from levada.core.classic_group import UNKNOWN_MEMBER, ClassicGroup, State, restored
 from levada.core.consumer_drafts import ConsumerDraft, ConsumerLimits, ConsumerRecord
 from levada.core.consumer_group import ANYBODY, ConsumerGroup, Reader
-from levada.core.group_drafts import Draft, GroupLimits, Timer, TimerKind
+from levada.core.group_drafts import Draft, GroupLimits, Timer, TimerKind, session
 from levada.core.group_events import (
     FORMAT,
     GroupChanged,
@@ -26,7 +26,7 @@ from levada.core.group_events import (
 )
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.image import ClusterImage
-from levada.core.machines import PLAIN, Deadlines, JournalRecord, Outcome, Stamp, Ticket
+from levada.core.machines import Deadlines, JournalRecord, Outcome, Stamp, Ticket
 from levada.core.offsets import CommitRequest, FetchedOffset, Offsets, Place
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
@@ -40,6 +40,8 @@ REMOVALS_PER_CHECK_MAX: Final = 5_000  # offsets removed at once; the rest goes 
 NEXT_CHECK_MS: Final = 1_000
 EXPIRIES_MAX: Final = 100  # at once, so that the loop stays free
 RETENTION: Final = Timer("", TimerKind.RETENTION)
+HEARING: Final = (State.STABLE, State.PREPARING)  # a commit of a member says that it is alive
+NONE: Final = ErrorCode.NONE  # members of enums are slow to look up
 
 
 class Group(Protocol):
@@ -129,7 +131,7 @@ class GroupsMachine:
         reply = None
         if group.state is State.PREPARING:
             reply = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group rebalances")
-        timer = Timer(group_id, TimerKind.MEMBER, member_id)
+        timer = session(group_id, member_id)
         return Outcome([TimerMoved(timer, now_ms + member.session_timeout_ms)], [(ticket, reply)])
 
     def leave(self, group_id: str, leaving: Sequence[LeavingMember], now_ms: int, ticket: Ticket) -> Outcome:
@@ -166,15 +168,16 @@ class GroupsMachine:
         events: list[GroupEvent] = self._committer(request, now_ms)
         errors = []
         group_id, producer_id = request.group_id, request.producer_id
-        for (topic, partition), value in request.offsets:
-            if len(value.metadata) > self.limits.offset_metadata_max_bytes:
+        metadata_max_bytes = self.limits.offset_metadata_max_bytes
+        for place, value in request.offsets:
+            if len(value.metadata) > metadata_max_bytes:
                 errors.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
                 continue
-            errors.append(ErrorCode.NONE)
-            events.append(OffsetPut(OffsetKey(group_id, topic, partition), value, producer_id))
-        stamp = PLAIN
-        if request.is_transactional:
-            stamp = Stamp(request.producer_id, request.producer_epoch, TRANSACTIONAL_BIT)
+            errors.append(NONE)
+            events.append(OffsetPut(group_id, place, value, producer_id))
+        if producer_id < 0:
+            return Outcome(events, [(ticket, errors)])
+        stamp = Stamp(producer_id, request.producer_epoch, TRANSACTIONAL_BIT)
         return Outcome(events, [(ticket, errors)], stamp)
 
     def _committer(self, request: CommitRequest, now_ms: int) -> list[GroupEvent]:
@@ -197,10 +200,9 @@ class GroupsMachine:
             request.generation,
             transactional=request.is_transactional,
         )
-        if member is None or group.state not in (State.STABLE, State.PREPARING):
+        if member is None or group.state not in HEARING:
             return []
-        timer = Timer(group.id, TimerKind.MEMBER, member.id)
-        return [TimerMoved(timer, now_ms + member.session_timeout_ms)]
+        return [TimerMoved(session(group.id, member.id), now_ms + member.session_timeout_ms)]
 
     def fetch(
         self, group_id: str, places: Iterable[Place] | None, *, stable: bool, reader: Reader = ANYBODY
@@ -232,11 +234,11 @@ class GroupsMachine:
                 ErrorCode.NON_EMPTY_GROUP, f"{group_id!r} has members, and their topics are unknown"
             )
         errors, events = [], []
-        for topic, partition in places:
-            subscribed = group.subscribes_to(topic)
+        for place in places:
+            subscribed = group.subscribes_to(place[0])
             errors.append(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if subscribed else ErrorCode.NONE)
-            if not subscribed and self.offsets.get(group_id, (topic, partition)) is not None:
-                events.append(OffsetPut(OffsetKey(group_id, topic, partition), None))
+            if not subscribed and self.offsets.get(group_id, place) is not None:
+                events.append(OffsetPut(group_id, place, None))
         return Outcome(events, [(ticket, errors)], divisible=True)
 
     def delete_group(self, group_id: str, ticket: Ticket) -> Outcome:
@@ -254,12 +256,12 @@ class GroupsMachine:
         return group
 
     def _without_offsets(self, group_id: str) -> list[GroupEvent]:
-        return [OffsetPut(OffsetKey(group_id, *place), None) for place in self.offsets.places(group_id)]
+        return [OffsetPut(group_id, place, None) for place in self.offsets.places(group_id)]
 
     def topics_gone(self, is_gone: Callable[[str], bool], ticket: Ticket) -> Outcome:
         """Topics were deleted: nobody will ask for their offsets, and a new topic of the name starts anew."""
         events = [
-            OffsetPut(OffsetKey(group_id, *place), None)
+            OffsetPut(group_id, place, None)
             for group_id in list(self.offsets.groups())
             for place in self.offsets.places(group_id)
             if is_gone(place[0])
@@ -272,7 +274,10 @@ class GroupsMachine:
         return self.deadlines.next_ms()
 
     def loaded(self, now_ms: int) -> Outcome:
-        """Whoever was a member has a session's time to be heard of. A group over its size rebalances."""
+        """Whoever was a member has a session's time to be heard of.
+
+        A group over its size rebalances, and one whose rebalance had not found a leader.
+        """
         events: list[GroupEvent] = [self._next_check(now_ms)]
         for group in self.groups.values():
             if isinstance(group, ConsumerGroup):
@@ -281,7 +286,7 @@ class GroupsMachine:
                 draft = Draft(group, self.limits, now_ms)
                 for member in group.members.values():
                     draft.stay(member)
-                if len(group.members) > self.limits.max_size:
+                if len(group.members) > self.limits.max_size or group.leader is None:
                     draft.prepare()
                 events += _outcome(draft).events
         return Outcome(events, divisible=True)
@@ -318,7 +323,7 @@ class GroupsMachine:
             if len(events) >= REMOVALS_PER_CHECK_MAX:
                 return [*events, TimerMoved(RETENTION, now_ms + NEXT_CHECK_MS)]
             gone = self.offsets.expired(group.id, now_ms, self.limits.offsets_retention_ms, group.kept_since)
-            events += [OffsetPut(OffsetKey(group.id, *place), None) for place in gone]
+            events += [OffsetPut(group.id, place, None) for place in gone]
             if (
                 group.is_empty
                 and not (isinstance(group, ClassicGroup) and group.pending)
@@ -355,7 +360,7 @@ class GroupsMachine:
         name, content = found
         if isinstance(name, OffsetKey):
             producer_id = batch.producer_id if batch.is_transactional else -1
-            OffsetPut(name, content, producer_id).apply(self)
+            OffsetPut(name.group, (name.topic, name.partition), content, producer_id).apply(self)
         elif isinstance(name, GroupKey):
             self._replay_group(name.group, restored(name.group, content) if content is not None else None)
         else:

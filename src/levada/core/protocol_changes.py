@@ -175,7 +175,9 @@ def downgrade(
         draft.now_ms,
         group.epoch,
         CONSUMER_PROTOCOL,
-        leader=next(iter(members)),
+        leader=None
+        if rebalance
+        else next(iter(members)),  # a group without a leader rebalances when it is loaded
         members=members,
         instances={
             member.instance_id: member.id for member in members.values() if member.instance_id is not None
