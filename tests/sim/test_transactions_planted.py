@@ -32,8 +32,8 @@ def marker_before_the_prepare_is_durable(patch: pytest.MonkeyPatch) -> None:
 
 
 def _hasty(carry_out: Any) -> Any:
-    def at_once(self: Any, machine: Any, outcome: Outcome, parts: Any) -> None:
-        carry_out(self, machine, outcome._replace(effects=()), parts)
+    def at_once(self: Any, machine: Any, outcome: Outcome, parts: Any, now_ms: int) -> None:
+        carry_out(self, machine, outcome._replace(effects=()), parts, now_ms)
         if outcome.effects and self.machine is machine:
             self._have_done(machine, outcome.effects)
 
@@ -41,7 +41,7 @@ def _hasty(carry_out: Any) -> Any:
 
 
 def state_answered_before_the_journal_is_committed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Journal, "after_all", lambda self, action: action())
+    patch.setattr(Journal, "is_committed", True)
 
 
 def last_stable_offset_is_the_high_watermark(patch: pytest.MonkeyPatch) -> None:

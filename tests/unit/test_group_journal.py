@@ -112,8 +112,8 @@ def test_the_short_way_to_write_an_offset_ends_in_the_same_bytes(
     key: OffsetKey, value: OffsetValue, expire_timestamp: int
 ) -> None:
     value = value._replace(expire_timestamp=expire_timestamp)
-    assert offset_record(key, value) == FORMAT.encode(key, value)
-    assert offset_record(key, None) == FORMAT.encode(key, None)
+    assert offset_record(*key, value) == FORMAT.encode(key, value)
+    assert offset_record(*key, None) == FORMAT.encode(key, None)
 
 
 @given(texts, group_values)

@@ -71,13 +71,16 @@ class UsualCommit:
 
     def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
         """What the coordinator is asked."""
-        topic, head = self._topic, self._head
+        topic = self._topic
+        group_id, generation, member_id, instance_id, *_ = self._head
         offsets = [
             ((topic, index), OffsetValue(offset, leader_epoch, "", now_ms))
             for index, offset, leader_epoch, _, _ in self._partitions
         ]
-        who = (head.group_id, head.member_id, head.instance_id, head.generation)
-        return machine.commit(CommitRequest(*who, offsets, api_version=self._version), now_ms, ticket)
+        request = CommitRequest(
+            group_id, member_id, instance_id, generation, offsets, api_version=self._version
+        )
+        return machine.commit(request, now_ms, ticket)
 
     def give(self, result: Any) -> None:
         """The codes of the partitions, or the error of all."""

@@ -4,15 +4,12 @@ A machine applies its events when they are appended and answers when they are co
 watermark has passed them. If an append fails, the coordinator drops its state and replays the journal.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from levada.broker.partitions import Partition
-from levada.clock import Clock
-from levada.core.machines import PLAIN, Stamp
 from levada.errors import KafkaError
-from levada.wire.batches import BatchHeader, decode, encode_pairs, iterate_headers
+from levada.wire.batches import BatchHeader, decode, iterate_headers
 
 READ_BYTES = 1 << 20
 
@@ -29,41 +26,38 @@ class Entry(NamedTuple):
 class Journal:
     """One partition of `__consumer_offsets` or `__transaction_state`."""
 
-    __slots__ = ("_clock", "_failed", "_goal", "_waiting", "partition")
+    __slots__ = ("_committed", "_failed", "end", "partition")
 
-    def __init__(self, partition: Partition, clock: Clock, failed: Callable[[KafkaError], None]) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        committed: Callable[[int], None],
+        failed: Callable[[KafkaError], None],
+    ) -> None:
         self.partition = partition
-        self._clock = clock
+        self.end = 0  # of the partition with everything appended
+        self._committed = committed  # told whenever the high watermark has moved
         self._failed = failed  # told when something appended never will be committed
-        self._goal = 0  # where the partition ends with everything appended
-        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()  # in the order of their goals
-
-    def append(self, records: Sequence[tuple[bytes, bytes | None]], stamp: Stamp = PLAIN) -> None:
-        """Write one batch. Raises KafkaError."""
-        partition, now_ms = self.partition, self._clock.now_ms()
-        self._goal = partition.append_own(encode_pairs(records, now_ms, *stamp), now_ms)
         partition.waiters.add(self)
 
-    def after_all(self, action: Callable[[], None]) -> None:
-        """Call `action` when everything appended so far is committed; at once if it is already."""
-        if self._waiting or self._goal > self.partition.high_watermark:
-            self._waiting.append((self._goal, action))
-        else:
-            action()
+    @property
+    def is_committed(self) -> bool:
+        """Whether everything appended is."""
+        return self.end <= self.partition.high_watermark
 
-    def forget(self) -> None:
-        """Call nobody who waits."""
-        self._waiting.clear()
+    def append(self, batch: bytearray, now_ms: int) -> None:
+        """Write one batch. Raises KafkaError."""
+        self.end = self.partition.append_own(batch, now_ms)
+
+    def close(self) -> None:
+        """Tell nobody any more."""
+        self.partition.waiters.discard(self)
 
     def news(self, published_bytes: int) -> None:
         """The partition has moved on, or has failed."""
-        partition, waiting = self.partition, self._waiting
-        while waiting and waiting[0][0] <= partition.high_watermark:
-            waiting.popleft()[1]()
-        if self._goal <= partition.high_watermark:
-            partition.waiters.discard(self)
-        elif partition.offline:
-            partition.waiters.discard(self)
+        partition = self.partition
+        self._committed(partition.high_watermark)
+        if partition.offline and not self.is_committed:
             self._failed(partition.storage_error())
 
     def replay(self) -> Iterator[Entry]:

@@ -8,7 +8,7 @@ later outcome (a JoinGroup waits for the other members). See `levada.broker.coor
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from levada.broker.journal import Journal
 from levada.broker.partitions import Partition
@@ -16,7 +16,7 @@ from levada.broker.waiting import Deferred, Promise
 from levada.core.machines import JournalRecord, Machine, Outcome, Ticket
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
-from levada.wire.batches import HEADER_BYTES
+from levada.wire.batches import HEADER_BYTES, encode_pairs
 
 if TYPE_CHECKING:
     from levada.broker.broker import Broker
@@ -32,15 +32,9 @@ HESITATION_S: Final = 3.0  # about the time between two heartbeats
 
 M = TypeVar("M", bound=Machine)
 Replies = Sequence[tuple[Ticket, Any]]
-Part = tuple[Sequence[Any], list[JournalRecord]]  # events, and the records of those that have one
-
-
-class Owed(NamedTuple):
-    """What waits for the journal: until when, replies to be given and effects to be had."""
-
-    until: float
-    replies: Replies
-    effects: Sequence[Any]
+Part = tuple[Sequence[Any], bytearray | None]  # events, and the batch of those that have a record
+# What waits for the journal: for which of its ends and until when, replies to be given and effects to be had.
+Owed = tuple[int, float, Replies, Sequence[Any]]
 
 
 class Shard(Generic[M]):
@@ -54,6 +48,7 @@ class Shard(Generic[M]):
         "_impatience",
         "_journal",
         "_new_machine",
+        "_now_ms",
         "_on_loaded",
         "_owed",
         "_patience_s",
@@ -75,10 +70,11 @@ class Shard(Generic[M]):
         self.partition = partition
         self.machine: M | None = None  # None while it is loaded
         self._broker = broker
+        self._now_ms = broker.clock.now_ms
         self._new_machine = new_machine
         self._on_loaded = on_loaded
         self._perform = perform
-        self._journal = Journal(partition, broker.clock, self._fail)
+        self._journal = Journal(partition, self._pay, self._fail)
         self._waiting: dict[Ticket, Promise] = {}  # exactly the tickets that are not answered
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ms = 0
@@ -111,32 +107,36 @@ class Shard(Generic[M]):
     def ask(self, decide: Callable[[M, int, Ticket], Outcome], ticket: Promise) -> None:
         """Let the machine decide on a request, whose ticket is given the reply. Raises KafkaError."""
         machine = self.ready
-        outcome = decide(machine, self._broker.clock.now_ms(), ticket)
-        parts = self._parts(machine, outcome)
+        now_ms = self._now_ms()
+        outcome = decide(machine, now_ms, ticket)
+        parts = self._parts(machine, outcome, now_ms)
         self._waiting[ticket] = ticket
-        self._carry_out(machine, outcome, parts)
+        self._carry_out(machine, outcome, parts, now_ms)
 
-    def _parts(self, machine: M, outcome: Outcome) -> Sequence[Part]:
+    def _parts(self, machine: M, outcome: Outcome, now_ms: int) -> Sequence[Part]:
         """The batches of an outcome: one, or as many as it takes if it may be divided.
 
         MESSAGE_TOO_LARGE if the topic would not take one, and nothing happens.
         """
-        events = outcome.events
-        encoded = [machine.encode(event) for event in events]
-        records = [record for record in encoded if record is not None]
+        events, stamp, encode = outcome.events, outcome.stamp, machine.encode
+        records = [record for event in events if (record := encode(event)) is not None]
+        if not records:
+            return ((events, None),)
+        batch = encode_pairs(records, now_ms, *stamp)
         config = self.partition.log.config
-        limit = min(config.max_message_bytes, config.segment_bytes - HEADER_BYTES)
-        if not records or sum(map(_record_bytes, records)) <= limit:
-            return ((events, records),)
-        if outcome.divisible:
-            return list(_divided(events, encoded, limit))
-        raise _too_large(sum(map(_record_bytes, records)))
+        limit = min(config.max_message_bytes, config.segment_bytes)
+        if len(batch) <= limit:
+            return ((events, batch),)
+        if not outcome.divisible:
+            raise _too_large(len(batch))
+        parts = _divided(events, [encode(event) for event in events], limit - HEADER_BYTES)
+        return [(part, encode_pairs(some, now_ms, *stamp) if some else None) for part, some in parts]
 
-    def _carry_out(self, machine: M, outcome: Outcome, parts: Sequence[Part]) -> None:
-        for events, records in parts:
-            if records:
+    def _carry_out(self, machine: M, outcome: Outcome, parts: Sequence[Part], now_ms: int) -> None:
+        for events, batch in parts:
+            if batch is not None:
                 try:
-                    self._journal.append(records, outcome.stamp)
+                    self._journal.append(batch, now_ms)
                 except KafkaError as error:
                     self._fail(error)
                     return
@@ -148,16 +148,23 @@ class Shard(Generic[M]):
 
     def _owe(self, outcome: Outcome) -> None:
         """Pay when the journal is committed; give a refusal if that takes too long."""
+        if not self._owed and self._journal.is_committed:
+            self._settle(outcome.replies, outcome.effects)
+            return
         until = self._broker.clock.monotonic() + self._patience_s
-        self._owed.append(Owed(until, outcome.replies, outcome.effects))
-        self._journal.after_all(self._pay)
-        if self._owed and self._impatience is None:
+        self._owed.append((self._journal.end, until, outcome.replies, outcome.effects))
+        if self._impatience is None:
             self._impatience = self._broker.call_later(self._patience_s, self._lose_patience)
 
-    def _pay(self) -> None:
-        """The journal is committed up to the first that is owed."""
+    def _pay(self, high_watermark: int) -> None:
+        """What waited for the journal up to here is due."""
+        owed = self._owed
+        while owed and owed[0][0] <= high_watermark:
+            _, _, replies, effects = owed.popleft()
+            self._settle(replies, effects)
+
+    def _settle(self, replies: Replies, effects: Sequence[Any]) -> None:
         machine = self.machine
-        _, replies, effects = self._owed.popleft()
         self._hand_out(replies)
         if effects and machine is not None:
             self._have_done(machine, effects)
@@ -166,12 +173,12 @@ class Shard(Generic[M]):
         self._impatience = None
         now = self._broker.clock.monotonic()
         error = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the journal is not committed in time")
-        for place, owed in enumerate(list(self._owed)):
-            if owed.until > now:
-                self._impatience = self._broker.call_later(owed.until - now, self._lose_patience)
+        for place, (end, until, replies, effects) in enumerate(list(self._owed)):
+            if until > now:
+                self._impatience = self._broker.call_later(until - now, self._lose_patience)
                 return
-            self._owed[place] = owed._replace(replies=())
-            self._hand_out((ticket, error) for ticket, _ in owed.replies)
+            self._owed[place] = (end, until, (), effects)
+            self._hand_out((ticket, error) for ticket, _ in replies)
 
     def _have_done(self, machine: M, effects: Sequence[Any]) -> None:
         assert self._perform is not None
@@ -197,12 +204,12 @@ class Shard(Generic[M]):
         if self._timer is not None:
             self._timer.cancel()
         self._armed_ms = deadline_ms
-        delay_ms = max(0, deadline_ms - self._broker.clock.now_ms())
+        delay_ms = max(0, deadline_ms - self._now_ms())
         self._timer = self._broker.call_later(delay_ms / 1000, self._ring)
 
     def _ring(self) -> None:
         self._timer = None
-        machine, now_ms = self.machine, self._broker.clock.now_ms()
+        machine, now_ms = self.machine, self._now_ms()
         if machine is None:
             return
         if now_ms - self._armed_ms > STANDSTILL_MS and not self._hesitates:
@@ -223,7 +230,8 @@ class Shard(Generic[M]):
 
     def _happen(self, machine: M, outcome: Outcome) -> None:
         """Carry out what nobody asked for."""
-        self._carry_out(machine, outcome, self._parts(machine, outcome))
+        now_ms = self._now_ms()
+        self._carry_out(machine, outcome, self._parts(machine, outcome, now_ms), now_ms)
 
     # Beginning and end.
 
@@ -253,7 +261,7 @@ class Shard(Generic[M]):
 
     def _begin(self, machine: M) -> None:
         self.machine = machine
-        self._happen(machine, machine.loaded(self._broker.clock.now_ms()))
+        self._happen(machine, machine.loaded(self._now_ms()))
         if self._on_loaded is not None:
             self._on_loaded(self)
 
@@ -276,7 +284,6 @@ class Shard(Generic[M]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._journal.forget()
         self._owed.clear()
         waiting, self._waiting = self._waiting, {}
         for ticket in waiting.values():
@@ -285,6 +292,7 @@ class Shard(Generic[M]):
     def close(self) -> None:
         """This broker does not lead the partition any more, or stops."""
         self._closed = True
+        self._journal.close()
         self._drop()
         if self._impatience is not None:
             self._impatience.cancel()
@@ -302,7 +310,9 @@ def _record_bytes(record: JournalRecord) -> int:
     return len(key) + (0 if value is None else len(value)) + RECORD_OVERHEAD_BYTES
 
 
-def _divided(events: Sequence[Any], encoded: Sequence[JournalRecord | None], limit: int) -> Iterator[Part]:
+def _divided(
+    events: Sequence[Any], encoded: Sequence[JournalRecord | None], limit: int
+) -> Iterator[tuple[list[Any], list[JournalRecord]]]:
     """As few batches as the events fit into, in their order."""
     part: list[Any] = []
     records: list[JournalRecord] = []

@@ -5,6 +5,7 @@ decides on requests with it; what it gathered becomes one outcome, or nothing if
 """
 
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from levada.core.classic_group import NO_GENERATION, ClassicGroup, InitialDelay, Member, State
@@ -46,6 +47,12 @@ class Timer(NamedTuple):
     group: str
     kind: TimerKind
     member: str = ""
+
+
+@lru_cache(10_000)
+def session(group_id: str, member_id: str) -> Timer:
+    """By when a member must be heard of; the same deadline is moved at each of its heartbeats and commits."""
+    return Timer(group_id, TimerKind.MEMBER, member_id)
 
 
 class JoinedMember(NamedTuple):

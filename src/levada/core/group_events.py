@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from levada.core.classic_group import ClassicGroup
 from levada.core.group_drafts import Timer
 from levada.core.machines import JournalRecord
+from levada.core.offsets import Place
 from levada.wire.consumer_journal import CONSUMER_KINDS
-from levada.wire.journal import GROUP, OFFSET, OLD_OFFSET, GroupKey, OffsetKey, OffsetValue, offset_record
+from levada.wire.journal import GROUP, OFFSET, OLD_OFFSET, GroupKey, OffsetValue, offset_record
 from levada.wire.layouts import Format
 from levada.wire.markers import Marker
 
@@ -77,17 +78,18 @@ class TimerMoved(NamedTuple):
 class OffsetPut(NamedTuple):
     """An offset is committed, by a producer if in a transaction, or taken back with None."""
 
-    key: OffsetKey
+    group_id: str
+    place: Place
     value: OffsetValue | None
     producer_id: int = -1
 
     def record(self) -> JournalRecord | None:
-        return offset_record(self.key, self.value)
+        return offset_record(self.group_id, *self.place, self.value)
 
     def apply(self, machine: "GroupsMachine") -> None:
-        group_id, topic, partition = self.key
-        machine.offsets.put(group_id, (topic, partition), self.value, self.producer_id)
-        if self.value is None:
+        group_id, place, value, producer_id = self
+        machine.offsets.put(group_id, place, value, producer_id)
+        if value is None:
             machine.forget_if_bare(group_id)
         elif group_id not in machine.groups:
             machine.groups[group_id] = ClassicGroup(group_id)

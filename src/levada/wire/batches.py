@@ -245,14 +245,12 @@ def encode_pairs(
     parts: list[bytes] = []
     count = 0
     for key, value in pairs:
-        start = (
-            b"\0\0" + varint_bytes(count) + varint_bytes(len(key))
-        )  # no attributes, no later than the first
         end = b"\x01\0" if value is None else varint_bytes(len(value)) + value + b"\0"
-        parts += (varint_bytes(len(start) + len(key) + len(end)), start, key, end)
+        # No attributes, no later than the first.
+        record = b"\0\0" + varint_bytes(count) + varint_bytes(len(key)) + key + end
+        parts.append(varint_bytes(len(record)) + record)
         count += 1
-    times, producer = (timestamp, timestamp), (producer_id, producer_epoch, -1)
-    return _batch(b"".join(parts), count, *times, *producer, attributes)
+    return _batch(b"".join(parts), count, timestamp, timestamp, producer_id, producer_epoch, -1, attributes)
 
 
 def _batch(
@@ -268,8 +266,9 @@ def _batch(
     leader_epoch: int = -1,
 ) -> bytearray:
     """The records `data` behind their header."""
+    last = count - 1 if count else 0
     times, producer = (base_timestamp, max_timestamp), (producer_id, producer_epoch, base_sequence)
-    signed = _SIGNED.pack(attributes, max(count - 1, 0), *times, *producer, count) + data
+    signed = _SIGNED.pack(attributes, last, *times, *producer, count) + data
     length = _UNSIGNED.size + len(signed) - LOG_OVERHEAD
     batch = bytearray(_UNSIGNED.pack(base_offset, length, leader_epoch, MAGIC, crc32c(signed)))
     batch += signed

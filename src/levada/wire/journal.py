@@ -96,24 +96,26 @@ OFFSET: Final = Kind(
 OLD_OFFSET: Final = OFFSET._replace(number=0)  # keys of old brokers, otherwise the same
 
 _OFFSETS: Final[Format[OffsetKey]] = Format(OFFSET)
-_VALUE_START, _VALUE_END = Struct(">hqih"), Struct(">q")  # around the metadata of version 3
+_VALUE = Struct(">hqihq")  # of version 3, without metadata
 
 
-def offset_record(key: OffsetKey, value: OffsetValue | None) -> tuple[bytes, bytes | None]:
+def offset_record(
+    group: str, topic: str, partition: int, value: OffsetValue | None
+) -> tuple[bytes, bytes | None]:
     """A record as its `Kind` would write it, in a fraction of the time: brokers write few things more often."""
-    group, topic, partition = key
-    if value is None or value.expire_timestamp != NO_EXPIRY:
-        return _OFFSETS.encode(key, value)
-    metadata = value.metadata.encode()
-    start = _VALUE_START.pack(3, value.offset, value.leader_epoch, len(metadata))
-    head = _offset_key_start(group, topic) + partition.to_bytes(4, "big", signed=True)
-    return head, start + metadata + _VALUE_END.pack(value.commit_timestamp)
+    if value is not None:
+        offset, leader_epoch, metadata, commit_timestamp, expire_timestamp = value
+        if not metadata and expire_timestamp == NO_EXPIRY:
+            return _offset_key(group, topic, partition), _VALUE.pack(
+                3, offset, leader_epoch, 0, commit_timestamp
+            )
+    return _OFFSETS.encode(OffsetKey(group, topic, partition), value)
 
 
-@lru_cache(1_000)
-def _offset_key_start(group: str, topic: str) -> bytes:
-    """All but the partition, which is the same in many commits."""
-    return _OFFSETS.encode(OffsetKey(group, topic, 0), None)[0][:-4]
+@lru_cache(10_000)
+def _offset_key(group: str, topic: str, partition: int) -> bytes:
+    """The same in all commits of a member for a partition."""
+    return _OFFSETS.encode(OffsetKey(group, topic, partition), None)[0]
 
 
 def _group(version: int) -> Type:

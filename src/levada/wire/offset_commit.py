@@ -7,7 +7,7 @@ also a broken one, is not usual and left to the general codec, which is the orac
 v8 flexible, v9 members of the newer protocol (KIP-848), v10 topic ids.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
@@ -27,6 +27,7 @@ _PARTITION = Struct(">iqiBB")  # index, offset, leader epoch, length of the meta
 _ONE = Struct(">iqiBBh")  # the only partition, and the end
 _COUNT_ONE = 2  # the length of a compact array of one
 _ANSWERED = Struct(">ihx")  # index, error, no tagged fields
+_ONE_ANSWERED = Struct(">ihx2x")  # the same, and the end
 _SIZE_AND_ID = Struct(">ii")
 
 Partition = tuple[int, int, int, int, int]
@@ -130,10 +131,13 @@ def _text(data: bytes, position: int) -> tuple[str, int]:
 
 
 def write_answer(
-    correlation_id: int, head: Head, partitions: Sequence[Partition], codes: Iterable[int]
+    correlation_id: int, head: Head, partitions: Sequence[Partition], codes: Sequence[int]
 ) -> bytes:
     """The whole frame of the response, with an error code for each partition."""
-    pack = _ANSWERED.pack
-    parts = [pack(partition[0], code) for partition, code in zip(partitions, codes, strict=True)]
-    body = head.answer + b"".join(parts) + _END
+    if len(partitions) == 1:
+        body = head.answer + _ONE_ANSWERED.pack(partitions[0][0], codes[0])
+    else:
+        pack = _ANSWERED.pack
+        parts = [pack(partition[0], code) for partition, code in zip(partitions, codes, strict=True)]
+        body = head.answer + b"".join(parts) + _END
     return _SIZE_AND_ID.pack(INT.size + len(body), correlation_id) + body
