@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick check format bench bench-quick load chaos lock clean
+.PHONY: help venv demo test quick check format bench bench-quick bench-spark load chaos lock clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ bench: $(STAMP)  ## Levada and Apache Kafka side by side: 15 minutes (FULL=1: ev
 
 bench-quick: $(STAMP)  ## the hot path against its last recorded state: under 2 minutes, no JVM
 	$(BIN)/python -m bench quick
+
+bench-spark: $(STAMP)  ## Levada's Spark connector and the stock one, on Levada and on Apache Kafka: 15 minutes
+	$(BIN)/python -m bench.spark
 
 load: $(STAMP)  ## many groups, commits and transactions at once: 3 minutes (SECONDS=10: shorter, not recorded)
 	RECORD=1 $(BIN)/python -m pytest -q tests/load

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from tests.cache import Unavailable
 from tests.kafka_jars import KAFKA_VERSION
@@ -94,19 +94,28 @@ def warm_up(broker: Broker, seconds: float) -> None:
                 raise BrokerError(f"{broker.name}: {problem}\n{broker.last_words()}") from problem
 
 
-def measure_row(row: Row, brokers: Sequence[Broker], rounds: int) -> dict[str, Any]:
-    """Rounds of the brokers in turns, the first of a round changing."""
-    taken: dict[str, list[results.Figures]] = {broker.name: [] for broker in brokers}
+class Side(Protocol):
+    """What is compared with others: a broker, or a connector with one."""
+
+    @property
+    def name(self) -> str: ...
+
+    def last_words(self) -> str: ...
+
+
+def measure_row(row: Row, sides: Sequence[Side], rounds: int) -> dict[str, Any]:
+    """Rounds of the sides in turns, the first of a round changing."""
+    taken: dict[str, list[results.Figures]] = {side.name: [] for side in sides}
     errors: dict[str, str] = {}
     for number in range(rounds):
-        for broker in brokers if number % 2 == 0 else reversed(brokers):
-            if broker.name in errors:
+        for side in sides if number % 2 == 0 else reversed(sides):
+            if side.name in errors:
                 continue
             try:
-                taken[broker.name].append(results.figures(row.run(broker)))
+                taken[side.name].append(results.figures(row.run(side)))
             except (BrokerError, OSError, subprocess.SubprocessError) as problem:
-                errors[broker.name] = str(problem)
-                progress(f"{row.key}: {broker.name} failed: {problem}\n{broker.last_words()}")
+                errors[side.name] = str(problem)
+                progress(f"{row.key}: {side.name} failed: {problem}\n{side.last_words()}")
     measured: dict[str, Any] = {"title": row.title, "metric": row.metric, "cost": row.cost, "errors": errors}
     if row.also:
         measured["also"] = row.also

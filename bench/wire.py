@@ -8,7 +8,7 @@ its mistakes. Produce and Fetch go by topic id, as the Java client of Kafka 4 do
 import contextlib
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from struct import Struct
 
 from crc32c import crc32c
@@ -153,6 +153,23 @@ def connect(port: int, timeout: float | None = 30.0) -> socket.socket:
 def call(sock: socket.socket, frame: bytes) -> bytes:
     """One request, one response without its length field."""
     sock.sendall(frame)
+    return _response(sock)
+
+
+def pipelined(sock: socket.socket, frames: Iterable[bytes], window: int) -> Iterator[bytes]:
+    """Requests with at most `window` of them under way; the responses in their order."""
+    under_way = 0
+    for frame in frames:
+        if under_way == window:
+            yield _response(sock)
+            under_way -= 1
+        sock.sendall(frame)
+        under_way += 1
+    for _ in range(under_way):
+        yield _response(sock)
+
+
+def _response(sock: socket.socket) -> bytes:
     return _receive(sock, I32.unpack(_receive(sock, 4))[0])
 
 

@@ -1,0 +1,80 @@
+"""The rows on Spark, and what was promised for them: ratios of our connector on Levada to the stock one on Kafka."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from bench import spark_jobs
+from bench.rows import Goal, Row
+from bench.spark_jobs import Job
+from bench.spark_sides import Shape
+from levada.model import Codec
+
+SHAPES = {
+    "100": Shape(100, Codec.NONE),
+    "100-lz4": Shape(100, Codec.LZ4),
+    "1k": Shape(1_000, Codec.NONE),
+    "1k-lz4": Shape(1_000, Codec.LZ4),
+}
+GROWTH = (1, 4, 16)
+GROWTH_ROWS = 250_000  # at the first size
+LATENCY_SECONDS = 5.0
+ROUNDS = 3
+READ_ROWS_PER_S = 1_000_000  # promised for values of 100 bytes, whatever the stock connector does
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A job on all shapes; `rows` of 100 bytes or of 1,000, so many that a side has some seconds of work."""
+
+    key: str
+    title: str
+    job: Callable[[Shape, int], Job]
+    rows: tuple[int, int]
+    goals: tuple[Goal, ...] = ()
+
+
+RATE = "requests_per_s"
+KINDS = (
+    Kind("read", "read to noop", spark_jobs.read_to_noop, (2_000_000, 500_000), (Goal(RATE, at_least=2.0),)),
+    Kind("parquet", "read to Parquet", spark_jobs.read_to_parquet, (1_000_000, 250_000)),
+    Kind("write", "write", spark_jobs.write, (800_000, 250_000), (Goal(RATE, at_least=1.0),)),
+    Kind("copy", "topic to topic", spark_jobs.copy, (1_000_000, 300_000), (Goal(RATE, at_least=1.0),)),
+)
+GROWING = {kind.key: kind for kind in KINDS if kind.key in ("read", "copy")}
+
+
+def rows(part: float) -> Iterator[Row]:
+    """All of them, with this part of their data."""
+    for kind in KINDS:
+        for key, shape in SHAPES.items():
+            count = int(kind.rows[shape.value_bytes > 100] * part)
+            title = f"{kind.title}, {shape.value_bytes:,} B" + (", lz4" if shape.codec else "")
+            yield _row(f"{kind.key}-{key}", title, kind.job(shape, count), kind.goals)
+    yield Row(
+        "latency",
+        f"micro-batches at {spark_jobs.EVENTS_PER_SECOND} events/s, end to end",
+        spark_jobs.latency(LATENCY_SECONDS),
+        "p50_ms",
+        "cpu_us_per_request",
+        rounds=ROUNDS,
+    )
+    for kind in GROWING.values():
+        for times in GROWTH:
+            count = int(GROWTH_ROWS * times * part)
+            job = kind.job(SHAPES["100"], count)
+            yield _row(growth_key(kind.key, times), f"{kind.title}, 100 B, {count:,} rows", job)
+
+
+def _row(key: str, title: str, job: Job, goals: tuple[Goal, ...] = ()) -> Row:
+    return Row(key, title, job, RATE, "cpu_us_per_request", goals, rounds=ROUNDS)
+
+
+def growth_key(kind: str, times: int) -> str:
+    return f"{kind}-{times}x"
+
+
+def stored_rows(part: float) -> dict[Shape, int]:
+    """How many records must be stored of each shape."""
+    most = {shape: max(kind.rows[shape.value_bytes > 100] for kind in KINDS) for shape in SHAPES.values()}
+    most[SHAPES["100"]] = max(most[SHAPES["100"]], GROWTH_ROWS * GROWTH[-1])
+    return {shape: int(count * part) for shape, count in most.items()}

@@ -1,0 +1,185 @@
+"""What is compared on Spark: our connector on Levada, the stock connector on Levada, the stock connector on Kafka.
+
+All use one Spark session and the same stored topics, filled through the protocol with the same bytes. A side says
+how its connector is asked for rows and given rows, and otherwise knows nothing of what is measured.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer, TopicPartition
+
+from bench import machine, wire
+from bench.brokers import Broker
+from bench.outcome import Meter
+from levada.model import Codec
+from levada.wire.batches import Record, encode
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.readwriter import DataFrameWriter
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+PARTITIONS = 2  # as many as Spark has cores: every side may use both
+BATCH_BYTES = 16 << 10  # the Java producer's default
+BATCHES = 256  # different ones, sent over and over
+WINDOW = 32  # requests under way
+PATIENCE_S = 30.0
+LINE_BYTES = 100
+PADDING = '","agent":"Mozilla/5.0 (X11; Linux x86_64) Gecko/20100101 Firefox/140.0"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The records of a row of the benchmark."""
+
+    value_bytes: int
+    codec: Codec
+
+    @property
+    def topic(self) -> str:
+        return f"stored-{self.value_bytes}-{self.compression}"
+
+    @property
+    def compression(self) -> str:
+        return self.codec.name.lower()
+
+    def value(self, number: int) -> bytes:
+        """Lines of JSON, nearly: what a web server may say of requests, with 64 bits of chance in each."""
+        page = f'","page":"/products/{number % 997}'
+        lines = (f'{{"user":"{_chance(number, line)}{page}{PADDING}'[:LINE_BYTES] for line in self._lines)
+        return "".join(lines).encode()
+
+    @property
+    def value_expression(self) -> str:
+        """The same in SQL, of a column `id`."""
+        page = """'","page":"/products/', id % 997"""
+        lines = (
+            f"""substr(concat('{{"user":"', hex(xxhash64(id, {line})), {page}, '{PADDING}'), 1, {LINE_BYTES})"""
+            for line in self._lines
+        )
+        return f"concat({', '.join(lines)})"
+
+    @property
+    def _lines(self) -> range:
+        return range(self.value_bytes // LINE_BYTES)
+
+
+def _chance(*numbers: int) -> str:
+    return blake2b(repr(numbers).encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A connector with a broker; `stored` says how many records each stored topic has."""
+
+    name: str
+    title: str
+    format: str
+    broker: Broker
+    spark: "SparkSession"
+    stored: dict[str, int]
+
+    @property
+    def servers(self) -> dict[str, str]:
+        return {"kafka.bootstrap.servers": self.broker.bootstrap}
+
+    def _last(self, topic: str, rows: int) -> dict[str, str]:
+        """Options that ask for the last rows of a topic."""
+        start = (self.stored[topic] - rows) // PARTITIONS
+        places = ", ".join(f'"{partition}": {start}' for partition in range(PARTITIONS))
+        return {"subscribe": topic, "startingOffsets": f'{{"{topic}": {{{places}}}}}'}
+
+    def read(self, topic: str, rows: int) -> "DataFrame":
+        reader = self.spark.read.format(self.format).options(**self.servers)
+        return reader.options(**self._last(topic, rows)).load()
+
+    def stream(self, topic: str, rows: int) -> "DataFrame":
+        reader = self.spark.readStream.format(self.format).options(**self.servers)
+        return reader.options(**self._last(topic, rows)).load()
+
+    def write(self, frame: "DataFrame", topic: str, compression: str) -> "DataFrameWriter":
+        return frame.write.format(self.format).mode("append").options(**self._into(topic, compression))
+
+    def write_stream(self, frame: "DataFrame", topic: str, compression: str) -> "DataStreamWriter":
+        return frame.writeStream.format(self.format).options(**self._into(topic, compression))
+
+    def _into(self, topic: str, compression: str) -> dict[str, str]:
+        return self.servers | {"topic": topic, "kafka.compression.type": compression}
+
+    def meter(self) -> "SparkMeter":
+        return SparkMeter(self.broker.pid, java_pid())
+
+    def last_words(self) -> str:
+        return self.broker.last_words()
+
+    def check(self, topic: str, rows: int) -> None:
+        """All rows that were written are in the topic; markers of transactions take offsets too."""
+        consumer = Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": "check"})
+        try:
+            found = sum(
+                consumer.get_watermark_offsets(TopicPartition(topic, partition), PATIENCE_S)[1]
+                for partition in range(PARTITIONS)
+            )
+        finally:
+            consumer.close()
+        if found < rows:
+            raise wire.BrokerError(f"{found} of {rows} rows are in the topic")
+
+
+class SparkMeter(Meter):
+    """The load is Spark: its JVM with the Python workers."""
+
+    __slots__ = ("spark",)
+
+    def __init__(self, pid: int, spark: int) -> None:
+        self.spark = spark
+        super().__init__(pid)
+
+    def read(self) -> tuple[machine.Usage, machine.Usage, machine.HostTimes]:
+        broker, _, host = super().read()
+        return broker, machine.usage(self.spark), host
+
+
+def java_pid() -> int:
+    """Of the JVM in which Spark runs; its Python workers are its children."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    assert gateway is not None, "Spark is not running"
+    return int(gateway.proc.pid)
+
+
+def batches(shape: Shape) -> list[tuple[bytes, int]]:
+    """Record batches as the Java producer makes them, with how many records each has."""
+    per_batch = max(1, BATCH_BYTES // (shape.value_bytes + 20))
+    return [(bytes(_batch(shape, number * per_batch, per_batch)), per_batch) for number in range(BATCHES)]
+
+
+def _batch(shape: Shape, first: int, records: int) -> bytearray:
+    now_ms = int(time.time() * 1000)  # records of another time would soon be gone by retention
+    numbers = range(first, first + records)
+    return encode([Record(n, now_ms, b"%08d" % n, shape.value(n)) for n in numbers], codec=shape.codec)
+
+
+def fill(broker: Broker, shape: Shape, records: int, parts: Sequence[tuple[bytes, int]]) -> int:
+    """Make the stored topic of a shape; how many records it has, at least those asked for."""
+    identity = wire.create_topic(broker.port, shape.topic, PARTITIONS)
+    each = parts[0][1]
+    requests = -(-records // PARTITIONS // each)
+    for partition in range(PARTITIONS):
+        frames = [wire.produce(identity, partition, part)[0] for part, _ in parts]
+        with wire.connect(broker.port) as sock:
+            for reply in wire.pipelined(sock, _repeated(frames, requests), WINDOW):
+                (error,) = wire.I16.unpack_from(reply, wire.PRODUCE_ERROR_AT)
+                if error:
+                    raise wire.BrokerError(f"Produce was answered with error {error}")
+    return requests * each * PARTITIONS
+
+
+def _repeated(frames: Sequence[bytes], count: int) -> Iterator[bytes]:
+    for number in range(count):
+        yield frames[number % len(frames)]

@@ -1,0 +1,69 @@
+"""The benchmark on Spark: what is stored is valid and of the size told, and verdicts follow from what was measured."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from bench import spark_report
+from bench.spark_rows import SHAPES, growth_key, rows, stored_rows
+from bench.spark_sides import Shape, batches
+
+from levada.wire.batches import decode
+
+
+def side(rate: float) -> dict[str, Any]:
+    figures = {"requests_per_s": rate, "cpu_us_per_request": 0.2, "generator_cores": 1.5}
+    return {**figures, "p50_ms": 2e8 / rate, "p99_ms": 3e8 / rate, "bottleneck": "all cores busy"}
+
+
+def found(levada: float) -> dict[str, Any]:
+    """As a run leaves it, with half a million rows a second of the stock connector."""
+    measured = {
+        row.key: {
+            "title": row.title,
+            "metric": row.metric,
+            "errors": {},
+            "levada": side(levada),
+            "stock": side(600_000),
+            "kafka": side(500_000),
+        }
+        for row in rows(1)
+    }
+    about = {"when": "then", "revision": "r", "kafka": "4.3.1", "connector": "4.2.0", "spark": "4.3.0"}
+    return {**about, "machine": {"cores": "2"}, "minutes": 9.0, "rows": measured}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_stored_batches_have_values_of_their_size(shape: Shape) -> None:
+    data, count = batches(shape)[3]
+    records = decode(memoryview(data))
+    assert len(records) == count
+    assert {len(record.value or b"") for record in records} == {shape.value_bytes}
+    assert len(data) < (6_000 if shape.codec else 20_000)
+
+
+def test_enough_is_stored_for_every_row() -> None:
+    assert stored_rows(1)[SHAPES["100"]] == 4_000_000
+    assert stored_rows(0.5)[SHAPES["1k"]] == 250_000
+
+
+def test_promises_are_kept_or_missed() -> None:
+    kept, missed = spark_report.markdown(found(1_200_000)), spark_report.markdown(found(400_000))
+    assert "15 of 15 goals met" in kept and "missed" not in kept
+    assert "2 of 15 goals met" in missed
+    assert "rate ≥ 2 x: **missed**, 0.80 x; ≥ 1,000,000/s: **missed**" in missed
+
+
+def test_rows_that_cost_more_the_more_there_are_are_told() -> None:
+    grown = found(1_200_000)
+    grown["rows"][growth_key("copy", 16)]["levada"] = side(600_000)
+    assert "a row at 16 x ≤ 1.15 x of one at 1 x: **missed**, 2.00 x" in spark_report.growth_table(grown)
+
+
+def test_a_side_that_failed_has_no_ratio() -> None:
+    broken = found(1_200_000)
+    del broken["rows"]["write-100"]["kafka"]
+    broken["rows"]["write-100"]["errors"] = {"kafka": "no"}
+    assert "| failed |  |  | rate ≥ 1 x: not measured |" in spark_report.rows_table(broken, ("write-100",))
