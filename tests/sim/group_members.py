@@ -199,6 +199,7 @@ class ClassicMember(Member):
         self.leads: JoinReply | None = None
         self.is_leader = False
         self.topics_seen: object = None  # what the leader knew when it assigned
+        self.claimed: set[Place] = set()  # what it said it has when it joined
 
     @property
     def settled(self) -> bool:
@@ -229,6 +230,7 @@ class ClassicMember(Member):
             self.reads = set()
         self.synced = False
         self.topics_seen = world.image.topics
+        self.claimed = self.reads
         owned: dict[str, frozenset[int]] = {}
         for topic, index in self.reads:
             owned[topic] = owned.get(topic, frozenset()) | {index}
@@ -305,7 +307,7 @@ class ClassicMember(Member):
             self.refused(result.code)
             return
         places = places_of(result)
-        revoked = self.reads - places
+        revoked = self.claimed - places
         self.reads, self.synced = places, True
         if revoked and self.flavour.cooperative:
             self.joined = False  # others wait for what it has given up

@@ -20,7 +20,7 @@ from levada.core.transaction_state import Transaction
 from levada.storage.recovery import Recovery
 from levada.storage.txn_index import TxnIndex
 
-SEEDS_MAX = 4_000
+SEEDS_MAX = 400
 # Where the search begins for what takes a rare coincidence: a power cut between two fsyncs, and a client that dies.
 FIRST_SEEDS = {"marker_before_the_prepare_is_durable": 640}
 
