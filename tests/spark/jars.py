@@ -20,7 +20,7 @@ _PARTS = (
 def stock_connector() -> list[Path]:
     """The jars (10 MB); downloads them when missing, raises `Unavailable` when that fails."""
     with locked(f"spark-kafka-{CONNECTOR_VERSION}") as folder:
-        return [_fetched(folder, *part) for part in _PARTS]
+        return [fetched(folder, *part) for part in _PARTS]
 
 
 def stock_settings() -> dict[str, str]:
@@ -31,7 +31,8 @@ def stock_settings() -> dict[str, str]:
         return {}
 
 
-def _fetched(folder: Path, group: str, artifact: str, version: str) -> Path:
+def fetched(folder: Path, group: str, artifact: str, version: str) -> Path:
+    """One jar of Maven Central, in a folder of the cache that is held."""
     jar = folder / f"{artifact}-{version}.jar"
     if not jar.exists():
         command = [executable("mvn"), "-q", "-B", "dependency:copy", f"-DoutputDirectory={folder}"]

@@ -26,7 +26,7 @@ def fill(broker: EmbeddedBroker, topic: str, first: int, count: int, first_ms: i
 def archive_once(
     spark: "SparkSession",
     broker: EmbeddedBroker,
-    lake: Path,
+    lake: Path | str,
     *topics: str,
     files_max: int = 16,
     lake_format: str | None = None,

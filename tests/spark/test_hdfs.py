@@ -1,0 +1,35 @@
+"""A lake on HDFS is the same lake (R61)."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.cache import Unavailable, must_be_had
+from tests.spark.hdfs import hdfs
+from tests.spark.lakes import archive_once, fill
+
+from levada.pipelines.files import Files
+from levada.pipelines.history import history
+from levada.pipelines.lake import STAGING
+from levada.testing import EmbeddedBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_a_lake_on_hdfs(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
+    topic = broker.topic(partitions=2)
+    try:
+        with hdfs(tmp_path) as address:
+            lake = f"{address}/lakes/main"
+            for first in range(0, 90, 30):
+                fill(broker, topic, first, 30)
+                archive_once(spark, broker, lake, topic, files_max=2)
+            found = spark.read.parquet(lake).selectExpr("string(value) v").collect()
+            assert sorted(row.v for row in found) == sorted(f"v{number}" for number in range(90))
+            files = Files(spark, lake)
+            assert len(list(files.walk(f"topic={topic}"))) <= 2 and not list(files.walk(STAGING))
+            fill(broker, topic, 90, 10)
+            whole = history(topic, lake, bootstrap=broker.bootstrap, spark=spark)
+            assert whole.select("partition", "offset").distinct().count() == whole.count() == 100
+    except Unavailable as reason:
+        must_be_had("Hadoop's minicluster", reason)
