@@ -1,25 +1,23 @@
-"""Which batches of a Fetch answer have rows: the walk over their headers, with CRCs and transactions.
+"""Which batches of a Fetch answer have rows: their headers in a table, checked against CRCs and transactions."""
 
-The decoder and its twin share it: what they differ in, and are tested against each other for, is the reading of
-records.
-"""
+from collections.abc import Sequence
+from typing import Any
 
-from collections.abc import Iterator, Sequence
+import numpy as np
+from crc32c import crc32c
 
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
+from levada.spark import walk_kernels as walk
 from levada.wire.batches import (
     CODEC_MASK,
     CONTROL_BIT,
+    CRC_START,
     HEADER_BYTES,
-    LOG_OVERHEAD,
     MAGIC,
     RECORD_BYTES_MIN,
     TRANSACTIONAL_BIT,
-    BatchHeader,
-    crc_is_valid,
     decode,
-    read_header,
 )
 from levada.wire.compression import decompress
 
@@ -31,92 +29,93 @@ def corrupt(offset: int, why: str) -> KafkaError:
     return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"the batch at offset {offset}: {why}")
 
 
-class Walk:
-    """Goes over the batches of `data` that reach into [start, end); `next_offset` moves along.
+def wrong_magic(offset: int, magic: int) -> KafkaError:
+    """What is raised for batches of another format."""
+    why = f"the batch at offset {offset} is of magic {magic}, only {MAGIC} is read"
+    return KafkaError(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, why)
 
-    Batches that end before `start` are passed over, but their markers count: they end aborted transactions.
-    """
 
-    __slots__ = ("_aborted", "_data", "_end", "_pending", "_start", "next_offset")
+class Headers:
+    """The batches of `data` that reach into [start, end) and have rows, one in each line of `table`."""
+
+    __slots__ = ("next_offset", "table")
 
     def __init__(self, data: memoryview, start: int, end: int, aborted: Sequence[tuple[int, int]]) -> None:
-        self._data = data
-        self._start = start
-        self._end = end
-        self._pending = sorted(aborted, key=lambda entry: entry[1], reverse=True)
-        self._aborted: set[int] = set()  # producers whose transaction at this place will be aborted
-        self.next_offset = start  # after the last batch that was given or passed over, at most the end
-
-    def __iter__(self) -> Iterator[tuple[int, BatchHeader]]:
-        """Position and header of each batch with rows."""
-        last_offset = -1
-        for position, header in self._whole_batches():
-            base_offset, last_delta = header[0], header[6]
-            if base_offset <= last_offset or last_delta < 0:
-                raise corrupt(base_offset, "offsets go backwards")
-            if base_offset >= self._end:
-                self.next_offset = self._end
-                return
-            last_offset = base_offset + last_delta
-            if self._has_rows(position, header, last_offset):
-                yield position, header
-            if last_offset >= self.next_offset:
-                self.next_offset = min(last_offset + 1, self._end)
-
-    def _whole_batches(self) -> Iterator[tuple[int, BatchHeader]]:
-        data, size, position = self._data, len(self._data), 0
-        while size - position >= HEADER_BYTES:
-            header = read_header(data, position)
-            batch_length, magic = header[1], header[3]
-            if magic != MAGIC:
-                why = f"the batch at offset {header[0]} is of magic {magic}, only {MAGIC} is read"
-                raise KafkaError(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, why)
-            if batch_length < HEADER_BYTES - LOG_OVERHEAD:
-                raise corrupt(header[0], f"a length of {batch_length}")
-            if batch_length > size - position - LOG_OVERHEAD:
-                return
-            yield position, header
-            position += LOG_OVERHEAD + batch_length
-
-    def _has_rows(self, position: int, header: BatchHeader, last_offset: int) -> bool:
-        """Whether it has rows for the reader, given the transactions so far."""
-        while self._pending and self._pending[-1][1] <= last_offset:
-            self._aborted.add(self._pending.pop()[0])
-        attributes = header[5]
-        if last_offset < self._start and not attributes & CONTROL_BIT:
-            return False
-        view = self._data[position : position + LOG_OVERHEAD + header[1]]
-        if not crc_is_valid(view):
-            raise corrupt(header[0], "a wrong CRC")
-        if attributes & CONTROL_BIT:
-            if header.producer_id in self._aborted and _is_abort(view):
-                self._aborted.remove(header.producer_id)
-            return False
-        return not (attributes & TRANSACTIONAL_BIT and header.producer_id in self._aborted)
+        room = np.empty((len(data) // HEADER_BYTES, walk.HEADER_FIELDS), np.int64)
+        state = np.zeros(walk.STATE_FIELDS, np.int64)
+        outcome = walk.walk_headers(np.frombuffer(data, np.uint8), start, end, room, state)
+        table = room[: state[walk.FOUND]]
+        _check_crcs(data, table)
+        if outcome < 0:
+            raise _failure(data, outcome, *state[[walk.BAD_AT, walk.BAD_OFFSET]].tolist())
+        self.table = table[_have_rows(data, table, aborted)]
+        last_seen = int(state[walk.LAST_SEEN])
+        # After the last batch that was looked at, whether or not it has rows.
+        self.next_offset = end if outcome == walk.PAST_END else max(min(last_seen + 1, end), start)
 
 
-def _is_abort(view: memoryview) -> bool:
+def _failure(data: memoryview, outcome: int, position: int, offset: int) -> KafkaError:
+    if outcome == walk.MAGIC_WRONG:
+        return wrong_magic(offset, int.from_bytes(data[position + 16 : position + 17], "big", signed=True))
+    if outcome == walk.TOO_SHORT:
+        length = int.from_bytes(data[position + 8 : position + 12], "big", signed=True)
+        return corrupt(offset, f"a length of {length}")
+    return corrupt(offset, "offsets go backwards")
+
+
+def _check_crcs(data: memoryview, table: Any) -> None:
+    columns = (table[:, walk.AT] + CRC_START, table[:, walk.AT] + table[:, walk.SIZE], table[:, walk.CRC])
+    for row, (start, end, crc) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        if crc32c(data[start:end]) != crc:
+            raise corrupt(int(table[row, walk.OFFSET]), "a wrong CRC")
+
+
+def _have_rows(data: memoryview, table: Any, aborted: Sequence[tuple[int, int]]) -> Any:
+    """For each batch whether it has rows for the reader: markers and what was aborted have none."""
+    attributes = table[:, walk.ATTRIBUTES]
+    wanted = attributes & CONTROL_BIT == 0
+    if not aborted:
+        return wanted
+    pending = sorted(aborted, key=lambda entry: entry[1], reverse=True)
+    open_now: set[int] = set()  # producers whose transaction at this place will be aborted
+    for row in np.flatnonzero(attributes & (CONTROL_BIT | TRANSACTIONAL_BIT)).tolist():
+        last_offset, producer = int(table[row, walk.LAST_OFFSET]), int(table[row, walk.PRODUCER])
+        while pending and pending[-1][1] <= last_offset:
+            open_now.add(pending.pop()[0])
+        if producer not in open_now:
+            continue
+        if wanted[row]:
+            wanted[row] = False
+        elif is_abort(data[table[row, walk.AT] :], int(table[row, walk.OFFSET])):
+            open_now.remove(producer)
+    return wanted
+
+
+def is_abort(marker: memoryview, offset: int) -> bool:
     """Whether a marker ends a transaction by abort: its key holds a version and a type."""
-    keys = [record.key for record in decode(view)]
+    try:
+        keys = [record.key for record in decode(marker)]
+    except KafkaError as error:
+        raise corrupt(offset, error.detail) from None
     return any(key is not None and int.from_bytes(key[2:4], "big") == CONTROL_ABORT for key in keys)
 
 
-def unfold(data: memoryview, position: int, header: BatchHeader, limit_bytes: int) -> bytes | memoryview:
-    """The records of the batch at a position, decompressed."""
-    number = header.attributes & CODEC_MASK
+def unfold(data: memoryview, header: list[int], limit_bytes: int) -> bytes | memoryview:
+    """The records of a batch, decompressed."""
+    offset, number = header[walk.OFFSET], header[walk.ATTRIBUTES] & CODEC_MASK
     if number > Codec.ZSTD:
-        why = f"the batch at offset {header.base_offset} has the unknown codec {number}"
+        why = f"the batch at offset {offset} has the unknown codec {number}"
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, why)
-    folded = data[position + HEADER_BYTES : position + header.size]
+    at = header[walk.AT]
     try:
-        body = decompress(Codec(number), folded, limit_bytes)
+        return decompress(Codec(number), data[at + HEADER_BYTES : at + header[walk.SIZE]], limit_bytes)
     except KafkaError as error:
-        raise corrupt(header.base_offset, error.detail) from None
-    check_count(header, len(body))
-    return body
+        raise corrupt(offset, error.detail) from None
 
 
-def check_count(header: BatchHeader, body_bytes: int) -> None:
+def check_counts(offsets: Any, counts: Any, sizes: Any) -> None:
     """Nothing is allocated for more records than can be there."""
-    if not 0 <= header.record_count <= body_bytes // RECORD_BYTES_MIN:
-        raise corrupt(header.base_offset, f"{header.record_count} records in {body_bytes} bytes")
+    wrong = (counts < 0) | (counts > sizes // RECORD_BYTES_MIN)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise corrupt(int(offsets[row]), f"{counts[row]} records in {sizes[row]} bytes")

@@ -1,7 +1,7 @@
 """Raw record batches to Arrow columns, without an object for any record.
 
-Headers of batches are walked in Python, as they are few; batches that are not compressed go to the kernel in one call,
-each compressed one in a call of its own. Keys and values are copied once, from where they came to Arrow's buffers.
+Batches that follow one another go to the kernel in one call, compressed ones after they were unfolded together. Keys
+and values are copied once, from where they came to Arrow's buffers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,16 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from levada.spark import kernels
-from levada.spark.batch_walk import Walk, check_count, corrupt, unfold
+from levada.spark import walk_kernels as walk
+from levada.spark.batch_walk import Headers, check_counts, corrupt, unfold
 from levada.spark.columns import HEADERS_TYPE, Columns, Filter
-from levada.wire.batches import (
-    CODEC_MASK,
-    DECODED_BYTES_MAX,
-    HEADER_BYTES,
-    LOG_OVERHEAD,
-    TIMESTAMP_TYPE_BIT,
-    BatchHeader,
-)
+from levada.wire.batches import CODEC_MASK, DECODED_BYTES_MAX, HEADER_BYTES, TIMESTAMP_TYPE_BIT
 
 __all__ = ["DECODED_BYTES_SOFT", "Columns", "Filter", "decode_all", "decode_chunk"]
 
@@ -32,7 +26,7 @@ class _Body(NamedTuple):
     """Bytes with the records of one or more batches, and the batches as the kernel knows them."""
 
     data: Any
-    batches: list[tuple[int, ...]]
+    batches: Any
 
 
 def decode_chunk(
@@ -54,12 +48,15 @@ def decode_chunk(
 
     Broken data raises KafkaError(CORRUPT_MESSAGE) that names the offset.
     """
-    walk = Walk(data, start, end, aborted)
-    bodies = _bodies(data, walk, min(limit_bytes, DECODED_BYTES_HARD))
+    headers = Headers(data, start, end, aborted)
+    bodies, looked_at = _bodies(data, headers.table, min(limit_bytes, DECODED_BYTES_HARD))
+    next_offset = headers.next_offset
+    if looked_at < len(headers.table):  # the next call goes on with the first that is left
+        next_offset = int(headers.table[looked_at, walk.OFFSET])
     rows = _Rows(bodies)
     wanted = _Wanted(start, end, where or Filter())
     spans = [rows.scan(body, wanted) for body in bodies]
-    return rows.columns(bodies, spans, want_headers), walk.next_offset
+    return rows.columns(bodies, spans, want_headers), next_offset
 
 
 def decode_all(
@@ -80,34 +77,62 @@ def decode_all(
             yield columns
 
 
-def _bodies(data: memoryview, walk: Walk, limit_bytes: int) -> list[_Body]:
-    """What the kernel shall scan, up to the limit."""
-    whole = np.frombuffer(data, np.uint8)
+def _bodies(data: memoryview, table: Any, limit_bytes: int) -> tuple[list[_Body], int]:
+    """What the kernel shall scan, up to the limit, and how many batches that are."""
+    folded = table[:, walk.ATTRIBUTES] & CODEC_MASK != 0
+    ends = [*(np.flatnonzero(folded[1:] != folded[:-1]) + 1).tolist(), len(table)]
     bodies: list[_Body] = []
-    unfolded = 0
-    for position, header in walk:
-        size = header[1] + LOG_OVERHEAD - HEADER_BYTES
-        if unfolded and unfolded + size > limit_bytes:
-            break  # the walk has not passed it: it comes with the next call
-        if header[5] & CODEC_MASK:
-            body = np.frombuffer(unfold(data, position, header, DECODED_BYTES_MAX), np.uint8)
-            bodies.append(_Body(body, [_entry(header, 0, len(body))]))
-            unfolded += len(body)
-        else:
-            check_count(header, size)
-            if not bodies or bodies[-1].data is not whole:
-                bodies.append(_Body(whole, []))
-            first = position + HEADER_BYTES
-            bodies[-1].batches.append(_entry(header, first, first + size))
-            unfolded += size
-    return bodies
+    first = 0
+    for end in ends if len(table) else ():
+        make = _unfolded if folded[first] else _plain
+        body, size = make(data, table[first:end], limit_bytes, not bodies)
+        if len(body.batches):
+            bodies.append(body)
+        first += len(body.batches)
+        limit_bytes -= size
+        if first < end:
+            break
+    return bodies, first
 
 
-def _entry(header: BatchHeader, start: int, end: int) -> tuple[int, ...]:
-    """A batch as the kernel knows it, in the order of its columns."""
-    base_offset, _, _, _, _, attributes, last_delta, base_timestamp, max_timestamp, _, _, _, count = header
-    append_time = 1 if attributes & TIMESTAMP_TYPE_BIT else 0
-    return start, end, count, base_offset, last_delta, base_timestamp, max_timestamp, append_time
+def _plain(data: memoryview, table: Any, limit_bytes: int, at_least_one: bool) -> tuple[_Body, int]:
+    """Batches that are not compressed, where they are."""
+    starts = table[:, walk.AT] + HEADER_BYTES
+    sizes = table[:, walk.SIZE] - HEADER_BYTES
+    sums = np.cumsum(sizes)
+    count = max(int(np.searchsorted(sums, limit_bytes, "right")), int(at_least_one))
+    batches = _entries(table[:count], starts[:count], sizes[:count])
+    return _Body(np.frombuffer(data, np.uint8), batches), int(sums[count - 1]) if count else 0
+
+
+def _unfolded(data: memoryview, table: Any, limit_bytes: int, at_least_one: bool) -> tuple[_Body, int]:
+    """Compressed batches, one after another in memory of their own."""
+    unfolded = bytearray()
+    starts: list[int] = []
+    for header in table.tolist():
+        body = unfold(data, header, DECODED_BYTES_MAX)
+        if len(unfolded) + len(body) > limit_bytes and (starts or not at_least_one):
+            break  # unfolded in vain, but memory is bounded
+        starts.append(len(unfolded))
+        unfolded += body
+    sizes = np.diff(np.array([*starts, len(unfolded)], np.int64))
+    batches = _entries(table[: len(starts)], np.array(starts, np.int64), sizes)
+    return _Body(np.frombuffer(unfolded, np.uint8), batches), len(unfolded)
+
+
+def _entries(table: Any, starts: Any, sizes: Any) -> Any:
+    """Batches as the kernel knows them, in the order of its columns."""
+    check_counts(table[:, walk.OFFSET], table[:, walk.RECORDS], sizes)
+    entries = np.empty((len(table), kernels.BATCH_FIELDS), np.int64)
+    entries[:, kernels.BODY] = starts
+    entries[:, kernels.BODY_END] = starts + sizes
+    entries[:, kernels.COUNT] = table[:, walk.RECORDS]
+    entries[:, kernels.BASE_OFFSET] = table[:, walk.OFFSET]
+    entries[:, kernels.LAST_DELTA] = table[:, walk.LAST_OFFSET] - table[:, walk.OFFSET]
+    entries[:, kernels.BASE_TIMESTAMP] = table[:, walk.TIMESTAMP]
+    entries[:, kernels.APPEND_TIME] = table[:, walk.MAX_TIMESTAMP]
+    entries[:, kernels.TIMESTAMP_TYPE] = table[:, walk.ATTRIBUTES] & TIMESTAMP_TYPE_BIT != 0
+    return entries
 
 
 class _Wanted:
@@ -135,9 +160,9 @@ class _Rows:
     """The columns while they are filled: room for all that the batches claim; pages not needed are never touched."""
 
     def __init__(self, bodies: list[_Body]) -> None:
-        entries = [entry for body in bodies for entry in body.batches]
-        count = sum(entry[kernels.COUNT] for entry in entries)
-        room = sum(entry[kernels.BODY_END] - entry[kernels.BODY] for entry in entries)
+        count = sum(int(body.batches[:, kernels.COUNT].sum()) for body in bodies)
+        bounds = [body.batches[:, kernels.BODY_END] - body.batches[:, kernels.BODY] for body in bodies]
+        room = sum(int(sizes.sum()) for sizes in bounds)
         self.state = np.zeros(kernels.STATE_FIELDS, np.int64)
         self.fields = kernels.Fields(
             np.empty(count, np.int64),
@@ -152,13 +177,12 @@ class _Rows:
     def scan(self, body: _Body, wanted: _Wanted) -> tuple[int, int]:
         """The wanted records of a body; the rows that they became."""
         first = int(self.state[kernels.ROWS])
-        batches = np.array(body.batches, np.int64)
         failure = kernels.scan_records(
-            body.data, batches, wanted.limits, wanted.data, wanted.header_spans, self.state,
+            body.data, body.batches, wanted.limits, wanted.data, wanted.header_spans, self.state,
             self.fields, self.key, self.value,
         )  # fmt: skip
         if failure != kernels.FINE:
-            batch = body.batches[self.state[kernels.BAD_BATCH]]
+            batch = body.batches[self.state[kernels.BAD_BATCH]].tolist()
             record = self.state[kernels.BAD_RECORD]
             why = f"record {record} of {batch[kernels.COUNT]}: {kernels.REASONS[failure]}"
             raise corrupt(batch[kernels.BASE_OFFSET], why)

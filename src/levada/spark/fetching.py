@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
+import numpy as np
+
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.net.bootstrap import TopicInfo, error_code
@@ -17,7 +19,6 @@ from levada.net.client import MOVED
 from levada.net.connection import ConnectionFailed, RequestTimedOut
 from levada.net.data import EARLIEST, FETCH, LATEST, Fetched, Wanted, read_fetch, write_fetch
 from levada.spark import blocking
-from levada.wire.batches import iterate_headers
 
 if TYPE_CHECKING:
     from levada.net.client import Client
@@ -205,9 +206,10 @@ class _Range:
         return min(max(likely, FETCH_BYTES_MIN), self._options.fetch_bytes)
 
     def _chunk(self, answer: Fetched) -> Chunk:
-        start, after = self._position, -1
-        for _, header in iterate_headers(answer.records):
-            after = header.last_offset + 1
+        from levada.spark.walk_kernels import offset_after  # drivers that only plan do not load numba
+
+        start = self._position
+        after = offset_after(np.frombuffer(answer.records, np.uint8))
         if after <= start:
             why = f"{self._partition} at offset {start}: no whole batch in {len(answer.records)} bytes"
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, why)

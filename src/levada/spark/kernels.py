@@ -25,7 +25,9 @@ from levada.spark.compiling import (
 )
 
 # Columns of the table of batches.
-BODY, BODY_END, COUNT, BASE_OFFSET, LAST_DELTA, BASE_TIMESTAMP, APPEND_TIME, TIMESTAMP_TYPE = range(8)
+BODY, BODY_END, COUNT, BASE_OFFSET, LAST_DELTA, BASE_TIMESTAMP, APPEND_TIME, TIMESTAMP_TYPE, BATCH_FIELDS = (
+    range(9)
+)
 
 # Places of the state, which goes from call to call.
 ROWS, HEADERS, HEADER_BYTES, BAD_BATCH, BAD_RECORD, STATE_FIELDS = range(6)
