@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick check format bench bench-quick bench-spark load chaos lock clean
+.PHONY: help venv demo test quick check format bench bench-quick bench-spark load chaos chaos-spark lock clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ load: $(STAMP)  ## many groups, commits and transactions at once: 3 minutes (SEC
 
 chaos: $(STAMP)  ## exactly once at length: 100,000 messages copied while all are killed, by four kinds of copiers (SEED=2: other kills)
 	CHAOS=full $(BIN)/python -m pytest -s -o faulthandler_timeout=1200 tests/eos
+
+chaos-spark: $(STAMP)  ## exactly once from Spark: topic to topic while driver, executors, workers and broker are killed: 40 minutes (SEED=2: other kills)
+	CHAOS=full $(BIN)/python -m pytest -s -o faulthandler_timeout=3600 tests/spark/test_chaos.py
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header $(if $(UPGRADE),--upgrade)
 lock: $(STAMP)  ## write requirements/*.txt from pyproject.toml (UPGRADE=1 takes newer versions)
