@@ -63,9 +63,13 @@ class Query:
 
     def attempt(self, batch: int, values: Sequence[object], partition: int = 0) -> Written:
         """A task of a batch, up to the message that it leaves for the driver."""
+        return self.attempt_with(batch, rows(*values) if values else iter(()), partition)
+
+    def attempt_with(self, batch: int, batches: Iterator[Any], partition: int = 0) -> Written:
+        """The same, with Arrow batches."""
         properties = {QUERY_ID: self.name, BATCH_ID: str(batch), RUN_ID: f"{self.name}-{self._runs}"}
         with task(partition, **properties):
-            written: Written = self._writer().write(rows(*values) if values else iter(()))
+            written: Written = self._writer().write(batches)
         return written
 
     def commit(self, batch: int, *messages: Written | None) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.compat.server import Server
-from tests.spark.sink_tasks import Query, visible
+from tests.spark.sink_tasks import Query, rows, visible
 from tests.unit.test_cli import Shell
 
 from levada.errors import KafkaError
@@ -184,4 +185,27 @@ def test_a_broker_that_is_killed_between_task_and_driver(tmp_path: Path) -> None
         query.commit(0, query.attempt(0, "ab"))
         assert query.visible() == ["a", "b", "c"]
         assert lock_id("q") not in Shell(server.address)("txn", "list", "--open").out
+        blocking.close()
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_a_broker_that_is_killed_while_a_task_writes(tmp_path: Path, delivery: str) -> None:
+    """Whatever the broker had not answered is sent again, and stored once."""
+    with Server(tmp_path) as server:
+        Shell(server.address)("topic", "create", "out", "--partitions", "2")
+        query = Query(server.address, "q", "out", delivery=delivery)
+
+        def deadly() -> Iterator[Any]:
+            for part in range(4):
+                values = [f"{number:0100}" for number in range(30_000 * part, 30_000 * (part + 1))]
+                yield from rows(
+                    *values
+                )  # more than a task gathers: it is on its way when the next one is asked for
+                if part == 1:
+                    restart(server)
+
+        message = query.attempt_with(0, deadly())
+        query.commit(0, message)
+        assert message.rows == 120_000
+        assert [int(value) for value in query.visible()] == list(range(120_000))
         blocking.close()
