@@ -72,6 +72,9 @@ class BrokerConfig(CleanerSettings):
     queued_max_request_bytes: Long = setting(
         -1, "Bytes of requests in flight before reading pauses; -1 for no limit."
     )
+    levada_receive_buffers_bytes_max: Long = setting(
+        64 << 20, "Bytes of buffers for requests that have not come whole; more wait.", minimum=1 << 20
+    )
     fetch_max_bytes: int = setting(55 << 20, "The largest Fetch response.", minimum=1024)
     max_incremental_fetch_session_cache_slots: int = setting(
         1000, "Incremental fetch sessions kept.", minimum=0

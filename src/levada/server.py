@@ -25,6 +25,7 @@ from levada.api import (  # noqa: F401 (handlers)
     transactions,
     txn_offsets,
     usual_commits,
+    usual_heartbeats,
     versions,
 )
 from levada.api.registry import dispatcher
@@ -90,7 +91,7 @@ class Server:
         """Open the logs, join the cluster, then let clients in."""
         config = self._config
         turn = Turn(asyncio.get_running_loop().call_soon)
-        memory = ReceiveMemory(config.queued_max_request_bytes)
+        memory = ReceiveMemory(config.queued_max_request_bytes, config.levada_receive_buffers_bytes_max)
         turn.on_end(memory.reset)
         open_files_max, connections_max = _shares_of_files(config)
         self._log_dirs = log_dirs = LogDirs(config, self._disk, self._clock, open_files_max)

@@ -3,14 +3,16 @@
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.badinput.broker import Broker, running
+from tests.badinput.broker import HEALTHY, Broker, produce, running
 from tests.badinput.golden import TOPIC, header
 from tests.compat.raw import Connection, api_key
 
 from levada.logs import REPEATS_MAX
+from levada.wire import batches
 
 NAMES = 100_000
 PATIENCE_S = 60.0
@@ -61,6 +63,30 @@ def test_a_request_may_name_a_hundred_thousand(api: str, broker: Broker) -> None
         one.send_frame(header(api_key(api), version, flexible=False) + body)
         assert len(one.receive_frame()) > 4
     broker.check_memory()
+
+
+def test_requests_that_stop_before_their_end_share_a_bounded_memory(broker: Broker) -> None:
+    """Most of a hundred mebibytes has come of each, and the rest never will; big requests of others still pass."""
+    piece = bytes(MIB)
+    with ExitStack() as stack:
+        greedy = [stack.enter_context(socket.create_connection(broker.place, timeout=0.5)) for _ in range(12)]
+        for one in greedy:
+            one.sendall(struct.pack(">i", 100 * MIB))
+        unsent = dict.fromkeys(greedy, 90)
+        while unsent:
+            for one in list(unsent):
+                try:
+                    one.sendall(piece)
+                    unsent[one] -= 1
+                except OSError:  # it is not read from any more, or cut off
+                    unsent[one] = 0
+                if not unsent[one]:
+                    del unsent[one]
+            broker.check_memory()
+        with Connection(broker.bootstrap) as honest:
+            honest.socket.settimeout(PATIENCE_S)
+            produce(honest, HEALTHY, batches.encode([batches.Record(0, 0, None, bytes(900 * 1024))]))
+        broker.check_memory()
 
 
 def test_a_flood_of_bad_requests_does_not_flood_the_log(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ import pytest
 
 from levada.broker.waiting import Answer
 from levada.net import listener as listening
+from levada.net import relief
 from levada.net.admission import Admission
 from levada.net.listener import Connection, Limits, Listener
-from levada.net.memory import ReceiveMemory
+from levada.net.memory import Owner, ReceiveMemory
 from levada.net.turn import Turn
 from levada.server import new_event_loop
 from levada.wire.connection import Reply
@@ -291,8 +292,8 @@ def test_buffers_reused_within_a_turn_would_be_noticed(monkeypatch: pytest.Monke
     """Likewise for the buffers of frames that span receives."""
     give_back = ReceiveMemory.give_back
 
-    def at_once(memory: ReceiveMemory, buffer: bytearray, size: int) -> None:
-        give_back(memory, buffer, size)
+    def at_once(memory: ReceiveMemory, owner: Owner, buffer: bytearray, size: int) -> None:
+        give_back(memory, owner, buffer, size)
         position = memory.position
         memory.reset()
         memory.position = position
@@ -543,7 +544,7 @@ def test_frames_wait_while_the_memory_for_them_is_claimed(server: Server, ending
     large, waiting = Random(1).randbytes(2 * MIB), Random(2).randbytes(3 * MIB)
     with server.connect() as one, server.connect() as other, server.connect() as small:
         one.sendall(framed(large)[:1000])
-        ask_until(small, lambda: server.memory.is_full)
+        ask_until(small, lambda: server.memory.is_full(MIB))
         sender = threading.Thread(target=other.sendall, args=(framed(waiting),))
         sender.start()
         ask_until(small, lambda: bool(server.memory.waiting))
@@ -555,7 +556,41 @@ def test_frames_wait_while_the_memory_for_them_is_claimed(server: Server, ending
             one.close()
         assert receive(other, 8) == receipt(waiting)
         sender.join(PATIENCE_S)
-        ask_until(small, lambda: not server.memory.is_full and not server.memory.waiting)
+        ask_until(small, lambda: not server.memory.is_full(MIB) and not server.memory.waiting)
+
+
+def test_requests_wait_for_the_memory_of_others_and_all_come_through(server: Server) -> None:
+    """levada.receive.buffers.bytes.max: 20 requests of 3 MiB in buffers of 4 MiB, by turns."""
+    server.memory._buffers_bytes_max = 4 * MIB
+    contents = [Random(number).randbytes(3 * MIB) for number in range(20)]
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(server.connect()) for _ in contents]
+        senders = [
+            threading.Thread(target=one.sendall, args=(framed(content),))
+            for one, content in zip(clients, contents, strict=True)
+        ]
+        for sender in senders:
+            sender.start()
+        for one, content in zip(clients, contents, strict=True):
+            assert receive(one, 8) == receipt(content)
+        for sender in senders:
+            sender.join(PATIENCE_S)
+    assert not (server.memory.cramped or server.memory.waiting)
+
+
+def test_who_keeps_memory_from_others_and_does_not_go_on_is_cut_off(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relief, "FRAME_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(relief, "LOOK_SECONDS", 0.05)
+    server.memory._buffers_bytes_max = 4 * MIB
+    content = Random(1).randbytes(3 * MIB)
+    with server.connect() as greedy, server.connect() as honest:
+        greedy.sendall(framed(bytes(6 * MIB))[: 5 * MIB])
+        server.wait_for(lambda: server.memory.is_full(3 * MIB))
+        honest.sendall(framed(content))
+        assert receive(honest, 8) == receipt(content)
+        assert is_closed(greedy)
 
 
 def ask_until(one: socket.socket, condition: Callable[[], bool]) -> None:

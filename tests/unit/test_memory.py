@@ -8,16 +8,44 @@ from levada.net.memory import (
     LENT_BYTES_MAX,
     POOLED_BYTES_MAX,
     POSITION_MAX,
+    RESERVE_BYTES,
+    SMALL_BYTES_MAX,
     ReceiveMemory,
 )
 
 
-class Waiter:
-    def __init__(self) -> None:
+class Receiver:
+    """A connection with a frame of `size` bytes of which some have come."""
+
+    def __init__(self, memory: ReceiveMemory, size: int, now: float = 0.0) -> None:
+        self._memory = memory
+        self.size = size
         self.woken = 0
+        self.buffer = memory.lend(self, size, 4, now)
+
+    def grow(self, now: float = 0.0) -> bool:
+        """Whether there was memory for the next piece."""
+        bigger = self._memory.grow(self, self.buffer, self.size, now)
+        if bigger is not None:
+            assert len(self.buffer) < len(bigger) <= min(self.size, 4 * len(self.buffer))
+            self.buffer = bigger
+        return bigger is not None
+
+    def fill(self) -> None:
+        while len(self.buffer) < self.size:
+            assert self.grow()
+
+    def finish(self) -> None:
+        self._memory.give_back(self, self.buffer, self.size)
+
+    def leave(self) -> None:
+        self._memory.discard(self, self.buffer, self.size)
 
     def wake(self) -> None:
         self.woken += 1
+
+    def close(self, reason: str) -> None:
+        raise AssertionError(reason)
 
 
 def test_stretches_follow_one_another_until_the_turn_ends() -> None:
@@ -40,72 +68,128 @@ def test_before_the_turn_must_end_there_is_room() -> None:
 
 def test_a_parsed_buffer_is_lent_again_only_after_the_turn() -> None:
     memory = ReceiveMemory()
-    buffer = memory.lend(100_000, 10)
-    memory.give_back(buffer, 100_000)
-    assert memory.parsed_bytes == len(buffer)
-    assert memory.lend(100_000, 10) is not buffer
+    one = Receiver(memory, 100_000)
+    one.finish()
+    assert memory.parsed_bytes == len(one.buffer)
+    assert Receiver(memory, 100_000).buffer is not one.buffer
     memory.reset()
     assert memory.parsed_bytes == 0
-    assert memory.lend(100_000, 10) is buffer
+    assert Receiver(memory, 100_000).buffer is one.buffer
 
 
 def test_a_claim_is_not_believed() -> None:
     """A frame that claims 100 MB gets a buffer for what may come next, then one for what has come."""
-    memory = ReceiveMemory()
-    size = 100 << 20
-    buffer = memory.lend(size, 4)
-    assert len(buffer) <= FIRST_BUFFER_BYTES_MAX
-    content = Random(1).randbytes(len(buffer))
-    buffer[:] = content
-    while len(buffer) < size:
-        bigger = memory.grow(buffer, size)
-        assert len(buffer) < len(bigger) <= 4 * len(buffer)
-        buffer = bigger
-    assert len(buffer) == size and buffer[: len(content)] == content
+    one = Receiver(ReceiveMemory(), 100 << 20)
+    assert len(one.buffer) <= FIRST_BUFFER_BYTES_MAX
+    content = Random(1).randbytes(len(one.buffer))
+    one.buffer[:] = content
+    one.fill()
+    assert len(one.buffer) == 100 << 20 and one.buffer[: len(content)] == content
 
 
 def test_many_claims_share_a_bounded_amount() -> None:
     memory = ReceiveMemory()
-    lent = [memory.lend(100 << 20, 4) for _ in range(10_000)]
-    assert sum(map(len, lent)) < LENT_BYTES_MAX + FIRST_BUFFER_BYTES_MAX + 10_000 * 1024
-    for buffer in lent:
-        memory.discard(buffer, 100 << 20)
-    assert len(memory.lend(100 << 20, 4)) == FIRST_BUFFER_BYTES_MAX
+    all_of_them = [Receiver(memory, 100 << 20) for _ in range(10_000)]
+    lent = sum(len(one.buffer) for one in all_of_them)
+    assert lent < LENT_BYTES_MAX + FIRST_BUFFER_BYTES_MAX + 10_000 * 1024
+    for one in all_of_them:
+        one.leave()
+    assert len(Receiver(memory, 100 << 20).buffer) == FIRST_BUFFER_BYTES_MAX
 
 
 def test_the_pool_is_bounded_and_holds_what_can_be_lent() -> None:
     memory, random = ReceiveMemory(), Random(2)
     for _ in range(30):
         for size in (random.randrange(8, 5 << 20) for _ in range(10)):
-            buffer = memory.lend(size, 4)
-            while len(buffer) < size:
-                buffer = memory.grow(buffer, size)
-            memory.give_back(buffer, size)
+            one = Receiver(memory, size)
+            one.fill()
+            one.finish()
         memory.reset()
     pooled = [buffer for spare in memory._pool.values() for buffer in spare]
     assert 0 < sum(map(len, pooled)) <= POOLED_BYTES_MAX
-    assert {id(memory.lend(len(buffer), 4)) for buffer in pooled} == {id(buffer) for buffer in pooled}
+    assert {id(Receiver(memory, len(buffer)).buffer) for buffer in pooled} == {
+        id(buffer) for buffer in pooled
+    }
 
 
 def test_frames_wait_while_those_being_received_claim_enough() -> None:
     """queued.max.request.bytes"""
-    memory, waiter = ReceiveMemory(1000), Waiter()
-    buffers, full = [], []
-    for _ in range(2):
-        full.append(memory.is_full)
-        buffers.append(memory.lend(900, 4))
-    assert [*full, memory.is_full] == [False, False, True]
-    one, other = buffers
-    memory.waiting.append(waiter)
-    memory.give_back(one, 900)
-    assert (memory.is_full, waiter.woken, memory.waiting) == (False, 1, [])
-    memory.waiting.append(waiter)
-    memory.discard(other, 900)
-    assert waiter.woken == 2
+    memory = ReceiveMemory(1000)
+    one = Receiver(memory, 900)
+    before = memory.is_full(900)
+    other = Receiver(memory, 900)
+    assert (before, memory.is_full(900)) == (False, True)
+    waiting = Receiver(ReceiveMemory(), 900)
+    memory.waiting[waiting] = None
+    one.finish()
+    assert (memory.is_full(900), waiting.woken) == (False, 1)
+    other.leave()
+    assert waiting.woken == 2
 
 
-def test_without_a_limit_no_frame_waits() -> None:
+def test_without_a_limit_no_frame_waits_for_claims() -> None:
     memory = ReceiveMemory()
     for _ in range(100):
-        memory.lend(100 << 20, 4)
-    assert not memory.is_full
+        Receiver(memory, 100 << 20)
+    assert not memory.is_full(100 << 20)
+
+
+def test_buffers_are_bounded_and_one_frame_at_a_time_grows_beyond() -> None:
+    """levada.receive.buffers.bytes.max"""
+    memory = ReceiveMemory(buffers_bytes_max=20 << 20)
+    frames = [Receiver(memory, 50 << 20) for _ in range(10)]
+    for one in frames:
+        one.grow()
+    first = next(one for one in frames if one in memory.cramped)
+    growing = next(one for one in frames if one.grow())
+    growing.fill()
+    assert sum(len(one.buffer) for one in frames) <= (20 << 20) + (50 << 20)
+    assert not any(one.grow() for one in frames if one is not growing)
+    assert memory.is_full(50 << 20) and len(memory.room()) < ARENA_BYTES
+    growing.finish()
+    assert first.woken and first.grow(), "the next one comes to its end"
+
+
+def test_all_frames_come_to_their_end_in_little_memory() -> None:
+    """Whatever the order in which their pieces come."""
+    memory, random = ReceiveMemory(buffers_bytes_max=8 << 20), Random(3)
+    frames = [Receiver(memory, random.randrange(1 << 20, 30 << 20)) for _ in range(40)]
+    while frames:
+        progress = False
+        for one in random.sample(frames, len(frames)):
+            if len(one.buffer) == one.size:
+                one.finish()
+                frames.remove(one)
+                progress = True
+            else:
+                progress |= one.grow()
+        memory.reset()
+        assert progress
+    assert not memory.cramped and not memory.frames and not memory.is_full(1 << 30)
+
+
+def test_small_frames_do_not_wait_for_large_ones() -> None:
+    memory = ReceiveMemory(buffers_bytes_max=4 << 20)
+    large = Receiver(memory, 5 << 20)
+    large.fill()
+    assert memory.is_full(SMALL_BYTES_MAX + 1) and not memory.is_full(SMALL_BYTES_MAX)
+    small = []
+    while not memory.is_full(SMALL_BYTES_MAX):
+        small.append(Receiver(memory, SMALL_BYTES_MAX))
+        small[-1].fill()
+    lent = len(large.buffer) + sum(len(one.buffer) for one in small)
+    assert lent <= (4 << 20) + RESERVE_BYTES + SMALL_BYTES_MAX
+
+
+def test_who_has_had_the_time_is_known() -> None:
+    """The time that a frame had to wait for memory is not counted."""
+    memory = ReceiveMemory(buffers_bytes_max=4 << 20)
+    slow = Receiver(memory, 50 << 20, now=0.0)
+    slow.fill()
+    patient = Receiver(memory, 50 << 20, now=1.0)
+    assert not patient.grow(now=2.0)
+    assert memory.begun_before(5.0) == [slow]
+    slow.leave()
+    assert patient.grow(now=6.0)
+    assert memory.begun_before(6.0) == []
+    assert memory.begun_before(7.0) == [patient]

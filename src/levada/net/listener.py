@@ -13,6 +13,7 @@ from levada.errors import KafkaError
 from levada.logs import EventLog
 from levada.net.admission import Admission
 from levada.net.memory import PARSED_BYTES_MAX, POSITION_MAX, ReceiveMemory
+from levada.net.relief import Relief
 from levada.net.turn import Turn
 from levada.wire.connection import SIZE_BYTES, Buffer, Outbox, Pending, Reply, frame_end
 from levada.wire.produce import Shortcuts
@@ -96,8 +97,9 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self._listener.forget(self)
+        self._memory.waiting.pop(self, None)
         if self._frame is not None:
-            self._memory.discard(self._frame, self._frame_size)
+            self._memory.discard(self, self._frame, self._frame_size)
             self._frame = None
         for waiter in self.outbox.clear():
             waiter.give_up()
@@ -105,8 +107,6 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is None:
             return self._memory.room()
-        if self._frame_filled == len(self._frame):
-            self._frame = self._memory.grow(self._frame, self._frame_size)
         return memoryview(self._frame)[self._frame_filled : min(self._frame_size, len(self._frame))]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -168,23 +168,38 @@ class Connection(asyncio.BufferedProtocol):
         size = SIZE_BYTES
         if len(rest) >= SIZE_BYTES:
             size = frame_end(rest, 0, self._listener.limits.frame_bytes_max)
-        if self._memory.is_full:
-            self._memory.waiting.append(self)
+        if self._memory.is_full(size):
+            self._memory.waiting[self] = None
+            self._listener.relief.look_later()
             self._hold(rest)
             return
+        self._memory.waiting.pop(self, None)
         self._frame_size = size
-        self._frame = self._memory.lend(size, len(rest))
+        self._frame = self._memory.lend(self, size, len(rest), self._listener.now())
         self._frame[: len(rest)] = rest
         self._frame_filled = len(rest)
+        self._make_room(self._frame)
+
+    def _make_room(self, frame: bytearray) -> bool:
+        """Whether the buffer of a frame that is not whole can take more: it is read on only then."""
+        if self._frame_filled == len(frame):
+            bigger = self._memory.grow(self, frame, self._frame_size, self._listener.now())
+            if bigger is None:
+                self._listener.relief.look_later()
+                self._pause()
+                return False
+            self._frame = bigger
+        return True
 
     def _fill(self, nbytes: int) -> None:
         assert self._frame is not None
         self._frame_filled += nbytes
         if self._frame_filled < self._frame_size:
+            self._make_room(self._frame)
             return
         view = memoryview(self._frame)
         if self._frame_size == SIZE_BYTES:
-            self._memory.discard(self._frame, SIZE_BYTES)
+            self._memory.discard(self, self._frame, SIZE_BYTES)
             rest, self._frame = view[:SIZE_BYTES], None
             try:
                 self._keep(rest)
@@ -192,7 +207,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.close(str(error))
             return
         buffer, self._frame = self._frame, None
-        self._memory.give_back(buffer, self._frame_size)
+        self._memory.give_back(self, buffer, self._frame_size)
         self._cut(view, 0, self._frame_size)
 
     # A client that does not read its answers, asks more than it may have open, or begins a frame for which there is no
@@ -200,6 +215,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _hold(self, rest: memoryview) -> None:
         self._held = bytes(rest)
+        self._pause()
+
+    def _pause(self) -> None:
         if self._reading:
             self._reading = False
             self.transport.pause_reading()
@@ -207,9 +225,10 @@ class Connection(asyncio.BufferedProtocol):
     def _resume(self) -> None:
         held, self._held = self._held, b""
         self._cut(memoryview(bytearray(held)), 0, len(held))
-        if not self._held and not self.closed:
-            self._reading = True
-            self.transport.resume_reading()
+        if self._held or self.closed or not (self._frame is None or self._make_room(self._frame)):
+            return
+        self._reading = True
+        self.transport.resume_reading()
 
     # Answers.
 
@@ -289,6 +308,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
         self._idle_timer: asyncio.TimerHandle | None = None
+        self.relief = Relief(memory, self._loop)
         self._deserted = asyncio.Event()  # when stopping: the last client is gone
 
     def bind(self, host: str, port: int, backlog: int) -> int:
@@ -317,6 +337,7 @@ class Listener:
 
     async def stop(self) -> None:
         """Accept nobody, and let everybody go; who does not take its last answers is cut off."""
+        self.relief.stop()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         if self._server is not None:
