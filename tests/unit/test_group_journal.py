@@ -16,6 +16,7 @@ from levada.wire.journal import (
     MemberValue,
     OffsetKey,
     OffsetValue,
+    group_record,
     offset_record,
 )
 
@@ -114,6 +115,11 @@ def test_the_short_way_to_write_an_offset_ends_in_the_same_bytes(
     value = value._replace(expire_timestamp=expire_timestamp)
     assert offset_record(*key, value) == FORMAT.encode(key, value)
     assert offset_record(*key, None) == FORMAT.encode(key, None)
+
+
+@given(texts, group_values)
+def test_the_short_way_to_write_a_group_ends_in_the_same_bytes(group: str, value: GroupValue) -> None:
+    assert group_record(group, value) == FORMAT.encode(GroupKey(group), value)
 
 
 @given(texts, group_values)

@@ -9,6 +9,7 @@ from typing import Any
 from levada.api.offset_commits import known_topic
 from levada.api.registry import takes_frames
 from levada.broker.broker import Broker
+from levada.broker.waiting import Answer
 from levada.core.groups import GroupsMachine
 from levada.core.machines import Outcome, Ticket
 from levada.core.offsets import CommitRequest
@@ -47,10 +48,10 @@ def usual_commit(
     return True
 
 
-class UsualCommit:
+class UsualCommit(Answer):
     """A commit in its connection's outbox, until the coordinator's journal has it."""
 
-    __slots__ = ("_answer", "_client", "_correlation_id", "_head", "_partitions", "_topic", "_version")
+    __slots__ = ("_correlation_id", "_head", "_partitions", "_topic", "_version")
 
     def __init__(
         self,
@@ -61,13 +62,12 @@ class UsualCommit:
         head: Head,
         partitions: list[Partition],
     ) -> None:
-        self._client = client
+        super().__init__(client)
         self._correlation_id = correlation_id
         self._version = version
         self._topic = topic
         self._head = head
         self._partitions = partitions
-        self._answer: bytes | None = None
 
     def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
         """What the coordinator is asked."""
@@ -86,11 +86,4 @@ class UsualCommit:
         """The codes of the partitions, or the error of all."""
         partitions = self._partitions
         codes = [result.code] * len(partitions) if isinstance(result, KafkaError) else result
-        self._answer = offset_commit.write_answer(self._correlation_id, self._head, partitions, codes)
-        self._client.wake()
-
-    def collect(self) -> bytes | None:
-        return self._answer
-
-    def give_up(self) -> None:
-        """Nothing to stop: the offsets are committed without their client."""
+        super().give(offset_commit.write_answer(self._correlation_id, self._head, partitions, codes))

@@ -106,7 +106,7 @@ class Draft:
 
     def expect(self, member_id: str, timeout_ms: int) -> None:
         """A member has that long to be heard of again."""
-        self.timers[Timer(self.group.id, TimerKind.MEMBER, member_id)] = self.now_ms + timeout_ms
+        self.timers[session(self.group.id, member_id)] = self.now_ms + timeout_ms
 
     def stay(self, member: Member) -> None:
         """A member was heard of: its session begins anew."""
@@ -137,7 +137,7 @@ class Draft:
         """Take a member out; a JoinGroup that waits is told, so that a living member starts over."""
         group = self.group
         member = group.members.pop(member_id)
-        self.timers[Timer(group.id, TimerKind.MEMBER, member_id)] = None
+        self.timers[session(group.id, member_id)] = None
         error = KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "the member was removed from the group")
         for ticket in (member.join, member.sync):
             if ticket is not None:

@@ -11,7 +11,7 @@ from levada.core.group_drafts import Timer
 from levada.core.machines import JournalRecord
 from levada.core.offsets import Place
 from levada.wire.consumer_journal import CONSUMER_KINDS
-from levada.wire.journal import GROUP, OFFSET, OLD_OFFSET, GroupKey, OffsetValue, offset_record
+from levada.wire.journal import GROUP, OFFSET, OLD_OFFSET, GroupKey, OffsetValue, group_record, offset_record
 from levada.wire.layouts import Format
 from levada.wire.markers import Marker
 
@@ -40,7 +40,7 @@ class GroupChanged(NamedTuple):
     saved: bool = False
 
     def record(self) -> JournalRecord | None:
-        return FORMAT.encode(GroupKey(self.group.id), self.group.record()) if self.saved else None
+        return group_record(self.group.id, self.group.record()) if self.saved else None
 
     def apply(self, machine: "GroupsMachine") -> None:
         machine.groups[self.group.id] = self.group

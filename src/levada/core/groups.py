@@ -101,7 +101,7 @@ class GroupsMachine:
         draft = Draft(group, self.limits, now_ms)
         group_requests.join(draft, request, ticket, self.limits)
         outcome = _outcome(draft)
-        return outcome._replace(events=[*former, *outcome.events])
+        return outcome._replace(events=[*former, *outcome.events]) if former else outcome
 
     def sync(self, request: SyncRequest, now_ms: int, ticket: Ticket) -> Outcome:
         """SyncGroup."""

@@ -5,7 +5,7 @@ A committed offset is a record of its own; a group of the classic protocol is on
 
 from functools import lru_cache
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from levada.wire.layouts import (
     BYTES,
@@ -23,6 +23,7 @@ from levada.wire.layouts import (
     compact_array,
     struct,
 )
+from levada.wire.primitives import INT
 
 NO_EXPIRY: Final = -1
 
@@ -118,15 +119,18 @@ def _offset_key(group: str, topic: str, partition: int) -> bytes:
     return _OFFSETS.encode(OffsetKey(group, topic, partition), None)[0]
 
 
-def _group(version: int) -> Type:
+def _since(version: int, fields: dict[str, Type]) -> dict[str, Type]:
     """Version 1 brought the rebalance timeout, 2 the time of the state, 3 static members, 4 compact fields."""
+    since = {"group_instance_id": 3, "rebalance_timeout": 1, "current_state_timestamp": 2}
+    return {name: kind for name, kind in fields.items() if version >= since.get(name, 0)}
+
+
+def _member(version: int) -> Type:
     flexible = version >= 4
     text, blob = (COMPACT_STRING, COMPACT_BYTES) if flexible else (STRING, BYTES)
-    maybe_text = COMPACT_NULLABLE_STRING if flexible else NULLABLE_STRING
-    since = {"group_instance_id": 3, "rebalance_timeout": 1, "current_state_timestamp": 2}
-    member = {
+    fields = {
         "member_id": text,
-        "group_instance_id": maybe_text,
+        "group_instance_id": COMPACT_NULLABLE_STRING if flexible else NULLABLE_STRING,
         "client_id": text,
         "client_host": text,
         "rebalance_timeout": INT32,
@@ -134,31 +138,50 @@ def _group(version: int) -> Type:
         "subscription": blob,
         "assignment": blob,
     }
-    group = {
-        "protocol_type": text,
+    absent = {"group_instance_id": None, "rebalance_timeout": -1}
+    return struct(MemberValue, _since(version, fields), flexible=flexible, absent=absent)
+
+
+def _group(version: int) -> Type:
+    flexible = version >= 4
+    maybe_text = COMPACT_NULLABLE_STRING if flexible else NULLABLE_STRING
+    fields = {
+        "protocol_type": COMPACT_STRING if flexible else STRING,
         "generation": INT32,
         "protocol": maybe_text,
         "leader": maybe_text,
         "current_state_timestamp": INT64,
+        "members": (compact_array if flexible else array)(_member(version)),
     }
-
-    def present(fields: dict[str, Type]) -> dict[str, Type]:
-        return {name: kind for name, kind in fields.items() if version >= since.get(name, 0)}
-
-    members = struct(
-        MemberValue,
-        present(member),
-        flexible=flexible,
-        absent={"group_instance_id": None, "rebalance_timeout": -1},
-    )
-    group["members"] = (compact_array if flexible else array)(members)
-    return struct(GroupValue, present(group), flexible=flexible, absent={"current_state_timestamp": -1})
+    absent = {"current_state_timestamp": -1}
+    return struct(GroupValue, _since(version, fields), flexible=flexible, absent=absent)
 
 
+_GROUP_VERSION: Final = 3  # in which groups are written
 GROUP: Final = Kind(
     2,
     GroupKey,
     struct(GroupKey, {"group": STRING}),
     {version: _group(version) for version in range(5)},
-    written=3,
+    written=_GROUP_VERSION,
 )
+_GROUPS: Final[Format[GroupKey]] = Format(GROUP)
+_WRITTEN_MEMBER = _member(_GROUP_VERSION)
+
+
+def group_record(group: str, value: GroupValue) -> tuple[bytes, bytes]:
+    """A record as its `Kind` would write it; what does not change from generation to generation is kept."""
+    head, body = _GROUPS.encode(GroupKey(group), value._replace(members=()))
+    assert body is not None
+    parts = [body[: -INT.size], INT.pack(len(value.members))]
+    for *lasting, assignment in value.members:
+        parts += (_member_start(*lasting), INT.pack(len(assignment)), assignment)
+    return head, b"".join(parts)
+
+
+@lru_cache(5_000)
+def _member_start(*lasting: Any) -> bytes:
+    """A member up to its assignment."""
+    target = bytearray()
+    _WRITTEN_MEMBER.write(target, MemberValue._make((*lasting, b"")))
+    return bytes(target[: -INT.size])
