@@ -19,6 +19,7 @@ from tests.compat.drivers.base import EARLIEST, SOURCES, WAIT_S, ClientError, Cl
 from tests.kafka_jars import client_jar, java
 
 _SOURCES = Path(__file__).parent.parent
+START_S = 180  # a JVM that compiles its program, on a machine with other things to do
 
 
 class Program:
@@ -33,7 +34,7 @@ class Program:
             [*self.command(), bootstrap], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
         )
         self._unread = b""
-        self._version = str(self._call("version", wait_s=60))
+        self._version = str(self._call("version", wait_s=START_S))
 
     def command(self) -> list[str]:
         """How to run the program; raises `Unavailable` when it cannot be built here."""

@@ -64,7 +64,10 @@ const operations = {
   describe_group: async ({ group }) => {
     const { groups: [found] } = await admin.describeGroups([group]);
     const { AssignerProtocol: { MemberAssignment } } = require("kafkajs");
-    const owned = found.members.map(({ memberAssignment }) => assignedTo(MemberAssignment.decode(memberAssignment).assignment));
+    const owned = found.members.map(({ memberAssignment }) => {
+      const decoded = MemberAssignment.decode(memberAssignment); // null while the group is rebalanced
+      return decoded === null ? [] : assignedTo(decoded.assignment);
+    });
     return { state: found.state, members: owned.sort((a, b) => a[0] - b[0]) };
   },
   committed: async ({ group, topic }) => {
