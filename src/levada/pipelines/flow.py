@@ -3,6 +3,7 @@
 All results of a pipeline are one streaming query: its micro-batches are in all of its topics or in none of them.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,8 +12,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from levada.errors import ErrorCode, KafkaError
+from levada.pipelines.files import Files
 from levada.pipelines.running import PipelineError, Running
 from levada.pipelines.runs import Run, home_directory
+from levada.pipelines.topics import beginnings
+from levada.spark.options import OptionError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,6 +56,7 @@ def stream_of(
     spark: "SparkSession", bootstrap: str, topics: Sequence[str], options: Mapping[str, str]
 ) -> DataFrame:
     """Records of topics as they come; from the beginning, unless the options say otherwise."""
+    check_topics(bootstrap, topics, options)
     asked = {"startingOffsets": "earliest"} | _asked(bootstrap, topics, options)
     return spark.readStream.format("levada").options(**asked).load()
 
@@ -60,7 +65,16 @@ def table_of(
     spark: "SparkSession", bootstrap: str, topics: Sequence[str], options: Mapping[str, str]
 ) -> DataFrame:
     """Records that topics have now."""
+    check_topics(bootstrap, topics, options)
     return spark.read.format("levada").options(**_asked(bootstrap, topics, options)).load()
+
+
+def check_topics(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> None:
+    """PipelineError, which names others that may be meant, unless all are there."""
+    try:
+        beginnings(bootstrap, topics, options)
+    except OptionError as error:
+        raise PipelineError(str(error)) from None
 
 
 def _asked(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
@@ -112,15 +126,30 @@ def start(results: Sequence[Result], plan: Plan) -> Running:
     """Run until it is stopped, or with `once` until all that is there is done."""
     make_topics(plan.bootstrap, [result.topic for result in results])
     records = reduce(DataFrame.unionByName, map(as_records, results))
-    stream = (
-        records.writeStream.format("levada")
-        .queryName(plan.name)
-        .outputMode(plan.mode)
-        .option("kafka.bootstrap.servers", plan.bootstrap)
-        .option("checkpointLocation", plan.checkpoint or Run(home_directory(), plan.name).checkpoint)
-    )
+    checkpoint = plan.checkpoint or Run(home_directory(), plan.name).checkpoint
+    stream = records.writeStream.queryName(plan.name).outputMode(plan.mode)
+    stream = stream.option("checkpointLocation", checkpoint)
+    if plan.mode == "update":
+        stream = stream.foreachBatch(Updates(plan.bootstrap, checkpoint).write)
+    else:
+        stream = stream.format("levada").option("kafka.bootstrap.servers", plan.bootstrap)
     trigger = stream.trigger(availableNow=True) if plan.once else stream.trigger(processingTime=plan.every)
     return Running(plan.name, [trigger.start()])
+
+
+class Updates:
+    """Writes micro-batches of changed rows, each once: Spark does not let sinks in Python have them itself."""
+
+    def __init__(self, bootstrap: str, checkpoint: str) -> None:
+        self._bootstrap = bootstrap
+        self._checkpoint = checkpoint
+
+    def write(self, batch: DataFrame, number: int) -> None:
+        """One micro-batch, which may have come before: the query's id and its number say which it is."""
+        query = json.loads(Files(batch.sparkSession, self._checkpoint).read("metadata"))["id"]
+        writer = batch.write.format("levada").mode("append")
+        writer = writer.option("kafka.bootstrap.servers", self._bootstrap)
+        writer.option("txnAppId", query).option("txnVersion", str(number)).save()
 
 
 def make_topics(bootstrap: str, names: Iterable[str]) -> None:

@@ -6,6 +6,7 @@ inferred is kept beside the checkpoint, since a query that goes on must see the 
 """
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +31,7 @@ MEANINGS = {
     "complete": "all groups are written again in every batch",
 }
 MEMORY = "levada-sql.json"  # in the checkpoint
+NOISE = "SQLQueryContextLogger"  # writes errors of queries to standard error, plans and all
 MISSING = "TABLE_OR_VIEW_NOT_FOUND"
 ASKS = re.compile(r"\s*(?:--[^\n]*\n\s*|/\*.*?\*/\s*)*(?:SELECT|WITH|FROM|\()", re.IGNORECASE | re.DOTALL)
 
@@ -92,10 +94,13 @@ def select(spark: "SparkSession", query: str, tables: Tables) -> DataFrame:
         raise PipelineError(
             f"only queries can be run (SELECT ..., WITH ... SELECT ...), this is: {query[:60]}"
         )
+    logger = logging.getLogger(NOISE)
+    logger.disabled = True  # a table that is not there yet is no error here
     try:
         found = _resolved(spark, query, tables)
         tables.check_watermarks()
     finally:
+        logger.disabled = False
         tables.forget()
     if not found.isStreaming:
         raise PipelineError("the query reads no topic; name one after FROM")
@@ -125,14 +130,13 @@ def _missing_table(error: AnalysisException) -> str | None:
 
 def explain(error: AnalysisException) -> str:
     """What is wrong with a query, without Spark's plan: its sentence, and where in the text it is."""
-    text = re.sub(r"^\[[A-Z_.]+\]\s*", "", str(error)).split("\n\nJVM stacktrace")[0]
+    text = str(error).split("\n\nJVM stacktrace")[0].strip()
+    text = re.sub(r"\s*SQLSTATE: \w+", "", re.sub(r"^\[[A-Z_.]+\]\s*", "", text))
     if isinstance(error, ParseException):
-        return text.strip()
-    text = re.sub(r"\s*SQLSTATE: \w+", "", text)
-    sentence, _, rest = text.partition("\n")
+        return text
     where = re.search(r"line (\d+) pos (\d+)", text)
-    sentence = re.sub(r";\s*(?:line \d+ pos \d+;?)?\s*$", "", sentence)
-    return f"{sentence.strip()} (line {where[1]}, position {where[2]})" if where else sentence.strip() or rest
+    sentence = re.sub(r";\s*(?:line \d+ pos \d+;?)?\s*$", "", text.partition("\n")[0]).strip()
+    return f"{sentence} (line {where[1]}, position {where[2]})" if where else sentence
 
 
 def output_mode(spark: "SparkSession", found: DataFrame, wanted: str | None, tell: Tell) -> str:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
@@ -61,7 +62,7 @@ class Tables:
     def forget(self) -> None:
         """Drop the views; DataFrames made of them stay."""
         for topic in self.made:
-            self._spark.catalog.dropTempView(f"`{topic}`")
+            self._spark.catalog.dropTempView(topic)
 
     def check_watermarks(self) -> None:
         """PipelineError for one that no table has used."""
@@ -103,11 +104,13 @@ class Tables:
             )
             return TEXT
         lines = self._spark.sparkContext.parallelize(objects, 1)
-        schema = self._spark.read.option("inferTimestamp", "true").json(lines).schema.toDDL()
+        schema = (
+            self._spark.read.option("inferTimestamp", "true").json(lines).schema.toDDL().replace(",", ", ")
+        )
         self._tell(
             f"{topic}: columns inferred from its newest {len(texts):,} records; records that do not fit them "
             f"{'go to ' + self._dead_letters if self._dead_letters else 'are left out'}. "
-            f'To tell them yourself: --schema {topic}="{schema}"'
+            f"To tell them yourself: --schema {topic}='{schema}'"
         )
         return schema
 
@@ -142,7 +145,10 @@ def _with_watermark(rows: DataFrame, topic: str, column: str, delay: str) -> Dat
             f"watermark {column}: in {topic} it is {kind.simpleString()}, not timestamp; "
             f"tell its columns: --schema {topic}='{column} timestamp, ...'"
         )
-    return rows.withWatermark(column, delay)
+    try:
+        return rows.withWatermark(column, delay)
+    except (AnalysisException, IllegalArgumentException):
+        raise PipelineError(f"watermark {column}: {delay} is no length of time, such as 10 minutes") from None
 
 
 def _is_object(text: str) -> bool:

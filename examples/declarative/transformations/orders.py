@@ -1,0 +1,44 @@
+"""Orders of several shops: the large ones to a topic at once, and the totals of each minute to another.
+
+What is to be there is declared, and `spark-pipelines run` brings it up to date: topics are the sources and the sinks,
+and each run reads what came since the last one.
+"""
+
+import os
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+BROKER = {"kafka.bootstrap.servers": os.environ.get("LEVADA_BOOTSTRAP", "127.0.0.1:9092")}
+spark = SparkSession.active()
+
+dp.create_sink("large_orders", "levada", BROKER | {"topic": "large-orders"})
+dp.create_sink("totals", "levada", BROKER | {"topic": "order-totals"})
+
+
+@dp.temporary_view
+def orders() -> DataFrame:
+    """The topic `orders` as a table."""
+    source = spark.readStream.format("levada").options(**BROKER)
+    source = source.option("subscribe", "orders").option("startingOffsets", "earliest")
+    source = source.option("valueFormat", "json").option(
+        "valueSchema", "shop string, amount double, ts timestamp"
+    )
+    return source.load().select("value.*")
+
+
+@dp.append_flow(target="large_orders")
+def large() -> DataFrame:
+    found = spark.readStream.table("orders").where("amount >= 100")
+    return found.select(F.col("shop").alias("key"), F.to_json(F.struct("*")).alias("value"))
+
+
+@dp.append_flow(target="totals")
+def totals_by_minute() -> DataFrame:
+    in_time = spark.readStream.table("orders").withWatermark("ts", "1 minute")
+    totals = in_time.groupBy(F.window("ts", "1 minute").alias("window"), "shop").agg(
+        F.count("*").alias("orders"), F.sum("amount").alias("total")
+    )
+    rows = F.struct(F.col("window.end").alias("until"), "shop", "orders", "total")
+    return totals.select(F.col("shop").alias("key"), F.to_json(rows).alias("value"))

@@ -1,0 +1,58 @@
+"""Feeds a broker with made-up streams, for the examples of pipelines.
+
+python examples/feed.py activity --seconds 30     # a website's visitors, into five topics
+python examples/feed.py devices --count 5000      # readings, as fast as they go
+python examples/feed.py logs --rate 200           # lines of services, until Ctrl-C
+"""
+
+import argparse
+import asyncio
+import itertools
+import random
+import time
+from datetime import UTC, datetime
+
+import levada
+from levada.pipelines import samples
+
+STREAMS = {"activity": samples.website, "devices": samples.devices, "logs": samples.service_logs}
+TICK_S = 0.05
+
+
+async def feed(arguments: argparse.Namespace) -> int:
+    """Send until it is enough; how many were sent."""
+    stream = STREAMS[arguments.stream](random.Random(arguments.seed), lambda: datetime.now(UTC))
+    if arguments.count:
+        stream = itertools.islice(stream, arguments.count)
+    began, sent = time.monotonic(), 0
+    async with levada.Client(arguments.bootstrap) as client, client.producer() as producer:
+        for sample in stream:
+            await producer.send(sample.topic, sample.value.encode(), key=sample.key.encode())
+            sent += 1
+            passed = time.monotonic() - began
+            if arguments.seconds and passed >= arguments.seconds:
+                break
+            if not arguments.count and sent >= passed * arguments.rate:
+                await asyncio.sleep(TICK_S)
+        await producer.flush()
+    return sent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stream", choices=STREAMS)
+    parser.add_argument("-b", "--bootstrap", default="127.0.0.1:9092")
+    parser.add_argument("--rate", type=float, default=500, help="events a second")
+    parser.add_argument("--seconds", type=float, default=0, help="end after this time")
+    parser.add_argument("--count", type=int, default=0, help="send so many, as fast as they go, and end")
+    parser.add_argument("--seed", type=int, default=2026, help="another one makes up other events")
+    try:
+        print(f"{asyncio.run(feed(parser.parse_args())):,} events sent")
+    except KeyboardInterrupt:
+        print("ended")
+
+
+if __name__ == "__main__":
+    main()
