@@ -260,6 +260,10 @@ class BrokerWorld:
         """The process is gone, and with it whatever it was about to do."""
         self.broker.tasks.close()
 
+    def close(self) -> None:
+        """The world ends."""
+        self.broker.tasks.close()
+
     def checkpoint(self) -> None:
         for place, partition in self.broker.partitions.items():
             if not partition.offline:

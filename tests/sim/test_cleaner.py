@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from tests.sim import cleaner_world
 from tests.sim.cleaner_world import CleanerWorld, simulate
-from tests.sim.world import Violation
+from tests.sim.planting import must_be_found
 
 from levada.core.producers import AbortedTransaction
 from levada.storage import cleaner, cleaning_swap, leftovers
@@ -273,10 +273,4 @@ PLANTS = [
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     disk_type = plant(monkeypatch)
-    for seed in range(SEEDS_MAX):
-        try:
-            simulate(seed, disk_type)
-        except Violation as violation:
-            print(f"{plant.__name__}: found by seed {seed}: {violation}")
-            return
-    pytest.fail(f"{plant.__name__} was not found within {SEEDS_MAX} seeds")
+    must_be_found(plant, lambda seed: simulate(seed, disk_type), range(SEEDS_MAX))

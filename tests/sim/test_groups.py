@@ -20,6 +20,8 @@ def simulate(seed: int, disk_type: type[SimDisk] = SimDisk) -> GroupWorld:
         error.add_note(f"replay: SEED={seed} python -m pytest tests/sim -k test_groups_keep_their_promises")
         error.add_note(f"{world.kind}, the last actions:\n  " + "\n  ".join(world.trace[-60:]))
         raise
+    finally:
+        world.close()
     return world
 
 

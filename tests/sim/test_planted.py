@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 import pytest
+from tests.sim.planting import must_be_found
 from tests.sim.test_partition import simulate
-from tests.sim.world import Violation
 
 from levada.broker import partitions
 from levada.broker.partitions import Partition
@@ -139,10 +139,4 @@ def recovery_point_too_high(patch: pytest.MonkeyPatch) -> type[SimDisk]:
 )
 def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     disk_type = plant(monkeypatch)
-    for seed in range(SEEDS_MAX):
-        try:
-            simulate(seed, disk_type)
-        except Violation as violation:
-            print(f"{plant.__name__}: found by seed {seed}: {violation}")
-            return
-    pytest.fail(f"{plant.__name__} was not found within {SEEDS_MAX} seeds")
+    must_be_found(plant, lambda seed: simulate(seed, disk_type), range(SEEDS_MAX))

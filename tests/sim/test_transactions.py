@@ -24,6 +24,8 @@ def simulate(seed: int, disk_type: type[SimDisk] = SimDisk, actions: int = ACTIO
         )
         error.add_note("the last actions:\n  " + "\n  ".join(world.trace[-60:]))
         raise
+    finally:
+        world.close()
     return world
 
 

@@ -72,6 +72,7 @@ class Transaction:
     """What a client did in one transaction."""
 
     number: int
+    since_ms: int
     written: dict[Place, list[bytes]] = field(default_factory=dict)  # acknowledged
     unanswered: tuple[Place, bytes] | None = None
     offset: bool = False  # whether its number was committed as the group's offset
@@ -295,5 +296,13 @@ class Client:
             if error.code not in allowed or self.transaction is None:
                 raise Violation(f"{self.name} {self.identity}: {kind} was refused with {error}")
             if kind == "end":
-                raise Violation(f"{self.name} asked for {self.doing} of {self.transaction}: {error}")
+                self.timed_out(self.transaction, error)
+                return
         self.forget()
+
+    def timed_out(self, transaction: Transaction, error: KafkaError) -> None:
+        """What lasted too long cannot be committed, but aborted to go on."""
+        if not transaction.asked or self.world.clock.ms < transaction.since_ms + TIMEOUT_MS:
+            raise Violation(f"{self.name} asked for {self.doing} of {transaction}: {error}")
+        transaction.asked = False
+        self.doing = "end", False

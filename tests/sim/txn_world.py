@@ -36,7 +36,7 @@ class TxnWorld(BrokerWorld):
         self.begin([(topic, index) for topic, partitions in TOPICS.items() for index in range(partitions)])
 
     def new_transaction(self) -> Transaction:
-        self.transactions.append(Transaction(len(self.transactions)))
+        self.transactions.append(Transaction(len(self.transactions), self.clock.ms))
         return self.transactions[-1]
 
     # What can happen.
