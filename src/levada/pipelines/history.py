@@ -93,7 +93,7 @@ def answer(
             count = own.read.parquet(to).count()
         yield Step(0, count, count, count)
 
-    return Running(name, [Steps(name, ask).start()])
+    return Running(name, [Steps(name, own, ask).start()])
 
 
 def archived(lake: AnyLake, topic: str, spark: "SparkSession") -> "DataFrame | None":

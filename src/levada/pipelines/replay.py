@@ -80,7 +80,7 @@ def replay(
     spark = spark or session()
     kept = Files(spark, checkpoint or f"{lake.rstrip('/')}/_levada/replays/{name}")
     options = {"kafka.bootstrap.servers": bootstrap, "topic": to} | options
-    return Running(name, [Steps(name, Replayer(spark, wanted, kept, options).steps).start()])
+    return Running(name, [Steps(name, spark, Replayer(spark, wanted, kept, options).steps).start()])
 
 
 def _ms(when: datetime | None) -> int | None:

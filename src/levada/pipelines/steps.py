@@ -5,7 +5,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 REMEMBERED = 100  # steps to tell of, as Spark does
 
@@ -33,8 +36,11 @@ class Step(NamedTuple):
 class Steps:
     """A thread that takes one step after the other until there are no more, or until it is stopped between two."""
 
-    def __init__(self, name: str, work: Callable[[threading.Event], Iterator[Step]]) -> None:
+    def __init__(
+        self, name: str, spark: "SparkSession", work: Callable[[threading.Event], Iterator[Step]]
+    ) -> None:
         self._name = name
+        self._spark = spark
         self._work = work
         self._told: deque[dict[str, Any]] = deque(maxlen=REMEMBERED)
         self._failure: Exception | None = None
@@ -47,6 +53,9 @@ class Steps:
 
     def _run(self) -> None:
         try:
+            # Spark looks for Python's data sources in the session of the thread, and a new thread has none.
+            jvm: Any = self._spark._jvm
+            jvm.SparkSession.setActiveSession(self._spark._jsparkSession)
             began = time.monotonic()
             for step in self._work(self._stopped):
                 seconds = time.monotonic() - began

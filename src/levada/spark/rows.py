@@ -25,12 +25,10 @@ from pyspark.sql.types import (
 from levada.model import TopicPartition
 from levada.spark.avro_values import AvroSchema, AvroValues
 from levada.spark.columns import Columns
-from levada.spark.dead_letters import send_dead_letters
 from levada.spark.json_values import JsonValues
 from levada.spark.options import OptionError, nearest
 from levada.spark.planning import Range, Task
 from levada.spark.read_options import ReadOptions
-from levada.spark.reading import read_columns
 
 ARROW_BATCH_BYTES = 16 << 20  # what is handed to the JVM at once, about
 
@@ -125,6 +123,8 @@ class Rows:
                 found = self._part(part.partition, columns, values)
                 batch = pa.RecordBatch.from_arrays([make(found) for make in makers], schema=target)
                 if self._options.dead_letter_topic and found.bad is not None and pc.any(found.bad).as_py():
+                    from levada.spark.dead_letters import send_dead_letters
+
                     send_dead_letters(self._options, part.partition, columns, found.bad)
                     batch = batch.filter(pc.invert(found.bad))
                 yield from _in_pieces(batch)
@@ -149,6 +149,8 @@ class Rows:
 
     def _columns(self, part: Range) -> Iterator[Columns]:
         options = self._options
+        from levada.spark.reading import read_columns  # loads kernels: only tasks need them
+
         return read_columns(
             options.bootstrap,
             part.partition,
