@@ -89,6 +89,18 @@ def test_a_group_at_work(levada: EmbeddedBroker, shell: Shell, topic: str) -> No
     member.close()
 
 
+def test_the_lag_of_a_group_that_has_committed_nothing_is_not_known(
+    levada: EmbeddedBroker, shell: Shell, topic: str
+) -> None:
+    """It depends on where the consumers begin; 0 would say that all is read."""
+    member = consumer(levada, topic, 0)
+    while not member.assignment():
+        member.poll(0.1)
+    (row,) = shell("group", "lag", "billing", "-o", "json").json()
+    assert (row["members"], row["lag"], row["seconds_behind"]) == (1, None, None)
+    member.close()
+
+
 @pytest.mark.parametrize(
     ("goal", "expected"),
     [
@@ -128,6 +140,7 @@ def test_reset_what_is_named(levada: EmbeddedBroker, shell: Shell, topic: str) -
     assert shell("group", "reset", "billing", "--topic", f"{topic}:x", "--to-earliest").code == 2
     assert shell("group", "reset", "billing").code == 2
     assert shell("group", "reset", "billing", "--to-latest", "--to-offset", "1").code == 2
+    assert shell("group", "reset", "billing", "--to-earliest", "--to-latest", "--execute").code == 2
     assert shell("group", "reset", "billing", "--to-datetime", "tomorrow").code == 2
 
 

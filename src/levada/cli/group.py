@@ -115,8 +115,8 @@ def lag(names: tuple[str, ...], partitions: bool, output: Output, bootstrap: str
     multiple=True,
     help="What to reset; all that the group has committed if not given.",
 )
-@click.option("--to-earliest", "target", flag_value="earliest", help="To the first message.")
-@click.option("--to-latest", "target", flag_value="latest", help="To the end: skip what is there.")
+@click.option("--to-earliest", is_flag=True, help="To the first message.")
+@click.option("--to-latest", is_flag=True, help="To the end: skip what is there.")
 @click.option("--to-offset", type=click.IntRange(min=0), help="To this offset.")
 @click.option("--to-datetime", metavar="TIME", help="To the first message from a time on: 2026-05-01T12:00.")
 @click.option("--shift-by", type=int, help="So many messages further, or back if negative.")
@@ -126,7 +126,8 @@ def lag(names: tuple[str, ...], partitions: bool, output: Output, bootstrap: str
 def reset(
     name: str,
     topics: tuple[str, ...],
-    target: str | None,
+    to_earliest: bool,
+    to_latest: bool,
     to_offset: int | None,
     to_datetime: str | None,
     shift_by: int | None,
@@ -147,7 +148,7 @@ def reset(
     from levada.net.group_admin import GroupAdmin
     from levada.net.group_lag import planned
 
-    goal = _goal(target, to_offset, to_datetime, shift_by)
+    goal = _goal(to_earliest, to_latest, to_offset, to_datetime, shift_by)
 
     async def plan(client: "Client") -> "list[Move]":
         await _check_unused(client, name)
@@ -194,25 +195,23 @@ def delete(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) ->
 
 
 def _goal(
-    target: str | None, to_offset: int | None, to_datetime: str | None, shift_by: int | None
+    to_earliest: bool, to_latest: bool, to_offset: int | None, to_datetime: str | None, shift_by: int | None
 ) -> "Target":
-    given = [one for one in (target, to_offset, to_datetime, shift_by) if one is not None]
-    if len(given) != 1:
+    numbers = [number for number in (to_offset, shift_by) if number is not None]
+    if to_earliest + to_latest + (to_datetime is not None) + len(numbers) != 1:
         raise click.UsageError(
             "give one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by"
         )
-    if to_datetime is not None:
-        try:
-            return datetime.fromisoformat(to_datetime).astimezone()
-        except ValueError:
-            raise click.BadParameter(
-                f"{to_datetime!r} is no time; write 2026-05-01T12:00", param_hint="--to-datetime"
-            ) from None
-    if target is not None:
-        return "earliest" if target == "earliest" else "latest"
-    number = to_offset if to_offset is not None else shift_by
-    assert number is not None
-    return number
+    if numbers:
+        return numbers[0]
+    if to_datetime is None:
+        return "earliest" if to_earliest else "latest"
+    try:
+        return datetime.fromisoformat(to_datetime).astimezone()
+    except ValueError:
+        raise click.BadParameter(
+            f"{to_datetime!r} is no time; write 2026-05-01T12:00", param_hint="--to-datetime"
+        ) from None
 
 
 async def _find(client: "Client", name: str) -> "GroupDescription":
@@ -288,13 +287,14 @@ async def _lag_rows(client: "Client", name: str, partitions: bool) -> list[dict[
     rows = [_lag_row(one) for one in await lag_of(client, found)]
     if partitions:
         return [{"group": name, **row} for row in rows]
+    lags = [row["lag"] for row in rows if row["lag"] is not None]
     seconds = [row["seconds_behind"] for row in rows if row["seconds_behind"] is not None]
     return [
         {
             "group": name,
             "state": found.state,
             "members": len(found.members),
-            "lag": sum(row["lag"] or 0 for row in rows),
+            "lag": sum(lags) if lags else None,  # it is not known of a group that has committed nothing
             "seconds_behind": max(seconds, default=None),
         }
     ]

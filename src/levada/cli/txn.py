@@ -117,7 +117,7 @@ def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: fl
         emit(rows, output)
     else:
         for row in rows:
-            click.echo(table([row], COLUMNS[:-1]))
+            click.echo(table([row], COLUMNS[:-1]), nl=False)
             for place in row["partitions"]:
                 click.echo(f"  {place}")
 
