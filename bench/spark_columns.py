@@ -7,7 +7,7 @@ has a process of its own and is not counted. Each is the best of some rounds.
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,11 @@ from levada.model import Codec, TopicPartition
 from levada.net.client import Client
 from levada.spark import blocking, twin
 from levada.spark.decoding import decode_chunk
-from levada.spark.encoding import Identity, Rows, Spread, encode_rows, partitions_of
+from levada.spark.encoding import Rows, Spread, encode_rows, partitions_of
 from levada.spark.fetching import fetch_range
 from levada.spark.producing import Pipeline
 from levada.spark.reading import read_columns
+from levada.spark.writing import PIECE_BYTES
 from levada.wire.batches import Record, encode
 
 CHUNK_BYTES = 8 << 20
@@ -102,10 +103,18 @@ def encoding() -> None:
         show("plain Python, 1 partition", size, count, seconds)
 
 
-def encoded(source: Rows, partitions: int, codec: Codec = Codec.NONE) -> int:
-    where = partitions_of(source, partitions, Spread())
-    batches = encode_rows(source, where, now_ms=NOW_MS, codec=codec, max_batch_bytes=512 << 10)
-    return sum(batch.rows for batch in batches)
+def encoded(source: Rows, partitions: int, codec: Codec = Codec.NONE) -> None:
+    spread = Spread()
+    for piece in pieces(source):
+        where = partitions_of(piece, partitions, spread)
+        drained(encode_rows(piece, where, now_ms=NOW_MS, codec=codec, max_batch_bytes=512 << 10))
+
+
+def pieces(source: Rows) -> Iterator[Rows]:
+    """Rows as the sink gathers them."""
+    step = PIECE_BYTES * len(source.value) // source.value.nbytes
+    for start in range(0, len(source.value), step):
+        yield Rows(source.key[start : start + step], source.value[start : start + step])
 
 
 def fill(broker: Levada, topic: str, size: int) -> int:
@@ -138,8 +147,8 @@ def reading(broker: Levada) -> None:
         show("librdkafka's consume", size, count, best(lambda where=where: consumed(*where), 1))  # type: ignore[misc]
 
 
-def drained(pieces: object) -> None:
-    for _ in pieces:  # type: ignore[attr-defined]
+def drained(found: Iterable[object]) -> None:
+    for _ in found:
         pass
 
 
@@ -172,14 +181,12 @@ def sent(broker: Levada, source: Rows) -> None:
             await client.admin.create_topic(topic, partitions=4)
             pipeline = Pipeline(client, None)
             spread = Spread()
-            for start in range(0, len(source.value), 20_000):
-                piece = Rows(source.key[start : start + 20_000], source.value[start : start + 20_000])
+            for piece in pieces(source):
                 batches = encode_rows(
                     piece,
                     partitions_of(piece, 4, spread),
                     now_ms=NOW_MS,
                     max_batch_bytes=512 << 10,
-                    identity=Identity(),
                 )
                 await pipeline.send(topic, batches)
             await pipeline.flush()

@@ -19,6 +19,7 @@ from levada.wire.batches import CODEC_MASK, DECODED_BYTES_MAX, HEADER_BYTES, TIM
 __all__ = ["DECODED_BYTES_SOFT", "Columns", "Filter", "decode_all", "decode_chunk"]
 
 DECODED_BYTES_SOFT = 256 << 20  # what one call unfolds, about; a single batch may pass it
+UNFOLDED_RATIO = 4  # what compressed batches are likely to unfold to
 DECODED_BYTES_HARD = 1 << 30  # with one more batch still within the 31 bits of Arrow's offsets
 
 
@@ -107,17 +108,22 @@ def _plain(data: memoryview, table: Any, limit_bytes: int, at_least_one: bool) -
 
 def _unfolded(data: memoryview, table: Any, limit_bytes: int, at_least_one: bool) -> tuple[_Body, int]:
     """Compressed batches, one after another in memory of their own."""
-    unfolded = bytearray()
-    starts: list[int] = []
+    place = np.empty(
+        UNFOLDED_RATIO * int(table[:, walk.SIZE].sum()), np.uint8
+    )  # pages not needed are not touched
+    ends = [0]
     for header in table.tolist():
         body = unfold(data, header, DECODED_BYTES_MAX)
-        if len(unfolded) + len(body) > limit_bytes and (starts or not at_least_one):
+        start, end = ends[-1], ends[-1] + len(body)
+        if end > limit_bytes and (start or not at_least_one):
             break  # unfolded in vain, but memory is bounded
-        starts.append(len(unfolded))
-        unfolded += body
-    sizes = np.diff(np.array([*starts, len(unfolded)], np.int64))
-    batches = _entries(table[: len(starts)], np.array(starts, np.int64), sizes)
-    return _Body(np.frombuffer(unfolded, np.uint8), batches), len(unfolded)
+        if end > len(place):
+            place = np.concatenate([place[:start], np.empty(max(start, len(body)), np.uint8)])
+        place.data[start:end] = body
+        ends.append(end)
+    starts = np.array(ends[:-1], np.int64)
+    batches = _entries(table[: len(starts)], starts, np.diff(ends))
+    return _Body(place[: ends[-1]], batches), ends[-1]
 
 
 def _entries(table: Any, starts: Any, sizes: Any) -> Any:
