@@ -458,7 +458,7 @@ class CleanerWorld:
 
     def check(self) -> None:
         partition = self.partition
-        if partition.last_stable_offset != self.model.stable_offset():
+        if partition.last_stable_offset != self.model.stable_offset():  # invariants 4 and 10
             raise Violation(
                 f"stable up to {partition.last_stable_offset}, but {self.model.stable_offset()} is right"
             )
@@ -470,7 +470,7 @@ class CleanerWorld:
             self.check_view(committed, self.consume(start), start)
 
     def check_producers(self) -> None:
-        """A producer that sends its last batch again is known."""
+        """Invariant 6: a producer that sends its last batch again is known."""
         for writer in self.writers:
             last = self.last_batch(writer)
             if last is None or last.base_offset in self.forgotten:

@@ -36,7 +36,7 @@ class GroupChecks:
     def told(
         self, group: str, member_id: str, instance_id: str | None, generation: int | None, places: set[Place]
     ) -> None:
-        """A member's assignment leaves the coordinator."""
+        """A member's assignment leaves the coordinator. Invariant 11: in a generation a partition has one owner."""
         for place in places:
             self.owners[group, place] = member_id
         if generation is None or not isinstance(self.group(), ClassicGroup):
@@ -47,6 +47,7 @@ class GroupChecks:
                 raise Violation(f"{place} of generation {generation} belongs to {owner} and {member_id}")
 
     def commit_was_taken(self, request: CommitRequest, member_id: str) -> None:
+        """Invariant 12: no offset is put back by a member that has lost the partition."""
         if not member_id or request.generation <= self.generation_before:
             return
         for place, _ in request.offsets:
@@ -61,6 +62,7 @@ class GroupChecks:
     # After every event.
 
     def look(self, machine: GroupsMachine) -> None:
+        """Invariant 11: of the members that the group would listen to, no two read the same."""
         group = machine.groups.get(self.world.group)
         generation = 0
         if isinstance(group, ClassicGroup | ConsumerGroup):
@@ -120,7 +122,7 @@ class GroupChecks:
         return "" if len(group.members) == len(members) else f"there are others in {group}"
 
     def journal(self) -> None:
-        """Replaying it gives the state."""
+        """Invariant 13: replaying it gives the state."""
         world = self.world
         world.settle()
         shard = world.broker.groups.at(0)

@@ -149,7 +149,7 @@ class OffsetModel:
             self._told.apply(self._untold.pop(0))
 
     def observe(self, machine: GroupsMachine) -> None:
-        """What the coordinator has now must be what the model has, or what time and transactions made of it."""
+        """Invariant 12: the coordinator has what was committed last, or what time and transactions made of it."""
         actual = offsets_of(machine)
         if actual == self.now.seen():
             return
@@ -160,7 +160,10 @@ class OffsetModel:
         raise Violation(f"offsets are {actual}, but should be {self.now.seen()}")
 
     def resume(self, machine: GroupsMachine) -> None:
-        """The coordinator was lost and has read its journal: the newest operations may be missing."""
+        """The coordinator was lost and has read its journal: invariant 12 for all that anybody was told of.
+
+        The newest operations may be missing.
+        """
         actual = offsets_of(machine)
         for kept in range(len(self._untold), -1, -1):
             state = self._told.copy()

@@ -120,23 +120,23 @@ def recovery_point_too_high(patch: pytest.MonkeyPatch) -> type[SimDisk]:
     return SimDisk
 
 
-@pytest.mark.parametrize(
-    "plant",
-    [
-        fsync_error_ignored,
-        fsync_left_out,
-        directory_never_synced,
-        torn_tail_accepted,
-        index_trusted,
-        reply_before_failed_write_is_noticed,
-        short_write_taken_for_whole,
-        watermark_before_fsync,
-        producers_forgotten_on_restart,
-        duplicates_accepted_after_restart,
-        snapshot_beyond_the_log_believed,
-        recovery_point_too_high,
-    ],
-)
+PLANTS = [
+    fsync_error_ignored,
+    fsync_left_out,
+    directory_never_synced,
+    torn_tail_accepted,
+    index_trusted,
+    reply_before_failed_write_is_noticed,
+    short_write_taken_for_whole,
+    watermark_before_fsync,
+    producers_forgotten_on_restart,
+    duplicates_accepted_after_restart,
+    snapshot_beyond_the_log_believed,
+    recovery_point_too_high,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     disk_type = plant(monkeypatch)
     must_be_found(plant, lambda seed: simulate(seed, disk_type), range(SEEDS_MAX))

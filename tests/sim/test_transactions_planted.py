@@ -111,25 +111,25 @@ def offsets_count_before_the_marker(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "plant",
-    [
-        marker_before_the_prepare_is_durable,
-        state_answered_before_the_journal_is_committed,
-        last_stable_offset_is_the_high_watermark,
-        last_stable_offset_off_by_one,
-        aborted_transactions_are_not_told,
-        the_index_of_aborted_ones_is_lost_in_a_crash,
-        the_index_of_aborted_ones_is_not_synced,
-        open_transactions_are_forgotten_on_restart,
-        markers_are_not_written_again_after_a_restart,
-        a_marker_that_fails_is_given_up,
-        a_fence_leaves_the_epoch,
-        batches_are_not_verified,
-        old_epochs_write,
-        offsets_count_before_the_marker,
-    ],
-)
+PLANTS = [
+    marker_before_the_prepare_is_durable,
+    state_answered_before_the_journal_is_committed,
+    last_stable_offset_is_the_high_watermark,
+    last_stable_offset_off_by_one,
+    aborted_transactions_are_not_told,
+    the_index_of_aborted_ones_is_lost_in_a_crash,
+    the_index_of_aborted_ones_is_not_synced,
+    open_transactions_are_forgotten_on_restart,
+    markers_are_not_written_again_after_a_restart,
+    a_marker_that_fails_is_given_up,
+    a_fence_leaves_the_epoch,
+    batches_are_not_verified,
+    old_epochs_write,
+    offsets_count_before_the_marker,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     first = FIRST_SEEDS.get(plant.__name__, 0)

@@ -196,7 +196,7 @@ class World:
             if base_offset not in [stored.base_offset for stored in known]:
                 raise Violation(f"{batch.identity} answered as a duplicate at {base_offset}")
         else:
-            if self.owed(known):
+            if self.owed(known):  # invariant 6
                 raise Violation(f"{batch.identity} stored again at {base_offset}")
             if base_offset != expected or (self.log and self.log[-1].last_offset + 1 != expected):
                 raise Violation(f"offset {base_offset} given after {self.log[-1:]}")
@@ -471,7 +471,7 @@ class World:
             batch = data[position : position + header.size]
             if stored is None or bytes(batch) != stored.data or not crc_is_valid(batch):
                 raise Violation(f"at {header.base_offset} other bytes are served than were stored")
-            if header.last_offset < offset or header.last_offset >= partition.high_watermark:
+            if header.last_offset < offset or header.last_offset >= partition.high_watermark:  # invariant 4
                 raise Violation(f"offset {offset} was asked for, {header.base_offset} served")
             if header.base_offset > after and after >= self.promise.deleted:
                 raise Violation(f"read from {offset} skips {after}..{header.base_offset}")

@@ -1,0 +1,25 @@
+"""docs/testing.md says which bugs the worlds find; it tells of all of them, and of no other."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.sim import test_cleaner, test_groups_planted, test_planted, test_transactions_planted
+
+DOCS = Path(__file__).parents[2] / "docs" / "testing.md"
+WORLDS: dict[str, Sequence[Callable[..., object]]] = {
+    "a partition": test_planted.PLANTS,
+    "transactions": test_transactions_planted.PLANTS,
+    "groups and offsets": test_groups_planted.PLANTS,
+    "compaction": test_cleaner.PLANTS,
+}
+
+
+def test_every_planted_bug_is_documented() -> None:
+    table = DOCS.read_text().partition("### Bugs that were planted")[2]
+    rows = re.findall(r"^\| ([a-z ]+) \| (.+) \|$", table, re.MULTILINE)
+    found = {world: names.split("; ") for world, names in rows}
+    del found["in the world of"]
+    assert found == {
+        world: [plant.__name__.replace("_", " ") for plant in plants] for world, plants in WORLDS.items()
+    }
