@@ -86,6 +86,19 @@ def test_small_pieces_are_the_whole(log: Log, limit_bytes: int) -> None:
     assert all(piece.rows for piece in pieces)
 
 
+@pytest.mark.parametrize("codec", Codec)
+def test_memory_is_bounded_whatever_a_chunk_unfolds_to(codec: Codec) -> None:
+    """40 MB, in a chunk of some kilobytes if it is compressed; of which no more than 4 MB are had at once."""
+    data = b"".join(batch([Record(n, 0, None, bytes(1_000_000))], attributes=codec) for n in range(40))
+    pieces = [
+        (piece.value.nbytes, piece.offset.to_pylist())
+        for piece in decode_all(memoryview(data), 0, FOREVER, limit_bytes=4_000_500)
+    ]
+    assert [offset for _, offsets in pieces for offset in offsets] == list(range(40))
+    assert all(size < 4_100_000 for size, _ in pieces)
+    assert len(pieces) < 15
+
+
 @THOROUGH
 @given(logs())
 def test_kio_reads_the_same(log: Log) -> None:

@@ -18,7 +18,7 @@ from levada.wire.batches import CODEC_MASK, DECODED_BYTES_MAX, HEADER_BYTES, TIM
 
 __all__ = ["DECODED_BYTES_SOFT", "Columns", "Filter", "decode_all", "decode_chunk"]
 
-DECODED_BYTES_SOFT = 256 << 20  # what one call unfolds, about; a single batch may pass it
+DECODED_BYTES_SOFT = 64 << 20  # what one call unfolds, about; a single batch may pass it
 UNFOLDED_RATIO = 4  # what compressed batches are likely to unfold to
 DECODED_BYTES_HARD = 1 << 30  # with one more batch still within the 31 bits of Arrow's offsets
 
