@@ -28,10 +28,9 @@ KAFKA_JVM = (
 )
 START_TIMEOUT_S = 60.0
 # kio loads hypothesis where it finds it. A user's installation has none, a developer's has: look like the user's.
-WITHOUT_TEST_PACKAGES = (
-    "import sys; sys.modules['hypothesis'] = None; sys.argv[0] = 'levada'; "
-    "from levada.cli.main import main; main()"
-)
+WITHOUT_TEST_PACKAGES = "import sys; sys.modules['hypothesis'] = None; sys.argv[0] = 'levada'; "
+PROGRAM = WITHOUT_TEST_PACKAGES + "from levada.cli.main import main; main()"
+IMPORTS = WITHOUT_TEST_PACKAGES + "import levada.cli.main, levada.server"
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 
@@ -135,11 +134,12 @@ class Levada(Broker):
     initial_rebalance_delay_ms = 0
 
     def prepare(self) -> None:
-        """Its data directory needs no formatting."""
+        """Have its bytecode compiled, as an installation by pip does; its data directory needs no formatting."""
+        subprocess.run([sys.executable, "-c", IMPORTS], check=True, env=self.environment())
 
     def command(self) -> list[str]:
         where = ("--data", str(self.directory / "data"), "--port", str(self.port))
-        return [sys.executable, "-c", WITHOUT_TEST_PACKAGES, "start", *where]
+        return [sys.executable, "-c", PROGRAM, "start", *where]
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH", ""))))
@@ -148,9 +148,11 @@ class Levada(Broker):
             "LEVADA_METRICS_LISTENER": f"127.0.0.1:{free_port()}",
             "GROUP_INITIAL_REBALANCE_DELAY_MS": str(self.initial_rebalance_delay_ms),
         }
+        inherited = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         return {
-            **os.environ,
+            **inherited,
             "PYTHONPATH": path,
+            "PYTHONPYCACHEPREFIX": str(self.directory.parent / "bytecode"),
             **{f"KAFKA_{name}": text for name, text in settings.items()},
         }
 

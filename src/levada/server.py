@@ -51,6 +51,8 @@ from levada.storage.dirs import LogDirError
 from levada.storage.disk import Disk, OsDisk
 
 METADATA_FILE = "levada-metadata.db"
+# Nearly everything here dies by its count. Cycles are rare, and everybody waits while they are looked for.
+GARBAGE_THRESHOLDS = (20_000, 20, 20)
 FILES_RESERVED = 256  # for the store, the listeners, threads that open files, clients being turned away
 
 
@@ -195,6 +197,7 @@ async def _serve_until_told(config: BrokerConfig) -> None:
         loop.add_signal_handler(number, stopping.set)
     await server.start()
     gc.collect()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
     gc.freeze()  # what a broker starts with stays; this process has no other owner whose garbage it might be
     for line in _greeting(server):
         _say(line)

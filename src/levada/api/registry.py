@@ -172,10 +172,10 @@ class _Request(Call):
         except Exception as error:  # noqa: BLE001 (the one place where a bug becomes an answer)
             result = self._failed(error)
         if isinstance(result, Deferred):
-            self.connection.reply(self)
+            self.connection.outbox.add(self)  # nothing to send before `_hear` wakes the connection
             result.then(self._hear)
         elif inspect.isawaitable(result):
-            self.connection.reply(self)
+            self.connection.outbox.add(self)
             self.broker.tasks.start(f"api-{self.handler.name}", self._await(result))
         else:
             answer = self._encode(result)

@@ -106,7 +106,7 @@ class Shard(Generic[M]):
 
     def ask(self, decide: Callable[[M, int, Ticket], Outcome], ticket: Promise) -> None:
         """Let the machine decide on a request, whose ticket is given the reply. Raises KafkaError."""
-        machine = self.ready
+        machine = self.machine or self.ready
         now_ms = self._now_ms()
         outcome = decide(machine, now_ms, ticket)
         parts = self._parts(machine, outcome, now_ms)

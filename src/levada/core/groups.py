@@ -183,26 +183,22 @@ class GroupsMachine:
     def _committer(self, request: CommitRequest, now_ms: int) -> list[GroupEvent]:
         """Check who commits; a member's session begins anew."""
         group = self.groups.get(request.group_id)
-        if group is None:
-            if request.generation >= 0:
-                gone = ErrorCode.GROUP_ID_NOT_FOUND
-                if request.is_transactional:
-                    gone = ErrorCode.ILLEGAL_GENERATION
-                raise KafkaError(gone, f"there is no group {request.group_id!r}")
-            return []
+        if isinstance(group, ClassicGroup):
+            member = group.check_commit(
+                request.member_id,
+                request.instance_id,
+                request.generation,
+                transactional=request.is_transactional,
+            )
+            if member is None or group.state not in HEARING:
+                return []
+            return [TimerMoved(session(group.id, member.id), now_ms + member.session_timeout_ms)]
         if isinstance(group, ConsumerGroup):
             consumer_requests.check_commit(self.image().topics, group, request)
-            return []
-        assert isinstance(group, ClassicGroup)
-        member = group.check_commit(
-            request.member_id,
-            request.instance_id,
-            request.generation,
-            transactional=request.is_transactional,
-        )
-        if member is None or group.state not in HEARING:
-            return []
-        return [TimerMoved(session(group.id, member.id), now_ms + member.session_timeout_ms)]
+        elif request.generation >= 0:
+            gone = ErrorCode.ILLEGAL_GENERATION if request.is_transactional else ErrorCode.GROUP_ID_NOT_FOUND
+            raise KafkaError(gone, f"there is no group {request.group_id!r}")
+        return []
 
     def fetch(
         self, group_id: str, places: Iterable[Place] | None, *, stable: bool, reader: Reader = ANYBODY

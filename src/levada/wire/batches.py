@@ -245,10 +245,10 @@ def encode_pairs(
     parts: list[bytes] = []
     count = 0
     for key, value in pairs:
-        end = b"\x01\0" if value is None else varint_bytes(len(value)) + value + b"\0"
+        end = b"\x01\0" if value is None else _VARINTS[len(value)] + value + b"\0"
         # No attributes, no later than the first.
-        record = b"\0\0" + varint_bytes(count) + varint_bytes(len(key)) + key + end
-        parts.append(varint_bytes(len(record)) + record)
+        record = b"\0\0" + _VARINTS[count] + _VARINTS[len(key)] + key + end
+        parts.append(_VARINTS[len(record)] + record)
         count += 1
     return _batch(b"".join(parts), count, timestamp, timestamp, producer_id, producer_epoch, -1, attributes)
 
@@ -267,8 +267,10 @@ def _batch(
 ) -> bytearray:
     """The records `data` behind their header."""
     last = count - 1 if count else 0
-    times, producer = (base_timestamp, max_timestamp), (producer_id, producer_epoch, base_sequence)
-    signed = _SIGNED.pack(attributes, last, *times, *producer, count) + data
+    start = _SIGNED.pack(
+        attributes, last, base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence, count
+    )
+    signed = start + data
     length = _UNSIGNED.size + len(signed) - LOG_OVERHEAD
     batch = bytearray(_UNSIGNED.pack(base_offset, length, leader_epoch, MAGIC, crc32c(signed)))
     batch += signed
@@ -301,19 +303,21 @@ def put_varint(target: bytearray, number: int) -> None:
 
 def varint_bytes(number: int) -> bytes:
     """A zigzag varint."""
-    if 0 <= number < len(_SMALL_VARINTS):
-        return _SMALL_VARINTS[number]
-    return _varint_bytes(number)
+    return _VARINTS[number]
 
 
-def _varint_bytes(number: int) -> bytes:
-    target = bytearray()
-    value = (number << 1) ^ (number >> 63)
-    while value > 0x7F:
-        target.append((value & 0x7F) | 0x80)
-        value >>= 7
-    target.append(value)
-    return bytes(target)
+class _Varints(dict[int, bytes]):
+    """The small ones, which are nearly all that records need, and any other where it is asked for."""
+
+    def __missing__(self, number: int) -> bytes:
+        target = bytearray()
+        value = (number << 1) ^ (number >> 63)
+        while value > 0x7F:
+            target.append((value & 0x7F) | 0x80)
+            value >>= 7
+        target.append(value)
+        return bytes(target)
 
 
-_SMALL_VARINTS = [_varint_bytes(number) for number in range(1 << 9)]  # nearly all that records need
+_VARINTS = _Varints()
+_VARINTS.update({number: _VARINTS[number] for number in range(1 << 9)})
