@@ -41,4 +41,4 @@ def archive_once(
         spark=spark,
         sizes=Sizes(files_max=files_max),
     )
-    assert running.wait(120)
+    assert running.wait(300)

@@ -39,16 +39,16 @@ def test_a_topic_comes_back_as_it_was(spark: "SparkSession", broker: EmbeddedBro
     def run(to: str) -> Running:
         return replay(topic, lake, to, bootstrap=broker.bootstrap, spark=spark)
 
-    assert run(again).wait(60)
+    assert run(again).wait(300)
     assert numbers(broker, again) == numbers(broker, topic)
     assert [record.timestamp for record in broker.records(again)] == [
         record.timestamp for record in broker.records(topic)
     ]
     done = run(again)  # has been done under this name
-    assert done.wait(60) and done.progress().rows == 0
+    assert done.wait(300) and done.progress().rows == 0
     assert sum(map(len, numbers(broker, again).values())) == 300
     with pytest.raises(PipelineError, match="begun with other options"):
-        run(topic).wait(60)
+        run(topic).wait(300)
 
 
 def test_a_time_range_at_a_chosen_speed(
@@ -78,7 +78,7 @@ def test_a_time_range_at_a_chosen_speed(
                 assert running.is_active
                 time.sleep(0.05)
             running.stop()
-        assert running.wait(60)
+        assert running.wait(300)
 
     run(wait=False)
     sent = numbers(broker, again)[0]
@@ -95,6 +95,6 @@ def test_what_is_not_in_the_lake_is_said(
     spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
     with pytest.raises(PipelineError, match="there are no records of orders in the lake"):
-        replay("orders", str(tmp_path / "lake"), "again", bootstrap=broker.bootstrap, spark=spark).wait(60)
+        replay("orders", str(tmp_path / "lake"), "again", bootstrap=broker.bootstrap, spark=spark).wait(300)
     with pytest.raises(ValueError, match="speed"):
         replay("orders", str(tmp_path / "lake"), "again", speed=0, spark=spark)
