@@ -1,14 +1,17 @@
-"""Twenty seconds of a website's activity through a Levada broker, with a stock Kafka client on both ends.
+"""A website's activity through a Levada broker, with a stock Kafka client on both ends, and through Spark.
 
-`make demo` runs it. It starts a broker of its own with its data in a temporary directory, creates three topics,
-streams page views, searches and clicks into them with confluent-kafka, reads them back as they come, and sums up.
-With KEEP=1 the broker and a trickle of events stay until Ctrl-C, to look around with the command line.
+`make demo` runs it. It starts a broker of its own with its data in a temporary directory, creates topics, streams page
+views, searches, clicks, scrolling and ads into them with confluent-kafka, and reads them back as they come. Beside it
+runs `levada pipeline run activity`, which writes counts, top pages and sessions to topics as the stream goes on; at the
+end `levada pipeline report activity` counts it all once more and draws a chart.
+With KEEP=1 the broker, the pipeline and a trickle of events stay until Ctrl-C, to look around with the command line.
 """
 
 import itertools
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import socket
@@ -18,8 +21,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -28,76 +32,23 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-TOPICS = {"page-views": 6, "searches": 3, "clicks": 3}
+from levada.pipelines.runs import Run, Told
+from levada.pipelines.samples import website
+
+TOPICS = {"page-views": 3, "searches": 1, "clicks": 1, "scrolls": 1, "ads": 1}
+RESULTS = ("activity-counts", "activity-pages", "activity-sessions")
 SECONDS = float(os.environ.get("DEMO_SECONDS", "15"))
 RATE = int(os.environ.get("DEMO_RATE", "3000"))  # events a second at noon
 TRICKLE = 50  # events a second while KEEP=1 keeps it running
 KEEP = os.environ.get("KEEP", "0") not in ("", "0")
 DEFAULT_PORT = 9092
 TICK_S = 0.02
+PATIENCE_S = 300  # with Spark, on a machine that has much else to do
+PIPELINE = shlex.split("--window '5 seconds' --late '2 seconds' --gap '5 seconds' --every '1 second' --top 3")
 QUIET: dict[str, str | int | float | bool] = {
     "log.connection.close": False,
     "log_level": 4,
 }  # librdkafka tells of problems only
-
-PAGES = [
-    "/", "/products/levada-jacket", "/products/trail-shoes", "/sale", "/products/rain-poncho", "/cart", "/blog/madeira",
-    "/products/head-lamp", "/checkout", "/products/water-bottle", "/about", "/blog/how-channels-share-water",
-    "/account", "/products/hiking-poles", "/help/returns", "/products/wool-socks", "/stores", "/jobs",
-]  # fmt: skip
-QUERIES = [
-    "rain jacket",
-    "trail shoes 42",
-    "head lamp",
-    "wool socks",
-    "poncho",
-    "poles carbon",
-    "gift card",
-    "returns",
-]
-DEVICES = ["phone", "phone", "phone", "laptop", "laptop", "tablet"]
-COUNTRIES = ["PT", "DE", "US", "GB", "FR", "BR", "JP"]
-ELEMENTS = ["add-to-cart", "buy-now", "next-picture", "size-guide", "ad-banner", "newsletter", "share"]
-
-
-def activity(chance: random.Random) -> Iterator[tuple[str, str, dict[str, object]]]:
-    """What visitors do, without end: topic, visitor, event. Few pages get most of the views, as on any site."""
-    weights = [1 / rank for rank in range(1, len(PAGES) + 1)]
-    visitors: list[dict[str, object]] = []
-    for number in itertools.count(1):
-        if len(visitors) < 400 or chance.random() < 0.02:
-            visitors.append(
-                {
-                    "visitor": f"v{number:07d}",
-                    "device": chance.choice(DEVICES),
-                    "country": chance.choice(COUNTRIES),
-                    "page": None,
-                }
-            )
-        visitor = chance.choice(visitors)
-        if chance.random() < 0.03 and len(visitors) > 100:
-            visitors.remove(visitor)
-        event = dict(visitor, at=time.time())
-        kind = chance.random()
-        if visitor["page"] is None or kind < 0.6:
-            page = chance.choices(PAGES, weights)[0]
-            event |= {"page": page, "referrer": visitor["page"], "scrolled": round(chance.random(), 2)}
-            visitor["page"] = page
-            yield "page-views", str(visitor["visitor"]), event
-        elif kind < 0.75:
-            results = chance.randrange(40)
-            yield (
-                "searches",
-                str(visitor["visitor"]),
-                event | {"query": chance.choice(QUERIES), "results": results},
-            )
-        else:
-            place = [chance.randrange(1280), chance.randrange(2400)]
-            yield (
-                "clicks",
-                str(visitor["visitor"]),
-                event | {"element": chance.choice(ELEMENTS), "at_pixel": place},
-            )
 
 
 @dataclass
@@ -163,15 +114,15 @@ class Stream:
         return sum(seen.sent - seen.received for seen in self.seen.values())
 
     def _send(self) -> None:
-        events = activity(random.Random(2026))
+        events = website(random.Random(2026), lambda: datetime.now(UTC))
         owed = 0.0
         while not self._sending.wait(TICK_S):
             day = (time.monotonic() - self.started) / max(SECONDS, 1)
             surge = 3 if 0.5 < day < 0.6 else 1  # a sale opens at half time
             owed += self.rate * TICK_S * surge
-            for topic, visitor, event in itertools.islice(events, int(owed)):
-                self._producer.produce(topic, json.dumps(event), visitor, on_delivery=self._delivered)
-                self.seen[topic].sent += 1
+            for event in itertools.islice(events, int(owed)):
+                self._producer.produce(event.topic, event.value, event.key, on_delivery=self._delivered)
+                self.seen[event.topic].sent += 1
             owed -= int(owed)
             self._producer.poll(0)
 
@@ -189,7 +140,8 @@ class Stream:
             seen = self.seen[topic]
             seen.received += 1
             seen.bytes += len(value)
-            seen.latencies_ms.append((time.time() - event["at"]) * 1000)
+            waited = datetime.now(UTC) - datetime.fromisoformat(event["at"])
+            seen.latencies_ms.append(waited.total_seconds() * 1000)
             if "query" in event:
                 self.queries[event["query"]] += 1
             elif topic == "page-views":
@@ -315,20 +267,142 @@ def summary(stream: Stream, elapsed_s: float, console: Console) -> None:
     console.print(f"{sent:,} events sent, {received:,} received: {verdict}.", style="bold")
 
 
-def keep_running(broker: Broker, console: Console) -> None:
+class Analysis:
+    """The pipeline that follows the stream, in a process of its own, as a user runs it."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.home = tempfile.mkdtemp(prefix="levada-demo-pipelines-")
+        self._bootstrap = bootstrap
+        self._log = open(os.path.join(self.home, "spark.log"), "w+")  # noqa: SIM115 (closed in `end`)
+        self._process = self._levada("run", "activity", "--home", self.home, *PIPELINE)
+
+    def _levada(self, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "levada", "pipeline", *arguments, "-b", self._bootstrap]
+        # A session of its own: Ctrl-C is for the demo, which ends the pipeline itself.
+        return subprocess.Popen(command, stderr=self._log, text=True, start_new_session=True, **options)
+
+    def told(self) -> Told | None:
+        return Run(self.home, "activity").told()
+
+    def catch_up(self, seconds: float = PATIENCE_S) -> bool:
+        """Wait until the pipeline has read all that is there, and has written what it can; whether it has."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self._process.poll() is None:
+            told = self.told()
+            # The batch after the first is the earliest in which a window can be over.
+            if told is not None and told.progress.batches > 1 and told.progress.lag == 0:
+                return True
+            time.sleep(0.1)
+        return False
+
+    def stop(self) -> int:
+        """As `levada pipeline stop` does; the exit code."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(60)
+
+    def report(self, chart: str) -> str:
+        """All events counted at once; the tables, after the chart is drawn."""
+        with self._levada("report", "activity", "--chart", chart, stdout=subprocess.PIPE) as process:
+            tables, _ = process.communicate()
+        if process.returncode != 0:
+            raise SystemExit(f"the report failed:\n{self.why()}")
+        return tables
+
+    def why(self) -> str:
+        """The end of what Spark said."""
+        self._log.flush()
+        self._log.seek(0)
+        return "".join(self._log.readlines()[-30:])
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def results(bootstrap: str) -> Table:
+    """What the pipeline wrote into its topics so far."""
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("TOPIC", "RECORDS", "ONE OF THE NEWEST"):
+        shown.add_column(name, justify="right" if name == "RECORDS" else "left", no_wrap=True)
+    consumer = Consumer(QUIET | {"bootstrap.servers": bootstrap, "group.id": "demo-results"})
+    for topic in RESULTS:
+        first, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)
+        consumer.assign([TopicPartition(topic, 0, first)])
+        newest, count = "", 0
+        while first < end and (message := consumer.poll(5)) is not None and message.error() is None:
+            newest, count = (message.value() or b"").decode(), count + 1
+            if (message.offset() or 0) >= end - 2:  # the last offset is the mark of a transaction
+                break
+        shown.add_row(topic, f"{count:,}", newest)
+    consumer.close()
+    return shown
+
+
+def keep_running(broker: Broker, analysis: Analysis, console: Console) -> None:
     console.print(
         f"\nKEEP=1: the broker stays at {broker.bootstrap}, with {TRICKLE} events a second. Try in another terminal:"
     )
     where = "" if broker.bootstrap.endswith(f":{DEFAULT_PORT}") else f" -b {broker.bootstrap}"
-    for command in ("topic list", "topic describe page-views", "consume searches --from -5"):
+    commands = [f"{command}{where}" for command in ("topic list", "topic describe page-views")]
+    commands += [f"consume activity-counts{where}", f"pipeline status activity --home {analysis.home}"]
+    for command in commands:
         console.print(
-            f"  {os.path.dirname(sys.executable)}/levada {command}{where}", highlight=False, soft_wrap=True
+            f"  {os.path.dirname(sys.executable)}/levada {command}", highlight=False, soft_wrap=True
         )
     console.print("Ctrl-C ends it.")
     try:
         signal.pause()
     except KeyboardInterrupt:
         console.print()
+
+
+def conclude(analysis: Analysis, broker: Broker, stream: Stream, console: Console) -> int:
+    """What Spark made of it; 0 if it has seen every event."""
+    console.print("\nThe activity pipeline on Spark reads what is left ...")
+    caught_up = analysis.catch_up()
+    code = analysis.stop()
+    if not caught_up or code != 0:
+        console.print(f"the pipeline failed:\n{analysis.why()}", markup=False)
+        return 1
+    console.print("\nWritten exactly once while the stream ran, by `levada pipeline run activity`:\n")
+    console.print(results(broker.bootstrap), soft_wrap=True)
+    console.print("\nAll of it counted at once, by `levada pipeline report activity`:\n")
+    chart = os.path.join("levada-demo", "activity.svg")
+    tables = analysis.report(chart)
+    console.print(tables, markup=False, soft_wrap=True)
+    console.print(f"chart: {chart}", soft_wrap=True)
+    counted = sum(int(line.split()[1].replace(",", "")) for line in tables.split("\n\n")[0].splitlines()[1:])
+    sent = sum(seen.sent for seen in stream.seen.values())
+    verdict = "nothing lost" if counted == sent else "SOMETHING IS MISSING"
+    console.print(f"{sent:,} events sent, {counted:,} counted by Spark: {verdict}.", style="bold")
+    return int(counted != sent)
+
+
+def show(broker: Broker, analysis: Analysis, console: Console) -> int:
+    """The stream, and what comes of it."""
+    stream = Stream(broker.bootstrap)
+    stream.start()
+    to_the_end = False
+    try:
+        watch(stream, console)
+        elapsed_s = time.monotonic() - stream.started
+        if KEEP:
+            stream.rate = TRICKLE
+            summary(stream, elapsed_s, console)
+            keep_running(broker, analysis, console)
+        else:
+            to_the_end = True
+    except KeyboardInterrupt:
+        elapsed_s = time.monotonic() - stream.started
+    stream.stop()
+    summary(stream, elapsed_s, console)
+    if stream.missing() or stream.failures:
+        return 1
+    return conclude(analysis, broker, stream, console) if to_the_end else 0
 
 
 def main() -> int:
@@ -339,28 +413,21 @@ def main() -> int:
     console.print(f"  connect   bootstrap.servers={broker.bootstrap}", soft_wrap=True)
     console.print(f"  metrics   {broker.metrics}", soft_wrap=True)
     code = 1
+    analysis = None
     try:
         create_topics(broker.bootstrap)
-        topics = ", ".join(f"{name} ({count} partitions)" for name, count in TOPICS.items())
+        topics = ", ".join(f"{name} ({count})" for name, count in TOPICS.items())
         console.print(f"  topics    {topics}", soft_wrap=True)
+        analysis = Analysis(broker.bootstrap)
         console.print(
-            f"\nA website's activity for {SECONDS:.0f} s through confluent-kafka; a sale opens half way.\n"
+            f"\nA website's activity for {SECONDS:.0f} s through confluent-kafka, followed by a pipeline on Spark; "
+            "a sale opens half way.\n",
+            soft_wrap=True,
         )
-        stream = Stream(broker.bootstrap)
-        stream.start()
-        try:
-            watch(stream, console)
-            elapsed_s = time.monotonic() - stream.started
-            if KEEP:
-                stream.rate = TRICKLE
-                summary(stream, elapsed_s, console)
-                keep_running(broker, console)
-        except KeyboardInterrupt:
-            elapsed_s = time.monotonic() - stream.started
-        stream.stop()
-        summary(stream, elapsed_s, console)
-        code = int(stream.missing() != 0 or stream.failures != 0)
+        code = show(broker, analysis, console)
     finally:
+        if analysis is not None:
+            analysis.end()
         stopped = broker.stop()
         console.print(
             f"The broker {'stopped cleanly' if stopped == 0 else f'ended with code {stopped}'}; its data is gone."

@@ -125,7 +125,7 @@ def as_records(result: Result) -> DataFrame:
 def start(results: Sequence[Result], plan: Plan) -> Running:
     """Run until it is stopped, or with `once` until all that is there is done."""
     make_topics(plan.bootstrap, [result.topic for result in results])
-    records = reduce(DataFrame.unionByName, map(as_records, results))
+    records = _joined(results)
     checkpoint = plan.checkpoint or Run(home_directory(), plan.name).checkpoint
     stream = records.writeStream.queryName(plan.name).outputMode(plan.mode)
     stream = stream.option("checkpointLocation", checkpoint)
@@ -135,6 +135,14 @@ def start(results: Sequence[Result], plan: Plan) -> Running:
         stream = stream.format("levada").option("kafka.bootstrap.servers", plan.bootstrap)
     trigger = stream.trigger(availableNow=True) if plan.once else stream.trigger(processingTime=plan.every)
     return Running(plan.name, [trigger.start()])
+
+
+def _joined(results: Sequence[Result]) -> DataFrame:
+    """All records, in as many partitions as one result has: each of them is a task and a transaction of the sink."""
+    records = reduce(DataFrame.unionByName, map(as_records, results))
+    if len(results) == 1:
+        return records
+    return records.coalesce(int(str(records.sparkSession.conf.get("spark.sql.shuffle.partitions"))))
 
 
 class Updates:
