@@ -1,6 +1,6 @@
 """Connections on which somebody waits for an answer before going on: members of groups, transactional producers.
 
-One loop of uvloop drives thousands of them; a question costs the generator some ten microseconds, far less than any
+One loop of uvloop drives thousands of them; a question costs the generator some twenty microseconds, less than any
 broker spends on it. Answers come in the order of the questions, so several may be under way on a connection.
 """
 
