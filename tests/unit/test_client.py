@@ -20,12 +20,18 @@ from levada.testing import EmbeddedBroker
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
 
-def run(levada: EmbeddedBroker, work: Callable[[Client], Awaitable[None]], **options: Any) -> None:
+def run(
+    levada: EmbeddedBroker,
+    work: Callable[[Client], Awaitable[None]],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    **options: Any,
+) -> None:
     async def connected() -> None:
         async with asyncio.timeout(30), Client(levada.bootstrap, **options) as client:
             await work(client)
 
-    asyncio.run(connected())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(connected())
 
 
 async def read(consumer: Consumer, count: int) -> list[ConsumerRecord]:
@@ -99,16 +105,11 @@ def test_the_client_runs_on_uvloop(levada: EmbeddedBroker) -> None:
     uvloop = pytest.importorskip("uvloop")
     topic = levada.topic()
 
-    async def work() -> None:
-        async with (
-            Client(levada.bootstrap) as client,
-            produced(client, topic, 500),
-            client.consumer(topic) as consumer,
-        ):
+    async def work(client: Client) -> None:
+        async with produced(client, topic, 500), client.consumer(topic) as consumer:
             assert [record.offset for record in await read(consumer, 500)] == list(range(500))
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(work())
+    run(levada, work, uvloop.new_event_loop)
 
 
 @pytest.mark.parametrize("acks", [0, 1, "all"])
@@ -318,6 +319,29 @@ def test_a_topic_made_again_is_another_topic(levada: EmbeddedBroker) -> None:
             assert (await producer.send_and_wait(name, b"new")).offset == 0
 
     run(levada, work, retry_backoff_ms=5)
+
+
+def test_a_bug_on_the_way_to_the_leader_fails_records_and_leaves_none_waiting(
+    levada: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = [levada.topic(), levada.topic()]
+    bugs: list[str] = []
+
+    async def broken(*_: Any, **__: Any) -> int:
+        raise ZeroDivisionError
+
+    async def work(client: Client) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: bugs.append(context["message"]))
+        monkeypatch.setattr(client, "leader", broken)
+        async with client.producer() as producer:
+            answers = [await producer.send(topic, b"x") for topic in topics]
+            for topic in topics:
+                client.forget(topic)
+            await producer.flush()
+            assert [type(answer.exception()) for answer in answers] == [ZeroDivisionError] * 2
+
+    run(levada, work)
+    assert bugs == ["a producer's task failed"]
 
 
 def test_what_is_not_bytes_is_refused_at_once(levada: EmbeddedBroker) -> None:

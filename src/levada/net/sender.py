@@ -132,6 +132,10 @@ class Sender:
                 await self._client.leader(lane.partition)
             except FAILURES as failure:
                 self._settle_failure(lane, lane.batches.popleft(), failure)
+            except Exception as bug:
+                for one in lanes[lanes.index(lane) :]:
+                    self._give_up(one, one.batches.popleft(), bug)
+                raise
             else:
                 self._retry(lane)
 
