@@ -65,13 +65,17 @@ def family(pid: int) -> list[int]:
 
 
 def usage(pid: int) -> Usage:
-    """The CPU time of the process and its children so far. The sum is exact, its parts to a tick of 10 ms."""
+    """The CPU time of the process and its children so far, also of those that ended and were waited for.
+
+    Of what lives the sum is exact, its parts to a tick of 10 ms.
+    """
     user = total = 0.0
     for member in family(pid):
         fields = _read(Path(f"/proc/{member}/stat")).rpartition(")")[2].split()
         if fields:
-            user += int(fields[11]) / TICKS_PER_SECOND
-            total += _cpu_clock(member)
+            own, ended_user, ended_system = (int(fields[at]) / TICKS_PER_SECOND for at in (11, 13, 14))
+            user += own + ended_user
+            total += _cpu_clock(member) + ended_user + ended_system
     return Usage(user, total - user)
 
 
