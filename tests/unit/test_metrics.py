@@ -1,5 +1,6 @@
 """/metrics and /healthz: Kafka's names, values that follow the traffic, and a server that cannot be held up (R52)."""
 
+import os
 import socket
 import time
 import urllib.error
@@ -8,11 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 from tests.brokers import Running, running
+from tests.compat.members.base import until
 from tests.compat.raw import batch, fetch, produce
 
 from levada.broker import metrics
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
+HEAD = (
+    "What a broker tells at `/metrics` (`levada.metrics.listener`), written by `tests/unit/test_metrics.py`. Names",
+    "with `kafka_` are those of Kafka's JMX exporter. Counters begin at 0 when the broker starts.",
+)
 
 Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -90,6 +99,80 @@ def test_what_dashboards_ask_for_is_there(broker: Running) -> None:
         assert found["process_resident_memory_bytes", ()] > 10 << 20
         assert 3 < found["process_open_fds", ()] < found["process_max_fds", ()]
         assert 0 < time.time() - found["process_start_time_seconds", ()] < 24 * 3600
+
+
+def test_groups_and_transactions_are_counted(broker: Running) -> None:
+    """A member of each protocol, a simple commit; transactions that end, and one that nobody ends."""
+    broker.create("counted")
+    bootstrap = {"bootstrap.servers": broker.bootstrap}
+    before = values(broker)
+    members = [
+        Consumer({**bootstrap, "group.id": f"counted-{protocol}", "group.protocol": protocol})
+        for protocol in ("classic", "consumer")
+    ]
+    for member in members:
+        member.subscribe(["counted"])
+        while not member.assignment():
+            member.poll(0.05)
+    members[0].commit(offsets=[TopicPartition("counted", 0, 0)], asynchronous=False)
+    for commit in (True, False):
+        transact(bootstrap, f"counted-{commit}", commit)
+    late = transact(bootstrap, "counted-late", None)
+    expected = {
+        ("kafka_server_group_coordinator_metrics_group_count", "classic", "Stable"): 1,
+        ("kafka_server_group_coordinator_metrics_group_count", "consumer", "Stable"): 1,
+        ("levada_group_members", "classic"): 1,
+        ("levada_group_members", "consumer"): 1,
+        ("kafka_coordinator_group_groupmetadatamanager_numoffsets",): 1,
+        ("kafka_server_group_coordinator_metrics_offset_commit_total",): 1,
+        ("levada_transactions", "CompleteCommit"): 1,
+        ("levada_transactions", "CompleteAbort"): 2,
+        ("levada_transactions_ended_total", "committed"): 1,
+        ("levada_transactions_ended_total", "aborted"): 2,
+        ("levada_transactions_timed_out_total",): 1,
+    }
+    rebalances = "kafka_server_group_coordinator_metrics_rebalance_total"
+
+    def risen() -> dict[tuple[str, ...], float]:
+        found = values(broker)
+        return {
+            (name, *(value for _, value in labels)): count - before.get((name, labels), 0)
+            for (name, labels), count in found.items()
+        }
+
+    until(lambda: expected.items() <= risen().items(), lambda: expected.items() - risen().items())
+    assert risen()[rebalances, "classic"] >= 1 and risen()[rebalances, "consumer"] >= 1
+    for member in members:
+        member.close()
+    until(lambda: risen()["levada_group_members", "classic"] == 0, risen)
+    assert late is not None
+
+
+def transact(bootstrap: dict[str, str], name: str, commit: bool | None) -> Producer:
+    """A transaction, left open with None."""
+    producer = Producer({**bootstrap, "transactional.id": name, "transaction.timeout.ms": 1_000})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce("counted", b"value")
+    producer.flush()
+    if commit is not None:
+        producer.commit_transaction() if commit else producer.abort_transaction()
+    return producer
+
+
+def test_the_reference_names_every_metric(broker: Running) -> None:
+    """UPDATE_REFERENCE=1 writes it anew."""
+    broker.create("reference")
+    text = page(broker, "/metrics")[2]
+    lines = ["# Metrics", "", *HEAD, "", "| metric | kind | labels | |", "|---|---|---|---|"]
+    for family in text_string_to_metric_families(text):
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = sorted({label for sample in family.samples for label in sample.labels})
+        lines.append(f"| `{name}` | {family.type} | {', '.join(labels)} | {family.documentation} |")
+    expected = "".join(f"{line}\n" for line in lines)
+    if os.environ.get("UPDATE_REFERENCE"):
+        REFERENCE.write_text(expected)
+    assert REFERENCE.read_text() == expected, "run UPDATE_REFERENCE=1 pytest tests/unit/test_metrics.py"
 
 
 def test_a_deleted_topic_is_no_longer_told(broker: Running) -> None:

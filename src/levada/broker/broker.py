@@ -14,6 +14,7 @@ from uuid import UUID
 
 from levada.broker.cleaner_figures import CleanerFigures
 from levada.broker.controller import Controller
+from levada.broker.coordinator_figures import CoordinatorFigures
 from levada.broker.coordinators import Coordinators
 from levada.broker.groups import GROUP_KEYS, group_coordinators
 from levada.broker.logdirs import LogDirs
@@ -63,6 +64,7 @@ class Broker:
             TRANSACTION_KEYS: self.transactions,
         }
         self.cleaner = CleanerFigures()
+        self.coordination = CoordinatorFigures()
         self.request_counts: Counter[int] = Counter()  # by API key
         self.sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, lambda: random.randint(1, SESSION_ID_MAX)

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
+from levada.broker.coordinator_figures import CountedGroups
 from levada.broker.coordinators import Coordinators, InternalTopic
 from levada.broker.shards import Shard
 from levada.config import BrokerConfig
@@ -40,7 +41,9 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
         shard.submit(lambda machine, _, ticket: machine.topics_gone(lambda name: name not in topics, ticket))
 
     def new_machine() -> GroupsMachine:
-        return GroupsMachine(limits, consumer_limits=consumer_limits, image=lambda: broker.image)
+        machine = CountedGroups(limits, consumer_limits=consumer_limits, image=lambda: broker.image)
+        machine.figures = broker.coordination
+        return machine
 
     coordinators = Coordinators(broker, topic, new_machine, forget_gone_topics)
 

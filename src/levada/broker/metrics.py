@@ -15,9 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from levada.broker.broker import Broker
+from levada.core.classic_group import ClassicGroup, State
+from levada.core.consumer_group import ConsumerGroup, GroupState
 from levada.listeners import address
 from levada.logs import EventLog
 from levada.net.listener import Listener
+from levada.wire.txn_journal import Status
 from levada.wire.versions import APIS
 
 log = EventLog(__name__)
@@ -27,6 +30,12 @@ PATIENCE_S: Final = 5.0
 SETTING: Final = "levada.metrics.listener"
 COUNTER: Final = "counter"
 GAUGE: Final = "gauge"
+TRAFFIC: Final = {
+    "messagesin": "Records produced",
+    "bytesin": "Bytes produced",
+    "bytesout": "Bytes fetched",
+}
+GROUP_STATES: Final = {ClassicGroup.kind: State, ConsumerGroup.kind: GroupState}
 
 
 class Family(NamedTuple):
@@ -57,25 +66,21 @@ class Collector:
         yield self._requests()
         yield from self._logs()
         yield from self._cleaner()
+        yield from self._groups()
+        yield from self._transactions()
         yield from self._node()
         yield from self._connections()
         yield from _process()
 
     def _topics(self) -> Iterator[Family]:
-        counts: dict[str, Counter[str]] = {
-            "messagesin": Counter(),
-            "bytesin": Counter(),
-            "bytesout": Counter(),
-        }
+        counts: dict[str, Counter[str]] = {name: Counter() for name in TRAFFIC}
         for partition in self._broker.partitions.values():
             counts["messagesin"][partition.topic] += partition.messages_in
             counts["bytesin"][partition.topic] += partition.bytes_in
             counts["bytesout"][partition.topic] += partition.bytes_out
         for name, by_topic in counts.items():
             samples = [(f'{{topic="{topic}"}}', count) for topic, count in by_topic.items()]
-            yield Family(
-                f"kafka_server_brokertopicmetrics_{name}_total", COUNTER, f"{name} by topic", samples
-            )
+            yield Family(f"kafka_server_brokertopicmetrics_{name}_total", COUNTER, TRAFFIC[name], samples)
 
     def _requests(self) -> Family:
         samples = [
@@ -104,38 +109,93 @@ class Collector:
         aside = [("", figures.set_aside)]
         name = "kafka_log_logcleanermanager_uncleanable_partitions_count"
         yield Family(name, GAUGE, "Logs that could not be compacted", aside)
-        counts = {
-            "cleanings": figures.cleanings,
-            "read_bytes": figures.bytes_read,
-            "written_bytes": figures.bytes_written,
-        }
-        for name, count in counts.items():
-            yield Family(f"levada_log_cleaner_{name}_total", COUNTER, f"{name} of compaction", [("", count)])
+        counts = (
+            ("cleanings", figures.cleanings, "Logs compacted"),
+            ("read_bytes", figures.bytes_read, "Bytes read by compaction"),
+            ("written_bytes", figures.bytes_written, "Bytes written by compaction"),
+        )
+        for what, count, description in counts:
+            yield Family(f"levada_log_cleaner_{what}_total", COUNTER, description, [("", count)])
+
+    def _groups(self) -> Iterator[Family]:
+        states = Counter({(kind, state): 0 for kind, known in GROUP_STATES.items() for state in known})
+        members, offsets = Counter(dict.fromkeys(GROUP_STATES, 0)), 0
+        for shard in self._broker.groups:
+            if shard.machine is not None:
+                offsets += shard.machine.offsets.total
+                for group in shard.machine.groups.values():
+                    assert isinstance(group, ClassicGroup | ConsumerGroup)
+                    states[group.kind, group.state] += 1
+                    members[group.kind] += len(group.members)
+        prefix, figures = "kafka_server_group_coordinator_metrics", self._broker.coordination
+        counts = [
+            (f'{{protocol="{kind}",state="{state}"}}', count) for (kind, state), count in states.items()
+        ]
+        yield Family(f"{prefix}_group_count", GAUGE, "Groups by protocol and state", counts)
+        present = [(f'{{protocol="{kind}"}}', count) for kind, count in members.items()]
+        yield Family("levada_group_members", GAUGE, "Members of groups", present)
+        name = "kafka_coordinator_group_groupmetadatamanager_numoffsets"
+        yield Family(name, GAUGE, "Committed offsets that are kept", [("", offsets)])
+        committed = [("", figures.offsets_committed)]
+        yield Family(f"{prefix}_offset_commit_total", COUNTER, "Offsets committed", committed)
+        rebalances = [
+            ('{protocol="classic"}', figures.classic_rebalances),
+            ('{protocol="consumer"}', figures.consumer_rebalances),
+        ]
+        yield Family(f"{prefix}_rebalance_total", COUNTER, "Rebalances of groups", rebalances)
+
+    def _transactions(self) -> Iterator[Family]:
+        states = Counter(dict.fromkeys(Status, 0))
+        for shard in self._broker.transactions:
+            if shard.machine is not None:
+                states.update(transaction.status for transaction in shard.machine.transactions.values())
+        counts = [(f'{{state="{status.title}"}}', count) for status, count in states.items()]
+        yield Family(
+            "levada_transactions", GAUGE, "Transactional ids by the state of their transaction", counts
+        )
+        figures = self._broker.coordination
+        ended = [
+            ('{result="committed"}', figures.transactions_committed),
+            ('{result="aborted"}', figures.transactions_aborted),
+        ]
+        yield Family("levada_transactions_ended_total", COUNTER, "Transactions committed and aborted", ended)
+        late = [("", figures.transactions_timed_out)]
+        yield Family("levada_transactions_timed_out_total", COUNTER, "Transactions aborted by timeout", late)
 
     def _node(self) -> Iterator[Family]:
         broker = self._broker
         offline = sum(partition.offline for partition in broker.partitions.values())
-        gauges = {
-            "kafka_server_replicamanager_partitioncount": len(broker.partitions),
-            "kafka_server_replicamanager_leadercount": len(broker.partitions) - offline,
-            "kafka_server_replicamanager_offlinereplicacount": offline,
-            "kafka_server_replicamanager_underreplicatedpartitions": 0,
-            "kafka_controller_kafkacontroller_activecontrollercount": int(
-                broker.image.controller_id == broker.node_id
+        image, sessions = broker.image, broker.sessions
+        partitions = sum(len(topic.partitions) for topic in image.topics.values())
+        here, cluster = "kafka_server_replicamanager", "kafka_controller_kafkacontroller"
+        cache = "kafka_server_fetchsessioncache"
+        gauges = (
+            (f"{here}_partitioncount", len(broker.partitions), "Partitions here"),
+            (f"{here}_leadercount", len(broker.partitions) - offline, "Partitions led here"),
+            (f"{here}_offlinereplicacount", offline, "Partitions here whose directory is offline"),
+            (f"{here}_underreplicatedpartitions", 0, "Partitions led here that lack a replica"),
+            (
+                f"{cluster}_activecontrollercount",
+                int(image.controller_id == broker.node_id),
+                "1 on the controller",
             ),
-            "kafka_controller_kafkacontroller_globaltopiccount": len(broker.image.topics),
-            "kafka_controller_kafkacontroller_globalpartitioncount": sum(
-                len(topic.partitions) for topic in broker.image.topics.values()
+            (f"{cluster}_globaltopiccount", len(image.topics), "Topics of the cluster"),
+            (f"{cluster}_globalpartitioncount", partitions, "Partitions of the cluster"),
+            (f"{cluster}_offlinepartitionscount", offline, "Partitions of the cluster without a leader"),
+            (
+                "kafka_log_logmanager_offlinelogdirectorycount",
+                len(broker.log_dirs.offline),
+                "Directories offline",
             ),
-            "kafka_controller_kafkacontroller_offlinepartitionscount": offline,
-            "kafka_log_logmanager_offlinelogdirectorycount": len(broker.log_dirs.offline),
-            "kafka_server_fetchsessioncache_numincrementalfetchsessions": len(broker.sessions),
-            "kafka_server_fetchsessioncache_numincrementalfetchpartitionscached": (
-                broker.sessions.partitions_cached
+            (f"{cache}_numincrementalfetchsessions", len(sessions), "Incremental fetch sessions"),
+            (
+                f"{cache}_numincrementalfetchpartitionscached",
+                sessions.partitions_cached,
+                "Partitions in them",
             ),
-        }
-        for name, value in gauges.items():
-            yield Family(name, GAUGE, name.rpartition("_")[2], [("", value)])
+        )
+        for name, value, description in gauges:
+            yield Family(name, GAUGE, description, [("", value)])
 
     def _connections(self) -> Iterator[Family]:
         labelled = [(f'{{listener="{listener.name}"}}', listener) for listener in self._listeners]
@@ -163,7 +223,13 @@ def _process() -> Iterator[Family]:
         values["process_resident_memory_bytes"] = int(fields[21]) * resource.getpagesize()
         values["process_open_fds"] = len(os.listdir("/proc/self/fd"))
     for name, value in values.items():
-        yield Family(name, COUNTER if name.endswith("_total") else GAUGE, name, [("", value)])
+        description = name.removeprefix("process_").removesuffix("_total").replace("_", " ")
+        yield Family(
+            name,
+            COUNTER if name.endswith("_total") else GAUGE,
+            f"{description} of the process",
+            [("", value)],
+        )
 
 
 class MetricsServer:

@@ -54,6 +54,9 @@ def transaction_coordinators(broker: "Broker") -> TransactionCoordinators:
     )
 
     def perform(shard: Shard[TransactionsMachine], ending: Ending) -> None:
+        broker.coordination.transactions_committed += ending.committed
+        broker.coordination.transactions_aborted += not ending.committed
+        broker.coordination.transactions_timed_out += ending.timed_out
         _Writing(broker, shard, ending).begin()
 
     return Coordinators(broker, topic, lambda: TransactionsMachine(limits), perform=perform)

@@ -70,6 +70,11 @@ class Offsets:
         """How many offsets a group has committed."""
         return len(self._groups.get(group, ()))
 
+    @property
+    def total(self) -> int:
+        """How many offsets all groups have committed."""
+        return sum(map(len, self._groups.values()))
+
     def places(self, group: str) -> list[Place]:
         """The partitions with an offset of the group, also a pending one."""
         places = dict.fromkeys(self._groups.get(group, ()))

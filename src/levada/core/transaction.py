@@ -83,6 +83,7 @@ class Ending(NamedTuple):
     committed: bool
     partitions: frozenset[Place]
     bumped: bool  # the epoch is above that of the transaction's records
+    timed_out: bool = False
 
 
 class NeedsProducerIdError(Exception):
@@ -288,7 +289,7 @@ class TransactionsMachine:
             if current.status is Status.ONGOING:
                 aborted = current.timed_out(now_ms)
                 events.append(Changed(name, aborted))
-                effects.append(_ending(name, aborted))
+                effects.append(_ending(name, aborted)._replace(timed_out=True))
             else:
                 events.append(Changed(name, None))
         return Outcome(events, effects=effects)
