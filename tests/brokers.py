@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
@@ -68,6 +69,14 @@ class Running:
     def home(self, topic: str, index: int = 0) -> Path:
         """The data directory of a partition."""
         return Path(self.broker.log_dirs.home(self.partition(topic, index)).path)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @contextmanager

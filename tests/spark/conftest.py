@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def spark() -> "Iterator[SparkSession]":
+def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
     """Two cores, and three attempts of a task."""
     from levada.spark import session
 
-    settings = {"spark.sql.shuffle.partitions": "2"} | stock_settings()
+    settings = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+    } | stock_settings()
     own = session("levada tests", master="local[2,3]", **settings)
     yield own
     own.stop()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from tests.spark.plain import Plain, Stream
+from tests.spark.plain import EVERYTHING, Plain, Stream
 
 from levada.spark.fetching import DataLoss
 from levada.spark.options import OptionError
@@ -243,3 +243,11 @@ def test_one_that_read_more_than_is_committed_waits_for_it(plain: Plain) -> None
         assert strict.batch() is None
     plain.produce(topic, ["b"])
     assert strict.batch() == ["b"]
+
+
+def test_a_reader_that_cannot_be_made_says_why_when_it_is_asked(plain: Plain) -> None:
+    """While it is made would be too early: Spark would tell something else."""
+    reader = plain.source({"subscribe": "t", "endingOffsets": "latest"}).streamReader(EVERYTHING)
+    for ask in (reader.initialOffset, lambda: reader.latestOffset({}, ReadAllAvailable())):
+        with pytest.raises(OptionError, match="endingOffsets is for a batch"):
+            ask()

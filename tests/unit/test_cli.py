@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from unittest.mock import patch
 
 import click
 import pytest
+from tests.brokers import free_port
 
 from levada.cli.main import levada as levada_command
 from levada.cli.main import run
@@ -91,13 +91,6 @@ def shell(levada: EmbeddedBroker) -> Iterator[Shell]:
     yield shell
     for name in shell("topic", "list", "-q").out.split():
         shell("topic", "delete", "--yes", name)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_the_life_of_a_topic(shell: Shell) -> None:

@@ -17,8 +17,15 @@ from levada.net.client import parse_bootstrap
 
 T = TypeVar("T", bound="ConnectionOptions")
 
-# Settings that Spark adds to those of a stream or a table.
-SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
+# Settings that Spark adds to those of a stream or a table; a table also has each of its options a second time.
+SPARKS_OWN = frozenset(
+    {"checkpointlocation", "queryname", "outputmode", "path", "provider", "owner", "comment", "location"}
+)
+OF_A_TABLE = "option."
+OF_NO_USE_IN_A_TABLE = (
+    "no options came: Spark does not hand those of CREATE TABLE on to a source in Python. Use CREATE TEMPORARY VIEW "
+    "... USING levada OPTIONS (...), or give them in the query: SELECT ... FROM a_table WITH (...)"
+)
 INSTEAD = {
     "kafka.auto.offset.reset": "use startingOffsets",
     "kafka.enable.auto.commit": "use group to commit progress as a consumer group",
@@ -256,6 +263,8 @@ def parse(kind: type[T], given: Mapping[str, str]) -> T:
             values[attribute] = one.parse(text.strip())
         except ValueError as error:
             raise OptionError(f"option {one.name}: {error}; found {text!r}") from None
+    if not given:
+        raise OptionError(OF_NO_USE_IN_A_TABLE)
     if not values.get("bootstrap"):
         raise OptionError("option kafka.bootstrap.servers is missing; write for example 127.0.0.1:9092")
     return kind(**values)
@@ -264,7 +273,7 @@ def parse(kind: type[T], given: Mapping[str, str]) -> T:
 def _foreign(key: str, known: Iterable[str], options: Iterable[Option]) -> None:
     """An option that is not among ours: somebody else's, or a mistake."""
     name = key.lower()
-    if name in SPARKS_OWN:
+    if name in SPARKS_OWN or name.startswith(OF_A_TABLE):
         return
     if name in INSTEAD:
         raise OptionError(f"option {key} is not for this connector: {INSTEAD[name]}")

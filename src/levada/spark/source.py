@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
 from levada.spark.failures import told_plainly
+from levada.spark.options import OptionError
 from levada.spark.read_options import for_batch, for_stream, read_options
 from levada.spark.rows import table_schema
 
@@ -30,11 +31,13 @@ class LevadaDataSource(DataSource):
 
         return BatchReader(for_batch(read_options(self.options)), schema)
 
-    @told_plainly()
     def streamReader(self, schema: "StructType") -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        from levada.spark.stream import StreamReader
+        from levada.spark.stream import RefusedReader, StreamReader
 
-        return StreamReader(for_stream(read_options(self.options)), schema)
+        try:
+            return StreamReader(for_stream(read_options(self.options)), schema)
+        except OptionError as error:
+            return RefusedReader(error)
 
     @told_plainly()
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":

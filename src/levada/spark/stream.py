@@ -222,3 +222,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._committed = done
         except (KafkaError, Unreachable) as error:
             warnings.warn(f"the progress of group {group} was not committed: {error}", stacklevel=2)
+
+
+class RefusedReader(DataSourceStreamReader):
+    """In place of a reader that cannot be made. Spark loses what is raised while a reader is made, so it is raised
+    when the reader is first asked.
+    """
+
+    def __init__(self, why: OptionError) -> None:
+        self._why = why
+
+    @told_plainly()
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        raise self._why
+
+    @told_plainly()
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        raise self._why
+
+    @told_plainly()
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        raise self._why
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        with told_plainly():
+            raise self._why
