@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
-READY_S = 30.0
+READY_S = 120.0  # a machine may have much else to do
 _ADDRESS = re.compile(rb"bootstrap\.servers=(\S+)\s")
 
 
