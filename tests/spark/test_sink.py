@@ -28,7 +28,7 @@ class Sink:
         frame = self.spark.range(start, start + count, 1, tasks)
         return frame.selectExpr("cast(id AS string) AS key", "cast(id AS string) AS value")
 
-    def save(self, frame: "DataFrame", mode: str = "append", **options: object) -> None:
+    def save(self, frame: "DataFrame", mode: str = "append", **options: str | int) -> None:
         frame.write.format("levada").mode(mode).options(**self._servers, **options).save()
 
     def read(self, topic: str) -> "DataFrame":
@@ -36,7 +36,7 @@ class Sink:
         return self.spark.readStream.format("levada").options(**options).load()
 
     def copy(
-        self, frame: "DataFrame", target: str, name: str = "", mode: str = "append", **options: object
+        self, frame: "DataFrame", target: str, name: str = "", mode: str = "append", **options: str
     ) -> None:
         """Everything there is now, from where the last one of this name ended."""
         writer = frame.writeStream.format("levada").outputMode(mode).trigger(availableNow=True)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from levada.errors import KafkaError
-from levada.spark.fetching import DataLoss
 from levada.spark.judging import CommitRefused
 from levada.spark.options import OptionError
 
@@ -26,6 +25,8 @@ def told_plainly() -> Iterator[None]:
         # Spark's own switch. A worker ends after an error, so nothing else is hidden by it.
         if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
             os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        from levada.spark.fetching import DataLoss
+
         if isinstance(error, DataLoss) and GOES_ON not in error.detail:
             raise DataLoss(error.code, f"{error.detail}. {GOES_ON}") from None
         raise

@@ -1,4 +1,8 @@
-"""`format("levada")`: where Spark asks for readers and writers of topics."""
+"""`format("levada")`: where Spark asks for readers and writers of topics.
+
+Spark asks in a new process each time, at the end of every micro-batch too. So what reads is imported where it is
+needed: numpy and pyarrow would cost each commit as much as all the rest of it.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -6,8 +10,6 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from levada.spark.failures import told_plainly
 from levada.spark.options import OptionError
-from levada.spark.read_options import for_batch, for_stream, read_options
-from levada.spark.rows import table_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
@@ -23,15 +25,20 @@ class LevadaDataSource(DataSource):
 
     @told_plainly()
     def schema(self) -> "StructType | str":
+        from levada.spark.read_options import read_options
+        from levada.spark.rows import table_schema
+
         return table_schema(read_options(self.options))
 
     @told_plainly()
     def reader(self, schema: "StructType") -> DataSourceReader:
         from levada.spark.batch import BatchReader
+        from levada.spark.read_options import for_batch, read_options
 
         return BatchReader(for_batch(read_options(self.options)), schema)
 
     def streamReader(self, schema: "StructType") -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
+        from levada.spark.read_options import for_stream, read_options
         from levada.spark.stream import RefusedReader, StreamReader
 
         try:
