@@ -5,7 +5,7 @@ import pyarrow as pa
 from tests.spark.logs_at_random import EXAMPLE, batch, lies
 
 from levada.errors import KafkaError
-from levada.spark import encode_kernels, kernels
+from levada.spark import encode_kernels, kernels, walk_kernels
 from levada.spark.columns import HEADERS_TYPE, Filter
 from levada.spark.decoding import decode_chunk
 from levada.spark.encoding import Rows, Spread, encode_rows, partitions_of
@@ -13,6 +13,8 @@ from levada.wire.batches import decode
 
 FOREVER = 1 << 62
 KERNELS = [
+    walk_kernels.walk_headers,
+    walk_kernels.offset_after,
     kernels.scan_records,
     kernels.copy_headers,
     encode_kernels.assign_partitions,
@@ -28,6 +30,7 @@ def main() -> None:
     where = Filter(b"key", (("a", b"1"),))
     assert decode_chunk(memoryview(batch(EXAMPLE)), 0, FOREVER, (), True, where)[0].rows == 1
     for _, data in lies():
+        walk_kernels.offset_after(np.frombuffer(data + data[:80], np.uint8))
         try:
             decode_chunk(memoryview(data), 0, FOREVER)
         except KafkaError:

@@ -3,6 +3,7 @@
 import random
 from struct import Struct
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
@@ -18,6 +19,7 @@ from levada.spark import twin
 from levada.spark.columns import HEADERS_TYPE, Columns, Filter
 from levada.spark.decoding import decode_all, decode_chunk
 from levada.spark.reading import read_columns
+from levada.spark.walk_kernels import offset_after
 from levada.testing import EmbeddedBroker
 from levada.wire.batches import CRC_START, HEADER_BYTES, Record, iterate_headers, read_header
 
@@ -84,6 +86,14 @@ def test_small_pieces_are_the_whole(log: Log, limit_bytes: int) -> None:
     whole = records(decode_chunk(log.data, 0, FOREVER, log.aborted)[0])
     assert [row for piece in pieces for row in records(piece)] == whole
     assert all(piece.rows for piece in pieces)
+
+
+@THOROUGH
+@given(logs(), st.integers(0, 300))
+def test_the_next_fetch_goes_on_after_the_last_whole_batch(log: Log, cut: int) -> None:
+    piece = log.data[: max(len(log.data) - cut, 0)]
+    last = [header.last_offset for _, header in iterate_headers(piece)][-1:]
+    assert offset_after(np.frombuffer(piece, np.uint8)) == (last[0] + 1 if last else -1)
 
 
 @pytest.mark.parametrize("codec", Codec)
