@@ -19,6 +19,7 @@ from tests.unit.test_cli import Shell
 from levada.errors import KafkaError
 from levada.spark import blocking, transactions
 from levada.spark.judging import CommitRefused
+from levada.spark.sink import Written
 from levada.spark.transactions import lock_id, task_id
 from levada.testing import EmbeddedBroker
 
@@ -91,6 +92,25 @@ def test_tasks_that_were_killed_are_aborted_with_the_batch(query: Query) -> None
     query.attempt(0, "a")
     query.commit(0, query.attempt(0, "a"))
     assert query.visible() == ["a"]
+
+
+@pytest.mark.parametrize("winner", ["first", "second"])
+def test_attempts_side_by_side_are_seen_once(query: Query, winner: str) -> None:
+    """Speculative execution: whichever Spark takes for the one that counts."""
+    numbers = [f"{number:0100}" for number in range(60_000)]
+    seconds: list[Written] = []
+
+    def first() -> Iterator[Any]:
+        yield from rows(*numbers[:30_000])
+        seconds.append(query.attempt(0, numbers))
+        yield from rows(*numbers[30_000:])
+
+    try:
+        chosen = query.attempt_with(0, first())
+    except KafkaError:
+        chosen = seconds[0]
+    query.commit(0, chosen if winner == "first" else seconds[0])
+    assert query.visible() == numbers
 
 
 def test_a_task_that_wakes_up_late_is_refused_or_aborted(query: Query) -> None:

@@ -1,6 +1,7 @@
 """Batch jobs as plain writers: which records rows become, when they are seen, and what goes wrong clearly (R60-R62)."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,9 +13,9 @@ from levada.errors import KafkaError
 from levada.spark import transactions
 from levada.spark.columns import HEADERS_TYPE
 from levada.spark.judging import CommitRefused
-from levada.spark.options import OptionError
+from levada.spark.options import OptionError, declared
 from levada.spark.sink import batch_writer, stream_writer
-from levada.spark.write_options import ColumnError
+from levada.spark.write_options import ColumnError, JobOptions
 from levada.testing import EmbeddedBroker
 
 ALL = {
@@ -345,3 +346,9 @@ def test_settings_of_other_producers_are_told_to_have_no_effect() -> None:
 def test_a_stream_has_a_name_and_versions_of_its_own() -> None:
     with pytest.raises(OptionError, match="txnAppId"):
         stream_writer(BOOTSTRAP | {"topic": "t", "txnAppId": "x", "txnVersion": "1"}, structs(**PLAIN), False)
+
+
+def test_the_page_tells_of_every_option() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "spark_writing.md").read_text()
+    for one in declared(JobOptions).values():
+        assert f"`{one.name}`" in page, one.name
