@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import random
-import shlex
 import shutil
 import signal
 import socket
@@ -23,32 +22,24 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from demo_spark import QUIET, Analysis, conclude
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from levada.pipelines.runs import Run, Told
 from levada.pipelines.samples import website
 
 TOPICS = {"page-views": 3, "searches": 1, "clicks": 1, "scrolls": 1, "ads": 1}
-RESULTS = ("activity-counts", "activity-pages", "activity-sessions")
 SECONDS = float(os.environ.get("DEMO_SECONDS", "15"))
 RATE = int(os.environ.get("DEMO_RATE", "3000"))  # events a second at noon
 TRICKLE = 50  # events a second while KEEP=1 keeps it running
 KEEP = os.environ.get("KEEP", "0") not in ("", "0")
 DEFAULT_PORT = 9092
 TICK_S = 0.02
-PATIENCE_S = 300  # with Spark, on a machine that has much else to do
-PIPELINE = shlex.split("--window '5 seconds' --late '2 seconds' --gap '5 seconds' --every '1 second' --top 3")
-QUIET: dict[str, str | int | float | bool] = {
-    "log.connection.close": False,
-    "log_level": 4,
-}  # librdkafka tells of problems only
 
 
 @dataclass
@@ -267,81 +258,6 @@ def summary(stream: Stream, elapsed_s: float, console: Console) -> None:
     console.print(f"{sent:,} events sent, {received:,} received: {verdict}.", style="bold")
 
 
-class Analysis:
-    """The pipeline that follows the stream, in a process of its own, as a user runs it."""
-
-    def __init__(self, bootstrap: str) -> None:
-        self.home = tempfile.mkdtemp(prefix="levada-demo-pipelines-")
-        self._bootstrap = bootstrap
-        self._log = open(os.path.join(self.home, "spark.log"), "w+")  # noqa: SIM115 (closed in `end`)
-        self._process = self._levada("run", "activity", "--home", self.home, *PIPELINE)
-
-    def _levada(self, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "levada", "pipeline", *arguments, "-b", self._bootstrap]
-        # A session of its own: Ctrl-C is for the demo, which ends the pipeline itself.
-        return subprocess.Popen(command, stderr=self._log, text=True, start_new_session=True, **options)
-
-    def told(self) -> Told | None:
-        return Run(self.home, "activity").told()
-
-    def catch_up(self, seconds: float = PATIENCE_S) -> bool:
-        """Wait until the pipeline has read all that is there, and has written what it can; whether it has."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and self._process.poll() is None:
-            told = self.told()
-            # The batch after the first is the earliest in which a window can be over.
-            if told is not None and told.progress.batches > 1 and told.progress.lag == 0:
-                return True
-            time.sleep(0.1)
-        return False
-
-    def stop(self) -> int:
-        """As `levada pipeline stop` does; the exit code."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(60)
-
-    def report(self, chart: str) -> str:
-        """All events counted at once; the tables, after the chart is drawn."""
-        with self._levada("report", "activity", "--chart", chart, stdout=subprocess.PIPE) as process:
-            tables, _ = process.communicate()
-        if process.returncode != 0:
-            raise SystemExit(f"the report failed:\n{self.why()}")
-        return tables
-
-    def why(self) -> str:
-        """The end of what Spark said."""
-        self._log.flush()
-        self._log.seek(0)
-        return "".join(self._log.readlines()[-30:])
-
-    def end(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        self._log.close()
-        shutil.rmtree(self.home, ignore_errors=True)
-
-
-def results(bootstrap: str) -> Table:
-    """What the pipeline wrote into its topics so far."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("TOPIC", "RECORDS", "ONE OF THE NEWEST"):
-        shown.add_column(name, justify="right" if name == "RECORDS" else "left", no_wrap=True)
-    consumer = Consumer(QUIET | {"bootstrap.servers": bootstrap, "group.id": "demo-results"})
-    for topic in RESULTS:
-        first, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)
-        consumer.assign([TopicPartition(topic, 0, first)])
-        newest, count = "", 0
-        while first < end and (message := consumer.poll(5)) is not None and message.error() is None:
-            newest, count = (message.value() or b"").decode(), count + 1
-            if (message.offset() or 0) >= end - 2:  # the last offset is the mark of a transaction
-                break
-        shown.add_row(topic, f"{count:,}", newest)
-    consumer.close()
-    return shown
-
-
 def keep_running(broker: Broker, analysis: Analysis, console: Console) -> None:
     console.print(
         f"\nKEEP=1: the broker stays at {broker.bootstrap}, with {TRICKLE} events a second. Try in another terminal:"
@@ -358,28 +274,6 @@ def keep_running(broker: Broker, analysis: Analysis, console: Console) -> None:
         signal.pause()
     except KeyboardInterrupt:
         console.print()
-
-
-def conclude(analysis: Analysis, broker: Broker, stream: Stream, console: Console) -> int:
-    """What Spark made of it; 0 if it has seen every event."""
-    console.print("\nThe activity pipeline on Spark reads what is left ...")
-    caught_up = analysis.catch_up()
-    code = analysis.stop()
-    if not caught_up or code != 0:
-        console.print(f"the pipeline failed:\n{analysis.why()}", markup=False)
-        return 1
-    console.print("\nWritten exactly once while the stream ran, by `levada pipeline run activity`:\n")
-    console.print(results(broker.bootstrap), soft_wrap=True)
-    console.print("\nAll of it counted at once, by `levada pipeline report activity`:\n")
-    chart = os.path.join("levada-demo", "activity.svg")
-    tables = analysis.report(chart)
-    console.print(tables, markup=False, soft_wrap=True)
-    console.print(f"chart: {chart}", soft_wrap=True)
-    counted = sum(int(line.split()[1].replace(",", "")) for line in tables.split("\n\n")[0].splitlines()[1:])
-    sent = sum(seen.sent for seen in stream.seen.values())
-    verdict = "nothing lost" if counted == sent else "SOMETHING IS MISSING"
-    console.print(f"{sent:,} events sent, {counted:,} counted by Spark: {verdict}.", style="bold")
-    return int(counted != sent)
 
 
 def show(broker: Broker, analysis: Analysis, console: Console) -> int:
@@ -402,7 +296,8 @@ def show(broker: Broker, analysis: Analysis, console: Console) -> int:
     summary(stream, elapsed_s, console)
     if stream.missing() or stream.failures:
         return 1
-    return conclude(analysis, broker, stream, console) if to_the_end else 0
+    sent = sum(seen.sent for seen in stream.seen.values())
+    return conclude(analysis, sent, console) if to_the_end else 0
 
 
 def main() -> int:

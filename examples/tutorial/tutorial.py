@@ -1,3 +1,5 @@
+"""Topics as tables: a tutorial in cells, which run one after the other or all at once."""
+
 # %% [markdown]
 # # Topics as tables: Levada and Spark in eight steps
 #
