@@ -13,6 +13,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from levada.broker.broker import Broker
+from levada.broker.coordinator_figures import CoordinatorFigures
 from levada.broker.groups import group_coordinators
 from levada.broker.partitions import Edges, Partition
 from levada.broker.txn_coordinators import transaction_coordinators
@@ -97,6 +98,7 @@ class SimBroker:
         self.followers: list[Callable[[ClusterImage, ClusterImage], None]] = []
         self.partitions: dict[Place, Partition] = {}
         self.timers: list[Timer] = []
+        self.coordination = CoordinatorFigures()
         self._numbers = count()
         itself = cast(Broker, self)
         self.groups = group_coordinators(itself)
