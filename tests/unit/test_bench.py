@@ -1,5 +1,6 @@
 """The benchmarks' own arithmetic: what they send is valid, what they report follows from what was measured."""
 
+import json
 import os
 from typing import Any
 from xml.etree import ElementTree
@@ -8,6 +9,7 @@ import pytest
 from bench import chart, coordination, machine, report, results, wire
 from bench.outcome import Outcome
 from bench.rows import ROWS, Goal
+from tests.load import figures
 
 from levada.wire import batches, messages
 
@@ -173,3 +175,24 @@ def test_own_cpu_time_is_seen() -> None:
     used = machine.usage(os.getpid())
     assert used.total > 0
     assert machine.memory(os.getpid()).rss > 1
+
+
+def test_the_figures_of_loads_are_recorded_beside_their_goals(tmp_path: Any, monkeypatch: Any) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text("before\n<!-- load:begin -->\n<!-- load:end -->\nafter\n")
+    monkeypatch.setattr(figures, "ALL", [])
+    monkeypatch.setattr(figures, "RECORD", tmp_path / "load.json")
+    monkeypatch.setattr(figures, "DOCS", page)
+    load = figures.Report("2,000 commits a second")
+    load.add("rate", 1_999.0, "/s", goal=-1_900.0)
+    load.add("p99", 120.0, "ms", goal=100.0)
+    figures.record()
+    found = json.loads((tmp_path / "load.json").read_text())
+    assert [(one["what"], one["value"], one["goal"]) for one in found["figures"]] == [
+        ("rate", 1_999.0, -1_900.0),
+        ("p99", 120.0, 100.0),
+    ]
+    assert found["when"] and found["machine"] and found["revision"]
+    text = page.read_text()
+    assert text.startswith("before\n<!-- load:begin -->\n") and text.endswith("\n<!-- load:end -->\nafter\n")
+    assert "≥ 1,900 /s: met" in text and "≤ 100 ms: **missed**" in text
