@@ -145,6 +145,7 @@ class Chaos:
             order(self._orders, kill.step, pids + also)
             self.feed(HOUR)
             self._wait(lambda: is_met(self._orders, kill.step), str(kill))
+            self._wait(lambda: not any(map(_is_running, filter(None, pids))), f"the end: {kill}")
         else:
             self.feed(HOUR)
             time.sleep(self._random.uniform(0, 3))  # the moment is the point
