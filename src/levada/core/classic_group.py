@@ -39,6 +39,9 @@ class State(StrEnum):
     DEAD = "Dead"
 
 
+EMPTY, PREPARING, COMPLETING, STABLE, _ = State  # members of an enum are slow to look up in it
+
+
 class Member(NamedTuple):
     """A member as the group knows it."""
 
@@ -82,7 +85,7 @@ class ClassicGroup:
     kind: ClassVar[str] = "classic"
 
     id: str
-    state: State = State.EMPTY
+    state: State = EMPTY
     state_since_ms: int | None = None
     generation: int = 0
     protocol_type: str | None = None
@@ -121,7 +124,7 @@ class ClassicGroup:
 
     @property
     def is_empty(self) -> bool:
-        return self.state is State.EMPTY
+        return self.state is EMPTY
 
     @property
     def is_bare(self) -> bool:
@@ -135,7 +138,8 @@ class ClassicGroup:
 
     @property
     def all_joined(self) -> bool:
-        return not self.pending and all(member.join is not None for member in self.members.values())
+        # Members hear of a rebalance in about the order in which they are kept: a missing one is found from the end.
+        return not self.pending and all(member.join is not None for member in reversed(self.members.values()))
 
     def check_member(self, member_id: str, instance_id: str | None) -> Member:
         """The member of that id; UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if another has taken its place."""
@@ -165,7 +169,7 @@ class ClassicGroup:
         member = self.check_member(member_id, instance_id)
         if generation != self.generation:
             raise self.illegal(generation)
-        if self.state is State.COMPLETING and not transactional:
+        if self.state is COMPLETING and not transactional:
             raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group has no assignment yet")
         return member
 
@@ -212,7 +216,7 @@ class ClassicGroup:
         if self.is_empty:
             since = self.state_since_ms
             return value.commit_timestamp if since is None else max(since, value.commit_timestamp)
-        known = self.state is State.STABLE and self.topics is not None
+        known = self.state is STABLE and self.topics is not None
         return value.commit_timestamp if known and not self.subscribes_to(topic) else None
 
     # The journal.
@@ -256,7 +260,7 @@ def restored(group_id: str, value: GroupValue) -> ClassicGroup:
     since_ms = None if value.current_state_timestamp < 0 else value.current_state_timestamp
     group = ClassicGroup(
         group_id,
-        State.STABLE if members else State.EMPTY,
+        STABLE if members else EMPTY,
         since_ms,
         value.generation,
         value.protocol_type or None,

@@ -8,7 +8,17 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from levada.core.classic_group import NO_GENERATION, ClassicGroup, InitialDelay, Member, State
+from levada.core.classic_group import (
+    COMPLETING,
+    EMPTY,
+    NO_GENERATION,
+    PREPARING,
+    STABLE,
+    ClassicGroup,
+    InitialDelay,
+    Member,
+    State,
+)
 from levada.core.machines import Ticket
 from levada.errors import ErrorCode, KafkaError
 
@@ -151,7 +161,7 @@ class Draft:
     def remove_and_go_on(self, member_id: str) -> None:
         """Take a member out, and let the others go on without it."""
         self.remove(member_id)
-        if self.group.state is State.PREPARING:
+        if self.group.state is PREPARING:
             self.complete_if_all_joined()
         else:
             self.prepare()
@@ -165,17 +175,17 @@ class Draft:
     def prepare(self) -> None:
         """Begin a new generation: everybody must join again. Does nothing while one is being prepared."""
         group = self.group
-        if group.state is State.PREPARING:
+        if group.state is PREPARING:
             return
-        if group.state is State.COMPLETING:
+        if group.state is COMPLETING:
             self._cancel_syncs()
-        if group.state is State.EMPTY:
+        if group.state is EMPTY:
             delay_ms = self._limits.initial_rebalance_delay_ms
             group.initial_delay = InitialDelay(delay_ms, max(group.rebalance_timeout_ms - delay_ms, 0))
         else:
             group.initial_delay = None
             delay_ms = group.rebalance_timeout_ms
-        self.turn(State.PREPARING)
+        self.turn(PREPARING)
         self.timers[Timer(group.id, TimerKind.SYNC)] = None
         self._wait_for_joins(delay_ms)
         self.complete_if_all_joined()
@@ -225,7 +235,7 @@ class Draft:
         if not group.members:
             group.protocol, group.leader, group.unsynced = None, None, frozenset()
             group.topics = frozenset()
-            self.turn(State.EMPTY)
+            self.turn(EMPTY)
             self.saved = True
             return
         if group.leader not in joined:
@@ -233,7 +243,7 @@ class Draft:
         group.protocol = group.select_protocol()
         group.topics = group.subscribed(group.protocol)
         group.unsynced = frozenset(group.members)
-        self.turn(State.COMPLETING)
+        self.turn(COMPLETING)
         self.timers[Timer(group.id, TimerKind.SYNC)] = self.now_ms + group.rebalance_timeout_ms
         for member in list(group.members.values()):
             self._begin(member)
@@ -259,7 +269,7 @@ class Draft:
     def assign(self, assignments: dict[str, bytes]) -> None:
         """The leader's assignment is there: the generation is stable, and whoever waits is told its part."""
         group = self.group
-        self.turn(State.STABLE)
+        self.turn(STABLE)
         self.saved = True
         for member in list(group.members.values()):
             ticket = member.sync

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from levada.core.classic_group import (
+    COMPLETING,
     CONSUMER_PROTOCOL,
+    EMPTY,
+    PREPARING,
+    STABLE,
     UNKNOWN_MEMBER,
     ClassicGroup,
     Member,
     Protocols,
-    State,
 )
 from levada.core.consumer_protocol import read_assignment, read_subscription
 from levada.core.group_drafts import Draft, GroupLimits, JoinReply, Timer, TimerKind
@@ -82,7 +85,7 @@ def join(draft: Draft, request: JoinRequest, ticket: Ticket, limits: GroupLimits
         _join_unknown(draft, request, ticket)
     else:
         _join_known(draft, request, ticket)
-    if group.state is State.PREPARING:
+    if group.state is PREPARING:
         draft.complete_if_all_joined()
 
 
@@ -97,10 +100,10 @@ def _fits(group: ClassicGroup, request: JoinRequest) -> bool:
 def _has_room(draft: Draft, member_id: str, max_size: int) -> bool:
     """Whether one more may be in: whoever is in already may; while members join, only those that have joined count."""
     group = draft.group
-    if group.state is State.EMPTY or len(group.members) < max_size:
+    if group.state is EMPTY or len(group.members) < max_size:
         return True
     member = group.members.get(member_id)
-    if group.state is State.PREPARING:
+    if group.state is PREPARING:
         if member is not None and member.join is not None:
             return True
         return sum(1 for other in group.members.values() if other.join is not None) < max_size
@@ -139,11 +142,11 @@ def _join_known(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
         return
     member = group.check_member(member_id, request.instance_id)
     same = member.protocols == request.protocols
-    if group.state is State.EMPTY:
+    if group.state is EMPTY:
         raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "the group has no members")
-    if group.state is State.COMPLETING and same:
+    if group.state is COMPLETING and same:
         draft.replies.append((ticket, draft.joined(member_id)))  # its first answer was lost
-    elif group.state is State.STABLE and same and member_id != group.leader:
+    elif group.state is STABLE and same and member_id != group.leader:
         draft.replies.append((ticket, draft.joined(member_id)))
     else:
         # Something changed, or the leader saw a reason to assign anew.
@@ -189,12 +192,11 @@ def _replace_static(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
             draft.replies.append((waiting, fenced))
     was_leader, old_leader = group.leader == old.id, group.leader
     _rename(draft, old, request, ticket)
-    if group.state is State.COMPLETING or (
-        group.state is State.STABLE
-        and (group.protocol != group.select_protocol() or _was_to_give_up(group, old))
+    if group.state is COMPLETING or (
+        group.state is STABLE and (group.protocol != group.select_protocol() or _was_to_give_up(group, old))
     ):
         draft.prepare()
-    elif group.state is State.STABLE:
+    elif group.state is STABLE:
         draft.saved = True
         group.topics = group.subscribed(group.protocol)
         reply = draft.joined(request.new_member_id)
@@ -264,12 +266,12 @@ def sync(draft: Draft, request: SyncRequest, ticket: Ticket) -> None:
             ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
             f"the group's protocol is {group.protocol_type}/{group.protocol}",
         )
-    if group.state is State.PREPARING:
+    if group.state is PREPARING:
         raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group rebalances")
-    if group.state is State.EMPTY:
+    if group.state is EMPTY:
         raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "the group has no members")
     draft.synced(member.id)
-    if group.state is State.STABLE:
+    if group.state is STABLE:
         draft.stay(member)
         draft.replies.append((ticket, draft.assigned(member)))
         return
@@ -310,7 +312,7 @@ def expire_pending(draft: Draft, member_id: str) -> None:
     group = draft.group
     group.pending -= {member_id}
     draft.timers[Timer(group.id, TimerKind.MEMBER, member_id)] = None
-    if group.state is State.PREPARING:
+    if group.state is PREPARING:
         draft.complete_if_all_joined()
 
 
@@ -319,7 +321,7 @@ def expire(draft: Draft, timer: Timer) -> None:
     group = draft.group
     draft.timers[timer] = None
     if timer.kind is TimerKind.JOIN:
-        if group.state is State.PREPARING:
+        if group.state is PREPARING:
             draft.join_deadline()
     elif timer.kind is TimerKind.SYNC:
         _expire_syncs(draft)
@@ -335,7 +337,7 @@ def expire(draft: Draft, timer: Timer) -> None:
 def _expire_syncs(draft: Draft) -> None:
     """Members that never asked for their assignment do not live."""
     group = draft.group
-    if group.state not in (State.COMPLETING, State.STABLE) or not group.unsynced:
+    if group.state not in (COMPLETING, STABLE) or not group.unsynced:
         return
     for member_id in group.unsynced:
         draft.remove(member_id)

@@ -11,7 +11,13 @@ from enum import StrEnum
 from typing import ClassVar, Final, Protocol
 
 from levada.core import classic_members, consumer_requests, group_requests
-from levada.core.classic_group import UNKNOWN_MEMBER, ClassicGroup, State, restored
+from levada.core.classic_group import (
+    PREPARING,
+    STABLE,
+    UNKNOWN_MEMBER,
+    ClassicGroup,
+    restored,
+)
 from levada.core.consumer_drafts import ConsumerDraft, ConsumerLimits, ConsumerRecord
 from levada.core.consumer_group import ANYBODY, ConsumerGroup, Reader
 from levada.core.group_drafts import Draft, GroupLimits, Timer, TimerKind, session
@@ -40,7 +46,7 @@ REMOVALS_PER_CHECK_MAX: Final = 5_000  # offsets removed at once; the rest goes 
 NEXT_CHECK_MS: Final = 1_000
 EXPIRIES_MAX: Final = 100  # at once, so that the loop stays free
 RETENTION: Final = Timer("", TimerKind.RETENTION)
-HEARING: Final = (State.STABLE, State.PREPARING)  # a commit of a member says that it is alive
+HEARING: Final = (STABLE, PREPARING)  # a commit of a member says that it is alive
 NONE: Final = ErrorCode.NONE  # members of enums are slow to look up
 
 
@@ -129,7 +135,7 @@ class GroupsMachine:
         if generation != group.generation:
             raise group.illegal(generation)
         reply = None
-        if group.state is State.PREPARING:
+        if group.state is PREPARING:
             reply = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group rebalances")
         timer = session(group_id, member_id)
         return Outcome([TimerMoved(timer, now_ms + member.session_timeout_ms)], [(ticket, reply)])
