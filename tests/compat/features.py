@@ -60,23 +60,31 @@ class Absence(NamedTuple):
 
 
 OF_GROUPS = tuple(feature for feature in Feature if feature.startswith(("groups", "consumer", "from one")))
+OF_GROUP_ADMIN = (Feature.DESCRIBE_GROUPS, Feature.CHANGE_GROUPS, Feature.TRIM_GROUPS)
 OF_CONSUMER_PROTOCOL = tuple(feature for feature in Feature if feature.startswith(("consumer", "from one")))
 OF_TRANSACTIONS = tuple(feature for feature in Feature if feature.startswith("transactions"))
 OF_TOPICS = (Feature.TOPICS, Feature.PARTITIONS, Feature.SETTINGS, Feature.DELETE_RECORDS, Feature.TOPIC_IDS)
 
 ABSENCES = (
-    Absence("has no such call", ("kcat",), OF_TOPICS),
+    Absence("has no such call", ("kcat",), (*OF_TOPICS, *OF_GROUP_ADMIN)),
     Absence("does not tell topic ids", ("aiokafka", "kafkajs"), (Feature.TOPIC_IDS,)),
     Absence("sends no timestamps of its user's", ("kcat",), (Feature.TIMESTAMPS,)),
     Absence("reads by groups only; others read what it wrote", ("kafkajs",), (Feature.CONSUME,)),
-    Absence("lives for one command", ("kcat",), (Feature.RESTARTS, *OF_GROUPS)),
+    Absence("lives for one command", ("kcat",), (Feature.RESTARTS,)),
+    Absence(
+        "leaves it to its librdkafka, which is tried as confluent-kafka",
+        ("kcat",),
+        (Feature.COMMITS, Feature.STATIC, Feature.COOPERATIVE, Feature.GROUPS_KILL),
+    ),
     Absence("is tried as Spark uses it, which joins no groups", ("java-3.9",), OF_GROUPS),
     Absence("has no static members", ("kafkajs",), (Feature.STATIC,)),
     Absence("has only eager assignors", ("aiokafka", "kafkajs"), (Feature.COOPERATIVE,)),
     Absence("has no admin call that changes groups", ("aiokafka",), (Feature.CHANGE_GROUPS,)),
     Absence("has no such admin call", ("confluent-kafka", "aiokafka", "kafkajs"), (Feature.TRIM_GROUPS,)),
     Absence(
-        "speaks only the classic protocol", ("kafka-python", "aiokafka", "kafkajs"), OF_CONSUMER_PROTOCOL
+        "speaks only the classic protocol",
+        ("kafka-python", "aiokafka", "kcat", "kafkajs"),
+        OF_CONSUMER_PROTOCOL,
     ),
     Absence(
         "leaves without its instance id, so that nobody knows it will be back",
