@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from levada.errors import KafkaError
 from levada.spark.judging import CommitRefused
 from levada.spark.options import OptionError
+from levada.spark.workers import keep_what_is_loaded
 
 EXPLAINED = (OptionError, KafkaError, CommitRefused, ConnectionError, TimeoutError)
 GOES_ON = "Set option failOnDataLoss to false to go on with what is left, or begin a new query from where records are."
@@ -21,6 +22,7 @@ def told_plainly() -> Iterator[None]:
     """For whatever Spark calls: of an error that explains itself only the message is shown."""
     try:
         yield
+        keep_what_is_loaded()
     except EXPLAINED as error:
         # Spark's own switch. A worker ends after an error, so nothing else is hidden by it.
         if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
