@@ -64,6 +64,7 @@ class Stream:
         self.pages: Counter[str] = Counter()
         self.queries: Counter[str] = Counter()
         self.failures = 0
+        self.ends: dict[TopicPartition, int] = {}  # of the topics, once it has stopped
         self.rate = RATE
         self.started = time.monotonic()
         self._sending = threading.Event()
@@ -99,6 +100,8 @@ class Stream:
             time.sleep(0.02)
         self._receiving.set()
         receiver.join()
+        for place in self._consumer.assignment():
+            _, self.ends[place] = self._consumer.get_watermark_offsets(place, timeout=10)
         self._consumer.close()
 
     def missing(self) -> int:
@@ -264,7 +267,8 @@ def keep_running(broker: Broker, analysis: Analysis, console: Console) -> None:
     )
     where = "" if broker.bootstrap.endswith(f":{DEFAULT_PORT}") else f" -b {broker.bootstrap}"
     commands = [f"{command}{where}" for command in ("topic list", "topic describe page-views")]
-    commands += [f"consume activity-counts{where}", f"pipeline status activity --home {analysis.home}"]
+    commands += [f"consume activity-counts{where}", f"group lag activity{where}"]
+    commands.append(f"pipeline status activity --home {analysis.home}")
     for command in commands:
         console.print(
             f"  {os.path.dirname(sys.executable)}/levada {command}", highlight=False, soft_wrap=True
@@ -296,8 +300,7 @@ def show(broker: Broker, analysis: Analysis, console: Console) -> int:
     summary(stream, elapsed_s, console)
     if stream.missing() or stream.failures:
         return 1
-    sent = sum(seen.sent for seen in stream.seen.values())
-    return conclude(analysis, sent, console) if to_the_end else 0
+    return conclude(analysis, stream.ends, console) if to_the_end else 0
 
 
 def main() -> int:

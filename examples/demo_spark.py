@@ -14,10 +14,10 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 from rich.console import Console
 
-from levada.pipelines.runs import Run, Told
-
+GROUP = "activity"  # under which the pipeline tells how far it is
 RESULTS = ("activity-counts", "activity-pages", "activity-sessions")
 PIPELINE = shlex.split("--window '5 seconds' --late '2 seconds' --gap '5 seconds' --every '1 second' --top 3")
+PIPELINE += ["--option", f"group={GROUP}"]
 PATIENCE_S = 300  # with Spark, on a machine that has much else to do
 QUIET: dict[str, str | int | float | bool] = {
     "log.connection.close": False,
@@ -39,19 +39,16 @@ class Analysis:
         # A session of its own: Ctrl-C is for the demo, which ends the pipeline itself.
         return subprocess.Popen(command, stderr=self._log, text=True, start_new_session=True, **options)
 
-    def told(self) -> Told | None:
-        return Run(self.home, "activity").told()
-
-    def catch_up(self, seconds: float = PATIENCE_S) -> bool:
-        """Wait until the pipeline has read all that is there, and has written what it can; whether it has."""
+    def catch_up(self, ends: dict[TopicPartition, int], seconds: float = PATIENCE_S) -> bool:
+        """Wait until the pipeline is done with all before these offsets, as its group tells; whether it is."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and self._process.poll() is None:
-            told = self.told()
-            # The batch after the first is the earliest in which a window can be over.
-            if told is not None and told.progress.batches > 1 and told.progress.lag == 0:
-                return True
-            time.sleep(0.1)
-        return False
+        consumer = Consumer(QUIET | {"bootstrap.servers": self._bootstrap, "group.id": GROUP})
+        done = False
+        while not done and time.monotonic() < deadline and self._process.poll() is None:
+            time.sleep(0.2)
+            done = all(place.offset >= ends[place] for place in consumer.committed(list(ends), timeout=10))
+        consumer.close()
+        return done
 
     def stop(self) -> int:
         """As `levada pipeline stop` does; the exit code."""
@@ -93,10 +90,10 @@ class Analysis:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
-def conclude(analysis: Analysis, sent: int, console: Console) -> int:
+def conclude(analysis: Analysis, ends: dict[TopicPartition, int], console: Console) -> int:
     """What Spark made of it; 0 if it has seen every event."""
     console.print("\nThe activity pipeline on Spark reads what is left ...")
-    if not analysis.catch_up() or analysis.stop() != 0:
+    if not analysis.catch_up(ends) or analysis.stop() != 0:
         console.print(f"the pipeline failed:\n{analysis.why()}", markup=False)
         return 1
     console.print("\nWritten exactly once while the stream ran, by `levada pipeline run activity`:\n")
@@ -109,6 +106,7 @@ def conclude(analysis: Analysis, sent: int, console: Console) -> int:
     tables = analysis.report(chart)
     console.print(tables, markup=False, soft_wrap=True)
     console.print(f"chart: {chart}", soft_wrap=True)
+    sent = sum(ends.values())
     kinds = tables.split("\n\n")[0].splitlines()[1:]
     counted = sum(int(line.split()[1].replace(",", "")) for line in kinds)
     verdict = "nothing lost" if counted == sent else "SOMETHING IS MISSING"

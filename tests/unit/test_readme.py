@@ -112,7 +112,7 @@ def test_the_demo_says_what_is_shown(folder: Path) -> None:
         env=environment(),
         stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=220,
     )
     assert result.returncode == 0
     assert set(shape(shown)) - {"..."} <= set(shape(result.stdout)), result.stdout
