@@ -7,36 +7,33 @@ transaction ended, and says what readers must find whatever was cleaned: the sam
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple, cast
+from typing import cast
 from uuid import UUID
 
+from tests.sim.cleaner_checks import CleanerChecks
+from tests.sim.cleaner_model import Batch, Model, Writer
 from tests.sim.world import SimTurn, Violation
 
 from levada.broker.partitions import Edges, Partition
 from levada.config import BrokerConfig, TopicConfig
-from levada.core.producers import APPEND, CorruptSnapshotError
+from levada.core.producers import CorruptSnapshotError
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.net.turn import Turn
 from levada.storage.cleaner import Cleaner
 from levada.storage.cleaning_job import look, prepare
 from levada.storage.cleaning_messages import Cleaned, Finished
-from levada.storage.cleaning_swap import SwapRefusedError, settle, swap
+from levada.storage.cleaning_swap import settle, swap
 from levada.storage.log import Log
 from levada.storage.segment import Segment
 from levada.testing.simdisk import SimCrash, SimDisk
 from levada.wire.batches import (
     TRANSACTIONAL_BIT,
-    BatchHeader,
     Record,
-    crc_is_valid,
-    decode,
     encode,
-    iterate_headers,
 )
-from levada.wire.markers import ABORT, Marker
+from levada.wire.markers import Marker
 
 DATA = "/data"
 DIRECTORY = "/data/compacted-0"
@@ -44,73 +41,6 @@ STEPS_UNTIL_CRASH_MAX = 40
 STEPS_OF_A_SWAP = 16
 KEYS = [b"key-%d" % number for number in range(40)]
 CODECS = (Codec.NONE, Codec.NONE, Codec.LZ4, Codec.GZIP)
-
-
-class Batch(NamedTuple):
-    """What was appended: records, or a marker."""
-
-    base_offset: int
-    last_offset: int
-    records: tuple[Record, ...]
-    producer_id: int = -1
-    sequence: int = -1
-    transactional: bool = False
-    committed: bool | None = None  # of a marker
-
-
-@dataclass
-class Writer:
-    """A producer. The first is not idempotent, those with an even id use transactions."""
-
-    producer_id: int
-    sequence: int = 0
-
-    @property
-    def transactional(self) -> bool:
-        return self.producer_id > 0 and self.producer_id % 2 == 0
-
-
-@dataclass
-class Model:
-    """Every batch that is in the log or was, in order."""
-
-    batches: list[Batch] = field(default_factory=list)
-
-    @property
-    def end_offset(self) -> int:
-        return self.batches[-1].last_offset + 1 if self.batches else 0
-
-    def cut(self, end_offset: int) -> None:
-        while self.batches and self.batches[-1].base_offset >= end_offset:
-            self.batches.pop()
-
-    def open_transactions(self) -> dict[int, int]:
-        """Producer id -> first offset."""
-        open_: dict[int, int] = {}
-        for batch in self.batches:
-            if batch.committed is not None:
-                open_.pop(batch.producer_id, None)
-            elif batch.transactional:
-                open_.setdefault(batch.producer_id, batch.base_offset)
-        return open_
-
-    def stable_offset(self) -> int:
-        return min(self.open_transactions().values(), default=self.end_offset)
-
-    def committed(self) -> list[Record]:
-        """What readers of committed records would see if nothing were ever cleaned."""
-        undecided: dict[int, list[Record]] = {}
-        seen: list[Record] = []
-        for batch in self.batches:
-            if batch.committed is not None:
-                decided = undecided.pop(batch.producer_id, [])
-                seen += decided if batch.committed else []
-            elif batch.transactional:
-                undecided.setdefault(batch.producer_id, []).extend(batch.records)
-            else:
-                seen += batch.records
-        stable = self.stable_offset()
-        return sorted(record for record in seen if record.offset < stable)
 
 
 class CleanerWorld:
@@ -134,6 +64,7 @@ class CleanerWorld:
         self.writers = [Writer(-1), *(Writer(number) for number in range(1, 7))]
         self.busy = self.writers  # those that write at the time
         self.model = Model()
+        self.checks = CleanerChecks(self)
         self.synced = self.written = 0
         self.recovery_point = self.checkpoint = 0  # as the files of the data dir say
         self.cleaned_at: dict[int, int] = {}  # offset of a tombstone -> when a cleaning began that took it in
@@ -457,118 +388,7 @@ class CleanerWorld:
         self.check()
 
     def check(self) -> None:
-        partition = self.partition
-        if partition.last_stable_offset != self.model.stable_offset():  # invariants 4 and 10
-            raise Violation(
-                f"stable up to {partition.last_stable_offset}, but {self.model.stable_offset()} is right"
-            )
-        self.check_producers()
-        committed = self.model.committed()
-        self.check_view(committed, self.consume(0), 0)
-        if partition.high_watermark:
-            start = self.random.randrange(partition.high_watermark)
-            self.check_view(committed, self.consume(start), start)
-
-    def check_producers(self) -> None:
-        """Invariant 6: a producer that sends its last batch again is known."""
-        for writer in self.writers:
-            last = self.last_batch(writer)
-            if last is None or last.base_offset in self.forgotten:
-                continue
-            try:
-                answer = self.partition.producers.check_transactional(
-                    writer.producer_id, 0, last.sequence, len(last.records)
-                )
-            except KafkaError as error:
-                raise Violation(f"{last} sent again: {error}") from error
-            if answer == APPEND or answer != last.base_offset:
-                raise Violation(f"{last} sent again is answered {answer}")
-
-    def check_view(self, committed: list[Record], seen: list[Record], start: int) -> None:
-        """What a reader saw from an offset, against everything that was ever committed."""
-        by_offset = {record.offset: record for record in committed}
-        offsets = [record.offset for record in seen]
-        if offsets != sorted(set(offsets)):
-            raise Violation(f"offsets do not rise: {offsets}")
-        for record in seen:
-            if by_offset.get(record.offset) != record:
-                raise Violation(f"{record} was seen, {by_offset.get(record.offset)} was committed")
-        latest = {record.key: record for record in committed if record.offset >= start}
-        found = {record.key: record for record in seen}
-        for key, record in latest.items():
-            if found.get(key) == record:
-                continue
-            if record.value is not None:
-                raise Violation(
-                    f"from {start}: {record} is the latest of its key, {found.get(key)} was found"
-                )
-            if key in found:
-                raise Violation(
-                    f"from {start}: {key!r} was deleted at {record.offset}, but {found[key]} is back"
-                )
-            since = self.cleaned_at.get(record.offset)
-            if since is None or self.now_ms < since + self.delete_retention_ms:
-                raise Violation(f"from {start}: tombstone {record} is gone, cleaned at {since}")
-            self.tombstones_gone += 1
-        limit = self.uncleaned_from()
-        missing = [
-            record for record in committed if record.offset >= max(limit, start) and record not in seen
-        ]
-        if missing:
-            raise Violation(f"from {start}: {missing[0]} is gone, but nothing after {limit} was ever cleaned")
-
-    def uncleaned_from(self) -> int:
-        """No cleaning came so far."""
-        return self.partition.log.active.base_offset
-
-    def consume(self, start: int) -> list[Record]:
-        """What a client with isolation.level=read_committed does."""
-        partition, offset, seen = self.partition, start, list[Record]()
-        end = partition.last_stable_offset
-        while offset < end:
-            try:
-                piece = partition.read(offset, self.random.choice((1, 300, 1 << 20)), True, committed=True)
-            except KafkaError as error:
-                raise Violation(f"offset {offset} cannot be read: {error}") from error
-            data = memoryview(b"".join(piece.views))
-            if not data:
-                raise Violation(f"nothing to read at {offset} below {end}")
-            aborted = sorted(partition.aborted(offset, piece.size), key=lambda pair: pair[1])
-            skipped: set[int] = set()
-            for position, header in iterate_headers(data):
-                batch = data[position : position + header.size]
-                while aborted and aborted[0][1] <= header.last_offset:
-                    skipped.add(aborted.pop(0)[0])
-                seen += self.unpack(header, batch, skipped, offset)
-            offset = header.last_offset + 1
-        return seen
-
-    def unpack(self, header: BatchHeader, batch: memoryview, skipped: set[int], start: int) -> list[Record]:
-        if not crc_is_valid(batch):
-            raise Violation(f"the batch at {header.base_offset} has a wrong CRC")
-        records = decode(batch)
-        if header.is_control:
-            if records and records[0].key and records[0].key[3] == ABORT:
-                skipped.discard(header.producer_id)
-            return []
-        if header.is_transactional and header.producer_id in skipped:
-            return []
-        return [record for record in records if record.offset >= start]
+        self.checks.check()
 
     def note(self, line: str) -> None:
         self.trace.append(f"{self.disk.steps}: {line}")
-
-
-def simulate(seed: int, disk_type: type[SimDisk] = SimDisk, actions: int = 200) -> CleanerWorld:
-    """Run one seed; a failure says how to replay it."""
-    world = CleanerWorld(seed, disk_type)
-    try:
-        world.run(actions)
-    except SwapRefusedError as error:
-        raise Violation(f"a swap was refused: {error}") from error
-    except Exception as error:
-        error.add_note(f"replay: SEED={seed} python -m pytest tests/sim/test_cleaner.py")
-        error.add_note("the last actions:\n  " + "\n  ".join(world.trace[-25:]))
-        error.add_note("the last calls to the disk:\n  " + "\n  ".join(world.disk.trace[-40:]))
-        raise
-    return world

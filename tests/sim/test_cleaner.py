@@ -9,14 +9,16 @@ from collections.abc import Callable
 
 import pytest
 from tests.sim import cleaner_world
-from tests.sim.cleaner_world import CleanerWorld, simulate
+from tests.sim.cleaner_world import CleanerWorld
 from tests.sim.planting import must_be_found
+from tests.sim.world import Violation
 
 from levada.core.producers import AbortedTransaction
 from levada.storage import cleaner, cleaning_swap, leftovers
 from levada.storage.cleaner import Cleaner
 from levada.storage.cleaning_messages import Cleaned
 from levada.storage.cleaning_plan import Bounds
+from levada.storage.cleaning_swap import SwapRefusedError
 from levada.storage.cleaning_transactions import CleanedTransactions
 from levada.storage.log import Log
 from levada.storage.names import CLEANED_SUFFIX, DELETED_SUFFIX
@@ -28,6 +30,21 @@ from levada.wire.compaction import Span, rebuild
 SEEDS_MAX = 400
 
 Plant = Callable[[pytest.MonkeyPatch], type[SimDisk]]
+
+
+def simulate(seed: int, disk_type: type[SimDisk] = SimDisk, actions: int = 200) -> CleanerWorld:
+    """Run one seed; a failure says how to replay it."""
+    world = CleanerWorld(seed, disk_type)
+    try:
+        world.run(actions)
+    except SwapRefusedError as error:
+        raise Violation(f"a swap was refused: {error}") from error
+    except Exception as error:
+        error.add_note(f"replay: SEED={seed} python -m pytest tests/sim/test_cleaner.py")
+        error.add_note("the last actions:\n  " + "\n  ".join(world.trace[-25:]))
+        error.add_note("the last calls to the disk:\n  " + "\n  ".join(world.disk.trace[-40:]))
+        raise
+    return world
 
 
 def test_a_compacted_partition_keeps_its_promises(seed: int) -> None:
