@@ -29,11 +29,12 @@ $(STAMP): requirements/dev.txt pyproject.toml | $(BIN)/python
 demo: $(STAMP)  ## watch a broker and a pipeline on Spark at work: about a minute (KEEP=1 leaves them running)
 	@$(BIN)/python examples/demo.py
 
-test: $(STAMP)  ## all tests: unit and sim (5 minutes), badinput (1), compat with real clients (5, more the first time), eos (2)
+test: $(STAMP)  ## all tests: unit and sim (5 minutes), badinput (1), compat with real clients (5, more the first time), eos (2), spark (8)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/unit tests/sim
 	$(BIN)/python -m pytest tests/badinput
 	$(BIN)/python -m pytest tests/compat
 	$(BIN)/python -m pytest -n 2 tests/eos
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/spark
 
 quick: $(STAMP)  ## what is worth running at each save: under 2 minutes
 	SEEDS=150 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow" tests/unit tests/sim

@@ -1,12 +1,16 @@
 """Options: stock names, any case, errors that name the option and what would be right."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from levada.model import TopicPartition
-from levada.spark.options import OptionError, duration, moment, size
+from levada.spark.options import ConnectionOptions, Option, OptionError, declared, duration, moment, size
 from levada.spark.positions import from_json, resolve, to_json
 from levada.spark.read_options import ReadOptions, for_batch, for_stream, read_options
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 HERE = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 
 
@@ -82,10 +86,19 @@ def test_a_setting_without_effect_is_warned_of() -> None:
 def test_what_is_for_a_stream_is_refused_in_a_batch_and_the_other_way_round() -> None:
     with pytest.raises(OptionError, match=r"group is for a stream and means nothing to spark\.read"):
         for_batch(options(group="g"))
+    with pytest.warns(UserWarning, match="maxOffsetsPerTrigger is for a stream and has no effect"):
+        for_batch(options(maxOffsetsPerTrigger="5"))
     with pytest.raises(OptionError, match="endingOffsets is for a batch"):
         for_stream(options(endingOffsets="latest"))
     with pytest.raises(OptionError, match="reads nothing"):
         for_batch(options(startingOffsets="latest"))
+
+
+def test_the_names_of_a_group_are_that_of_the_client() -> None:
+    """There are no consumers in a group; brokers see these names as the stock connector's users know them."""
+    assert options(groupIdPrefix="team-a").client_options()["client_id"] == "team-a"
+    assert options(kafka__group__id="team-a").fetch_options.client_id == "team-a"
+    assert options(kafka__client__id="mine", groupIdPrefix="team-a").client_id == "mine"
 
 
 def test_units() -> None:
@@ -112,3 +125,22 @@ def test_written_offsets_must_name_what_is_read() -> None:
         resolve({zero: 1}, earliest, latest, "x")
     with pytest.raises(OptionError, match="no partition t-2 is read"):
         resolve({zero: 1, one: 1, TopicPartition("t", 2): 1}, earliest, latest, "x")
+
+
+def told(one: Option) -> str:
+    names = ", ".join(f"`{name}`" for name in (one.name, *one.aliases))
+    default = f"`{one.default}`" if one.default and " " not in one.default else one.default
+    return f"| {names} | {default} | {one.doc} |"
+
+
+def test_the_page_names_every_option() -> None:
+    """UPDATE_REFERENCE=1 writes the table anew from the declarations."""
+    connection, options = declared(ConnectionOptions), declared(ReadOptions)
+    lines = [told(one) for name, one in options.items() if name not in connection]
+    lines += [told(one) for one in connection.values()]
+    table = "\n".join(["| option | default | |", "|---|---|---|", *lines, ""])
+    head, _, found = PAGE.read_text().partition("| option | default | |")
+    if os.environ.get("UPDATE_REFERENCE"):
+        PAGE.write_text(head + table)
+    else:
+        assert "| option | default | |" + found == table

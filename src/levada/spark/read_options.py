@@ -1,6 +1,7 @@
 """What may be asked of a reader: which topics, from where to where, how much at a time, which rows, in which form."""
 
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ def _pattern(text: str) -> str:
 class ReadOptions(ConnectionOptions):
     """The options of a batch and of a stream."""
 
-    subscribe: tuple[str, ...] = option("subscribe", "Topics, separated by commas.", words, ())
+    subscribe: tuple[str, ...] = option("subscribe", "Topics, separated by commas.", words, (), told="")
     subscribe_pattern: str = option(
         "subscribePattern", "A regular expression that the whole name of a topic must match.", _pattern, ""
     )
@@ -71,7 +72,7 @@ class ReadOptions(ConnectionOptions):
     )
     ending_offsets: Place = option(
         "endingOffsets",
-        "Where a batch ends: `latest`, or offsets as above (-1 being latest).",
+        "Where a batch ends: `latest`, or offsets as for startingOffsets, -1 being latest.",
         parse_offsets("latest"),
         None,
         told="latest",
@@ -80,7 +81,10 @@ class ReadOptions(ConnectionOptions):
         "endingTimestamp", "A batch ends before the first record from this time on.", moment, None
     )
     ending_offsets_by_timestamp: Offsets | None = option(
-        "endingOffsetsByTimestamp", "The same with a time for each partition.", parse_times, None
+        "endingOffsetsByTimestamp",
+        "A time for each partition, before which a batch ends: as startingOffsetsByTimestamp.",
+        parse_times,
+        None,
     )
     fail_on_data_loss: bool = option(
         "failOnDataLoss",
@@ -105,10 +109,14 @@ class ReadOptions(ConnectionOptions):
         "maxOffsetsPerTrigger", "At most so many records in a micro-batch.", whole(), 0, told=""
     )
     min_offsets: int = option(
-        "minOffsetsPerTrigger", "Wait until there are so many records.", whole(), 0, told=""
+        "minOffsetsPerTrigger", "A micro-batch waits until there are so many records.", whole(), 0, told=""
     )
     max_trigger_delay_ms: int = option(
-        "maxTriggerDelay", "But no longer than this.", duration, 900_000, told="15m"
+        "maxTriggerDelay",
+        "How long minOffsetsPerTrigger is waited for at most.",
+        duration,
+        900_000,
+        told="15m",
     )
     max_bytes: int = option(
         "maxBytesPerTrigger",
@@ -164,7 +172,7 @@ class ReadOptions(ConnectionOptions):
     )
     dead_letter_topic: str = option(
         "deadLetterTopic",
-        "Where values go that are not of that format; without it their rows have them in the column `malformed`.",
+        "Where values go that are not of valueFormat; without it their rows have them in the column `malformed`.",
         text_of,
         "",
     )
@@ -212,12 +220,9 @@ BATCH_ONLY = {
     "ending_timestamp": "endingTimestamp",
     "ending_offsets_by_timestamp": "endingOffsetsByTimestamp",
 }
-STREAM_ONLY = {
-    "max_offsets": "maxOffsetsPerTrigger",
-    "min_offsets": "minOffsetsPerTrigger",
-    "max_bytes": "maxBytesPerTrigger",
-    "group": "group",
-}
+STREAM_ONLY = {"max_bytes": "maxBytesPerTrigger", "group": "group"}
+# The stock connector takes these in a batch and does nothing with them.
+STREAM_ONLY_OF_STOCK = {"max_offsets": "maxOffsetsPerTrigger", "min_offsets": "minOffsetsPerTrigger"}
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
@@ -250,6 +255,9 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 def for_batch(options: ReadOptions) -> ReadOptions:
     """Refuse what has no meaning in a batch."""
     _refuse(options, STREAM_ONLY, "a stream", "read")
+    for attribute, name in STREAM_ONLY_OF_STOCK.items():
+        if getattr(options, attribute):
+            warnings.warn(f"option {name} is for a stream and has no effect in a batch", stacklevel=2)
     if options.starting_offsets == "latest":
         raise OptionError("option startingOffsets: a batch that begins at the latest offset reads nothing")
     return options

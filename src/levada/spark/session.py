@@ -79,7 +79,7 @@ def _set_environment() -> None:
 def _is_told_elsewhere(conf: dict[str, str]) -> bool:
     """Whether the master is among the settings, or spark-submit or a Spark installation may know it."""
     return "spark.master" in conf or bool(
-        os.environ.keys() & {"PYSPARK_GATEWAY_PORT", "SPARK_CONF_DIR", "SPARK_REMOTE"}
+        os.environ.keys() & {"PYSPARK_GATEWAY_PORT", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_REMOTE"}
     )
 
 
