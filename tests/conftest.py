@@ -1,10 +1,15 @@
-"""Rules for every test: no process outlives the tests that started it."""
+"""Rules for every test: no process outlives the tests that started it, and a busy machine fails none."""
 
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says nothing on a machine that does other things as well.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # A shell starts background jobs with SIGINT ignored, and so would every process be that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
