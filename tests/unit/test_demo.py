@@ -8,21 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-
-DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
+from tests.demo import DEMO, run_demo
 
 
 @pytest.mark.slow
 def test_the_demo_sums_up_and_ends_cleanly(tmp_path: Path) -> None:
     environment = {**os.environ, "DEMO_SECONDS": "2", "DEMO_RATE": "500", "KEEP": ""}
-    process = subprocess.run(
-        [sys.executable, str(DEMO)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=220,
-        cwd=tmp_path,
-    )
+    process = run_demo(tmp_path, environment)
     assert process.returncode == 0, process.stdout + process.stderr
     assert "bootstrap.servers=127.0.0.1:" in process.stdout
     assert re.search(r"events sent, [0-9,]+ received: nothing lost", process.stdout)

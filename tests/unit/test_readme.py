@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.demo import run_demo
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("readme")]
 
@@ -106,15 +107,8 @@ def test_the_commands_do_what_is_shown(folder: Path, greeting_and_address: tuple
 def test_the_demo_says_what_is_shown(folder: Path) -> None:
     """Lines may be left out in the README, with dots in their place; none may be made up."""
     shown = dict(steps())["make demo"]
-    result = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "demo.py")],
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=220,
-    )
-    assert result.returncode == 0
+    result = run_demo(folder, environment())
+    assert result.returncode == 0, result.stderr
     assert set(shape(shown)) - {"..."} <= set(shape(result.stdout)), result.stdout
 
 
