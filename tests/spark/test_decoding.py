@@ -131,7 +131,12 @@ def test_what_librdkafka_writes_is_read(broker: EmbeddedBroker, codec: str) -> N
     """Key, value, headers and timestamp of each record as it was given to librdkafka (R13, R14)."""
     chance = random.Random(codec)
     topic = broker.topic(partitions=1)
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "compression.type": codec, "linger.ms": 20})
+    settings = {
+        "compression.type": codec,
+        "linger.ms": 20,
+        "enable.idempotence": True,
+    }  # retries keep the order
+    producer = Producer({"bootstrap.servers": broker.bootstrap} | settings)
     sent = []
     for number in range(3_000):
         key = None if chance.random() < 0.2 else chance.randbytes(chance.randrange(20))

@@ -31,8 +31,13 @@ def numbers(count: int, first: int = 0) -> list[bytes]:
     return [b"%08d" % number for number in range(first, first + count)]
 
 
-def produce(bootstrap: str, topic: str, values: Iterable[bytes], **options: object) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap, "batch.num.messages": 50, "linger.ms": 5} | options)
+def produce(bootstrap: str, topic: str, values: Iterable[bytes]) -> None:
+    settings = {
+        "batch.num.messages": 50,
+        "linger.ms": 5,
+        "enable.idempotence": True,
+    }  # so that retries keep the order
+    producer = Producer({"bootstrap.servers": bootstrap} | settings)
     for value in values:
         producer.produce(topic, value + b"." * 200, value, partition=0)
     assert producer.flush(PATIENCE_S) == 0
