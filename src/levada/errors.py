@@ -5,6 +5,7 @@ dispatched. Anything else that is raised is a bug of ours.
 """
 
 from enum import IntEnum
+from typing import Self
 
 
 class ErrorCode(IntEnum):
@@ -157,3 +158,7 @@ class KafkaError(Exception):
 
     def __str__(self) -> str:
         return f"{self.code.name}: {self.detail}" if self.detail else self.code.name
+
+    def kept(self) -> Self:
+        """The error without its trace, for keeping: a frame that keeps an error with its trace is a cycle."""
+        return self.with_traceback(None)

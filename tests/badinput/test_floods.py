@@ -7,14 +7,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.badinput.broker import HEALTHY, Broker, produce, running
+from tests.badinput.broker import HEALTHY, Broker, Offender, produce, running
 from tests.badinput.golden import TOPIC, header
 from tests.compat.raw import Connection, api_key
 
+from levada.api.registry import ENTRIES_MAX
 from levada.logs import REPEATS_MAX
 from levada.wire import batches
 
-NAMES = 100_000
+PARTITIONS = 100_000
 PATIENCE_S = 60.0
 MIB = 1 << 20
 
@@ -23,13 +24,13 @@ def text(value: str) -> bytes:
     return struct.pack(">h", len(value)) + value.encode()
 
 
-def array(one: Callable[[int], bytes], count: int = NAMES) -> bytes:
+def array(one: Callable[[int], bytes], count: int = ENTRIES_MAX) -> bytes:
     return struct.pack(">i", count) + b"".join(map(one, range(count)))
 
 
 def topic(partition: Callable[[int], bytes]) -> bytes:
     """One topic with all the partitions there could be."""
-    return struct.pack(">i", 1) + text(TOPIC) + array(partition)
+    return struct.pack(">i", 1) + text(TOPIC) + array(partition, PARTITIONS)
 
 
 def packed(form: str, *fields: int) -> Callable[[int], bytes]:
@@ -50,13 +51,13 @@ CROWDED: dict[str, tuple[int, bytes]] = {
     "add_partitions_to_txn": (0, text("nobody") + struct.pack(">qh", 1, 0) + topic(packed(">i"))),
     "describe_groups": (0, array(lambda number: text(f"g-{number}"))),
     "delete_groups": (0, array(lambda number: text(f"g-{number}"))),
-    "create_partitions": (0, array(lambda number: text(f"t-{number}") + struct.pack(">ii", NAMES, -1))
+    "create_partitions": (0, array(lambda number: text(f"t-{number}") + struct.pack(">ii", PARTITIONS, -1))
                           + struct.pack(">ib", 1_000, 0)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("api", CROWDED)
-def test_a_request_may_name_a_hundred_thousand(api: str, broker: Broker) -> None:
+def test_a_request_may_name_much(api: str, broker: Broker) -> None:
     version, body = CROWDED[api]
     with Connection(broker.bootstrap) as one:
         one.socket.settimeout(PATIENCE_S)
@@ -65,10 +66,20 @@ def test_a_request_may_name_a_hundred_thousand(api: str, broker: Broker) -> None
     broker.check_memory()
 
 
-def test_requests_that_stop_before_their_end_share_a_bounded_memory(broker: Broker) -> None:
+@pytest.mark.parametrize("api", ["describe_groups", "delete_groups", "metadata"])
+@pytest.mark.parametrize("name", ["g", "a name that is rather long " * 9], ids=["many", "large"])
+def test_a_request_may_not_name_millions(api: str, name: str, offender: Offender) -> None:
+    """What would take minutes, or gigabytes as objects, costs its client the connection."""
+    version, _ = CROWDED[api]
+    body = array(lambda _: text(name), count=ENTRIES_MAX + 1) + (b"\0" if api == "metadata" else b"")
+    assert not offender.attack(header(api_key(api), version, flexible=False) + body)
+
+
+def test_requests_that_stop_before_their_end_share_a_bounded_memory(tmp_path: Path) -> None:
     """Most of a hundred mebibytes has come of each, and the rest never will; big requests of others still pass."""
     piece = bytes(MIB)
-    with ExitStack() as stack:
+    with running(tmp_path) as broker, ExitStack() as stack:
+        broker.prepare()
         greedy = [stack.enter_context(socket.create_connection(broker.place, timeout=0.5)) for _ in range(12)]
         for one in greedy:
             one.sendall(struct.pack(">i", 100 * MIB))

@@ -283,7 +283,7 @@ async def _altered(
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
             commands[place] = command_of(_resource_type(call.broker, resource), resource)
         except KafkaError as error:
-            errors[place] = error
+            errors[place] = error.kept()
     decision = await call.broker.controller.submit_all(
         list(commands.values()), validate_only=request.validate_only
     )

@@ -53,6 +53,10 @@ class Handler(NamedTuple):
     reads_frames: bool
 
 
+READ_BYTES_MAX = 16 << 20  # of a request that is read into objects, which take many times its bytes
+LARGE_BYTES = 64 * 1024  # what is smaller cannot name too much
+ENTRIES_MAX = 100_000  # groups, topics or the like that one request may name
+
 HANDLERS: dict[int, Handler] = {}
 SHORTCUTS: dict[tuple[int, int], Callable[..., bool]] = {}  # by API key and version
 
@@ -138,6 +142,11 @@ def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
     return dispatch
 
 
+def _too_much(handler: Handler, what: str) -> KafkaError:
+    """One client must not keep the loop and the memory from all others."""
+    return KafkaError(ErrorCode.INVALID_REQUEST, f"{handler.name} with {what}")
+
+
 class _Request(Call):
     """A request off the hot path, and the place of its answer where that has to wait."""
 
@@ -186,7 +195,16 @@ class _Request(Call):
         if self.api_version not in self.handler.versions:
             self.api_version = 0
             return None
-        return messages.read_request(self.api_key, self.api_version, self.frame, self.position)
+        size = len(self.frame)
+        if size > READ_BYTES_MAX:
+            raise _too_much(self.handler, f"{size} bytes; at most {READ_BYTES_MAX}")
+        content = messages.read_request(self.api_key, self.api_version, self.frame, self.position)
+        if size > LARGE_BYTES:
+            for name in getattr(content, "__dataclass_fields__", ()):
+                entries = getattr(content, name)
+                if isinstance(entries, tuple) and len(entries) > ENTRIES_MAX:
+                    raise _too_much(self.handler, f"{len(entries)} {name}; at most {ENTRIES_MAX}")
+        return content
 
     def _encode(self, response: object) -> bytes:
         return messages.write_response_frame(self.api_key, self.api_version, self.correlation_id, response)

@@ -44,7 +44,7 @@ async def create_topics(
                 raise _duplicate_name()
             commands[topic.name] = _creation(config, topic)
         except KafkaError as error:
-            errors[topic.name] = error
+            errors[topic.name] = error.kept()
     _check_count(sum(len(command.assignments) or command.partitions for command in commands.values()))
     decision = await _submit(call, commands, errors, validate_only=request.validate_only)
     inherited = inherited_entries(call.broker)
@@ -171,7 +171,7 @@ async def delete_topics(
             found[key] = topic.name, topic.id
             commands[key] = DeleteTopic(topic.id)
         except KafkaError as error:
-            errors[key] = error
+            errors[key] = error.kept()
     await _submit(call, commands, errors, validate_only=False)
     answer = delete_topics_v6.response
     responses = []

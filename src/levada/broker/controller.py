@@ -168,7 +168,7 @@ def _decide_all(image: ClusterImage, commands: Sequence[Command]) -> tuple[Decis
         try:
             decided = decide(draft.image, command)
         except KafkaError as error:
-            errors.append(error)
+            errors.append(error.kept())
             continue
         errors.append(None)
         changes += decided

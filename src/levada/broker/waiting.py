@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any, Protocol
 
+from levada.errors import KafkaError
 from levada.wire.connection import Reply
 
 
@@ -88,6 +89,8 @@ class Deferred:
                 result = self._convert(result)
             except Exception as error:  # noqa: BLE001 (a bug of this answer, told by whoever hears it)
                 result = error
+        elif isinstance(result, KafkaError):
+            result = result.kept()
         self._result = result
         if self._then is not None:
             self._then(result)
