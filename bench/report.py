@@ -142,6 +142,17 @@ def changes_table(found: dict[str, Any], previous: dict[str, Any]) -> str:
     return f"Against the run of {previous['when']} ({previous['revision']}):\n\n" + table(head, lines)
 
 
+def others(found: dict[str, Any]) -> str:
+    """How much a reader may trust the figures: what was busy beside them."""
+    busy = [
+        side["others"]
+        for row in found["rows"].values()
+        for side in (row.get("levada"), row.get("kafka"))
+        if side
+    ]
+    return f" Other processes used {median(busy):.0%} of the cores." if busy else ""
+
+
 def markdown(found: dict[str, Any], previous: dict[str, Any] | None) -> str:
     """Everything."""
     about = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
@@ -152,16 +163,10 @@ def markdown(found: dict[str, Any], previous: dict[str, Any] | None) -> str:
     ]
     goals += [(goal, results.ratio(found["process"], goal.metric)) for goal in PROCESS_GOALS]
     judged = [goal.is_met(ratio) for goal, ratio in goals if ratio is not None]
-    busy = [
-        side["others"]
-        for row in found["rows"].values()
-        for side in (row.get("levada"), row.get("kafka"))
-        if side
-    ]
-    others = f" Other processes used {median(busy):.0%} of the cores." if busy else ""
     parts = [
         f"{found['when']}, revision {found['revision']}, Apache Kafka {found['kafka']}; {about}.",
-        f"{sum(judged)} of {len(judged)} goals met. Latencies are p50 / p99 / p99.9; a MB is 10^6 bytes.{others}",
+        f"{sum(judged)} of {len(judged)} goals met. Latencies are p50 / p99 / p99.9; a MB is 10^6 bytes."
+        + others(found),
         rows_table(found),
         costs_table(found),
         process_table(found),

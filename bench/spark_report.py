@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench import results
-from bench.report import DOCS, README, number, put_between_markers, table, times, verdict
+from bench.report import DOCS, README, number, others, put_between_markers, table, times, verdict
 from bench.spark_rows import GROWING, GROWTH, READ_ROWS_PER_S, growth_key, rows
 
 SIDES = {"levada": "Levada", "stock": "stock on Levada", "kafka": "stock on Kafka"}
@@ -124,7 +124,8 @@ def markdown(found: dict[str, Any]) -> str:
     parts = [
         f"{found['when']}, revision {found['revision']}, Spark {found['spark']} with 2 cores, the stock connector "
         f"{found['connector']}, Apache Kafka {found['kafka']}; {about}.",
-        f"{sum(judged)} of {len(judged)} goals met; {found['minutes']:.0f} minutes. Latencies are p50 / p99.",
+        f"{sum(judged)} of {len(judged)} goals met; {found['minutes']:.0f} minutes. Latencies are p50 / p99."
+        + others(found),
         rows_table(found),
         costs_table(found),
         growth_table(found),
