@@ -346,6 +346,20 @@ def test_a_prepared_transaction_that_nobody_keeps_is_aborted_by_the_next_client(
     assert shard.machine.transactions["t"].timeout_ms == TIMEOUT_MS
 
 
+def test_a_prepared_transaction_does_not_time_out_under_a_client_that_would(two_phase: Shard) -> None:
+    """As an operator's, who ends it long after it was prepared."""
+    shard = two_phase
+    client = Identity(*shard.init(two_phase=True).client)
+    shard.add(client, A)
+    shard.now_ms += 10 * TIMEOUT_MS
+    owner = Identity(*shard.init(keep_prepared=True).client)
+    shard.restart()
+    shard.now_ms += 10 * TIMEOUT_MS
+    shard.expire()
+    shard.end(owner, True)
+    assert [ending.committed for ending in shard.endings] == [True]
+
+
 def test_without_a_prepared_transaction_keeping_it_is_an_ordinary_beginning(two_phase: Shard) -> None:
     client = two_phase.begin()
     reply = two_phase.init(two_phase=True, keep_prepared=True)

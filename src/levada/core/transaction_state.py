@@ -101,13 +101,13 @@ class Transaction:
         )
 
     def taken_over(self, identity: Identity, timeout_ms: int, now_ms: int) -> Self:
-        """A client comes for the prepared transaction, which stays as it is."""
+        """A client comes for the prepared transaction, which stays as it is: it never times out, whoever comes."""
         return replace(
             self,
             next_producer_id=identity.producer_id,
             next_epoch=identity.epoch,
             last_epoch=NO_EPOCH,
-            timeout_ms=timeout_ms,
+            timeout_ms=self.timeout_ms if self.is_two_phase else timeout_ms,
             updated_ms=now_ms,
         )
 
