@@ -1,4 +1,4 @@
-"""Groups of the consumer protocol (KIP-848) as real clients form them, alone and beside the classic protocol (R3, R22).
+"""Groups of the consumer protocol (KIP-848) as real clients form them, alone and beside the classic protocol (R33).
 
 What single requests are answered is in `test_consumer_protocol_wire`.
 """

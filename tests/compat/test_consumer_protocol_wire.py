@@ -1,4 +1,4 @@
-"""What ConsumerGroupHeartbeat and its neighbours answer, request by request, as Apache Kafka does (R3, R21)."""
+"""What ConsumerGroupHeartbeat and its neighbours answer, request by request, as Apache Kafka does (R33)."""
 
 import time
 import uuid

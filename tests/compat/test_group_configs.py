@@ -1,4 +1,4 @@
-"""Kafka's own command line on settings of groups (R26)."""
+"""Kafka's own command line on settings of groups (R32)."""
 
 from tests.compat.test_groups_tools import tool
 

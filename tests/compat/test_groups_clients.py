@@ -1,4 +1,4 @@
-"""Groups as real clients form them: members share partitions, come, go and die; nothing is read twice or left (R22)."""
+"""Groups as real clients form them: members share partitions, come, go and die; nothing is read twice or left (R2, R31, R32)."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A broker that is killed under its groups: members go on where they had committed, and nothing is lost (R22, R25)."""
+"""A broker that is killed under its groups: members go on where they had committed, and nothing is lost (R32, R34)."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""What a client is told that comes back after its transaction was aborted by the timeout (R33).
+"""What a client is told that comes back after its transaction was aborted by the timeout (R26).
 
 Every answer was taken from Apache Kafka 4.3.1, and the tests run against it too (COMPAT_BOOTSTRAP).
 """

@@ -1,4 +1,4 @@
-"""Kafka's own tools on transactions of Levada: they list, describe and end them, and read every file (R1, R31)."""
+"""Kafka's own tools on transactions of Levada: they list, describe and end them, and read every file (R1, R26)."""
 
 import os
 import signal

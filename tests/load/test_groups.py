@@ -1,4 +1,4 @@
-"""Many groups, a large group, many commits (R26-R28)."""
+"""Many groups, a large group, many commits (R31, R32, R34)."""
 
 import asyncio
 import time

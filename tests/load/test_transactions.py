@@ -1,4 +1,4 @@
-"""Many transactional producers at once (R31-R33)."""
+"""Many transactional producers at once (R26)."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

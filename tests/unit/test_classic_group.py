@@ -1,4 +1,4 @@
-"""Groups of the classic protocol, rule by rule, as Kafka's coordinator has them (R22, R24)."""
+"""Groups of the classic protocol, rule by rule, as Kafka's coordinator has them (R31-R33)."""
 
 from typing import Any
 

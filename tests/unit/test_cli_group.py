@@ -1,4 +1,4 @@
-"""`levada group` as operators use it: what is printed where, how it ends, and what it changes (R26)."""
+"""`levada group` as operators use it: what is printed where, how it ends, and what it changes (R32, R34)."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

@@ -96,7 +96,7 @@ async def until_each_has(shares: Sequence[int], *consumers: GroupConsumer) -> No
 
 
 def test_a_group_goes_on_where_it_has_committed(broker: EmbeddedBroker, group: str) -> None:
-    """R27: what was committed is not read again, what was not is."""
+    """R34: what was committed is not read again, what was not is."""
     topic = broker.topic()
 
     async def work(client: Client) -> None:
@@ -119,7 +119,7 @@ def test_a_group_goes_on_where_it_has_committed(broker: EmbeddedBroker, group: s
 
 
 def test_a_group_reads_what_matches_a_pattern(broker: EmbeddedBroker, group: str) -> None:
-    """R26, KIP-848: also topics that are made later."""
+    """R33, KIP-848: also topics that are made later."""
 
     async def work(client: Client) -> None:
         named = broker.topic()
@@ -168,7 +168,7 @@ def test_where_a_group_without_offsets_starts(broker: EmbeddedBroker) -> None:
 def test_members_share_partitions_and_take_over_from_one_that_leaves(
     broker: EmbeddedBroker, group: str
 ) -> None:
-    """R26: everything is read once, since those who lose a partition commit first."""
+    """R31: everything is read once, since those who lose a partition commit first."""
     topic = broker.topic(partitions=4)
 
     async def work(client: Client) -> None:
@@ -196,7 +196,7 @@ def test_members_share_partitions_and_take_over_from_one_that_leaves(
 
 
 def test_a_member_that_is_killed_is_replaced(broker: EmbeddedBroker, group: str) -> None:
-    """R26: its session runs out, and the other one has everything."""
+    """R32: its session runs out, and the other one has everything."""
     topic = broker.topic(partitions=2)
 
     async def work(client: Client) -> None:
@@ -221,7 +221,7 @@ def test_a_member_that_is_killed_is_replaced(broker: EmbeddedBroker, group: str)
 def test_one_that_does_not_come_back_loses_its_partitions_and_hears_of_it(
     broker: EmbeddedBroker, group: str
 ) -> None:
-    """R27: its commit is refused; when it asks for more, it joins again and reads what the group has committed."""
+    """R34: its commit is refused; when it asks for more, it joins again and reads what the group has committed."""
     topic = broker.topic()
     lost: list[TopicPartition] = []
 
@@ -249,7 +249,7 @@ def test_one_that_does_not_come_back_loses_its_partitions_and_hears_of_it(
 
 
 def test_at_least_once_saves_what_was_dealt_with(broker: EmbeddedBroker, group: str) -> None:
-    """R28: leaving in order saves everything, an error all but the record in hand."""
+    """R27: leaving in order saves everything, an error all but the record in hand."""
     topic = broker.topic()
 
     async def at_the_fifteenth(consumer: GroupConsumer) -> None:
@@ -276,7 +276,7 @@ def test_at_least_once_saves_what_was_dealt_with(broker: EmbeddedBroker, group: 
 
 
 def test_at_most_once_saves_before_it_hands_out(broker: EmbeddedBroker, group: str) -> None:
-    """R28: what was handed out is not seen again, whatever became of it."""
+    """R27: what was handed out is not seen again, whatever became of it."""
     topic = broker.topic()
 
     async def with_the_first(consumer: GroupConsumer) -> None:
@@ -297,7 +297,7 @@ def test_at_most_once_saves_before_it_hands_out(broker: EmbeddedBroker, group: s
 
 
 def test_partitions_are_saved_when_they_are_taken_away(broker: EmbeddedBroker, group: str) -> None:
-    """R28: at least once, and also without a crash nothing twice."""
+    """R27: at least once, and also without a crash nothing twice."""
     topic = broker.topic(partitions=2)
 
     async def work(client: Client) -> None:
@@ -349,7 +349,7 @@ def test_a_hook_that_fails_is_told_and_the_partitions_move(broker: EmbeddedBroke
 
 
 def test_a_static_member_comes_back_to_what_it_had(broker: EmbeddedBroker, group: str) -> None:
-    """R26: its place is kept for it, and nobody else may have it meanwhile."""
+    """R33: its place is kept for it, and nobody else may have it meanwhile."""
     topic = broker.topic(partitions=4)
 
     async def work(client: Client) -> None:
@@ -370,7 +370,7 @@ def test_a_static_member_comes_back_to_what_it_had(broker: EmbeddedBroker, group
 
 
 def test_a_consumer_that_is_not_asked_for_records_leaves(broker: EmbeddedBroker, group: str) -> None:
-    """R26: a program that hangs does not keep its partitions, although its heartbeats go on."""
+    """R32: a program that hangs does not keep its partitions, although its heartbeats go on."""
     topic = broker.topic()
 
     async def work(client: Client) -> None:
@@ -506,7 +506,7 @@ def test_a_topic_that_comes_later_is_read(broker: EmbeddedBroker, group: str) ->
 
 
 def test_a_caller_that_gives_up_loses_nothing(broker: EmbeddedBroker, group: str) -> None:
-    """R27: a wait that is cut off at any moment leaves the consumer whole."""
+    """R34: a wait that is cut off at any moment leaves the consumer whole."""
     topic = broker.topic(partitions=4)
 
     async def work(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""Records of consumer groups are Kafka's own, byte for byte (R26)."""
+"""Records of consumer groups are Kafka's own, byte for byte (R33)."""
 
 from typing import Any
 from uuid import UUID

@@ -146,7 +146,7 @@ def test_a_broker_with_a_short_timeout_of_its_own_allows_it_to_groups() -> None:
 
 
 def test_members_are_told_what_was_set_for_their_group(wire: Connection) -> None:
-    """R26: at their next heartbeat, whoever joined before."""
+    """R32: at their next heartbeat, whoever joined before."""
     reply = beat(wire, "slow", "member")
     assert interval_ms(reply) == 4_000
     assert alter(wire, "slow", {HEARTBEAT: "15000"}) == (ErrorCode.NONE, None)
@@ -156,7 +156,7 @@ def test_members_are_told_what_was_set_for_their_group(wire: Connection) -> None
 
 
 def test_a_members_session_is_as_long_as_its_group_says() -> None:
-    """R26: of two silent members the one of the hasty group is removed."""
+    """R32: of two silent members the one of the hasty group is removed."""
     settings = {"group.consumer.session.timeout.ms": "60000", "group.consumer.min.session.timeout.ms": "100"}
     with (
         EmbeddedBroker({**settings, "group.consumer.min.heartbeat.interval.ms": "10"}) as broker,

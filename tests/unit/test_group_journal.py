@@ -1,4 +1,4 @@
-"""Records of `__consumer_offsets`: byte for byte Kafka's, every version readable, damage noticed (R28)."""
+"""Records of `__consumer_offsets`: byte for byte Kafka's, every version readable, damage noticed (R34)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Committed offsets: who may commit, what is found again, what is forgotten (R24, R26)."""
+"""Committed offsets: who may commit, what is found again, what is forgotten (R34)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The coordinator's machine of transactions: who may speak, how transactions end, what survives (R31-R33)."""
+"""The coordinator's machine of transactions: who may speak, how transactions end, what survives (R26)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

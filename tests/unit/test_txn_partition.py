@@ -1,4 +1,4 @@
-"""Transactions in one partition: what readers of committed records see, and who may write (R31-R33)."""
+"""Transactions in one partition: what readers of committed records see, and who may write (R26)."""
 
 import os
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""OffsetCommit by hand, against the general codec: what is taken means the same, and the answer says the same (R28)."""
+"""OffsetCommit by hand, against the general codec: what is taken means the same, and the answer says the same (R34)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -176,7 +176,7 @@ def test_usual_commits_are_kept_and_others_refused_as_ever(broker: Running, vers
 
 
 def test_who_waits_for_a_lost_journal_is_told(broker: Running) -> None:
-    """R24: what could not be written is not acknowledged."""
+    """R34: what could not be written is not acknowledged."""
     assert committed(broker, 9, (0, 5)) == [ErrorCode.NONE]
     broker.call(broker.broker.groups.shard("g").partition.go_offline)
     assert committed(broker, 9, (0, 6), (1, 6)) == [ErrorCode.NOT_COORDINATOR] * 2

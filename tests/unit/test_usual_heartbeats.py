@@ -1,4 +1,4 @@
-"""Heartbeats by their bytes, against the general codec: what is taken means the same, and so do the answers (R28)."""
+"""Heartbeats by their bytes, against the general codec: what is taken means the same, and so do the answers (R32)."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Producers: InitProducerId gives them an identity (R25, R31), DescribeProducers tells what partitions know of them."""
+"""Producers: InitProducerId gives them an identity (R25, R26), DescribeProducers tells what partitions know of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

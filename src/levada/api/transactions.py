@@ -1,4 +1,4 @@
-"""Transactions: what their clients ask of the coordinator, and what brokers ask of partitions (R31-R33).
+"""Transactions: what their clients ask of the coordinator, and what brokers ask of partitions (R26).
 
 The rules are those of `levada.core.transaction`; here requests and replies change their shape. Every answer leaves
 when the coordinator's journal is committed.

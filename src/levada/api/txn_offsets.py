@@ -1,4 +1,4 @@
-"""TxnOffsetCommit: offsets that count once the transaction they belong to is committed (R32).
+"""TxnOffsetCommit: offsets that count once the transaction they belong to is committed (R26).
 
 The records go to the group's coordinator, in the name of the producer; what opens a transaction there is the same
 as in any other partition (KIP-890).

@@ -1,4 +1,4 @@
-"""What a client is told when others took its place: it must not go on as if nothing had happened (R33)."""
+"""What a client is told when others took its place: it must not go on as if nothing had happened (R26)."""
 
 from levada.errors import ErrorCode, KafkaError
 

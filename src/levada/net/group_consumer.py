@@ -1,4 +1,4 @@
-"""A consumer that shares topics with the other members of its group, and keeps its place with the group (R26-R28).
+"""A consumer that shares topics with the other members of its group, and keeps its place with the group (R27, R31-R34).
 
 The coordinator decides who reads what (KIP-848). What it takes away is let go, and told so, only when the caller comes
 back for more records: by then it has dealt with those it got, and a commit can still be made. What is added is looked

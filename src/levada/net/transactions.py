@@ -1,4 +1,4 @@
-"""A producer whose records count all together or not at all, with the offsets they were made from (R31-R33).
+"""A producer whose records count all together or not at all, with the offsets they were made from (R26).
 
 Transactions are those of version 2 (KIP-890): a Produce adds its partitions to the transaction by itself, and each
 end gives the producer a new epoch. So every transaction is a producer of its own here: it numbers its records from 0,
