@@ -1,4 +1,4 @@
-"""Groups as real clients form them: members share partitions, come, go and die; nothing is read twice or left (R2, R31, R32)."""
+"""Groups as real clients form them: members share partitions, come, go and die; nothing is left (R2, R31)."""
 
 import os
 import time
