@@ -1,4 +1,4 @@
-"""Patterns of topics: RE2's syntax, exact, and harmless whatever a client sends (R3)."""
+"""Patterns of topics: RE2's syntax, exact, and harmless whatever a client sends (R33)."""
 
 import re
 from contextlib import suppress
@@ -104,6 +104,21 @@ def test_what_kills_other_engines_is_answered_at_once(pattern: str) -> None:
     compiled = Pattern(pattern)
     assert not compiled.matches("a" * 248 + "c")
     assert compiled._work <= WORK_MAX
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?:(?:(?:){1000}){1000}){1000}",
+        "(?:(?:(?:a{0}){1000}){1000}){1000}",
+        f"(?i)(?:[{'b-c' * 9_000}]?){{1000}}",
+    ],
+    ids=["nothing many times", "nothing of a letter many times", "a class of many parts"],
+)
+def test_what_is_small_but_takes_minutes_is_refused(pattern: str) -> None:
+    with pytest.raises(KafkaError) as caught:
+        Pattern(pattern).matches("a")
+    assert caught.value.code is ErrorCode.INVALID_REGULAR_EXPRESSION
 
 
 def test_a_pattern_that_costs_too_much_over_many_topics_is_refused() -> None:

@@ -1,8 +1,8 @@
 """Patterns of topic names and other names, matched in linear time whatever a client sends.
 
 A pattern becomes a set of states that are followed all at once (Thompson's construction); combinations of states that
-were met are kept, so a name costs one look-up a character. Building them is counted: a pattern that would cost more
-than `WORK_MAX` steps over all topics is refused instead of keeping the broker from its other clients.
+were met are kept, so a name costs one look-up a character. Building all of it is counted: a pattern that would cost
+more than `WORK_MAX` steps over all topics is refused instead of keeping the broker from its other clients.
 """
 
 from collections.abc import Iterable
@@ -110,6 +110,7 @@ class Pattern:
 
     def _compile(self, node: Node, then: int) -> int:
         """The state from which a node is read and which then goes on with `then`."""
+        self._spend(1)  # nothing repeated a thousand times a thousand times adds no states, but takes as long
         match node:
             case Chars():
                 return self._add(_Read(node, then))
@@ -143,8 +144,12 @@ class Pattern:
         reached = set()
         for number in self._reach(place, char):
             state = self._states[number]
-            if isinstance(state, _Read) and state.members.has(char):
-                reached.add(state.then)
+            if isinstance(state, _Read):
+                self._spend(
+                    max(0, len(state.members.parts) - 1)
+                )  # one was counted when the state was reached
+                if state.members.has(char):
+                    reached.add(state.then)
         return _Place(frozenset(reached), char if char == "\n" else WORD if is_word(char) else OTHER)
 
     def _reach(self, place: _Place, following: str) -> set[int]:
@@ -164,10 +169,13 @@ class Pattern:
                 if one not in seen:
                     seen.add(one)
                     queue.append(one)
-        self._work += len(seen)
+        self._spend(len(seen))
+        return seen
+
+    def _spend(self, steps: int) -> None:
+        self._work += steps
         if self._work > WORK_MAX:
             raise invalid("it costs too much to match")
-        return seen
 
 
 def _is_at(kind: str, before: str, following: str) -> bool:
