@@ -147,8 +147,9 @@ class Chaos:
             self._wait(lambda: is_met(self._orders, kill.step), str(kill))
             self._wait(lambda: not any(map(_is_running, filter(None, pids))), f"the end: {kill}")
         else:
+            self._wait(lambda: self._count(COPIES) >= self._fed, "a pipeline that works")
             self.feed(HOUR)
-            time.sleep(self._random.uniform(0, 3))  # the moment is the point
+            time.sleep(self._random.uniform(0, 2))  # the moment is the point
             self._wait(lambda: self._kill_now(kill.victim), str(kill))
         self.done[str(kill)] += 1
 
