@@ -19,13 +19,13 @@ dp.create_sink("totals", "levada", BROKER | {"topic": "order-totals"})
 
 @dp.temporary_view
 def orders() -> DataFrame:
-    """The topic `orders` as a table."""
+    """The topic `orders` as a table, whose rows may be late by a minute."""
     source = spark.readStream.format("levada").options(**BROKER)
     source = source.option("subscribe", "orders").option("startingOffsets", "earliest")
     source = source.option("valueFormat", "json").option(
         "valueSchema", "shop string, amount double, ts timestamp"
     )
-    return source.load().select("value.*")
+    return source.load().select("value.*").withWatermark("ts", "1 minute")
 
 
 @dp.append_flow(target="large_orders")
@@ -36,9 +36,7 @@ def large() -> DataFrame:
 
 @dp.append_flow(target="totals")
 def totals_by_minute() -> DataFrame:
-    in_time = spark.readStream.table("orders").withWatermark("ts", "1 minute")
-    totals = in_time.groupBy(F.window("ts", "1 minute").alias("window"), "shop").agg(
-        F.count("*").alias("orders"), F.sum("amount").alias("total")
-    )
+    grouped = spark.readStream.table("orders").groupBy(F.window("ts", "1 minute").alias("window"), "shop")
+    totals = grouped.agg(F.count("*").alias("orders"), F.sum("amount").alias("total"))
     rows = F.struct(F.col("window.end").alias("until"), "shop", "orders", "total")
     return totals.select(F.col("shop").alias("key"), F.to_json(rows).alias("value"))
