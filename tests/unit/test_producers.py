@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from levada.core.producers import APPEND, SEQUENCE_MAX, CorruptSnapshotError, ProducerStates
 from levada.errors import ErrorCode, KafkaError
 from levada.wire import batches
+from levada.wire.markers import Marker
 
 
 def append(
@@ -100,6 +101,18 @@ def test_the_number_of_producers_is_bounded_and_the_longest_silent_go_first() ->
         assert len(states) <= 32
     assert states.check(99, 0, 0, 1) == 99
     assert states.check(0, 0, 0, 1) == APPEND
+
+
+def test_producers_whose_markers_a_snapshot_brought_are_forgotten_before_new_ones() -> None:
+    """Coordinators write without sequence numbers, and a snapshot does not know where."""
+    states = ProducerStates(producers_max=32)
+    for producer_id in range(32):
+        states.end(producer_id, 0, Marker(True, 0), producer_id, 0)
+    states = ProducerStates.decode_snapshot(states.encode_snapshot(), producers_max=32)
+    for producer_id in range(100, 120):
+        states.end(producer_id, 0, Marker(True, 0), producer_id, 0)
+        assert len(states) <= 32
+    assert {producer_id for producer_id, _ in states.items()} >= set(range(100, 120))
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class ProducerStates:
         if producer is None:
             producer = self._producers[producer_id] = Producer(producer_epoch, 0)
             if len(self._producers) > self.producers_max:
-                self._forget_oldest()
+                self._forget_oldest(producer_id)
         batches = producer.batches
         if producer.epoch != producer_epoch:
             producer.epoch = producer_epoch
@@ -199,7 +199,7 @@ class ProducerStates:
         if producer is None:
             producer = self._producers[producer_id] = Producer(producer_epoch, 0)
             if len(self._producers) > self.producers_max:
-                self._forget_oldest()
+                self._forget_oldest(producer_id)
         elif producer.epoch != producer_epoch:
             producer.epoch = producer_epoch
             producer.batches.clear()
@@ -276,12 +276,13 @@ class ProducerStates:
         states.open.update(sorted(openings))
         return states
 
-    def _forget_oldest(self) -> None:
-        # A sixteenth at once, so that a flood of new producer ids pays for the search only now and then.
+    def _forget_oldest(self, newest_id: int) -> None:
+        # A sixteenth at once, so that a flood of new producer ids pays for the search only now and then. Whoever has
+        # no offset wrote markers only, and before the restart: before all others.
         idle = (
             item
             for item in self._producers.items()
-            if item[1].transaction_first_offset < 0 and item[1].last_offset >= 0
+            if item[1].transaction_first_offset < 0 and item[0] != newest_id
         )
         for producer_id, _ in nsmallest(
             max(1, self.producers_max // 16), idle, key=lambda item: item[1].last_offset
