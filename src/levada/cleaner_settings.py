@@ -20,7 +20,7 @@ class CleanerSettings(CoordinatorSettings):
     )
     log_cleaner_io_max_bytes_per_second: float = setting(
         1.7976931348623157e308,
-        "How much a cleaner process reads and writes in a second.",
+        "How much all cleaner processes together read and write in a second.",
         minimum=1,
         dynamic=True,
     )

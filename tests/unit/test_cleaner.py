@@ -624,8 +624,20 @@ def test_a_broker_compacts_its_topics(tmp_path: Path) -> None:
         assert broker.partition("compacted").high_watermark == 60
 
 
-def test_several_processes_clean_a_log_each(tmp_path: Path) -> None:
-    with running(tmp_path, log_cleaner_backoff_ms=20, log_cleaner_threads=2) as broker:
+def test_several_processes_clean_a_log_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share the memory and the rate that compaction may take."""
+    limits: set[tuple[int, float]] = set()
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        limits.add((options["map_bytes"], options["io_bytes_per_second"]))
+        return prepare(*arguments, **options)
+
+    monkeypatch.setattr(cleaning, "prepare", noted)
+    allowed: dict[str, Any] = {
+        "log_cleaner_dedupe_buffer_size": 4 << 20,
+        "log_cleaner_io_max_bytes_per_second": 1e9,
+    }
+    with running(tmp_path, log_cleaner_backoff_ms=20, log_cleaner_threads=2, **allowed) as broker:
         topics = [f"compacted-{number}" for number in range(4)]
         for topic in topics:
             broker.create(topic, **COMPACT)
@@ -634,6 +646,7 @@ def test_several_processes_clean_a_log_each(tmp_path: Path) -> None:
             until(lambda topic=topic: broker.partition(topic).log.size_bytes < 1_500)  # type: ignore[misc]
             assert values(broker, topic) == {b"%d" % key: b"%d" % (55 + key) for key in range(5)}
         until(lambda: (tmp_path / "cleaner-offset-checkpoint").read_text().startswith("0\n4\n"))
+        assert limits == {(2 << 20, 0.5e9)}
     assert list(children_of(os.getpid())) == []
 
 

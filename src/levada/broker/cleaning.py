@@ -169,14 +169,14 @@ class Cleaning:
         self, partition: Partition, found: Cleanable, facts: Facts, process: CleanerProcess
     ) -> None:
         config, segments = self._broker.current_config(), partition.log
-        truncations = segments.truncations
+        truncations, processes = segments.truncations, max(1, config.log_cleaner_threads)
         job, sources = prepare(
             segments,
             found,
             facts.last_batches,
             now_ms=self._broker.clock.now_ms(),
-            map_bytes=config.log_cleaner_dedupe_buffer_size // max(1, config.log_cleaner_threads),
-            io_bytes_per_second=config.log_cleaner_io_max_bytes_per_second,
+            map_bytes=config.log_cleaner_dedupe_buffer_size // processes,
+            io_bytes_per_second=config.log_cleaner_io_max_bytes_per_second / processes,
         )
         by_base = {segment.base_offset: segment for segment in sources}
         async with aclosing(process.clean(job)) as reports:
