@@ -61,7 +61,10 @@ class LogDirs:
                 log_dir = LogDir.open(path, self.disk, node_id=self._config.node_id)
             except OSError as error:
                 if path == self.paths[0]:
-                    raise LogDirError(f"{path}, which holds the metadata, cannot be used: {error}") from error
+                    why = error.strerror or str(error)
+                    if isinstance(error, FileExistsError | NotADirectoryError):
+                        why = "it is no folder, or in no folder; name another with --data or log.dirs"
+                    raise LogDirError(f"{path}, which holds the metadata, cannot be used: {why}") from error
                 log.error("log dir is offline", log_dir=path, error=str(error))
                 self._unopened.append(path)
                 continue

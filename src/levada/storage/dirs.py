@@ -95,12 +95,7 @@ class LogDir:
     def open(cls, path: str, disk: Disk, *, node_id: int) -> Self:
         """Lock the directory and read what it says of itself. Raises LogDirError if it is not this node's."""
         path = os.path.abspath(path)
-        try:
-            disk.mkdir(path)
-        except (FileExistsError, NotADirectoryError):
-            raise LogDirError(
-                f"{path} is no folder, or in no folder: name another with --data or log.dirs"
-            ) from None
+        disk.mkdir(path)
         log_dir = cls(path, disk, node_id, _acquire_lock(path))
         try:
             log_dir._read_owner()
