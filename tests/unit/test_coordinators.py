@@ -25,6 +25,8 @@ from levada.core.group_requests import JoinRequest, SyncRequest
 from levada.core.groups import GroupsMachine
 from levada.core.machines import Deadlines
 from levada.errors import ErrorCode, KafkaError
+from levada.wire.batches import encode_pairs
+from levada.wire.journal import OffsetValue, offset_record
 
 QUICK: dict[str, Any] = {"offsets_topic_num_partitions": 3, "group_initial_rebalance_delay_ms": 0}
 JOIN = {
@@ -162,6 +164,32 @@ def test_a_group_is_not_served_before_its_journal_is_read(
         while committed(wire).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             pass
         assert offset(wire) == 299
+
+
+def test_a_journal_that_cannot_be_read_has_no_coordinator(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is served from a part of it, nobody is told to wait, and the other groups go on."""
+    other = next(name for name in ("h", "i", "j") if java_hash(name) % 3 != java_hash("g") % 3)
+    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+        one.create("t")
+        find(wire)
+        commit(wire, 1)
+        commit(wire, 5, other)
+        one.call(lambda: one.broker.groups.shard("g").partition.append_own(unreadable(), 0))
+    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+        while committed(wire).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            pass
+        assert committed(wire).error_code == ErrorCode.NOT_COORDINATOR
+        assert commit(wire, 2) == ErrorCode.NOT_COORDINATOR
+        assert offset(wire, other) == 5
+    assert "a journal cannot be read" in caplog.text and "background work crashed" not in caplog.text
+
+
+def unreadable() -> bytearray:
+    """A batch whose record has the key of an offset, and no offset in it."""
+    (key, _) = offset_record("g", "t", 0, OffsetValue(0, -1, "", 0))
+    return encode_pairs([(key, b"\0")], 0)
 
 
 def test_a_broken_disk_is_told_to_whoever_waits(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ A reply that the journal keeps waiting for longer than offsets.commit.timeout.ms
 
 A shard is loaded by replaying its partition, in slices, so that the loop stays free; meanwhile its keys are answered
 COORDINATOR_LOAD_IN_PROGRESS. When an append or a commit fails, or the partition is gone, the machine is dropped,
-whoever waits is told NOT_COORDINATOR, and the shard is loaded again from what the journal holds.
+whoever waits is told NOT_COORDINATOR, and the shard is loaded again from what the journal holds. One whose journal
+cannot be read says why in the log and answers NOT_COORDINATOR.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -54,6 +54,7 @@ class Shard(Generic[M]):
         "_patience_s",
         "_perform",
         "_timer",
+        "_unreadable",
         "_waiting",
         "machine",
         "partition",
@@ -80,6 +81,7 @@ class Shard(Generic[M]):
         self._armed_ms = 0
         self._hesitates = False
         self._closed = False
+        self._unreadable = False
         self._patience_s = broker.config.offsets_commit_timeout_ms / 1000
         self._owed: deque[Owed] = deque()  # in the order of the journal
         self._impatience: asyncio.TimerHandle | None = None  # rings for the first of them, or early
@@ -89,7 +91,7 @@ class Shard(Generic[M]):
     def ready(self) -> M:
         """The machine; COORDINATOR_LOAD_IN_PROGRESS until it is there, NOT_COORDINATOR if it never will be."""
         if self.machine is None:
-            if self._closed or self.partition.offline:
+            if self._closed or self._unreadable or self.partition.offline:
                 raise _not_coordinator(self.partition)
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the coordinator reads its journal")
         return self.machine
@@ -245,19 +247,28 @@ class Shard(Generic[M]):
 
     async def _replay(self) -> None:
         machine, clock = self._new_machine(), self._broker.clock
-        since = clock.monotonic()
+        since, offset = clock.monotonic(), -1
         try:
             for count, entry in enumerate(self._journal.replay()):
                 machine.replay(entry.key, entry.value, entry.batch)
+                offset = entry.offset
                 if count % ENTRIES_PER_LOOK == 0 and clock.monotonic() - since > LOAD_SLICE_S:
                     await asyncio.sleep(0)
                     since = clock.monotonic()
                     if self._closed:
                         return
-        except OSError as error:
-            log.error("a journal cannot be read", topic=self.partition.topic, error=str(error))
+        except (OSError, KafkaError) as error:
+            self._give_up(error, offset)
             return
         self._begin(machine)
+
+    def _give_up(self, error: OSError | KafkaError, offset: int) -> None:
+        """The journal cannot be read: nothing is served from a part of it."""
+        topic, index = self.partition.topic, self.partition.index
+        log.error("a journal cannot be read", topic=topic, index=index, after_offset=offset, why=str(error))
+        self._unreadable = True
+        if isinstance(error, OSError):
+            self.partition.failed(error)
 
     def _begin(self, machine: M) -> None:
         self.machine = machine
