@@ -1,5 +1,6 @@
 """`levada txn`: transactions are seen and ended by people: open ones, prepared ones, and those that hang (R26)."""
 
+import asyncio
 import uuid
 from collections.abc import Iterator
 
@@ -9,6 +10,8 @@ from tests.unit.test_cli import Shell
 
 from levada.cli.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE
 from levada.errors import ErrorCode
+from levada.net.client import Client
+from levada.net.txn_admin import OpenTransaction, TransactionAdmin, TransactionState
 from levada.testing import EmbeddedBroker
 from levada.wire.batches import TRANSACTIONAL_BIT
 
@@ -156,6 +159,31 @@ def test_a_transaction_that_hangs_is_found_and_ended(
     assert done.code == 0 and f"aborted that of producer {producer_id} in {topic}-0" in done.err
     assert stable_offset(wire, topic) == 2
     assert shell("txn", "abort", "--hanging", "--topic", topic, "--yes").err == "no transaction hangs\n"
+
+
+def test_a_transaction_that_ends_meanwhile_does_not_hang(
+    wire: raw.Connection, broker: EmbeddedBroker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A marker for it would end the next one of its producer, if that is of version 1."""
+    topic = broker.topic()
+    producer = begin(wire, name, topic)
+
+    async def work() -> list[OpenTransaction]:
+        async with Client(broker.bootstrap) as client:
+            admin = TransactionAdmin(client)
+            known = admin.known
+
+            async def known_once_it_has_ended() -> list[TransactionState]:
+                assert end(wire, name, producer, commit=True) is ErrorCode.NONE
+                while (await admin.describe(name)).state != "CompleteCommit":
+                    pass
+                return await known()
+
+            monkeypatch.setattr(admin, "known", known_once_it_has_ended)
+            assert [one.producer_id for one in await admin.open_in([topic])] == [producer[0]]
+            return await admin.hanging([topic])
+
+    assert asyncio.run(work()) == []
 
 
 def test_what_is_not_there_is_said_with_a_suggestion(

@@ -205,7 +205,10 @@ def _abort_hanging(topics: tuple[str, ...], yes: bool, bootstrap: str, timeout: 
     confirm(f"abort these {len(found)}?", yes)
 
     async def work(client: "Client") -> None:
-        for one in found:
+        shown = {one.identity for one in found}
+        for one in await _hanging(client, topics):  # again, since who was asked may have taken their time
+            if one.identity not in shown:
+                continue
             await TransactionAdmin(client).abort_hanging(one)
             say(
                 f"aborted that of producer {one.producer_id} in {one.partition.topic}-{one.partition.partition}"

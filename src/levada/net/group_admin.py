@@ -1,4 +1,4 @@
-"""Groups from an operator's side: list, describe, offsets, delete. Each call asks the group's coordinator (R26)."""
+"""Groups from an operator's side: list, describe, offsets, delete. Each call asks the group's coordinator (R34)."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial

@@ -6,12 +6,12 @@ coordinator will ever end it, and it holds up readers of committed records; a ma
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from levada.errors import KafkaError
+from levada.errors import ErrorCode
 from levada.model import TopicPartition
-from levada.net.bootstrap import error_code
-from levada.net.coordinator import Coordinator, KeyType
+from levada.net.coordinator import Coordinator, KeyType, check, patiently
 from levada.net.prepared import PreparedTransaction, end_prepared
 from levada.wire.lazy import kio_modules
 
@@ -58,6 +58,11 @@ class OpenTransaction(NamedTuple):
     start_offset: int
     last_timestamp_ms: int
 
+    @property
+    def identity(self) -> tuple[TopicPartition, int, int]:
+        """What is the same as long as it is open, and of no other."""
+        return self.partition, self.producer_id, self.start_offset
+
 
 class TransactionAdmin:
     """Calls on transactions over a client."""
@@ -67,19 +72,21 @@ class TransactionAdmin:
 
     async def known(self, states: Iterable[str] = ()) -> list[TransactionState]:
         """Every transactional id of every broker, by name; in these states, or in any."""
+        client, wanted, found = self._client, tuple(states), list[TransactionState]()
+        for node in (await client.metadata(())).brokers:
+            found += await patiently(client, partial(self._known_to, node, wanted), client.request_timeout_ms)
+        return sorted(found)
+
+    async def _known_to(self, node: int, states: tuple[str, ...]) -> list[TransactionState]:
         request = list_transactions.request.ListTransactionsRequest(
-            state_filters=tuple(states),
+            state_filters=states,
             producer_id_filters=(),
             duration_filter=-1,
             transactional_id_pattern=None,
         )
-        found: list[TransactionState] = []
-        for node in (await self._client.metadata(())).brokers:
-            response = await self._client.request("list_transactions", request, node=node)
-            _check(response.error_code, "transactions")
-            names = [one.transactional_id for one in response.transaction_states]
-            found += await self._describe(names, node)
-        return sorted(found)
+        response = await self._client.request("list_transactions", request, node=node)
+        check(response.error_code, "transactions")
+        return await self._describe([one.transactional_id for one in response.transaction_states], node)
 
     async def describe(self, name: str) -> TransactionState:
         """One transactional id; TRANSACTIONAL_ID_NOT_FOUND if nobody has it."""
@@ -87,7 +94,7 @@ class TransactionAdmin:
         response = await Coordinator(self._client, KeyType.TRANSACTION, name).request(
             "describe_transactions",
             request,
-            lambda answer: _check(answer.transaction_states[0].error_code, f"no transactional id {name!r}"),
+            lambda answer: check(answer.transaction_states[0].error_code, f"no transactional id {name!r}"),
         )
         return _state(response.transaction_states[0])
 
@@ -96,7 +103,14 @@ class TransactionAdmin:
             return []
         request = describe_transactions.request.DescribeTransactionsRequest(transactional_ids=tuple(names))
         response = await self._client.request("describe_transactions", request, node=node)
-        return [_state(one) for one in response.transaction_states if not one.error_code]
+        found = [
+            one
+            for one in response.transaction_states
+            if one.error_code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND  # forgotten meanwhile
+        ]
+        for one in found:
+            check(one.error_code, f"transactional id {one.transactional_id!r}")
+        return [_state(one) for one in found]
 
     async def open_in(self, topics: Iterable[str] = ()) -> list[OpenTransaction]:
         """Transactions that are open in the partitions of these topics, or of all."""
@@ -119,15 +133,22 @@ class TransactionAdmin:
         return sorted(found)
 
     async def hanging(self, topics: Iterable[str] = ()) -> list[OpenTransaction]:
-        """Those of the open ones that no coordinator will ever end."""
-        opened = await self.open_in(topics)  # first: one that begins meanwhile is known to its coordinator
+        """Those of the open ones that no coordinator will ever end.
+
+        They are looked for before and after the coordinators are asked: one that begins meanwhile is not among the
+        first, and one that ends meanwhile, of which its coordinator knows no more, not among the last.
+        """
+        opened = await self.open_in(topics)
         known = {
             (state.producer_id, partition)
             for state in await self.known()
             if state.state in UNDER_WAY
             for partition in state.partitions
         }
-        return [one for one in opened if (one.producer_id, one.partition) not in known]
+        still = {one.identity for one in await self.open_in(topics)}
+        return [
+            one for one in opened if (one.producer_id, one.partition) not in known and one.identity in still
+        ]
 
     async def abort(self, name: str) -> None:
         """Abort the open transaction of a transactional id; its producer is fenced."""
@@ -149,7 +170,7 @@ class TransactionAdmin:
             keep_prepared_txn=keep_prepared,
         )
         return await Coordinator(self._client, KeyType.TRANSACTION, name).request(
-            "init_producer_id", request, lambda answer: _check(answer.error_code, f"producer of {name!r}")
+            "init_producer_id", request, lambda answer: check(answer.error_code, f"producer of {name!r}")
         )
 
     async def abort_hanging(self, hanging: OpenTransaction) -> None:
@@ -168,7 +189,7 @@ class TransactionAdmin:
         asked = request.WriteTxnMarkersRequest(markers=(marker,))
         response = await self._client.request("write_txn_markers", asked, node=leader)
         (written,) = response.markers[0].topics[0].partitions
-        _check(written.error_code, f"marker for producer {hanging.producer_id} in {topic}-{index}")
+        check(written.error_code, f"marker for producer {hanging.producer_id} in {topic}-{index}")
 
 
 def _state(found: Any) -> TransactionState:
@@ -200,9 +221,3 @@ def _open(response: Any) -> list[OpenTransaction]:
         for producer in part.active_producers
         if producer.current_txn_start_offset >= 0
     ]
-
-
-def _check(code: int, what: str) -> None:
-    found = error_code(int(code))
-    if found:
-        raise KafkaError(found, what)
