@@ -1,0 +1,77 @@
+"""A Spark Declarative Pipelines project over topics, run as users run it (R60)."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from tests.spark.feeding import results
+
+from levada.pipelines.flow import make_topics
+from levada.spark.java import java_home
+from levada.testing import EmbeddedBroker
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = ROOT / "examples" / "declarative"
+
+
+def order(broker: EmbeddedBroker, minutes: range) -> None:
+    """Two shops, an order of each a minute: of 10 and of as much as the minute, tenfold."""
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for minute in minutes:
+        for shop, amount in (("tea", 10.0), ("coffee", minute * 10.0)):
+            value = {"shop": shop, "amount": amount, "ts": f"2026-11-15T12:{minute:02d}:30Z"}
+            producer.produce("orders", json.dumps(value), shop)
+    assert producer.flush(30) == 0
+
+
+def run(broker: EmbeddedBroker, project: Path) -> None:
+    environment = {
+        **os.environ,
+        "LEVADA_BOOTSTRAP": broker.bootstrap,
+        "PYSPARK_PYTHON": sys.executable,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    home = java_home()
+    if home is not None:
+        environment["JAVA_HOME"] = home
+    done = subprocess.run(
+        ["spark-pipelines", "run"],
+        cwd=project,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=230,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_the_project_goes_on_where_it_ended(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    project = tmp_path / "declarative"
+    shutil.copytree(PROJECT, project)
+    spec = project / "spark-pipeline.yml"
+    spec.write_text(spec.read_text().replace("file:///tmp/levada-declarative", f"file://{tmp_path}/storage"))
+    make_topics(broker.bootstrap, ["orders", "large-orders", "order-totals"])
+    order(broker, range(12))
+    run(broker, project)
+    first = results(broker, "large-orders")
+    assert [one["amount"] for one in first] == [100.0, 110.0]
+    order(broker, range(12, 15))
+    run(broker, project)
+    assert sorted(one["amount"] for one in results(broker, "large-orders")) == [
+        100.0,
+        110.0,
+        120.0,
+        130.0,
+        140.0,
+    ]
+    totals = results(broker, "order-totals")
+    coffee = sorted((one["until"], one["total"]) for one in totals if one["shop"] == "coffee")
+    assert coffee == [(f"2026-11-15T12:{minute + 1:02d}:00.000Z", minute * 10.0) for minute in range(13)]
