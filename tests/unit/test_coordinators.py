@@ -183,6 +183,8 @@ def test_a_journal_that_cannot_be_read_has_no_coordinator(
         assert committed(wire).error_code == ErrorCode.NOT_COORDINATOR
         assert commit(wire, 2) == ErrorCode.NOT_COORDINATOR
         assert offset(wire, other) == 5
+        listed = wire.call("list_groups", 4, {})
+        assert (listed.error_code, [one.group_id for one in listed.groups]) == (ErrorCode.NONE, [other])
     assert "a journal cannot be read" in caplog.text and "background work crashed" not in caplog.text
 
 

@@ -247,10 +247,13 @@ def list_groups(
     found = []
     error = ErrorCode.NONE
     for shard in call.broker.groups:
-        if shard.machine is None:
-            error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        try:
+            groups = shard.ready.groups
+        except KafkaError as refusal:
+            if refusal.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+                error = refusal.code  # the others are not coordinated here, and asking again is of no use
             continue
-        for group in shard.machine.groups.values():
+        for group in groups.values():
             state = group.state.value
             if (not states or state.lower() in states) and (not types or group.kind in types):
                 found.append(
