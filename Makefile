@@ -56,7 +56,7 @@ bench-quick: $(STAMP)  ## the hot path against its last recorded state: under 2 
 	$(BIN)/python -m bench quick
 
 bench-spark: $(STAMP)  ## Levada's Spark connector and the stock one, on Levada and on Apache Kafka: 15 minutes
-	$(BIN)/python -m bench.spark
+	$(BIN)/python -m bench spark
 
 load: $(STAMP)  ## many groups, commits and transactions at once: 3 minutes (SECONDS=10: shorter, not recorded)
 	RECORD=1 $(BIN)/python -m pytest -q tests/load

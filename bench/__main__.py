@@ -1,13 +1,25 @@
-"""`python -m bench` compares with Kafka, `... quick` with the last record, `... profile ROW` shows where time goes."""
+"""`python -m bench` compares with Kafka, `... spark` on Spark, `... quick` with the last record.
+
+`... profile ROW` shows where time goes.
+"""
 
 import signal
 import sys
+from collections.abc import Sequence
 from types import FrameType
 
 from bench import profiling, quick, run
 from bench.wire import BrokerError
 
-COMMANDS = {"quick": quick.main, "profile": profiling.main}
+
+def _spark(arguments: Sequence[str]) -> int:
+    """Imported when it is asked for: the others need no Spark."""
+    from bench import spark
+
+    return spark.main(arguments)
+
+
+COMMANDS = {"quick": quick.main, "profile": profiling.main, "spark": _spark}
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:

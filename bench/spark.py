@@ -7,7 +7,6 @@ and of Kafka and for the Python workers. A row that fails is reported and does n
 
 import argparse
 import datetime
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -118,7 +117,7 @@ def running(only: str | None, data: Path) -> Iterator[list[Side]]:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench spark", description=__doc__)
     parser.add_argument(
         "--rows", default="", help="only these, by the start of their keys, with commas; nothing is recorded"
     )
@@ -161,7 +160,3 @@ def main(arguments: Sequence[str]) -> int:
         results.save_results(RESULTS, found)
         spark_report.publish(found)
     return 1 if any(row["errors"] for row in measured.values()) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
