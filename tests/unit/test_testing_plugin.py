@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, Producer
+from confluent_kafka.admin import AdminClient
 
 import levada.testing
 from levada.broker.faults import Fault, Faults
@@ -41,6 +42,13 @@ def test_every_topic_is_a_new_one(levada: EmbeddedBroker) -> None:
     names = [levada.topic() for _ in range(3)]
     assert len(set(names)) == 3
     assert [levada.records(name) for name in names] == [[], [], []]
+
+
+def test_a_test_may_delete_its_topic_itself(levada: EmbeddedBroker) -> None:
+    """The fixture does not stumble over it when the test is over."""
+    topic = levada.topic()
+    admin = AdminClient({"bootstrap.servers": levada.bootstrap})
+    admin.delete_topics([topic])[topic].result(30)
 
 
 def test_a_topic_takes_configs_by_kafkas_names(levada: EmbeddedBroker) -> None:

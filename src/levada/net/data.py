@@ -78,7 +78,7 @@ def write_produce(
     version: int,
     acks: int,
     timeout_ms: int,
-    batches: Mapping[TopicPartition, bytes | bytearray],
+    batches: Mapping[TopicPartition, bytes | bytearray | memoryview],
     topics: Topics,
     transactional_id: str | None = None,
 ) -> bytearray:
