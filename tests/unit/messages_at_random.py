@@ -3,22 +3,34 @@
 import importlib
 from datetime import UTC, datetime, timedelta
 from random import Random
+from struct import Struct as Packer
 from typing import Any
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from levada.wire.messages import response_header_is_flexible
 from levada.wire.schema import Field, Struct, struct_of
 from levada.wire.versions import APIS, Api
 
 MESSAGES = [(api, kind) for api in APIS.values() for kind in ("request", "response")]
 TEXTS = ["", "a", "orders", "é✓", "x" * 126, "y" * 127, "z" * 300, "q" * 20_000]
 ERRORS = list(ErrorCode)
+CORRELATION_ID = Packer(">i")
 
 
 def kio_class(api: Api, version: int, kind: str) -> Any:
     name = "".join(part.title() for part in api.name.split("_")) + kind.title()
     return getattr(importlib.import_module(f"kio.schema.{api.name}.v{version}"), name)
+
+
+def read_response_header(api_key: int, version: int, frame: bytes) -> tuple[int, int]:
+    """The correlation id of a response behind its size, and where its body starts."""
+    (correlation_id,) = CORRELATION_ID.unpack_from(frame)
+    if not response_header_is_flexible(api_key, version):
+        return correlation_id, CORRELATION_ID.size
+    assert frame[CORRELATION_ID.size] == 0, "tagged fields in a header"
+    return correlation_id, CORRELATION_ID.size + 1
 
 
 def random_message(random: Random, api: Api, version: int, kind: str) -> Any:

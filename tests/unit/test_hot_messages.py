@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from kio.serial import entity_writer
-from tests.unit.messages_at_random import random_message
+from tests.unit.messages_at_random import random_message, read_response_header
 
 from levada.errors import ErrorCode, KafkaError
 from levada.wire import fetch, messages, produce
@@ -117,7 +117,7 @@ def results(version: int) -> list[produce.PartitionResult]:
 @pytest.mark.parametrize("version", produce.VERSIONS)
 def test_produce_answers_are_read_by_the_codec(version: int) -> None:
     frame = produce.write_response(version, 99, results(version))
-    correlation_id, position = messages.read_response_header(PRODUCE, version, frame[4:])
+    correlation_id, position = read_response_header(PRODUCE, version, frame[4:])
     response = messages.read_response(PRODUCE, version, frame[4:], position)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     assert correlation_id == 99
@@ -161,7 +161,7 @@ def test_fetch_answers_are_read_by_the_codec(version: int) -> None:
     buffers = fetch.write_response(version, 7, ErrorCode.NONE, 42, told)
     frame = b"".join(buffers)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
-    correlation_id, position = messages.read_response_header(FETCH, version, frame[4:])
+    correlation_id, position = read_response_header(FETCH, version, frame[4:])
     response = messages.read_response(FETCH, version, frame[4:], position)
     assert correlation_id == 7
     if version >= fetch.SESSIONS_FROM:

@@ -155,12 +155,13 @@ def test_any_bytes_are_a_header_or_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("client_id", [None, "", "rdkafka", "é"])
 @pytest.mark.parametrize(("api_key", "version"), [(METADATA, 8), (METADATA, 9), (18, 4), (999, 3)])
-def test_headers_round_trip(api_key: int, version: int, client_id: str | None) -> None:
-    data = messages.write_request_header(api_key, version, 77, client_id)
+def test_a_header_is_read_up_to_its_body(api_key: int, version: int, client_id: str | None) -> None:
+    name = b"" if client_id is None else client_id.encode()
+    length = -1 if client_id is None else len(name)
+    tags = b"\0" if messages.request_header_is_flexible(api_key, version) else b""
+    data = struct.pack(">hhih", api_key, version, 77, length) + name + tags
     header = messages.read_request_header(memoryview(data + b"body"))
     assert header == (api_key, version, 77, client_id, len(data))
-    reply = messages.write_response_header(api_key, version, 77)
-    assert messages.read_response_header(api_key, version, reply + b"body") == (77, len(reply))
 
 
 def test_tagged_fields_of_a_header_are_passed_over() -> None:

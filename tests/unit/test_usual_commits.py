@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 from tests.brokers import Running, running
-from tests.unit.messages_at_random import random_message
+from tests.unit.messages_at_random import random_message, read_response_header
 from tests.unit.test_hot_messages import HEADER_TAGS, kio_bytes
 
 from levada.errors import ErrorCode
@@ -119,7 +119,7 @@ def test_the_answer_is_read_by_the_codec(version: int) -> None:
         codes = [random.choice((ErrorCode.NONE, ErrorCode.NOT_COORDINATOR)) for _ in partitions]
         frame = offset_commit.write_answer(77, head, partitions, codes)
         assert int.from_bytes(frame[:4], "big") == len(frame) - 4
-        correlation_id, position = messages.read_response_header(OFFSET_COMMIT, version, frame[4:])
+        correlation_id, position = read_response_header(OFFSET_COMMIT, version, frame[4:])
         response = messages.read_response(OFFSET_COMMIT, version, frame[4:], position)
         assert correlation_id == 77
         (topic,) = response.topics

@@ -1,7 +1,6 @@
 """Produce: from the frame to the log (R20, R23, R25). Its answer leaves when the records are where acks wants them."""
 
 from asyncio import TimerHandle
-from collections.abc import Callable
 from typing import NamedTuple
 
 from levada.api.parking import Parked, unopened
@@ -25,8 +24,6 @@ ACKS_LEADER = 1
 ACKS_NONE = 0
 ZSTD_FROM = 7
 CODEC_AT = 22  # the byte of a batch that names its codec
-
-CallLater = Callable[[float, Callable[[], None]], TimerHandle]
 
 
 class Taken(NamedTuple):

@@ -109,7 +109,6 @@ NULLABLE_BYTES = _blob(INT32, bytes, bytes, null=True)
 COMPACT_STRING = _blob(_COMPACT, bytes.decode, str.encode, null=False)
 COMPACT_NULLABLE_STRING = _blob(_COMPACT, bytes.decode, str.encode, null=True)
 COMPACT_BYTES = _blob(_COMPACT, bytes, bytes, null=False)
-COMPACT_NULLABLE_BYTES = _blob(_COMPACT, bytes, bytes, null=True)
 
 
 def _read_uuid(data: bytes, position: int) -> tuple[uuid.UUID, int]:

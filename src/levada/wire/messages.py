@@ -24,7 +24,6 @@ RESPONSE_ELEMENTS_MAX = 10_000_000
 
 API_VERSIONS = 18
 HEADER = Packer(">hhih")  # api key, version, correlation id, length of the client id
-CORRELATION_ID = Packer(">i")
 SIZE_AND_ID = Packer(">ii")
 
 MALFORMED = (MalformedError, StructError, IndexError, UnicodeDecodeError)
@@ -89,32 +88,6 @@ def read_request_header(view: memoryview | bytes) -> RequestHeader:
     except MALFORMED as problem:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"request header: {problem}") from problem
     return RequestHeader(api_key, version, correlation_id, client_id, position)
-
-
-def write_request_header(api_key: int, version: int, correlation_id: int, client_id: str | None) -> bytes:
-    """The header of a request."""
-    name = b"" if client_id is None else client_id.encode()
-    length = -1 if client_id is None else len(name)
-    tags = b"\x00" if request_header_is_flexible(api_key, version) else b""
-    return HEADER.pack(api_key, version, correlation_id, length) + name + tags
-
-
-def read_response_header(api_key: int, version: int, view: memoryview | bytes) -> tuple[int, int]:
-    """The correlation id of a response, and where its body starts."""
-    try:
-        (correlation_id,) = CORRELATION_ID.unpack_from(view)
-        position = CORRELATION_ID.size
-        if response_header_is_flexible(api_key, version):
-            position, _ = skip_tags(view, position, REQUEST_ELEMENTS_MAX)
-    except MALFORMED as problem:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"response header: {problem}") from problem
-    return correlation_id, position
-
-
-def write_response_header(api_key: int, version: int, correlation_id: int) -> bytes:
-    """The header of a response."""
-    tags = b"\x00" if response_header_is_flexible(api_key, version) else b""
-    return CORRELATION_ID.pack(correlation_id) + tags
 
 
 def write_response_frame(api_key: int, version: int, correlation_id: int, response: Any) -> bytes:
