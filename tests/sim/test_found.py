@@ -101,6 +101,26 @@ def test_a_snapshot_of_a_lost_tail_does_not_come_back(cut: int) -> None:
         assert 2 not in open_log(disk, recovery_point=1).snapshots()
 
 
+@pytest.mark.parametrize("cut", SEEDS)
+def test_a_segment_that_was_removed_is_not_missed_after_a_clean_stop(cut: int) -> None:
+    """A power cut after the stop brings the names of its indexes back; nobody has taken its log away."""
+    disk = new_disk(cut)
+    log = open_log(disk)
+    append(log, b"removed")
+    log.roll(NOW_MS)
+    append(log, b"kept")
+    log.flush()
+    log.delete_records(1)
+    assert log.apply_retention(NOW_MS) == 1
+    log.close(clean=True)
+    disk.cut_power()
+    config = TopicConfig.build(BrokerConfig.load({})[0], {})
+    opened = Log.open(
+        DIRECTORY, config, disk, now_ms=NOW_MS, clean=True, recovery_point=2, log_start_offset=1
+    )
+    assert (opened.log_start_offset, opened.log_end_offset) == (1, 2)
+
+
 def test_a_retry_after_a_kill_is_not_answered_before_it_is_synced() -> None:
     """The page cache outlives the process; the acknowledgement of a duplicate must not be older than the fsync."""
     disk = new_disk(1)

@@ -9,6 +9,7 @@ import os
 from levada.errors import ErrorCode, KafkaError
 from levada.storage.disk import Disk
 from levada.storage.names import (
+    DELETED_SUFFIX,
     INDEX_SUFFIX,
     LEFTOVER_SUFFIXES,
     LOG_SUFFIX,
@@ -26,26 +27,35 @@ from levada.storage.segment import walk
 def tidy(disk: Disk, directory: str, clean: bool) -> list[FileName]:
     """Finish or undo what was begun; the files named by an offset that remain, in order.
 
-    After a clean stop nothing is half done: an index without its log tells that somebody took the log away.
+    After a clean stop an index without its log tells that somebody took the log away, unless the log was being
+    removed: its `.deleted` name goes after those of its indexes, and a power cut may bring all of them back.
     """
     names = disk.listdir(directory)
     if any(name.endswith(SWAP_SUFFIX) for name in names):
         _finish_swaps(disk, directory, names)
         names = disk.listdir(directory)
     kept = [name for name in names if not name.endswith(LEFTOVER_SUFFIXES)]
-    for name in sorted(set(names).difference(kept)):
-        disk.unlink(os.path.join(directory, name))
     files = sorted(parsed for name in kept if (parsed := parse_file_name(name)))
     bases = {offset for offset, suffix in files if suffix == LOG_SUFFIX}
     orphans = {name for name in files if name.suffix in SEGMENT_SUFFIXES and name.offset not in bases}
-    if clean and orphans:
-        path = os.path.join(directory, file_name(min(orphans).offset, LOG_SUFFIX))
+    missing = [one for one in orphans if file_name(one.offset, LOG_SUFFIX + DELETED_SUFFIX) not in names]
+    if clean and missing:
+        path = os.path.join(directory, file_name(min(missing).offset, LOG_SUFFIX))
         raise KafkaError(
             ErrorCode.KAFKA_STORAGE_ERROR, f"{path} is missing, but its indexes are there: restore it"
         )
-    for offset, suffix in sorted(orphans):
-        disk.unlink(os.path.join(directory, file_name(offset, suffix)))
+    _forget(
+        disk, directory, [*(file_name(*one) for one in sorted(orphans)), *sorted(set(names).difference(kept))]
+    )
     return [name for name in files if name not in orphans]
+
+
+def _forget(disk: Disk, directory: str, names: list[str]) -> None:
+    """Unlink files for good: a power cut after the next clean stop must not bring them back."""
+    for name in names:
+        disk.unlink(os.path.join(directory, name))
+    if names:
+        disk.fsync_dir(directory)
 
 
 def _finish_swaps(disk: Disk, directory: str, names: list[str]) -> None:
