@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,7 +57,7 @@ class Life:
         options = [word for name, value in named.items() for word in (f"--{name}", value)]
         self._command = [sys.executable, "-m", "tests.spark.chaos_program", *options]
         self._process: subprocess.Popen[bytes] | None = None
-        self._groups: list[int] = []  # of all lives: workers outlive a driver, by a little
+        self._sessions: list[int] = []  # of all lives: workers outlive a driver, by a little
 
     def start(self) -> None:
         (self._folder / "pids").unlink(missing_ok=True)
@@ -65,7 +65,7 @@ class Life:
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, cwd=ROOT, start_new_session=True
             )
-        self._groups.append(self._process.pid)
+        self._sessions.append(self._process.pid)
 
     @property
     def alive(self) -> bool:
@@ -81,23 +81,14 @@ class Life:
     def others(self, words: str) -> list[int]:
         """Processes of this life whose command line has these words."""
         assert self._process
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and os.getpgid(int(entry.name)) == self._process.pid:
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    found += [int(entry.name)] if words in command else []
-            except OSError:
-                continue  # it has ended
-        return found
+        return _processes(self._process.pid, words)
 
     def end(self) -> None:
         """Everything that was ever started here."""
-        for group in self._groups:
-            try:
-                os.killpg(group, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        for session in self._sessions:
+            for pid in _processes(session):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         if self._process:
             self._process.wait()
 
@@ -224,6 +215,19 @@ def at_random(seed: int, count: int, victims: tuple[str, ...]) -> list[Kill]:
     """Kills at moments that nobody chose."""
     chance = random.Random(seed)
     return [Kill(chance.choice(victims)) for _ in range(count)]
+
+
+def _processes(session: int, words: str = "") -> list[int]:
+    """Those of a session whose command line has these words; Spark's workers have process groups of their own."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.getsid(int(entry.name)) == session:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found += [int(entry.name)] if words in command else []
+        except OSError:
+            continue  # it has ended
+    return found
 
 
 def _is_running(pid: int) -> bool:
