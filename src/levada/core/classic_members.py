@@ -44,15 +44,7 @@ def join(
         elif not is_new:
             former = group.static_member(request.instance_id, member_id)
     stale = draft.look_at_topics()
-    metadata = classic_metadata(request.protocols, request.session_timeout_ms)._replace(
-        instance_id=request.instance_id,
-        rack_id=subscription.rack_id or None,
-        client_id=request.client_id,
-        client_host=request.client_host,
-        subscribed_topic_names=tuple(sorted(set(subscription.topics))),
-        rebalance_timeout_ms=request.rebalance_timeout_ms,
-    )
-    if subscribe(draft, member_id, former, metadata) or stale:
+    if subscribe(draft, member_id, former, classic_metadata(request, subscription)) or stale:
         draft.bump()
     draft.assign()
     member = draft.reconcile(member_id, by_id(draft, subscription.owned))

@@ -62,26 +62,6 @@ def subscribed_topics(subscription: bytes) -> frozenset[str] | None:
     return frozenset(topics)
 
 
-def assigned_partitions(assignment: bytes) -> dict[str, tuple[int, ...]] | None:
-    """The partitions of an assignment by topic, or None if it is of another make."""
-    if not assignment:
-        return {}
-    try:
-        version, position = INT16.read(assignment, 0)
-        if version < 0:
-            return None
-        count, position = INT32.read(assignment, position)
-        if not 0 <= count <= len(assignment):
-            return None
-        found: dict[str, tuple[int, ...]] = {}
-        for _ in range(count):
-            topic, position = STRING.read(assignment, position)
-            found[topic], position = _PARTITIONS.read(assignment, position)
-    except (IndexError, ValueError, StructError):
-        return None
-    return found
-
-
 def read_subscription(data: bytes) -> Subscription | None:
     """All that a subscription says here, or None if it is of another make."""
     try:

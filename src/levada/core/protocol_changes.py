@@ -14,9 +14,10 @@ from levada.core.classic_group import CONSUMER_PROTOCOL, ClassicGroup, Member, S
 from levada.core.consumer_drafts import ConsumerDraft
 from levada.core.consumer_group import target_value
 from levada.core.consumer_member import ConsumerMember
-from levada.core.consumer_protocol import read_assignment, read_subscription, write_assignment
+from levada.core.consumer_protocol import Subscription, read_assignment, read_subscription, write_assignment
 from levada.core.group_drafts import Draft, GroupLimits, Timer, TimerKind
 from levada.core.group_events import GroupChanged, GroupRemoved
+from levada.core.group_requests import JoinRequest
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.consumer_journal import (
     ClassicMetadata,
@@ -112,21 +113,24 @@ def _upgraded(draft: ConsumerDraft, classic: ClassicGroup, member: Member) -> _U
         raise _cannot(classic, "what its members say cannot be read")
     if assignment.user_data and classic.protocol not in KNOWN_ASSIGNORS:
         raise _cannot(classic, "its assignor keeps data of its own, which would be lost")
-    metadata = classic_metadata(member.protocols, member.session_timeout_ms)._replace(
+    metadata = classic_metadata(member, subscription)
+    return _Upgraded(metadata, by_id(draft, assignment.partitions), by_id(draft, subscription.owned))
+
+
+def classic_metadata(member: Member | JoinRequest, subscription: Subscription) -> MemberMetadata:
+    """What is kept of a member of the classic protocol, one that is there or joins."""
+    protocols = tuple(ClassicProtocol(*one) for one in member.protocols)
+    return MemberMetadata(
         instance_id=member.instance_id,
         rack_id=subscription.rack_id or None,
         client_id=member.client_id,
         client_host=member.client_host,
         subscribed_topic_names=tuple(sorted(set(subscription.topics))),
+        subscribed_topic_regex="",
         rebalance_timeout_ms=member.rebalance_timeout_ms,
+        server_assignor=None,
+        classic_member_metadata=ClassicMetadata(member.session_timeout_ms, protocols),
     )
-    return _Upgraded(metadata, by_id(draft, assignment.partitions), by_id(draft, subscription.owned))
-
-
-def classic_metadata(protocols: tuple[tuple[str, bytes], ...], session_timeout_ms: int) -> MemberMetadata:
-    """What is kept of a member of the classic protocol besides what every member has."""
-    classic = ClassicMetadata(session_timeout_ms, tuple(ClassicProtocol(*one) for one in protocols))
-    return MemberMetadata(None, None, "", "", (), "", -1, None, classic)
 
 
 def by_id(draft: ConsumerDraft, partitions: dict[str, frozenset[int]]) -> dict[UUID, frozenset[int]]:

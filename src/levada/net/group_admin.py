@@ -1,10 +1,10 @@
 """Groups from an operator's side: list, describe, offsets, delete. Each call asks the group's coordinator (R34)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from levada.core.consumer_protocol import assigned_partitions
+from levada.core.consumer_protocol import read_assignment
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.net.coordinator import Coordinator, KeyType, check, patiently
@@ -161,15 +161,11 @@ def _member(member: Any) -> GroupMember:
 
 
 def _classic_member(member: Any) -> GroupMember:
-    found = assigned_partitions(bytes(member.member_assignment))
+    found = read_assignment(bytes(member.member_assignment))
+    partitions = None
+    if found is not None:
+        places = [TopicPartition(topic, index) for topic, some in found.partitions.items() for index in some]
+        partitions = tuple(sorted(places))
     return GroupMember(
-        member.member_id,
-        member.group_instance_id,
-        member.client_id,
-        member.client_host,
-        None if found is None else tuple(_partitions(found.items())),
+        member.member_id, member.group_instance_id, member.client_id, member.client_host, partitions
     )
-
-
-def _partitions(topics: Iterable[tuple[str, tuple[int, ...]]]) -> Iterable[TopicPartition]:
-    return (TopicPartition(topic, index) for topic, indexes in topics for index in indexes)
