@@ -80,7 +80,8 @@ def bootstrap(binaries: Path, tmp_path: Path) -> Iterator[str]:
 def test_the_wheel_is_typed_and_holds_only_the_package(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "levada/py.typed" in names
-    assert {re.sub(r"-.*\.", ".", name.partition("/")[0]) for name in names} == {"levada", "levada.dist-info"}
+    tops = {re.sub(r"-.*\.", ".", name.partition("/")[0]) for name in names}
+    assert tops == {"levada", "levada.dist-info", "pyspark_levada"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

@@ -395,5 +395,6 @@ class Log:
             if self.recovery_point < self.log_end_offset:
                 self.flush()
             self.unlink_removed()
+            self._disk.fsync_dir(self.directory)  # what is gone stays gone: the next opening trusts the names
         for segment in self.segments:
             segment.close()
