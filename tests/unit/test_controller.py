@@ -114,6 +114,14 @@ def test_placement_spreads_leaders_and_replicas(brokers: int, count: int, factor
     assert max(leads.values()) - min(leads.values()) <= 1
 
 
+def test_an_internal_topic_keeps_its_partitions() -> None:
+    """A group is found by the number of partitions: one more, and all committed offsets are out of sight."""
+    before = after(cluster(1), topic("__consumer_offsets", partitions=2))
+    with pytest.raises(KafkaError) as caught:
+        after(before, CreatePartitions("__consumer_offsets", 3))
+    assert caught.value.code is ErrorCode.INVALID_PARTITIONS
+
+
 def test_partitions_are_added_and_the_old_ones_stay() -> None:
     """R15"""
     before = after(cluster(3), topic("a", partitions=2, replication_factor=2))

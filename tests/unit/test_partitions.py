@@ -47,11 +47,11 @@ class World:
         self.failures.append(error)
         partition.go_offline()
 
-    def open(self, clean: bool = True, **settings: object) -> Partition:
+    def open(self, clean: bool = True, topic: str = "orders", **settings: object) -> Partition:
         config = topic_config(**settings)
         log = Log.open(str(self.folder), config, self.disk, now_ms=NOW_MS, clean=clean)
         edges = Edges(self.turn, self.asked_to_sync.append, self._failed)
-        return Partition("orders", UUID(int=1), 0, LEADER_EPOCH, log, edges)
+        return Partition(topic, UUID(int=1), 0, LEADER_EPOCH, log, edges)
 
 
 @pytest.fixture
@@ -422,6 +422,20 @@ def test_records_are_deleted_up_to_the_high_watermark(world: World) -> None:
         with pytest.raises(KafkaError) as caught:
             partition.delete_records(offset)
         assert caught.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+@pytest.mark.parametrize(
+    ("topic", "policy", "code"),
+    [
+        ("__consumer_offsets", "compact,delete", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("orders", "compact", ErrorCode.POLICY_VIOLATION),
+    ],
+)
+def test_records_that_clients_may_not_delete(topic: str, policy: str, code: ErrorCode, world: World) -> None:
+    partition = world.open(topic=topic, cleanup_policy=policy)
+    with pytest.raises(KafkaError) as caught:
+        partition.delete_records(0)
+    assert caught.value.code is code
 
 
 def test_clients_with_another_epoch_look_again(world: World) -> None:

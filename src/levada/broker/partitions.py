@@ -13,7 +13,14 @@ from uuid import UUID
 
 from crc32c import crc32c
 
-from levada.broker.refusals import RefusedRecordsError, check_keys, misplaced, misshapen, untimely
+from levada.broker.refusals import (
+    RefusedRecordsError,
+    check_deletable,
+    check_keys,
+    misplaced,
+    misshapen,
+    untimely,
+)
 from levada.broker.transactions import StableEnd, Transactions, load_producers
 from levada.broker.waiting import Waiter
 from levada.config import TopicConfig
@@ -352,6 +359,7 @@ class Partition:
         """Trim the log's beginning; the new first offset."""
         if self.offline:
             raise self.storage_error()
+        check_deletable(self.topic, self._internal, self.log.config.cleanup_policy)
         if not 0 <= offset <= self.high_watermark:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is not in the log")
         self.log.delete_records(offset)

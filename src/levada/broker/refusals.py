@@ -1,4 +1,7 @@
-"""Why a batch may not enter a log, said as Kafka does; the checks themselves are in the partition's hot path."""
+"""Why a batch may not enter a log, or records not be deleted, said as Kafka does.
+
+The checks themselves are in the partition, those of batches in its hot path.
+"""
 
 from collections.abc import Sequence
 
@@ -19,6 +22,18 @@ def misplaced(topic: str, internal: bool, size: int) -> KafkaError:
     if internal:
         return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {topic}")
     return KafkaError(ErrorCode.INVALID_RECORD, f"{size} bytes are no record batch; a Produce must carry one")
+
+
+def check_deletable(topic: str, internal: bool, cleanup_policy: Sequence[str]) -> None:
+    """What coordinators wrote is not for clients to delete, and keys of a compacted log go by tombstones."""
+    if internal:
+        raise KafkaError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot delete records of internal topic {topic}"
+        )
+    if "delete" not in cleanup_policy:
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION, f"the cleanup.policy of {topic} does not allow records to be deleted"
+        )
 
 
 def misshapen(topic: str, length: int, magic: int, size: int, size_max: int) -> KafkaError:

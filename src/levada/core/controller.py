@@ -137,6 +137,12 @@ def _create_topic(image: ClusterImage, command: CreateTopic) -> list[Change]:
 def _create_partitions(image: ClusterImage, command: CreatePartitions) -> list[Change]:
     topic = find_topic(image, command.topic)
     present = len(topic.partitions)
+    if topic_names.is_internal(topic.name):
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"{topic.name} keeps its {present} partition(s): "
+            "with more of them, what is in it would be looked for in others.",
+        )
     if command.count == present:
         raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {present} partition(s).")
     if command.count < present:
