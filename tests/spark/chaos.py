@@ -136,26 +136,26 @@ class Chaos:
             order(self._orders, kill.step, pids + also)
             self.feed(HOUR)
             self._wait(lambda: is_met(self._orders, kill.step), str(kill))
-            self._wait(lambda: not any(map(_is_running, filter(None, pids))), f"the end: {kill}")
         else:
             self._wait(lambda: self._count(COPIES) >= self._fed, "a pipeline that works")
             self.feed(HOUR)
             time.sleep(self._random.uniform(0, 2))  # the moment is the point
-            self._wait(lambda: self._kill_now(kill.victim), str(kill))
+            self._wait(lambda: bool(self._found(kill.victim)), str(kill))
+            pids = self._found(kill.victim)
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self._wait(lambda: not any(map(_is_running, filter(None, pids))), f"the end: {kill}")
         self.done[str(kill)] += 1
 
-    def _kill_now(self, victim: str) -> bool:
+    def _found(self, victim: str) -> list[int]:
+        """The processes to kill; none while there are none."""
         if victim == "broker":
-            pids = [self._server.pid]
-        elif victim == "driver":
-            pids = self._life.pids
-        else:
-            words = "pyspark.daemon" if victim == "worker" else "CoarseGrainedExecutorBackend"
-            found = self._life.others(words)
-            pids = [self._random.choice(found)] if found else []
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        return bool(pids)
+            return [self._server.pid]
+        if victim == "driver":
+            return self._life.pids
+        found = self._life.others("pyspark.daemon" if victim == "worker" else "CoarseGrainedExecutorBackend")
+        return [self._random.choice(found)] if found else []
 
     def _wait(self, what: Callable[[], bool], told: str) -> None:
         """Until something holds; whoever is dead is started again meanwhile."""
