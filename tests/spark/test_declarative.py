@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from levada.spark.java import java_home
 from levada.testing import EmbeddedBroker
 
 ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 220
 PROJECT = ROOT / "examples" / "declarative"
 
 
@@ -40,16 +42,21 @@ def run(broker: EmbeddedBroker, project: Path) -> None:
     home = java_home()
     if home is not None:
         environment["JAVA_HOME"] = home
-    done = subprocess.run(
+    with subprocess.Popen(
         ["spark-pipelines", "run"],
         cwd=project,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=230,
-    )
-    assert done.returncode == 0, done.stdout
+        start_new_session=True,  # it starts processes of its own
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert process.returncode == 0, said
 
 
 @pytest.mark.slow
