@@ -135,6 +135,18 @@ def test_a_prepared_transaction_is_ended_in_the_place_of_its_owner(
     assert end(wire, name, producer, commit=True) is ErrorCode.PRODUCER_FENCED
 
 
+def test_the_longest_timeout_of_a_broker_does_not_bind_operators() -> None:
+    with (
+        EmbeddedBroker({"transaction.max.timeout.ms": "1000"}) as hasty,
+        raw.Connection(hasty.bootstrap) as wire,
+    ):
+        wire.call("find_coordinator", 4, {"key_type": 1, "coordinator_keys": ["t"]})
+        shell = Shell(hasty.bootstrap)
+        for verb in ("commit", "abort"):
+            begin(wire, "t", hasty.topic(), two_phase=True)
+            assert shell("txn", verb, "t", "-y").code == 0
+
+
 def test_only_prepared_transactions_can_be_committed(
     shell: Shell, wire: raw.Connection, broker: EmbeddedBroker, name: str
 ) -> None:
