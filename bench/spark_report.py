@@ -5,7 +5,7 @@ from typing import Any
 
 from bench import results
 from bench.report import DOCS, README, number, others, put_between_markers, table, times, verdict
-from bench.spark_rows import GROWING, GROWTH, READ_ROWS_PER_S, growth_key, rows
+from bench.spark_rows import GROWING, GROWTH, READ_ROWS_PER_S, growth_key, is_growth, rows
 
 SIDES = {"levada": "Levada", "stock": "stock on Levada", "kafka": "stock on Kafka"}
 GOALS = {row.key: row.goals for row in rows(1)}
@@ -84,10 +84,6 @@ def rows_table(found: dict[str, Any], keys: tuple[str, ...] = ()) -> str:
     return table(head, lines)
 
 
-def is_growth(key: str) -> bool:
-    return key in {growth_key(kind, size) for kind in GROWING for size in GROWTH}
-
-
 def costs_table(found: dict[str, Any]) -> str:
     lines = [
         (
@@ -108,13 +104,11 @@ def growth_table(found: dict[str, Any]) -> str:
     lines = []
     for kind in GROWING:
         for size in GROWTH:
-            row = found["rows"].get(growth_key(kind, size))
-            if row is not None:
-                shown = (
-                    f"{number(1e6 / row[side]['requests_per_s'])}" if side in row else "" for side in SIDES
-                )
+            row = found["rows"].get(growth_key(kind, size), {})
+            if "levada" in row:
+                shown = (number(1e6 / row["levada"]["requests_per_s"]), number(spark_us(row["levada"])))
                 lines.append((row["title"], *shown, verdict_of.get(kind, "") if size == GROWTH[-1] else ""))
-    return table(("us a row", *SIDES.values(), "goal"), lines)
+    return table(("growth, Levada", "us a row", "us of Spark's CPU a row", "goal"), lines)
 
 
 def markdown(found: dict[str, Any]) -> str:

@@ -46,7 +46,7 @@ def test_stored_batches_have_values_of_their_size(shape: Shape) -> None:
 
 def test_enough_is_stored_for_every_row() -> None:
     assert stored_rows(1)[SHAPES["100"]] == 4_000_000
-    assert stored_rows(0.5)[SHAPES["1k"]] == 250_000
+    assert stored_rows(0.5)[SHAPES["1k"]] == 500_000
 
 
 def test_promises_are_kept_or_missed() -> None:
