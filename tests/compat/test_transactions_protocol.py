@@ -152,6 +152,14 @@ def wait_for(wire: Connection, name: str, wanted: str) -> None:
     eventually(lambda: state(wire, name), wanted)
 
 
+def offset_at(wire: Connection, topic: str, timestamp: int, committed: bool) -> int:
+    """Where ListOffsets finds a time, or a place that has a name."""
+    place = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp}
+    asked = {"replica_id": -1, "topics": [{"name": topic, "partitions": [place]}]}
+    answer = wire.call("list_offsets", 7, asked | {"isolation_level": int(committed)})
+    return int(answer.topics[0].partitions[0].offset)
+
+
 # Versions.
 
 
@@ -477,6 +485,19 @@ def test_features_tell_the_version_of_transactions(wire: Connection) -> None:
 
 
 # What Kafka does not do yet is tried on a broker of its own.
+
+
+def test_places_are_found_among_what_the_reader_may_see(wire: Connection, name: str, topic: str) -> None:
+    """ListOffsets by isolation: the end, the first record of a time, the one with the largest timestamp."""
+    latest, first, newest = -1, 0, -3
+    producer = init(wire, name)
+    assert send(wire, name, producer, topic, b"1").error_code == ErrorCode.NONE
+    for committed, found in ((False, [1, 0, 0]), (True, [0, -1, -1])):
+        assert [offset_at(wire, topic, moment, committed) for moment in (latest, first, newest)] == found
+    assert end(wire, name, producer, True).error_code == ErrorCode.NONE
+    eventually(lambda: offset_at(wire, topic, latest, True), 2)
+    assert offset_at(wire, topic, first, True) == 0
+    assert offset_at(wire, topic, newest, True) == 1  # the marker is newer
 
 
 @pytest.fixture(scope="module")

@@ -83,13 +83,14 @@ def _find(partition: Partition, timestamp: int, isolation_level: int) -> tuple[i
         return -1, end_offset
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return -1, partition.log_start_offset
-    if timestamp == MAX_TIMESTAMP:
-        return partition.log.max_timestamp()
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return NOWHERE
-    if timestamp < 0:
+    if timestamp == MAX_TIMESTAMP:
+        found: tuple[int, int] | None = partition.log.max_timestamp()
+    elif timestamp < 0:
         raise _meaningless(timestamp)
-    found = partition.log.offset_for_timestamp(timestamp)
+    else:
+        found = partition.log.offset_for_timestamp(timestamp)
     return found if found is not None and found[1] < end_offset else NOWHERE
 
 
