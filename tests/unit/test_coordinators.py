@@ -1,8 +1,9 @@
 """The runtime of coordinators on a real broker: answers wait for the journal, state comes back, failures are told."""
 
 import asyncio
+import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +17,7 @@ from tests.unit.group_world import RANGE
 from levada.broker.broker import Broker
 from levada.broker.coordinators import java_abs, java_hash
 from levada.broker.groups import OFFSETS_TOPIC
+from levada.broker.journal import Entry, Journal
 from levada.broker.partitions import Partition
 from levada.broker.shards import Shard
 from levada.broker.waiting import Deferred, together
@@ -186,6 +188,25 @@ def test_a_journal_that_cannot_be_read_has_no_coordinator(
         listed = wire.call("list_groups", 4, {})
         assert (listed.error_code, [one.group_id for one in listed.groups]) == (ErrorCode.NONE, [other])
     assert "a journal cannot be read" in caplog.text and "background work crashed" not in caplog.text
+
+
+def test_a_disk_that_does_not_give_a_journal_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+        one.create("t")
+        find(wire)
+        commit(wire, 1)
+
+    def fail(_: Journal) -> Iterator[Entry]:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(Journal, "replay", fail)
+    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+        while committed(wire).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            pass
+        assert committed(wire).error_code == ErrorCode.NOT_COORDINATOR
+        assert one.call(lambda: one.broker.log_dirs.offline) == [str(tmp_path)]
 
 
 def unreadable() -> bytearray:
