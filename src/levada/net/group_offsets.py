@@ -1,6 +1,6 @@
 """Offsets that a group keeps at its coordinator: how they are committed and asked for, by members and operators."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -52,20 +52,22 @@ async def commit(
             offset_commit.OffsetCommitRequestTopic(
                 name=topic,
                 topic_id=ids[topic],
-                partitions=tuple(
-                    partition(
-                        partition_index=place.partition,
-                        committed_offset=offsets[place],
-                        committed_metadata="",
-                    )
-                    for place in places
-                ),
+                partitions=_partitions(partition, places, offsets),
             )
             for topic, places in _by_topic(offsets)
         ),
     )
     await coordinator.request(
         "offset_commit", request, lambda response: _check(committer.group, response, len(offsets))
+    )
+
+
+def _partitions(
+    shape: Callable[..., Any], places: Iterable[TopicPartition], offsets: Mapping[TopicPartition, int]
+) -> tuple[Any, ...]:
+    return tuple(
+        shape(partition_index=place.partition, committed_offset=offsets[place], committed_metadata="")
+        for place in places
     )
 
 
@@ -85,14 +87,7 @@ async def commit_in_transaction(
         topics=tuple(
             shape.TxnOffsetCommitRequestTopic(
                 name=topic,
-                partitions=tuple(
-                    shape.TxnOffsetCommitRequestPartition(
-                        partition_index=place.partition,
-                        committed_offset=offsets[place],
-                        committed_metadata="",
-                    )
-                    for place in places
-                ),
+                partitions=_partitions(shape.TxnOffsetCommitRequestPartition, places, offsets),
             )
             for topic, places in _by_topic(offsets)
         ),
