@@ -7,12 +7,13 @@ import pytest
 from tests.unit.consumer_world import ConsumerWorld, subscription
 
 from levada.core.classic_group import ClassicGroup, State
-from levada.core.consumer_drafts import ConsumerLimits, ConsumerRecord
+from levada.core.consumer_drafts import REFRESH_WORK_MAX, ConsumerLimits, ConsumerRecord
 from levada.core.consumer_group import GroupState, Reader
 from levada.core.consumer_member import MemberState
 from levada.core.consumer_protocol import read_assignment, write_assignment
 from levada.core.consumer_requests import HeartbeatReply
 from levada.core.group_drafts import SyncReply
+from levada.core.group_regex import WORK_MAX
 from levada.core.groups import EXPIRIES_MAX, GroupsMachine
 from levada.errors import ErrorCode, KafkaError
 
@@ -217,6 +218,28 @@ def test_a_pattern_that_costs_too_much_on_new_topics_harms_nobody(world: Consume
     for number in range(0, 1 << 30, 1 << 19):
         world.topic(f"{number:0100b}".replace("0", "a").replace("1", "b"), 1)
     assert world.stay("a", 1).member_epoch == 1
+
+
+def test_the_patterns_of_a_group_together_cost_no_more_than_some_of_them(world: ConsumerWorld) -> None:
+    """Every member has its own, and a new topic is matched with all of them in one request."""
+    for number in range(20):
+        world.enter(f"m-{number}", topic_names=None, topic_regex=f"(a?){{200}}a{{200}}|x{number}")
+    world.topic("a" * 240, 1)
+    world.stay("m-0", 1)
+    found = [len(resolved.topics) for resolved in world.consumers.regexes.values()]
+    assert len(found) == 20
+    assert REFRESH_WORK_MAX // WORK_MAX <= sum(found) < 20
+
+
+def test_topics_that_are_gone_are_forgotten_by_patterns_that_cost_too_much(world: ConsumerWorld) -> None:
+    world.topic("a" * 240, 1)
+    world.enter("a", topic_names=None, topic_regex="(a?){200}a{200}.?")
+    assert world.consumers.subscribed_topics() == {"a" * 240}
+    world.drop_topic("a" * 240)
+    for number in range(9):
+        world.topic("a" * 240 + str(number), 1)
+    world.stay("a", 1)
+    assert "a" * 240 not in world.consumers.subscribed_topics()
 
 
 # Who may speak.

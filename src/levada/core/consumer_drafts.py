@@ -22,7 +22,7 @@ from levada.core.consumer_group import (
 from levada.core.consumer_member import ConsumerMember, MemberState, Target, reconcile
 from levada.core.group_drafts import Timer, TimerKind
 from levada.core.group_events import FORMAT, GroupEvent, TimerMoved
-from levada.core.group_regex import Pattern
+from levada.core.group_regex import WORK_MAX, Pattern
 from levada.core.image import ClusterImage
 from levada.core.machines import JournalRecord, Outcome, Ticket
 from levada.errors import KafkaError
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 log = EventLog(__name__)
 
+# For all patterns of a group together: members may have one each, and other clients wait for as long.
+REFRESH_WORK_MAX: Final = 10 * WORK_MAX
 MEMBER_TIMERS: Final = (
     TimerKind.MEMBER,
     TimerKind.REVOKE,
@@ -195,22 +197,29 @@ class ConsumerDraft:
         group, changed = self.group, False
         seen: Iterable[str] = () if group.seen is None else group.seen
         fresh = self.topics.keys() - seen
+        work_left, refused = REFRESH_WORK_MAX, 0
         for regex in sorted(group.used_regexes() & group.regexes.keys()):
             former = frozenset(group.regexes[regex].topics)
+            work_max = max(0, min(work_left, WORK_MAX))
             try:
-                found = (former & self.topics.keys()).union(matching(regex, fresh - former))
-            except KafkaError as error:
-                log.warning("a pattern is not matched with new topics", group=group.id, why=str(error))
-                continue
+                matched, spent = Pattern(regex, work_max).matching(fresh - former)
+            except KafkaError:
+                matched, spent = frozenset[str](), work_max
+                refused += 1
+            work_left -= spent
+            found = (former & self.topics.keys()).union(matched)
             if found != former:
                 changed = True
                 self._put_regex(regex, found)
+        if refused:
+            log.warning("patterns cost too much to match with new topics", group=group.id, patterns=refused)
         return changed
 
     def resolve(self, regex: str) -> None:
         """Find the topics of a pattern that the group does not know. INVALID_REGULAR_EXPRESSION if it is none."""
         if regex not in self.group.regexes:
-            self._put_regex(regex, matching(regex, self.topics))
+            found, _ = Pattern(regex).matching(self.topics)
+            self._put_regex(regex, found)
 
     def _put_regex(self, regex: str, found: Iterable[str]) -> None:
         value = RegexValue(tuple(sorted(found)), self.image.revision, self.now_ms)
@@ -282,9 +291,3 @@ class ConsumerDraft:
         """What was gathered."""
         moved: list[GroupEvent] = [TimerMoved(timer, at_ms) for timer, at_ms in self.timers.items()]
         return Outcome([*self.events, *moved], self.replies)
-
-
-def matching(regex: str, names: Iterable[str]) -> frozenset[str]:
-    """The names that match a pattern."""
-    pattern = Pattern(regex)
-    return frozenset(name for name in names if pattern.matches(name))

@@ -5,7 +5,7 @@ were met are kept, so a name costs one look-up a character. Building all of it i
 more than `WORK_MAX` steps over all topics is refused instead of keeping the broker from its other clients.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 from levada.core.regex_syntax import (
@@ -27,6 +27,7 @@ from levada.core.regex_syntax import (
 
 STATES_MAX: Final = 10_000
 WORK_MAX: Final = 100_000
+LOOK_UPS_A_STEP: Final = 16  # as many take about as long as one step
 WORD, OTHER = "w", "-"
 MATCHED: Final = 0  # the state in which a name has matched
 
@@ -76,9 +77,10 @@ class _Node:
 class Pattern:
     """A compiled pattern; a whole name matches it or does not."""
 
-    __slots__ = ("_nodes", "_start", "_states", "_work")
+    __slots__ = ("_nodes", "_start", "_states", "_work", "_work_max")
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, work_max: int = WORK_MAX) -> None:
+        self._work_max = work_max
         self._states: list[_State] = [_Split(())]  # MATCHED leads nowhere
         self._work = 0
         start = self._compile(parse(pattern), MATCHED)
@@ -99,6 +101,11 @@ class Pattern:
         if node.ended is None:
             node.ended = MATCHED in self._reach(node.place, "")
         return node.ended
+
+    def matching(self, names: Collection[str]) -> tuple[frozenset[str], int]:
+        """The names that match, and how many steps all of it took."""
+        found = frozenset(name for name in names if self.matches(name))
+        return found, self._work + sum(map(len, names)) // LOOK_UPS_A_STEP
 
     # Compiling.
 
@@ -174,7 +181,7 @@ class Pattern:
 
     def _spend(self, steps: int) -> None:
         self._work += steps
-        if self._work > WORK_MAX:
+        if self._work > self._work_max:
             raise invalid("it costs too much to match")
 
 
