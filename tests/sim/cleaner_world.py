@@ -75,6 +75,7 @@ class CleanerWorld:
         self.cleaning_since = 0
         self.sources: dict[int, Segment] = {}
         self.unsettled: list[list[Segment]] = []
+        self.clean_end = 0  # as the broker knows it; the checkpoint follows when the swaps are settled
         self.swaps = self.tombstones_gone = self.markers_gone = 0
         self.trace: list[str] = []
         self.disk.mkdir(DATA)
@@ -87,6 +88,7 @@ class CleanerWorld:
         self.turn = SimTurn()
         self.lose_cleaner()
         self.unsettled = []
+        self.clean_end = self.checkpoint
         edges = Edges(cast(Turn, self.turn), lambda partition: None, self.fail)
         try:
             log = Log.open(
@@ -263,7 +265,7 @@ class CleanerWorld:
         last_batches = list(partition.producers.last_batches(stable_offset))
         self.end_turn()
         self.sync()  # nothing of what was known then can be lost now
-        found = look(log, stable_offset, self.checkpoint, self.now_ms)
+        found = look(log, stable_offset, self.clean_end, self.now_ms)
         if not found.dirty_bytes:
             return
         job, segments = prepare(
@@ -293,12 +295,13 @@ class CleanerWorld:
             self.swaps += 1
             self.unsettled.append(replaced)
         else:
-            self.checkpoint = report.end_offset
+            self.clean_end = report.end_offset
 
     def settle(self) -> None:
-        """What the thread for files does."""
+        """What the thread for files does, one after the other."""
         while self.unsettled:
             settle(self.partition.log, self.unsettled.pop(0))
+        self.checkpoint = self.clean_end
 
     def lose_cleaner(self) -> None:
         """Its process is killed."""
