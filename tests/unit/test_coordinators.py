@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from levada.core.group_requests import JoinRequest, SyncRequest
 from levada.core.groups import GroupsMachine
 from levada.core.machines import Deadlines
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.batches import encode_pairs
+from levada.wire.batches import HEADER_BYTES, encode_pairs, read_header
 from levada.wire.journal import OffsetValue, offset_record
 
 QUICK: dict[str, Any] = {"offsets_topic_num_partitions": 3, "group_initial_rebalance_delay_ms": 0}
@@ -188,6 +189,34 @@ def test_a_journal_that_cannot_be_read_has_no_coordinator(
         listed = wire.call("list_groups", 4, {})
         assert (listed.error_code, [one.group_id for one in listed.groups]) == (ErrorCode.NONE, [other])
     assert "a journal cannot be read" in caplog.text and "background work crashed" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("form", "at", "value"),
+    [(">B", HEADER_BYTES + 20, 0xFF), (">q", 0, 0), (">q", 0, 1 << 40), (">i", 8, 1 << 29), (">i", 8, 1)],
+    ids=[
+        "another byte",
+        "an offset again",
+        "an offset beyond the end",
+        "a batch too long",
+        "a batch too short",
+    ],
+)
+def test_a_damaged_batch_of_a_journal_is_noticed(form: str, at: int, value: int, tmp_path: Path) -> None:
+    """After a clean stop nothing else looks at it: no wrong offset is served, and no load goes on for ever."""
+    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+        one.create("t")
+        find(wire)
+        for number in range(4):
+            commit(wire, number)
+        partition = one.broker.groups.shard("g").partition
+        with (tmp_path / f"{OFFSETS_TOPIC}-{partition.index}" / f"{0:020}.log").open("r+b") as file:
+            second = read_header(file.read()).size
+            file.seek(second + at)
+            file.write(struct.pack(form, value))
+        with pytest.raises(KafkaError) as caught:
+            one.call(lambda: list(Journal(partition, lambda _: None, lambda _: None).replay()))
+        assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
 
 
 def test_a_disk_that_does_not_give_a_journal_is_broken(

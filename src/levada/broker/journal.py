@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from levada.broker.partitions import Partition
-from levada.errors import KafkaError
-from levada.wire.batches import BatchHeader, decode, iterate_headers
+from levada.errors import ErrorCode, KafkaError
+from levada.wire.batches import BatchHeader, crc_is_valid, decode, iterate_headers
 
 READ_BYTES = 1 << 20
 
@@ -61,14 +61,28 @@ class Journal:
             self._failed(partition.storage_error())
 
     def replay(self) -> Iterator[Entry]:
-        """Everything that is in the journal, in order; control batches come as their one record."""
+        """Everything that is in the journal, in order; control batches come as their one record.
+
+        CORRUPT_MESSAGE where it is damaged: a wrong offset is worse than none.
+        """
         log = self.partition.log
         offset = log.log_start_offset
         while offset < log.log_end_offset:
             piece = log.read(offset, READ_BYTES, log.log_end_offset, minimum_one=True)
             view = memoryview(b"".join(piece.views))
+            start = offset
             for position, header in iterate_headers(view):
-                for record in decode(view[position : position + header.size]):
+                batch = view[position : position + header.size]
+                # Offsets are no part of the CRC.
+                if not (offset <= header.last_offset < log.log_end_offset and crc_is_valid(batch)):
+                    raise _damaged(offset)
+                for record in decode(batch):
                     if record.offset >= log.log_start_offset:
                         yield Entry(record.key, record.value, header, record.offset)
                 offset = header.last_offset + 1
+            if offset == start:
+                raise _damaged(offset)
+
+
+def _damaged(offset: int) -> KafkaError:
+    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"the batch at offset {offset} is damaged")
