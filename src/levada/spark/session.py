@@ -9,6 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from levada.spark.home import quick_home
 from levada.spark.java import java_home
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ def session(app: str = "levada", master: str | None = None, **conf: str) -> "Spa
     if master is not None and master.startswith("local"):
         settings |= LOCAL_SETTINGS
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        home = quick_home()
+        if home is not None:
+            os.environ["SPARK_HOME"] = home
     builder = SparkSession.builder.appName(app)
     if master is not None:
         builder = builder.master(master)
