@@ -8,6 +8,7 @@ python examples/feed.py logs --rate 200           # lines of services, until Ctr
 import argparse
 import asyncio
 import itertools
+import os
 import random
 import time
 from datetime import UTC, datetime
@@ -43,7 +44,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("stream", choices=STREAMS)
-    parser.add_argument("-b", "--bootstrap", default="127.0.0.1:9092")
+    parser.add_argument("-b", "--bootstrap", default=os.environ.get("LEVADA_BOOTSTRAP", "127.0.0.1:9092"))
     parser.add_argument("--rate", type=float, default=500, help="events a second")
     parser.add_argument("--seconds", type=float, default=0, help="end after this time")
     parser.add_argument("--count", type=int, default=0, help="send so many, as fast as they go, and end")

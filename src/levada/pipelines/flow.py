@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from levada.errors import ErrorCode, KafkaError
+from levada.net.admin import BROKER_DEFAULT
 from levada.pipelines.files import Files
 from levada.pipelines.running import PipelineError, Running
 from levada.pipelines.runs import Run, home_directory
@@ -160,20 +161,20 @@ class Updates:
         writer.option("txnAppId", query).option("txnVersion", str(number)).save()
 
 
-def make_topics(bootstrap: str, names: Iterable[str]) -> None:
+def make_topics(bootstrap: str, names: Iterable[str], partitions: int = BROKER_DEFAULT) -> None:
     """Let the topics be there; those that are stay as they are."""
     from levada.spark import blocking
 
-    blocking.run(_make(blocking.client(bootstrap), list(names)))
+    blocking.run(_make(blocking.client(bootstrap), list(names), partitions))
 
 
-async def _make(client: "Client", names: Sequence[str]) -> None:
+async def _make(client: "Client", names: Sequence[str], partitions: int) -> None:
     there = (await client.metadata()).topics
     for name in names:
         if name in there:
             continue
         try:
-            await client.admin.create_topic(name)
+            await client.admin.create_topic(name, partitions=partitions)
         except KafkaError as error:
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:  # somebody else was quicker
                 raise PipelineError(f"topic {name} is not there and cannot be made: {error.detail}") from None

@@ -16,6 +16,7 @@ from operator import or_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from levada.pipelines.files import Files
+from levada.pipelines.flow import make_topics
 from levada.pipelines.history import archived
 from levada.pipelines.lake import LakeError
 from levada.pipelines.lakes import open_lake
@@ -69,7 +70,8 @@ def replay(
     """Send what `lake` has of `topic` to the topic `to`, with keys, values, headers and times as they were.
 
     `start` and `end` limit the times of records; `speed` 1 sends them as fast as they came, 10 ten times as fast,
-    None as fast as possible. A record goes to the partition it came from, or by its key. `options` are those of
+    None as fast as possible. A record goes to the partition it came from, or by its key; the topic is made if it is
+    not there. `options` are those of
     writing with `format("levada")`. The checkpoint is kept in the lake unless told otherwise.
     """
     from levada.spark import session
@@ -101,6 +103,9 @@ class Replayer:
     def steps(self, stopped: threading.Event) -> Iterator[Step]:
         """Slice by slice, from where the last run ended; each when its time has come."""
         plan = self._plan()
+        make_topics(
+            self._options["kafka.bootstrap.servers"], [self._wanted.to], max(plan.ends, default=0) + 1
+        )
         todo = list(slices(self._buckets(plan), plan.ends, self._rows_min))
         wanted, done = sum(one.rows for one in todo), 0
         first = self._first()
