@@ -64,8 +64,8 @@ load: $(STAMP)  ## many groups, commits and transactions at once: 3 minutes (SEC
 chaos: $(STAMP)  ## exactly once at length: 100,000 messages copied while all are killed, by four kinds of copiers (SEED=2: other kills)
 	CHAOS=full $(BIN)/python -m pytest -s -o faulthandler_timeout=1200 tests/eos
 
-chaos-spark: $(STAMP)  ## exactly once from Spark: topic to topic while driver, executors, workers and broker are killed: 40 minutes (SEED=2: other kills)
-	CHAOS=full $(BIN)/python -m pytest -s -o faulthandler_timeout=3600 tests/spark/test_chaos.py
+chaos-spark: $(STAMP)  ## exactly once on Spark: topic to topic and topic to lake while driver, executors, workers and broker are killed: an hour (SEED=2: other kills)
+	CHAOS=full $(BIN)/python -m pytest -s -o faulthandler_timeout=3600 tests/spark/test_chaos.py tests/spark/test_chaos_archive.py
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header $(if $(UPGRADE),--upgrade)
 lock: $(STAMP)  ## write requirements/*.txt from pyproject.toml (UPGRADE=1 takes newer versions)

@@ -1,7 +1,7 @@
-"""Who dies when, in a pipeline from topic to topic: driver, workers, executors and broker, at each step or at random.
+"""Who dies when, in a pipeline that reads a topic: driver, workers, executors and broker, at each step or at random.
 
-What happens is drawn from a seed. Orders for a step are met where the sink comes to it (`chaos_steps`); the rest is
-killed from here, at a moment that nothing is waited for.
+What happens is drawn from a seed. Orders for a step are met where the pipeline comes to it (`chaos_steps`,
+`chaos_lake_steps`); the rest is killed from here, at a moment that nothing is waited for.
 """
 
 import json
@@ -12,23 +12,21 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.compat.server import Server
-from tests.eos.reading import read_committed
-from tests.spark.chaos_program import COPIES, COUNTS, SECONDS_APART, SOURCE
-from tests.spark.chaos_steps import HERE, STEPS, is_met, order
+from tests.spark.chaos_program import SECONDS_APART, SOURCE
+from tests.spark.chaos_steps import HERE, met_by, order
 
 ROOT = Path(__file__).parents[2]
 PARTITIONS = 3
 KEYS = 50
 HOUR = 3600 // SECONDS_APART  # messages
-LATE_HOURS = 10  # the watermark of the program: so long after its end an hour is told
 PATIENCE_S = 900.0  # a driver starts in seconds, but not where everything else runs too
 LOOK_S = 0.05
 
@@ -43,19 +41,50 @@ class Kill(NamedTuple):
         return f"{self.victim} killed {f'at step {self.step!r}' if self.step else 'at random'}"
 
 
-def at_each_step() -> list[Kill]:
-    """Driver and broker at every step, and the process itself that comes to it."""
-    return [Kill(victim, step) for victim in ("worker", "broker", "driver") for step in STEPS]
+def at_each_step(steps: Sequence[str], *victims: str) -> list[Kill]:
+    """Driver and broker at every step, or the process itself that comes to it."""
+    return [Kill(victim, step) for victim in victims for step in steps]
+
+
+def at_random(seed: int, count: int, *victims: str) -> list[Kill]:
+    """Kills at moments that nobody chose."""
+    chance = random.Random(seed)
+    return [Kill(chance.choice(victims)) for _ in range(count)]
+
+
+class Output(Protocol):
+    """Where a pipeline writes to, and what must be there."""
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Of the program."""
+        ...
+
+    @property
+    def topics(self) -> list[NewTopic]:
+        """To be made before it starts, besides the one that it reads."""
+        ...
+
+    def count(self) -> int:
+        """How many messages have arrived."""
+        ...
+
+    def look(self, *, still: bool) -> None:
+        """Somebody was killed and is not back yet: what must hold even now; `still` if nobody is there who writes."""
+        ...
+
+    def check(self, pipeline: "Chaos") -> str:
+        """All is there, once and in order; what it was, for people."""
+        ...
 
 
 class Life:
     """The program, from start to kill."""
 
-    def __init__(self, folder: Path, bootstrap: str, master: str, batch: int) -> None:
+    def __init__(self, folder: Path, options: dict[str, str]) -> None:
         self._folder = folder
-        named = {"bootstrap": bootstrap, "folder": str(folder), "master": master, "batch": str(batch)}
-        options = [word for name, value in named.items() for word in (f"--{name}", value)]
-        self._command = [sys.executable, "-m", "tests.spark.chaos_program", *options]
+        words = [word for name, value in options.items() for word in (f"--{name}", value)]
+        self._command = [sys.executable, "-m", "tests.spark.chaos_program", "--folder", str(folder), *words]
         self._process: subprocess.Popen[bytes] | None = None
         self._sessions: list[int] = []  # of all lives: workers outlive a driver, by a little
 
@@ -96,56 +125,58 @@ class Life:
 class Chaos:
     """A broker, a feed and a program, over all their deaths."""
 
-    def __init__(
-        self, folder: Path, server: Server, seed: int, *, master: str = "local[2,4]", batch: int = 1000
-    ) -> None:
+    def __init__(self, folder: Path, server: Server, output: Output, seed: int, *, master: str) -> None:
         self._folder = folder
         self._server = server
+        self._output = output
         self._random = random.Random(seed)
         self._orders = folder / "orders"
         self._orders.mkdir()
-        self._fed = 0
-        self._life = Life(folder, server.address, master, batch)
+        self._life = Life(folder, {"bootstrap": server.address, "master": master, **output.options})
+        self.fed = 0
         self.done: Counter[str] = Counter()
 
     def begin(self) -> None:
         admin = AdminClient({"bootstrap.servers": self._server.address})
-        topics = [NewTopic(SOURCE, PARTITIONS), NewTopic(COPIES, PARTITIONS), NewTopic(COUNTS, 1)]
+        topics = [NewTopic(SOURCE, PARTITIONS), *self._output.topics]
         for future in admin.create_topics(topics).values():
             future.result(30)
         self._life.start()
         self.feed(2 * HOUR)
 
-    def feed(self, count: int) -> None:
+    def feed(self, count: int, *, revive: bool = True) -> None:
         """Numbered messages, so many more."""
         settings = {"bootstrap.servers": self._server.address, "enable.idempotence": True, "log_level": 0}
         producer = Producer(settings)
-        for number in range(self._fed, self._fed + count):
+        for number in range(self.fed, self.fed + count):
             producer.produce(
                 SOURCE, str(number), key=str(number % KEYS), partition=number % KEYS % PARTITIONS
             )
-        self._wait(lambda: producer.flush(LOOK_S) == 0, "a feed")
-        self._fed += count
+        self.wait(lambda: producer.flush(LOOK_S) == 0, "a feed", revive=revive)
+        self.fed += count
 
     def kill(self, kill: Kill) -> None:
         """Have somebody killed in a batch that is under way."""
-        self._wait(lambda: bool(self._life.pids), "a driver")
+        self.wait(lambda: bool(self._life.pids), "a driver")
         if kill.step:
             pids = {"driver": self._life.pids, "broker": [self._server.pid], "worker": [HERE]}[kill.victim]
             also = [HERE] if kill.victim == "driver" and self._random.random() < 0.5 else []
             order(self._orders, kill.step, pids + also)
             self.feed(HOUR)
-            self._wait(lambda: is_met(self._orders, kill.step), str(kill))
+            self.wait(lambda: met_by(self._orders, kill.step) is not None, str(kill))
+            pids = [pid or met_by(self._orders, kill.step) or 0 for pid in pids]
         else:
-            self._wait(lambda: self._count(COPIES) >= self._fed, "a pipeline that works")
+            self.wait(lambda: self._output.count() >= self.fed, "a pipeline that works")
             self.feed(HOUR)
             time.sleep(self._random.uniform(0, 2))  # the moment is the point
-            self._wait(lambda: bool(self._found(kill.victim)), str(kill))
+            self.wait(lambda: bool(self._found(kill.victim)), str(kill))
             pids = self._found(kill.victim)
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        self._wait(lambda: not any(map(_is_running, filter(None, pids))), f"the end: {kill}")
+        self.wait(lambda: not any(map(_is_running, pids)), f"the end: {kill}", revive=False)
+        self._output.look(still=kill.victim == "driver")
+        self._revive()
         self.done[str(kill)] += 1
 
     def _found(self, victim: str) -> list[int]:
@@ -157,14 +188,14 @@ class Chaos:
         found = self._life.others("pyspark.daemon" if victim == "worker" else "CoarseGrainedExecutorBackend")
         return [self._random.choice(found)] if found else []
 
-    def _wait(self, what: Callable[[], bool], told: str) -> None:
+    def wait(self, what: Callable[[], bool], told: str, *, revive: bool = True) -> None:
         """Until something holds; whoever is dead is started again meanwhile."""
         deadline = time.monotonic() + PATIENCE_S
         while not what():
             assert time.monotonic() < deadline, f"not in time: {told}; {self._last_words()}"
-            self._revive()
+            if revive:
+                self._revive()
             time.sleep(LOOK_S)
-        self._revive()
 
     def _revive(self) -> None:
         if not _is_running(self._server.pid):
@@ -173,24 +204,23 @@ class Chaos:
         if not self._life.alive:
             self._life.start()
 
-    def check(self) -> str:
-        """All is there, each message and each hour once; what was done, as a line for people."""
-        self.feed((LATE_HOURS + 2) * HOUR)
-        hours = range((self._fed - 1) // HOUR - LATE_HOURS)  # those that are told
-        self._wait(lambda: self._count(COPIES) >= self._count(SOURCE), "all copies")
-        self._wait(lambda: self._count(COUNTS) >= len(hours), "all counts")
-        self._life.end()
-        sent, copied = _values(self._server.address, SOURCE), _values(self._server.address, COPIES)
-        lost, doubled = Counter(sent) - Counter(copied), Counter(copied) - Counter(sent)
-        assert not lost and not doubled, f"lost {list(lost)[:10]}, doubled {list(doubled)[:10]}"
-        _check_order(self._server.address)
-        counts = _pairs(self._server.address, COUNTS)
-        expected = [(str(hour * 3600), str(HOUR)) for hour in hours]
-        assert sorted(counts, key=lambda one: int(one[0])) == expected
-        return f"{len(copied)} messages copied, {len(counts)} hours counted; {sum(self.done.values())} kills"
+    def kill_all(self, kills: Sequence[Kill]) -> None:
+        """One after the other; `pytest -s` tells of each."""
+        for kill in kills:
+            print(kill, flush=True)
+            self.kill(kill)
 
-    def _count(self, topic: str) -> int:
-        return len(_values(self._server.address, topic))
+    def check(self, name: str) -> None:
+        """Everything is where it should be, once; `pytest -s` tells what was done."""
+        told = self._output.check(self)
+        print(f"\n{name}: {told}; {sum(self.done.values())} kills; 0 lost, 0 doubled")
+        for kind, times in sorted(self.done.items()):
+            print(f"  {times} x {kind}")
+
+    def finish(self) -> None:
+        """Wait until all that was fed has arrived, and end the program."""
+        self.wait(lambda: self._output.count() >= self.fed, "all messages")
+        self.end()
 
     def _last_words(self) -> str:
         return (self._folder / "program.log").read_bytes()[-3000:].decode(errors="replace")
@@ -200,21 +230,17 @@ class Chaos:
 
 
 @contextmanager
-def chaos(folder: Path, seed: int, **options: object) -> Iterator[Chaos]:
+def chaos(
+    folder: Path, seed: int, output: Callable[[Server, Path], Output], *, master: str = "local[2,4]"
+) -> Iterator[Chaos]:
     """A pipeline for the length of a block."""
     with Server(folder, {"transaction.state.log.num.partitions": "4"}) as server:
-        own = Chaos(folder, server, seed, **options)  # type: ignore[arg-type]
+        own = Chaos(folder, server, output(server, folder), seed, master=master)
         try:
             own.begin()
             yield own
         finally:
             own.end()
-
-
-def at_random(seed: int, count: int, victims: tuple[str, ...]) -> list[Kill]:
-    """Kills at moments that nobody chose."""
-    chance = random.Random(seed)
-    return [Kill(chance.choice(victims)) for _ in range(count)]
 
 
 def _processes(session: int, words: str = "") -> list[int]:
@@ -235,21 +261,3 @@ def _is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def _pairs(bootstrap: str, topic: str) -> list[tuple[str, str]]:
-    found = read_committed(bootstrap, topic)
-    return [(record.key, record.value) for records in found.values() for record in records]
-
-
-def _values(bootstrap: str, topic: str) -> list[str]:
-    return [value for _, value in _pairs(bootstrap, topic)]
-
-
-def _check_order(bootstrap: str) -> None:
-    """The messages of a key are in the order in which they were sent."""
-    by_key: dict[str, list[int]] = {}
-    for key, value in _pairs(bootstrap, COPIES):
-        by_key.setdefault(key, []).append(int(value))
-    for key, values in by_key.items():
-        assert values == sorted(values), f"key {key} is out of order"

@@ -1,4 +1,4 @@
-"""The sink with places at which somebody is killed: a data source for the kill tests, loaded in Spark's Python workers.
+"""Reader and sink with places at which somebody is killed: a data source for the kill tests, loaded in Spark's workers.
 
 An order is a file named after a step; the first process that comes to the step takes it and kills whom it names. So
 each order is met once, in a batch that is really under way.
@@ -7,35 +7,45 @@ each order is met once, in a batch that is really under way.
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, InputPartition, WriterCommitMessage
 
 from levada.spark import transactions
+from levada.spark.read_options import read_options
 from levada.spark.sink import stream_writer
 from levada.spark.source import LevadaDataSource
+from levada.spark.stream import StreamReader
 from levada.spark.writing import RowWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 TASK_STEPS = ("begun", "written")
 DRIVER_STEPS = ("called", "locked", "held", "deciding", "decided", "ended one", "ended all")
-STEPS = TASK_STEPS + DRIVER_STEPS
+SINK_STEPS = TASK_STEPS + DRIVER_STEPS
+READING = "reading"
 HERE = 0  # in an order: the process that meets it
 
 
 def order(folder: Path, step: str, pids: Sequence[int]) -> None:
     """Whoever comes to the step next kills these."""
+    for old in folder.glob(f"{step}.*"):
+        old.unlink()
     hidden = folder / f".{step}"
     hidden.write_text(json.dumps(list(pids)))
     hidden.rename(folder / step)
 
 
-def is_met(folder: Path, step: str) -> bool:
-    return not (folder / step).exists()
+def met_by(folder: Path, step: str) -> int | None:
+    """The process that came to the step and carried out the last order for it."""
+    return next((int(path.suffix[1:]) for path in folder.glob(f"{step}.*")), None)
 
 
-def _meet(folder: Path, step: str) -> None:
+def meet(folder: Path, step: str) -> None:
+    """Come to a step: if there is an order for it, it is carried out here."""
     taken = folder / f"{step}.{os.getpid()}"
     try:
         (folder / step).rename(taken)
@@ -58,7 +68,7 @@ class ChaosWriter(DataSourceStreamArrowWriter):
 
         def write(writer: RowWriter, batches: Any) -> None:
             plain(writer, batches)
-            _meet(self._folder, "written")
+            meet(self._folder, "written")
 
         RowWriter.write = write  # type: ignore[method-assign, assignment]
         try:
@@ -67,14 +77,14 @@ class ChaosWriter(DataSourceStreamArrowWriter):
             RowWriter.write = plain  # type: ignore[method-assign]
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        _meet(self._folder, "called")
+        meet(self._folder, "called")
         self._watch(transactions, "read_decision", "locked")
         self._watch(transactions, "_hold_all", "held", after=True)
         self._watch(transactions, "write_decision", "deciding")
         self._watch(transactions, "write_decision", "decided", after=True)
         self._watch(transactions, "_commit", "ended one", after=True)
         self._writer.commit(messages, batchId)  # type: ignore[arg-type]
-        _meet(self._folder, "ended all")
+        meet(self._folder, "ended all")
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         self._writer.abort(messages, batchId)  # type: ignore[arg-type]
@@ -87,24 +97,38 @@ class ChaosWriter(DataSourceStreamArrowWriter):
 
         async def watched(*positional: Any, **named: Any) -> Any:
             if not after:
-                _meet(self._folder, step)
+                meet(self._folder, step)
             result = await plain(*positional, **named)
             if after:
-                _meet(self._folder, step)
+                meet(self._folder, step)
             return result
 
         watched.steps = (step, *getattr(plain, "steps", ()))  # type: ignore[attr-defined]
         setattr(owner, name, watched)
 
 
+class ChaosReader(StreamReader):
+    """The reader of a stream, with a place to die in each of its tasks."""
+
+    def __init__(self, options: Mapping[str, str], schema: "StructType", folder: Path) -> None:
+        super().__init__(read_options(options), schema)
+        self._folder = folder
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        for rows in super().read(partition):
+            meet(self._folder, READING)
+            yield rows
+
+
 class ChaosSource(LevadaDataSource):
-    """`format("chaos")`: as levada, with an option `orders` for a folder."""
+    """In place of `format("levada")`, with an option `orders` for a folder."""
 
-    @classmethod
-    def name(cls) -> str:
-        return "chaos"
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__({name: value for name, value in options.items() if name.lower() != "orders"})
+        self._orders = Path(next(value for name, value in options.items() if name.lower() == "orders"))
 
-    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
-        options = {name: value for name, value in self.options.items() if name.lower() != "orders"}
-        folder = Path(next(value for name, value in self.options.items() if name.lower() == "orders"))
-        return ChaosWriter(stream_writer(options, schema, overwrite), folder)
+    def streamReader(self, schema: "StructType") -> ChaosReader:
+        return ChaosReader(self.options, schema, self._orders)
+
+    def streamWriter(self, schema: "StructType", overwrite: bool) -> ChaosWriter:
+        return ChaosWriter(stream_writer(self.options, schema, overwrite), self._orders)
