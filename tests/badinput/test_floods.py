@@ -11,11 +11,11 @@ from tests.badinput.broker import HEALTHY, Broker, Offender, produce, running
 from tests.badinput.golden import TOPIC, header
 from tests.compat.raw import Connection, api_key
 
-from levada.api.registry import ENTRIES_MAX
 from levada.logs import REPEATS_MAX
 from levada.wire import batches
+from levada.wire.primitives import ELEMENTS_MAX
 
-PARTITIONS = 100_000
+MUCH = ELEMENTS_MAX - 2  # beside the topic, and the transaction, that they are in
 PATIENCE_S = 60.0
 MIB = 1 << 20
 
@@ -24,13 +24,13 @@ def text(value: str) -> bytes:
     return struct.pack(">h", len(value)) + value.encode()
 
 
-def array(one: Callable[[int], bytes], count: int = ENTRIES_MAX) -> bytes:
+def array(one: Callable[[int], bytes], count: int) -> bytes:
     return struct.pack(">i", count) + b"".join(map(one, range(count)))
 
 
-def topic(partition: Callable[[int], bytes]) -> bytes:
-    """One topic with all the partitions there could be."""
-    return struct.pack(">i", 1) + text(TOPIC) + array(partition, PARTITIONS)
+def topic(partition: Callable[[int], bytes], count: int) -> bytes:
+    """One topic with many partitions."""
+    return struct.pack(">i", 1) + text(TOPIC) + array(partition, count)
 
 
 def packed(form: str, *fields: int) -> Callable[[int], bytes]:
@@ -38,27 +38,46 @@ def packed(form: str, *fields: int) -> Callable[[int], bytes]:
     return lambda number: layout.pack(number, *fields)
 
 
-CROWDED: dict[str, tuple[int, bytes]] = {
-    "produce": (3, struct.pack(">hhi", -1, 1, 1_000) + topic(packed(">ii", 0))),
-    "fetch": (4, struct.pack(">iiiib", -1, 0, 0, MIB, 0) + topic(packed(">iqi", 0, 1))),
-    "list_offsets": (1, struct.pack(">i", -1) + topic(packed(">iq", -1))),
-    "metadata": (4, array(lambda number: text(f"never-{number}")) + b"\0"),
-    "offset_commit": (2, text("g") + struct.pack(">i", -1) + text("") + struct.pack(">q", -1)
-                      + topic(lambda number: struct.pack(">iq", number, 1) + text(""))),
-    "offset_fetch": (1, text("g") + topic(packed(">i"))),
-    "offset_for_leader_epoch": (2, topic(packed(">iii", -1, 0))),
-    "delete_records": (0, topic(packed(">iq", 0)) + struct.pack(">i", 1_000)),
-    "add_partitions_to_txn": (0, text("nobody") + struct.pack(">qh", 1, 0) + topic(packed(">i"))),
-    "describe_groups": (0, array(lambda number: text(f"g-{number}"))),
-    "delete_groups": (0, array(lambda number: text(f"g-{number}"))),
-    "create_partitions": (0, array(lambda number: text(f"t-{number}") + struct.pack(">ii", PARTITIONS, -1))
-                          + struct.pack(">ib", 1_000, 0)),
-}  # fmt: skip
+def crowded(api: str, count: int) -> tuple[int, bytes]:
+    """A version of an API, and a request that names so many of whatever it takes a list of."""
+    names = array(lambda number: text(f"g-{number}"), count)
+    offsets = topic(lambda number: struct.pack(">iq", number, 1) + text(""), count)
+    bodies: dict[str, tuple[int, bytes]] = {
+        "produce": (3, struct.pack(">hhi", -1, 1, 1_000) + topic(packed(">ii", 0), count)),
+        "fetch": (4, struct.pack(">iiiib", -1, 0, 0, MIB, 0) + topic(packed(">iqi", 0, 1), count)),
+        "list_offsets": (1, struct.pack(">i", -1) + topic(packed(">iq", -1), count)),
+        "metadata": (4, names + b"\0"),
+        "offset_commit": (2, text("g") + struct.pack(">i", -1) + text("") + struct.pack(">q", -1) + offsets),
+        "offset_fetch": (1, text("g") + topic(packed(">i"), count)),
+        "offset_delete": (0, text("g") + topic(packed(">i"), count)),
+        "offset_for_leader_epoch": (2, topic(packed(">iii", -1, 0), count)),
+        "delete_records": (0, topic(packed(">iq", 0), count) + struct.pack(">i", 1_000)),
+        "add_partitions_to_txn": (0, text("t") + struct.pack(">qh", 1, 0) + topic(packed(">i"), count)),
+        "txn_offset_commit": (0, text("t") + text("g") + struct.pack(">qh", 1, 0) + offsets),
+        "leave_group": (3, text("g") + array(lambda number: text(f"m-{number}") + text(""), count)),
+        "describe_groups": (0, names),
+        "delete_groups": (0, names),
+        "delete_topics": (1, names + struct.pack(">i", 1_000)),
+        "create_partitions": (
+            0,
+            array(lambda number: text(f"t-{number}") + struct.pack(">ii", 9, -1), count)
+            + struct.pack(">ib", 1_000, 0),
+        ),
+    }  # fmt: skip
+    return bodies[api]
+
+
+CROWDED = (
+    "produce", "fetch", "list_offsets", "metadata", "offset_commit", "offset_fetch", "offset_delete",
+    "offset_for_leader_epoch", "delete_records", "add_partitions_to_txn", "txn_offset_commit", "leave_group",
+    "describe_groups", "delete_groups", "delete_topics", "create_partitions",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("api", CROWDED)
 def test_a_request_may_name_much(api: str, broker: Broker) -> None:
-    version, body = CROWDED[api]
+    """Ten thousand, which is more than any broker has of anything."""
+    version, body = crowded(api, MUCH)
     with Connection(broker.bootstrap) as one:
         one.socket.settimeout(PATIENCE_S)
         one.send_frame(header(api_key(api), version, flexible=False) + body)
@@ -66,13 +85,25 @@ def test_a_request_may_name_much(api: str, broker: Broker) -> None:
     broker.check_memory()
 
 
-@pytest.mark.parametrize("api", ["describe_groups", "delete_groups", "metadata"])
-@pytest.mark.parametrize("name", ["g", "a name that is rather long " * 9], ids=["many", "large"])
-def test_a_request_may_not_name_millions(api: str, name: str, offender: Offender) -> None:
-    """What would take minutes, or gigabytes as objects, costs its client the connection."""
-    version, _ = CROWDED[api]
-    body = array(lambda _: text(name), count=ENTRIES_MAX + 1) + (b"\0" if api == "metadata" else b"")
+@pytest.mark.parametrize("api", CROWDED)
+def test_a_request_may_not_name_more(api: str, offender: Offender) -> None:
+    """Everybody else would wait for it; it costs its client the connection, and is not even read."""
+    version, body = crowded(api, ELEMENTS_MAX + 1)
     assert not offender.attack(header(api_key(api), version, flexible=False) + body)
+
+
+@pytest.mark.parametrize("api", ["produce", "fetch"])
+def test_neither_may_what_is_read_by_hand_name_more_in_many_topics(api: str, offender: Offender) -> None:
+    """Nor topics without partitions, of which a frame could hold millions."""
+    starts = {"produce": struct.pack(">hhi", -1, 1, 1_000), "fetch": struct.pack(">iiiib", -1, 0, 0, MIB, 0)}
+    version, partition = {
+        "produce": (3, struct.pack(">ii", 0, -1)),
+        "fetch": (4, struct.pack(">iqi", 0, 0, 1)),
+    }[api]
+    two = text(TOPIC) + struct.pack(">i", 2) + 2 * partition
+    none = text(TOPIC) + struct.pack(">i", 0)
+    for topics in (array(lambda _: two, ELEMENTS_MAX // 2 + 1), array(lambda _: none, ELEMENTS_MAX + 1)):
+        assert not offender.attack(header(api_key(api), version, flexible=False) + starts[api] + topics)
 
 
 def test_requests_that_stop_before_their_end_share_a_bounded_memory(tmp_path: Path) -> None:

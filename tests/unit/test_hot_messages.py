@@ -11,6 +11,7 @@ from tests.unit.messages_at_random import random_message, read_response_header
 
 from levada.errors import ErrorCode, KafkaError
 from levada.wire import fetch, messages, produce
+from levada.wire.primitives import TAGS_MAX
 from levada.wire.versions import APIS
 
 PRODUCE, FETCH = 0, 1
@@ -49,6 +50,19 @@ def test_produce_is_read_as_the_codec_reads_it(version: int) -> None:
         assert produce.read_request(longer, 11, len(longer), version) == request
         with pytest.raises(KafkaError):  # the rest of it may be the next frame in the arena
             produce.read_request(longer, 11, len(view) - 1, version)
+
+
+@pytest.mark.parametrize(("count", "allowed"), [(TAGS_MAX, True), (TAGS_MAX + 1, False)])
+def test_unknown_fields_are_passed_over_if_they_are_few(count: int, allowed: bool) -> None:
+    """A Produce may have a hundred mebibytes, of which two are enough for one of them."""
+    tags = bytes((count,)) + b"".join(bytes((100 + tag, 0)) for tag in range(count))
+    data = kio_bytes(random_message(Random(0), APIS[PRODUCE], 9, "request"))
+    view = memoryview(tags + data)
+    if allowed:
+        assert produce.read_request(view, 0, len(view), 9)
+    else:
+        with pytest.raises(KafkaError):
+            produce.read_request(view, 0, len(view), 9)
 
 
 def kio_bytes(message: object) -> bytes:

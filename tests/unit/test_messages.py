@@ -17,7 +17,7 @@ from tests.unit.test_codec import IDS, READ, kio_bytes
 
 from levada.errors import ErrorCode, KafkaError
 from levada.wire import messages
-from levada.wire.primitives import uvarint_bytes
+from levada.wire.primitives import ELEMENTS_MAX, uvarint_bytes
 from levada.wire.versions import Api
 
 METADATA, HEARTBEAT, ELECT_LEADERS, PRODUCE, OFFSET_COMMIT = 3, 12, 43, 0, 8
@@ -76,23 +76,22 @@ def test_hostile_bytes_are_refused_without_much_memory(name: str) -> None:
 def test_a_flood_of_tiny_elements_is_refused_before_it_is_read() -> None:
     """A frame full of the smallest elements would take a hundred times its size in memory."""
     topic = b"\x00\x00"  # v9: a null name would be one byte, an empty one and no tags are two
-    flood = uvarint_bytes(messages.REQUEST_ELEMENTS_MAX + 2) + topic * (messages.REQUEST_ELEMENTS_MAX + 1)
+    flood = uvarint_bytes(ELEMENTS_MAX + 2) + topic * (ELEMENTS_MAX + 1)
     assert "too many" in refused(METADATA, 9, flood + bytes(4))
-    tags = uvarint_bytes(messages.REQUEST_ELEMENTS_MAX + 1) + b"\x05\x00" * (
-        messages.REQUEST_ELEMENTS_MAX + 1
-    )
+    tags = uvarint_bytes(ELEMENTS_MAX + 1) + b"\x05\x00" * (ELEMENTS_MAX + 1)
     assert "too many" in refused(METADATA, 13, NO_TOPICS_AND_FLAGS + tags)
 
 
 def test_the_budget_is_one_for_the_whole_message() -> None:
     """Many arrays of an allowed size are a flood too."""
-    partitions = struct.pack(">i", 60_000) + bytes(4 * 60_000)
+    count = ELEMENTS_MAX // 5
+    partitions = struct.pack(">i", count) + bytes(4 * count)
     topics = (struct.pack(">h", 1) + b"t" + partitions) * 5
     assert "too many" in refused(ELECT_LEADERS, 1, b"\x00" + struct.pack(">i", 5) + topics + bytes(4))
     topics = (struct.pack(">h", 1) + b"t" + partitions) * 4
     data = b"\x00" + struct.pack(">i", 4) + topics + bytes(4)
     request = messages.read_request(ELECT_LEADERS, 1, data, 0)
-    assert sum(len(topic.partitions) for topic in request.topic_partitions) == 240_000
+    assert sum(len(topic.partitions) for topic in request.topic_partitions) == 4 * count
 
 
 @pytest.mark.parametrize("retention_ms", [-(2**63), -1, 0, 86_400_000, 2**63 - 1])

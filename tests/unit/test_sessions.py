@@ -18,6 +18,7 @@ from levada.core.sessions import (
     TopicKey,
 )
 from levada.errors import ErrorCode, KafkaError
+from levada.wire.primitives import ELEMENTS_MAX
 
 
 def ids() -> Callable[[], int]:
@@ -238,6 +239,16 @@ def test_the_partitions_remembered_are_bounded() -> None:
         driver.begin(1, 1, [want(i) for i in range(11)])
     assert caught.value.code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     assert (len(driver.sessions), driver.sessions.partitions_cached) == (0, 0)
+
+
+def test_a_session_does_not_grow_past_what_a_request_may_name() -> None:
+    """Each of its small requests would be as much work for the broker as a request that names all."""
+    driver = Driver(partitions_max=10 * ELEMENTS_MAX)
+    session = driver.open(ELEMENTS_MAX)
+    with pytest.raises(KafkaError) as caught:
+        driver.begin(session, 1, [want(ELEMENTS_MAX)])
+    assert caught.value.code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert driver.sessions.partitions_cached == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.booleans(), st.booleans()), max_size=40))

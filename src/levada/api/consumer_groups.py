@@ -17,14 +17,13 @@ from levada.api.groups import (
 )
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
-from levada.broker.waiting import Deferred, together
+from levada.broker.waiting import Deferred
 from levada.core import consumer_requests
 from levada.core.assignors import Partitions
 from levada.core.consumer_group import ConsumerGroup, plain
 from levada.core.consumer_member import ConsumerMember
 from levada.core.consumer_requests import HeartbeatReply, HeartbeatRequest
 from levada.core.groups import GroupsMachine
-from levada.core.machines import Outcome, Ticket
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.lazy import kio_modules
 
@@ -116,25 +115,27 @@ def consumer_group_describe(
 ) -> Deferred:
     """Consumer groups and their members: what they have and what they shall have. v1 tells members' protocols."""
 
-    def look(machine: GroupsMachine, group_id: str, _: int, ticket: Ticket) -> Outcome:
+    def look(machine: GroupsMachine, group_id: str) -> tuple[tuple[()], Any]:
         group = machine.groups.get(group_id)
         if not isinstance(group, ConsumerGroup):
             why = "not found" if group is None else "is not a consumer group"
             raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {why}.")
         # As it is now: by the time of the answer it may have moved on.
-        described = _described(call, request, group, machine.consumer_limits.assignors[0])
-        return Outcome(replies=[(ticket, described)])
+        return (), _described(call, request, group, machine.consumer_limits.assignors[0])
 
-    def answer(groups: list[Any]) -> Any:
+    def answer(found: dict[str, Any]) -> Any:
+        groups = [(group_id, found[group_id]) for group_id in request.group_ids]
         return consumer_group_describe_v1.response.ConsumerGroupDescribeResponse(
             throttle_time=UNTHROTTLED,
             groups=tuple(
-                _failed(group_id, group) if isinstance(group, Exception) else group
-                for group_id, group in zip(request.group_ids, groups, strict=True)
+                [
+                    _failed(group_id, group) if isinstance(group, Exception) else group
+                    for group_id, group in groups
+                ]
             ),
         )
 
-    return together(each_group(call, request.group_ids, look), answer)
+    return each_group(call, request.group_ids, look, answer)
 
 
 def _described(

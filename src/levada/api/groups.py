@@ -4,7 +4,7 @@ The rules are those of `levada.core.groups`; here requests and replies change th
 the coordinator's journal is committed.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -15,6 +15,7 @@ from levada.api.throttling import UNTHROTTLED
 from levada.broker.waiting import Deferred, together
 from levada.core.classic_group import UNKNOWN_MEMBER, ClassicGroup, State
 from levada.core.group_drafts import JoinReply, SyncReply
+from levada.core.group_events import GroupEvent
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.groups import Group, GroupsMachine
 from levada.core.machines import Outcome, Ticket
@@ -210,21 +211,43 @@ def leave_group(call: Call, request: "leave_group_v5.LeaveGroupRequest") -> Defe
 
 
 def each_group(
-    call: Call, group_ids: Iterable[str], decide: Callable[[GroupsMachine, str, int, Ticket], Outcome]
-) -> list[Deferred]:
-    """Ask the coordinator of each group; one that fails is heard as its error."""
+    call: Call,
+    group_ids: Iterable[str],
+    decide: Callable[[GroupsMachine, str], tuple[Sequence[GroupEvent], Any]],
+    answer: Callable[[dict[str, Any]], Any],
+) -> Deferred:
+    """Ask every coordinator once for all of its groups; `answer` gets what each group said, or its error."""
+    results: dict[str, Any] = {}
+    shards: dict[int, list[str]] = {}
+    groups = call.broker.groups
+    for group_id in dict.fromkeys(group_ids):
+        shards.setdefault(groups.index(group_id), []).append(group_id)
 
-    def ask(group_id: str) -> Deferred:
+    def ask(some: list[str]) -> Deferred:
+        def decide_all(machine: GroupsMachine, _: int, ticket: Ticket) -> Outcome:
+            events: list[GroupEvent] = []
+            for group_id in some:
+                try:
+                    happens, results[group_id] = decide(machine, group_id)
+                    events += happens
+                except KafkaError as error:
+                    results[group_id] = error.kept()
+            return Outcome(events, [(ticket, None)], divisible=True)
+
         try:
-            return call.broker.groups.shard(group_id).submit(
-                lambda machine, now_ms, ticket: decide(machine, group_id, now_ms, ticket)
-            )
+            return groups.shard(some[0]).submit(decide_all)
         except KafkaError as error:
             failed = Deferred()
             failed.give(error)
             return failed
 
-    return [ask(group_id) for group_id in group_ids]
+    def heard(failures: list[Any]) -> Any:
+        for some, failure in zip(shards.values(), failures, strict=True):
+            if failure is not None:
+                results.update(dict.fromkeys(some, failure))
+        return answer(results)
+
+    return together([ask(some) for some in shards.values()], heard)
 
 
 def error_of(result: Any) -> ErrorCode:
@@ -271,19 +294,17 @@ def list_groups(
 def describe_groups(call: Call, request: "describe_groups_v6.DescribeGroupsRequest") -> Deferred:
     """Classic groups and their members. v4 adds static members, v6 tells of a group that is not there (KIP-1043)."""
 
-    def look(machine: GroupsMachine, group_id: str, _: int, ticket: Ticket) -> Outcome:
-        return Outcome(replies=[(ticket, machine.groups.get(group_id))])
-
-    def described(groups: list[Any]) -> Any:
+    def described(found: dict[str, Any]) -> Any:
         return describe_groups_v6.response.DescribeGroupsResponse(
             throttle_time=UNTHROTTLED,
             groups=tuple(
-                _described(call, request, group_id, group)
-                for group_id, group in zip(request.groups, groups, strict=True)
+                [_described(call, request, group_id, found[group_id]) for group_id in request.groups]
             ),
         )
 
-    return together(each_group(call, request.groups, look), described)
+    return each_group(
+        call, request.groups, lambda machine, group_id: ((), machine.groups.get(group_id)), described
+    )
 
 
 def _described(
@@ -331,20 +352,21 @@ def _described_members(group: ClassicGroup) -> tuple[Any, ...]:
 def delete_groups(call: Call, request: "delete_groups_v2.DeleteGroupsRequest") -> Deferred:
     """Remove groups without members, with their offsets (KIP-229)."""
     answer = delete_groups_v2.response
-    group_ids = list(dict.fromkeys(request.groups_names))
 
-    def deleted(results: list[Any]) -> Any:
+    def deleted(results: dict[str, Any]) -> Any:
         return answer.DeleteGroupsResponse(
             throttle_time=UNTHROTTLED,
             results=tuple(
-                answer.DeletableGroupResult(group_id=group_id, error_code=error_of(result))
-                for group_id, result in zip(group_ids, results, strict=True)
+                [
+                    answer.DeletableGroupResult(group_id=group_id, error_code=error_of(results[group_id]))
+                    for group_id in dict.fromkeys(request.groups_names)
+                ]
             ),
         )
 
-    return together(
-        each_group(
-            call, group_ids, lambda machine, group_id, _, ticket: machine.delete_group(group_id, ticket)
-        ),
+    return each_group(
+        call,
+        request.groups_names,
+        lambda machine, group_id: (machine.delete_group(group_id, group_id).events, None),
         deleted,
     )

@@ -11,11 +11,10 @@ from uuid import UUID
 from levada.api.groups import MILLISECOND, check_group_id, each_group, error_of
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
-from levada.broker.waiting import Deferred, together
+from levada.broker.waiting import Deferred
 from levada.core.consumer_group import Reader
 from levada.core.groups import GroupsMachine
 from levada.core.image import ClusterImage
-from levada.core.machines import Outcome, Ticket
 from levada.core.offsets import CommitRequest, FetchedOffset, Place
 from levada.errors import ErrorCode, KafkaError
 from levada.settings import LONG_MAX
@@ -137,21 +136,18 @@ def offset_fetch(call: Call, request: "offset_fetch_v10.OffsetFetchRequest") -> 
     """
     asked = {group.group_id: group for group in request.groups}
 
-    def look(machine: GroupsMachine, group_id: str, _: int, ticket: Ticket) -> Outcome:
+    def look(machine: GroupsMachine, group_id: str) -> tuple[tuple[()], list[FetchedOffset]]:
         places = _places(call, asked[group_id])
         reader = Reader(asked[group_id].member_id, asked[group_id].member_epoch)
-        found = machine.fetch(group_id, places, stable=request.require_stable, reader=reader)
-        return Outcome(replies=[(ticket, found)])
+        return (), machine.fetch(group_id, places, stable=request.require_stable, reader=reader)
 
-    def fetched(results: list[Any]) -> Any:
+    def fetched(results: dict[str, Any]) -> Any:
         return offset_fetch_v10.OffsetFetchResponse(
             throttle_time=UNTHROTTLED,
-            groups=tuple(
-                _fetched(call, group, result) for group, result in zip(asked.values(), results, strict=True)
-            ),
+            groups=tuple([_fetched(call, group, results[group_id]) for group_id, group in asked.items()]),
         )
 
-    return together(each_group(call, asked, look), fetched)
+    return each_group(call, asked, look, fetched)
 
 
 def _places(call: Call, group: "offset_fetch_v10.OffsetFetchRequestGroup") -> list[Place] | None:

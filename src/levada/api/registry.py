@@ -54,8 +54,6 @@ class Handler(NamedTuple):
 
 
 READ_BYTES_MAX = 16 << 20  # of a request that is read into objects, which take many times its bytes
-LARGE_BYTES = 64 * 1024  # what is smaller cannot name too much
-ENTRIES_MAX = 100_000  # groups, topics or the like that one request may name
 
 HANDLERS: dict[int, Handler] = {}
 SHORTCUTS: dict[tuple[int, int], Callable[..., bool]] = {}  # by API key and version
@@ -142,11 +140,6 @@ def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
     return dispatch
 
 
-def _too_much(handler: Handler, what: str) -> KafkaError:
-    """One client must not keep the loop and the memory from all others."""
-    return KafkaError(ErrorCode.INVALID_REQUEST, f"{handler.name} with {what}")
-
-
 class _Request(Call):
     """A request off the hot path, and the place of its answer where that has to wait."""
 
@@ -197,14 +190,9 @@ class _Request(Call):
             return None
         size = len(self.frame)
         if size > READ_BYTES_MAX:
-            raise _too_much(self.handler, f"{size} bytes; at most {READ_BYTES_MAX}")
-        content = messages.read_request(self.api_key, self.api_version, self.frame, self.position)
-        if size > LARGE_BYTES:
-            for name in getattr(content, "__dataclass_fields__", ()):
-                entries = getattr(content, name)
-                if isinstance(entries, tuple) and len(entries) > ENTRIES_MAX:
-                    raise _too_much(self.handler, f"{len(entries)} {name}; at most {ENTRIES_MAX}")
-        return content
+            what = f"{self.handler.name} with {size} bytes; at most {READ_BYTES_MAX}"
+            raise KafkaError(ErrorCode.INVALID_REQUEST, what)
+        return messages.read_request(self.api_key, self.api_version, self.frame, self.position)
 
     def _encode(self, response: object) -> bytes:
         return messages.write_response_frame(self.api_key, self.api_version, self.correlation_id, response)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from levada.errors import ErrorCode, KafkaError
+from levada.wire.primitives import ELEMENTS_MAX
 
 NO_SESSION = 0  # the session id of a request or an answer outside of any session
 INITIAL_EPOCH = 0  # a full request that wants a session
@@ -199,7 +200,7 @@ class FetchSessions:
         if not partitions:
             self._remove(session)
             return FetchContext(wanted, None, False)
-        if self.partitions_cached > self.partitions_max:
+        if len(partitions) > ELEMENTS_MAX or self.partitions_cached > self.partitions_max:
             self._remove(session)
             raise KafkaError(
                 ErrorCode.FETCH_SESSION_ID_NOT_FOUND, f"fetch session {session.id} grew past the limit"

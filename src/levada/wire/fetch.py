@@ -93,7 +93,7 @@ def read_request(view: memoryview, position: int, stop: int, version: int) -> Fe
     try:
         request, position = _read(view, position, stop, version)
     except (StructError, IndexError):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "a Fetch ends early") from None
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "a Fetch ends early, or names too much") from None
     if position > stop:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "a Fetch ends early")
     return request
@@ -151,7 +151,7 @@ def _read_partitions(
     topics, position = read_count(view, position, stop, flexible)
     for _ in range(topics):
         topic, position = _read_topic(view, position, stop, version)
-        count, position = read_count(view, position, stop, flexible)
+        count, position = read_count(view, position, stop, flexible, len(partitions))
         for _ in range(count):
             fields = layout.unpack_from(view, position)
             position += layout.size
@@ -179,7 +179,7 @@ def _read_forgotten(
     topics, position = read_count(view, position, stop, flexible)
     for _ in range(topics):
         topic, position = _read_topic(view, position, stop, version)
-        count, position = read_count(view, position, stop, flexible)
+        count, position = read_count(view, position, stop, flexible, len(forgotten))
         for _ in range(count):
             forgotten.append((topic, INT.unpack_from(view, position)[0]))
             position += 4

@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.lazy import load
+from levada.wire.primitives import ELEMENTS_MAX
 from levada.wire.reading import MalformedError, Reader, compile_reader, skip_tags
 from levada.wire.schema import Struct, struct_of
 from levada.wire.versions import APIS, SHAPES, Api
 from levada.wire.writing import compile_writer
 
-# A message with more elements than this is refused: 2,000 partitions need a hundredth of it, and a frame full of the
-# smallest ones would take the memory and the time of every other client.
-REQUEST_ELEMENTS_MAX = 250_000
 RESPONSE_ELEMENTS_MAX = 10_000_000
 
 API_VERSIONS = 18
@@ -80,7 +78,7 @@ def read_request_header(view: memoryview | bytes) -> RequestHeader:
         client_id = None if length < 0 else str(view[HEADER.size : position], "utf-8")
         if request_header_is_flexible(api_key, version):
             if view[position]:
-                position, _ = skip_tags(view, position, REQUEST_ELEMENTS_MAX)
+                position, _ = skip_tags(view, position, ELEMENTS_MAX)
             else:
                 position += 1
             if position > len(view):
@@ -100,7 +98,7 @@ def write_response_frame(api_key: int, version: int, correlation_id: int, respon
 
 def read_request(api_key: int, version: int, view: memoryview | bytes, offset: int = 0) -> Any:
     """A request of any version as the API's one shape."""
-    return _read(_reader(api_key, version, "request"), view, offset, REQUEST_ELEMENTS_MAX)
+    return _read(_reader(api_key, version, "request"), view, offset, ELEMENTS_MAX)
 
 
 def read_response(api_key: int, version: int, view: memoryview | bytes, offset: int = 0) -> Any:

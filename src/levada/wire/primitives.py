@@ -1,14 +1,19 @@
 """The few types of Kafka's protocol that the hand-written messages read and write themselves.
 
-Readers raise IndexError or struct.error where the bytes end early; who calls them turns that into INVALID_REQUEST.
+Readers raise IndexError or struct.error where the bytes end early, or there is more than a request may name; who
+calls them turns that into INVALID_REQUEST.
 """
 
 from struct import Struct
+from typing import Final
 
 SHORT = Struct(">h")
 INT = Struct(">i")
 TWO_INTS = Struct(">ii")
 UVARINT_SHIFT_MAX = 28  # five bytes
+# Topics, partitions, groups and the like that one request may name: all others wait while they are looked at.
+ELEMENTS_MAX: Final = 10_000
+TAGS_MAX: Final = 16  # in one place; Kafka has three at most
 
 
 def uvarint(view: memoryview | bytes, position: int) -> tuple[int, int]:
@@ -34,6 +39,8 @@ def skip_tags(view: memoryview, position: int, stop: int) -> int:
     if count == 0:
         return position + 1
     count, position = uvarint(view, position)
+    if count > TAGS_MAX:
+        raise IndexError("too many tagged fields")
     for _ in range(count):
         _, position = uvarint(view, position)
         length, position = uvarint(view, position)
@@ -58,16 +65,19 @@ def read_bytes(view: memoryview, position: int, stop: int, flexible: bool) -> tu
     return bytes(view[position : position + length]), position + length
 
 
-def read_count(view: memoryview, position: int, stop: int, flexible: bool) -> tuple[int, int]:
-    """The length of an array (null counts as empty), no more than the bytes that remain could hold."""
+def read_count(view: memoryview, position: int, stop: int, flexible: bool, taken: int = 0) -> tuple[int, int]:
+    """The length of an array (null counts as empty), no more than the bytes that remain could hold.
+
+    Nor more than a request may name, where `taken` were named before.
+    """
     if flexible:
         count, position = uvarint(view, position)
         count -= 1
     else:
         (count,) = INT.unpack_from(view, position)
         position += 4
-    if count > stop - position:
-        raise IndexError("an array is longer than its request")
+    if count > stop - position or count + taken > ELEMENTS_MAX:
+        raise IndexError("an array is longer than its request, or than it may be")
     return max(count, 0), position
 
 

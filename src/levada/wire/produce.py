@@ -34,7 +34,6 @@ SHORTCUTS_MAX = 16  # a connection
 SHORTCUT_BYTES_MAX = 300
 _NO_TAGS = b"\0\0\0"  # after the records: of the partition, the topic and the request
 
-_ACKS_TIMEOUT_TOPICS = Struct(">hii")
 _ACKS_TIMEOUT = Struct(">hi")
 _FIELDS = Struct(">ihqqq")
 
@@ -69,7 +68,7 @@ def read_request(view: memoryview, position: int, stop: int, version: int) -> Pr
         else:
             request, position = _read_legacy(view, position, stop)
     except (StructError, IndexError):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "a Produce ends early") from None
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "a Produce ends early, or names too much") from None
     if position > stop:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "a Produce ends early")
     return request
@@ -79,12 +78,12 @@ def _read_legacy(view: memoryview, position: int, stop: int) -> tuple[ProduceReq
     (length,) = SHORT.unpack_from(view, position)
     transactional_id = None if length < 0 else _text(view, position + 2, position + 2 + length)
     position += 2 + max(length, 0)
-    acks, timeout_ms, topics = _ACKS_TIMEOUT_TOPICS.unpack_from(view, position)
-    position += 10
+    acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(view, position)
+    topics, position = read_count(view, position + 6, stop, flexible=False)
     parts: list[tuple[bytes, int, int, int]] = []
     for _ in range(topics):
         name, position = read_bytes(view, position, stop, flexible=False)
-        count, position = read_count(view, position, stop, flexible=False)
+        count, position = read_count(view, position, stop, False, len(parts))
         for _ in range(count):
             index, length = TWO_INTS.unpack_from(view, position)
             position += 8
@@ -111,7 +110,7 @@ def _read_flexible(view: memoryview, position: int, stop: int, version: int) -> 
         else:
             topic = bytes(view[position : position + 16])
             position += 16
-        count, position = read_count(view, position, stop, flexible=True)
+        count, position = read_count(view, position, stop, True, len(parts))
         for _ in range(count):
             (index,) = INT.unpack_from(view, position)
             length, position = uvarint(view, position + 4)
