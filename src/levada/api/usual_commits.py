@@ -77,8 +77,9 @@ class UsualCommit(Answer):
             ((topic, index), OffsetValue(offset, leader_epoch, "", now_ms))
             for index, offset, leader_epoch, _, _ in self._partitions
         ]
+        no_transaction = (-1, -1)
         request = CommitRequest(
-            group_id, member_id, instance_id, generation, offsets, api_version=self._version
+            group_id, member_id, instance_id, generation, offsets, *no_transaction, self._version
         )
         return machine.commit(request, now_ms, ticket)
 

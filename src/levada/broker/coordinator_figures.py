@@ -6,7 +6,7 @@ Events are counted as they happen, not when a journal is read again: a machine t
 from dataclasses import dataclass
 
 from levada.core.consumer_drafts import ConsumerRecord
-from levada.core.group_events import GroupChanged, GroupEvent, OffsetPut
+from levada.core.group_events import GroupChanged, GroupEvent, OffsetPut, TimerMoved
 from levada.core.groups import GroupsMachine
 from levada.wire.consumer_journal import GroupEpochKey
 
@@ -30,7 +30,9 @@ class CountedGroups(GroupsMachine):
     figures: CoordinatorFigures
 
     def apply(self, event: GroupEvent) -> None:
-        if isinstance(event, OffsetPut):
+        if isinstance(event, TimerMoved):  # most of all, and nothing to count
+            pass
+        elif isinstance(event, OffsetPut):
             self.figures.offsets_committed += event.value is not None
         elif isinstance(event, GroupChanged):
             former = self.classic(event.group.id)

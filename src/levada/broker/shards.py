@@ -126,9 +126,9 @@ class Shard(Generic[M]):
             return ((events, None),)
         batch = encode_pairs(records, now_ms, *stamp)
         config = self.partition.log.config
-        limit = min(config.max_message_bytes, config.segment_bytes)
-        if len(batch) <= limit:
+        if config.max_message_bytes >= len(batch) <= config.segment_bytes:
             return ((events, batch),)
+        limit = min(config.max_message_bytes, config.segment_bytes)
         if not outcome.divisible:
             raise _too_large(len(batch))
         parts = _divided(events, [encode(event) for event in events], limit - HEADER_BYTES)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from levada.core.classic_group import ClassicGroup
 from levada.core.group_drafts import Timer
 from levada.core.machines import JournalRecord
+from levada.core.member_memory import forget, keep
 from levada.core.offsets import Place
 from levada.wire.consumer_journal import CONSUMER_KINDS
 from levada.wire.journal import GROUP, OFFSET, OLD_OFFSET, GroupKey, OffsetValue, group_record, offset_record
@@ -43,7 +44,7 @@ class GroupChanged(NamedTuple):
         return group_record(self.group.id, self.group.record()) if self.saved else None
 
     def apply(self, machine: "GroupsMachine") -> None:
-        machine.groups[self.group.id] = self.group
+        keep(machine, self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class GroupRemoved:
         return FORMAT.encode(GroupKey(self.group_id), None)
 
     def apply(self, machine: "GroupsMachine") -> None:
-        machine.groups.pop(self.group_id, None)
+        forget(machine, self.group_id)
 
 
 class TimerMoved(NamedTuple):
@@ -69,10 +70,11 @@ class TimerMoved(NamedTuple):
         return None
 
     def apply(self, machine: "GroupsMachine") -> None:
-        if self.at_ms is None:
-            machine.deadlines.cancel(self.timer)
+        timer, at_ms = self
+        if at_ms is None:
+            machine.deadlines.cancel(timer)
         else:
-            machine.deadlines.set(self.timer, self.at_ms)
+            machine.deadlines.set(timer, at_ms)
 
 
 class OffsetPut(NamedTuple):
