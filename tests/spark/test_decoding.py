@@ -80,9 +80,9 @@ def test_a_filter_leaves_what_it_leaves_in_the_twin(log: Log, data: st.DataObjec
 
 @THOROUGH
 @given(logs(), st.integers(1, 2_000))
-def test_small_pieces_are_the_whole(log: Log, limit_bytes: int) -> None:
+def test_small_pieces_are_the_whole(log: Log, piece_bytes: int) -> None:
     """Memory is bounded: a chunk that unfolds to much is decoded in several goes, and nothing falls between them."""
-    pieces = list(decode_all(log.data, 0, FOREVER, log.aborted, limit_bytes=limit_bytes))
+    pieces = list(decode_all(log.data, 0, FOREVER, log.aborted, piece_bytes=piece_bytes))
     whole = records(decode_chunk(log.data, 0, FOREVER, log.aborted)[0])
     assert [row for piece in pieces for row in records(piece)] == whole
     assert all(piece.rows for piece in pieces)
@@ -102,11 +102,26 @@ def test_memory_is_bounded_whatever_a_chunk_unfolds_to(codec: Codec) -> None:
     data = b"".join(batch([Record(n, 0, None, bytes(1_000_000))], attributes=codec) for n in range(40))
     pieces = [
         (piece.value.nbytes, piece.offset.to_pylist())
-        for piece in decode_all(memoryview(data), 0, FOREVER, limit_bytes=4_000_500)
+        for piece in decode_all(memoryview(data), 0, FOREVER, piece_bytes=3_000_500)
     ]
     assert [offset for _, offsets in pieces for offset in offsets] == list(range(40))
     assert all(size < 4_100_000 for size, _ in pieces)
     assert len(pieces) < 15
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_a_piece_that_is_kept_does_not_change(codec: Codec) -> None:
+    """Whoever takes a piece may keep it: what is decoded after it, and what is fetched then, has other memory."""
+    data = bytearray().join(
+        batch([Record(n, 0, b"%d" % n, b"%06d" % n * 5_000)], attributes=codec) for n in range(20)
+    )
+    kept = list(decode_all(memoryview(data), 0, FOREVER, piece_bytes=100_000))
+    data[:] = bytes(len(data))
+    for _ in range(3):
+        list(decode_all(memoryview(batch([Record(0, 0, b"x", bytes(90_000))])), 0, FOREVER))
+    assert len(kept) > 3
+    found = [record for piece in kept for record in records(piece)]
+    assert [(row.key, row.value) for row in found] == [(b"%d" % n, b"%06d" % n * 5_000) for n in range(20)]
 
 
 @THOROUGH

@@ -1,7 +1,8 @@
-"""What Spark's workers have loaded is not walked by the collector after each task."""
+"""What Spark's workers have loaded is not walked by the collector after each task; memory stays theirs."""
 
 import gc
 import importlib.util
+import subprocess
 import sys
 
 import pytest
@@ -40,3 +41,28 @@ def test_other_processes_are_left_alone(unfrozen: None) -> None:
     with told_plainly():
         pass
     assert gc.get_freeze_count() == 0
+
+
+MEMORY = """
+import importlib.util, resource, sys
+import numpy as np
+from levada.spark.workers import keep_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    pieces = [np.ones(20_000_000, np.uint8) for _ in range(3)]
+    del pieces
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+sys.modules["__main__"].__spec__ = importlib.util.spec_from_loader(sys.argv[1], None)
+keep_memory()
+print([faults() for _ in range(4)][-1])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+@pytest.mark.parametrize(("process", "keeps"), [("pyspark.daemon", True), ("a_user", False)])
+def test_a_worker_keeps_the_memory_that_it_takes_over_and_over(process: str, keeps: bool) -> None:
+    """60 MB are 15,000 pages; those of the driver's program are its own business."""
+    done = subprocess.run([sys.executable, "-c", MEMORY, process], capture_output=True, text=True, check=True)
+    assert (int(done.stdout) < 1_000) is keeps

@@ -109,6 +109,32 @@ def test_garbage_is_refused(codec: Codec) -> None:
             compression.decompress(codec, data, 1 << 20)
 
 
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.sampled_from([Codec.LZ4, Codec.ZSTD]),
+    st.binary(max_size=30),
+    st.integers(0, 7_000),
+    st.sampled_from([-1, 0, 5]),
+    st.none() | st.tuples(st.integers(0, 2**20), st.integers(1, 255)),
+)
+def test_records_unfold_into_their_place_as_elsewhere_or_not_at_all(
+    codec: Codec, part: bytes, times: int, spare: int, damage: tuple[int, int] | None
+) -> None:
+    """In blocks of 64 KiB, some stored as they are; whatever is wrong, nothing is written beside the place (R14)."""
+    plain = part * times + os.urandom(len(part))
+    data = bytearray(compression.compress(codec, plain))
+    if damage is not None:
+        data[damage[0] % len(data)] ^= damage[1]
+    memory = bytearray(b"\xaa" * (len(plain) + 64))
+    room = max(len(plain) + spare, 0)
+    size = compression.decompress_into(codec, memoryview(data), memoryview(memory)[:room])
+    assert memory[room:] == b"\xaa" * (len(memory) - room)
+    if size is not None:
+        assert memory[:size] == bytes(compression.decompress(codec, memoryview(data), 1 << 20))
+    elif damage is None:
+        assert room < len(plain)
+
+
 def test_raw_snappy_of_librdkafka_is_read() -> None:
     data = os.urandom(1_000) * 3
     assert (

@@ -1,6 +1,7 @@
 """A client's connection against servers that misbehave: every bad answer is a clear error, within bounds."""
 
 import asyncio
+import os
 import struct
 from collections.abc import Awaitable, Callable
 
@@ -8,7 +9,7 @@ import pytest
 
 from levada import Client, ConnectionFailed, KafkaError
 from levada.net.bootstrap import Api
-from levada.net.connection import Address, Connection
+from levada.net.connection import INBOX_BYTES, Address, Connection
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -150,6 +151,36 @@ def test_frames_arrive_in_any_pieces(piece: int) -> None:
             *(connection.send(1, 4, b"x", timeout_s=5, flexible_reply=False) for _ in bodies)
         )
         assert [bytes(answer) for answer in answers] == bodies
+        connection.close()
+
+    against(serve, work)
+
+
+@pytest.mark.parametrize("size", [0, 100, INBOX_BYTES - 8, INBOX_BYTES - 7, 1_000_000])
+def test_a_big_answer_comes_into_the_memory_that_is_given_for_it(size: int) -> None:
+    """Between small ones, which have memory of their own and do not change when the next comes."""
+    bodies = [b"before", os.urandom(size), b"after"]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greet(reader, writer)
+        correlation_ids = [(await next_request(reader))[1] for _ in bodies]
+        writer.write(b"".join(map(frame, correlation_ids, bodies)))
+
+    async def work(address: Address) -> None:
+        given: list[bytearray] = []
+
+        def memory(size: int) -> memoryview:
+            given.append(bytearray(size))
+            return memoryview(given[-1])
+
+        connection = await connect(address)
+        answers = await asyncio.gather(
+            *(connection.send(1, 4, b"x", timeout_s=5, flexible_reply=False, memory=memory) for _ in bodies)
+        )
+        assert [bytes(answer) for answer in answers] == bodies
+        assert all(answer.readonly for answer in answers)
+        if size > INBOX_BYTES:
+            assert [len(area) for area in given] == [size + 4]
         connection.close()
 
     against(serve, work)

@@ -28,10 +28,14 @@ from levada.net.reader import Reader
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
 FINISH_TIMEOUT_S = 1.0
 
+INBOX_BYTES = 64 * 1024  # answers that fit are cut out of it, the rest of others comes to memory of their own
+
 _SIZE = Struct(">i")
+_START = Struct(">ii")  # size and correlation id
 _HEADER = Struct(">hhih")
 
 Answer = TypeVar("Answer")
+Memory = Callable[[int], memoryview]  # writable, of so many bytes
 BROKEN = (ValueError, IndexError, StructError)  # what reading bytes that are no answer raises
 
 
@@ -57,9 +61,14 @@ class _Pending(NamedTuple):
     answer: asyncio.Future[memoryview]
     timer: asyncio.TimerHandle
     flexible: bool
+    memory: Memory
 
 
-class Connection(asyncio.Protocol):
+def _memory(size: int) -> memoryview:
+    return memoryview(bytearray(size))
+
+
+class Connection(asyncio.BufferedProtocol):
     """A socket that speaks Kafka's frames; `Connection.open` makes it and learns what the broker serves."""
 
     def __init__(
@@ -76,9 +85,9 @@ class Connection(asyncio.Protocol):
         self._lost = asyncio.Event()
         self._pending: dict[int, _Pending] = {}  # exactly the requests sent and not yet answered
         self._correlation_id = 0
-        self._chunks: list[bytes] = []  # the beginning of a frame that is not complete
-        self._chunk_bytes = 0
-        self._frame_bytes = 0  # of that frame with its size field; 0 while the size is not known
+        self._inbox = _memory(INBOX_BYTES)
+        self._frame: memoryview | None = None  # an answer of which only the beginning has come
+        self._filled = 0  # bytes of that answer, or of the inbox
 
     @classmethod
     async def open(
@@ -149,12 +158,13 @@ class Connection(asyncio.Protocol):
         timeout_s: float,
         flexible: bool = True,
         flexible_reply: bool = True,
+        memory: Memory = _memory,
     ) -> memoryview:
-        """Send one request and wait for the body of its answer."""
+        """Send one request and wait for the body of its answer; a big one comes straight into `memory`."""
         correlation_id = await self._write(api_key, version, body, flexible)
         answer: asyncio.Future[memoryview] = self._loop.create_future()
         timer = self._loop.call_later(timeout_s, self._expire, correlation_id, timeout_s)
-        self._pending[correlation_id] = _Pending(answer, timer, flexible_reply)
+        self._pending[correlation_id] = _Pending(answer, timer, flexible_reply, memory)
         try:
             return await answer
         finally:
@@ -216,7 +226,7 @@ class Connection(asyncio.Protocol):
             request.timer.cancel()
             if not request.answer.done():
                 request.answer.set_exception(failure)
-        self._chunks.clear()
+        self._frame, self._filled = None, 0
 
     def _expire(self, correlation_id: int, timeout_s: float) -> None:
         request = self._pending.pop(correlation_id, None)
@@ -243,46 +253,42 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
-    def data_received(self, data: bytes) -> None:
-        """Cut the stream into frames; a frame within one chunk is not copied."""
-        position = 0
-        while position < len(data) and not self.closed:
-            if self._chunks:
-                position = self._continue_frame(data, position)
-                continue
-            remaining = len(data) - position
-            size = _SIZE.unpack_from(data, position)[0] if remaining >= _SIZE.size else None
-            if size is not None and not self._size_is_sane(size):
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return (self._inbox if self._frame is None else self._frame)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        if self._frame is None:
+            self._read_inbox()
+        elif self._filled == len(self._frame):
+            frame, self._frame, self._filled = self._frame, None, 0
+            self._receive(frame)
+
+    def _read_inbox(self) -> None:
+        """Take out whole frames; one that is not whole goes on in memory of its own, and fewer than 8 bytes wait."""
+        position, filled = 0, self._filled
+        while filled - position >= _SIZE.size:
+            size = _SIZE.unpack_from(self._inbox, position)[0]
+            if not self._size_is_sane(size):
                 return
-            if size is None or remaining < _SIZE.size + size:
-                self._begin_frame(data[position:], size)
-                return
+            if filled - position < _START.size:
+                break
             start = position + _SIZE.size
             position = start + size
-            self._receive(memoryview(data)[start:position])
+            if position > filled:
+                self._begin_frame(self._inbox[start:filled], size)
+                return
+            self._receive(memoryview(bytes(self._inbox[start:position])))
+            if self.closed:
+                return
+        self._filled = filled - position
+        self._inbox[: self._filled] = bytes(self._inbox[position:filled])
 
-    def _begin_frame(self, chunk: bytes, size: int | None) -> None:
-        self._chunks.append(chunk)
-        self._chunk_bytes = len(chunk)
-        self._frame_bytes = 0 if size is None else _SIZE.size + size
-
-    def _continue_frame(self, data: bytes, position: int) -> int:
-        """Add to the incomplete frame; the position after what it took."""
-        wanted = (self._frame_bytes or _SIZE.size) - self._chunk_bytes
-        chunk = data[position : position + wanted]
-        self._chunks.append(chunk)
-        self._chunk_bytes += len(chunk)
-        if len(chunk) == wanted:
-            if self._frame_bytes:
-                frame = b"".join(self._chunks)
-                self._chunks.clear()
-                self._receive(memoryview(frame)[_SIZE.size :])
-            else:
-                self._chunks = [b"".join(self._chunks)]
-                size = _SIZE.unpack(self._chunks[0])[0]
-                if self._size_is_sane(size):
-                    self._frame_bytes = _SIZE.size + size
-        return position + len(chunk)
+    def _begin_frame(self, beginning: memoryview, size: int) -> None:
+        request = self._pending.get(_SIZE.unpack_from(beginning)[0])
+        self._frame = (request.memory if request else _memory)(size)
+        self._filled = len(beginning)
+        self._frame[: self._filled] = beginning
 
     def _size_is_sane(self, size: int) -> bool:
         if _SIZE.size <= size <= self._response_bytes_max:
@@ -315,4 +321,4 @@ class Connection(asyncio.Protocol):
                 return
             start = header.position
         if not request.answer.done():  # somebody still waits
-            request.answer.set_result(frame[start:])
+            request.answer.set_result(frame[start:].toreadonly())

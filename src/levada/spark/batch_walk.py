@@ -19,7 +19,7 @@ from levada.wire.batches import (
     TRANSACTIONAL_BIT,
     decode,
 )
-from levada.wire.compression import decompress
+from levada.wire.compression import decompress, decompress_into
 
 CONTROL_ABORT = 0
 
@@ -98,6 +98,14 @@ def is_abort(marker: memoryview, offset: int) -> bool:
     except KafkaError as error:
         raise corrupt(offset, error.detail) from None
     return any(key is not None and int.from_bytes(key[2:4], "big") == CONTROL_ABORT for key in keys)
+
+
+def unfold_into(data: memoryview, header: list[int], place: memoryview) -> int | None:
+    """Decompress the records of a batch to a place; how many bytes they are, None where `unfold` must be asked."""
+    number, at = header[walk.ATTRIBUTES] & CODEC_MASK, header[walk.AT]
+    if number > Codec.ZSTD:
+        return None
+    return decompress_into(Codec(number), data[at + HEADER_BYTES : at + header[walk.SIZE]], place)
 
 
 def unfold(data: memoryview, header: list[int], limit_bytes: int) -> bytes | memoryview:

@@ -1,7 +1,7 @@
 """Raw record batches to Arrow columns, without an object for any record.
 
-Batches that follow one another go to the kernel in one call, compressed ones after they were unfolded together. Keys
-and values are copied once, from where they came to Arrow's buffers.
+Batches that follow one another go to the kernel in one call, compressed ones after they were unfolded side by side.
+Keys and values are copied once, from where they came to Arrow's buffers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,14 +12,15 @@ import pyarrow as pa
 
 from levada.spark import kernels
 from levada.spark import walk_kernels as walk
-from levada.spark.batch_walk import Headers, check_counts, corrupt, unfold
+from levada.spark.batch_walk import Headers, check_counts, corrupt, unfold, unfold_into
 from levada.spark.columns import HEADERS_TYPE, Columns, Filter
 from levada.wire.batches import CODEC_MASK, DECODED_BYTES_MAX, HEADER_BYTES, TIMESTAMP_TYPE_BIT
 
-__all__ = ["DECODED_BYTES_SOFT", "Columns", "Filter", "decode_all", "decode_chunk"]
+__all__ = ["Columns", "Filter", "decode_all", "decode_chunk"]
 
-DECODED_BYTES_SOFT = 64 << 20  # what one call unfolds, about; a single batch may pass it
-UNFOLDED_RATIO = 4  # what compressed batches are likely to unfold to
+PIECE_BYTES = 4 << 20  # what is decoded at once, about: little enough for the caches, on its way to Spark
+UNFOLDED_RATIO = 4  # what compressed batches are likely to unfold to,
+UNFOLDED_BYTES = 64 << 10  # or this, if they are small
 DECODED_BYTES_HARD = 1 << 30  # with one more batch still within the 31 bits of Arrow's offsets
 
 
@@ -37,7 +38,6 @@ def decode_chunk(
     aborted: Sequence[tuple[int, int]] = (),
     want_headers: bool = True,
     where: Filter | None = None,
-    limit_bytes: int = DECODED_BYTES_SOFT,
 ) -> tuple[Columns, int]:
     """The records of `data` with start <= offset < end, and the offset to go on from.
 
@@ -45,19 +45,16 @@ def decode_chunk(
     then left alone. `aborted` is the answer's list of (producer id, first offset); empty for read_uncommitted. Markers
     and aborted records make no rows. The offset returned is that after the last batch looked at (or `end`, if that is
     less), whether or not it had rows. It is before the last whole batch only if the records unfold to more than
-    `limit_bytes`: then ask again with it as `start` and all else the same, or use `decode_all`.
+    DECODED_BYTES_HARD: `decode_all` gives them all.
 
     Broken data raises KafkaError(CORRUPT_MESSAGE) that names the offset.
     """
     headers = Headers(data, start, end, aborted)
-    bodies, looked_at = _bodies(data, headers.table, min(limit_bytes, DECODED_BYTES_HARD))
-    next_offset = headers.next_offset
-    if looked_at < len(headers.table):  # the next call goes on with the first that is left
-        next_offset = int(headers.table[looked_at, walk.OFFSET])
-    rows = _Rows(bodies)
     wanted = _Wanted(start, end, where or Filter())
-    spans = [rows.scan(body, wanted) for body in bodies]
-    return rows.columns(bodies, spans, want_headers), next_offset
+    columns, looked_at = _decode(data, headers.table, wanted, want_headers, DECODED_BYTES_HARD)
+    if looked_at < len(headers.table):
+        return columns, int(headers.table[looked_at, walk.OFFSET])
+    return columns, headers.next_offset
 
 
 def decode_all(
@@ -67,60 +64,72 @@ def decode_all(
     aborted: Sequence[tuple[int, int]] = (),
     want_headers: bool = True,
     where: Filter | None = None,
-    limit_bytes: int = DECODED_BYTES_SOFT,
+    piece_bytes: int = PIECE_BYTES,
 ) -> Iterator[Columns]:
-    """All of a chunk, in as many pieces as `limit_bytes` asks for (nearly always one), none of them empty."""
-    position, before = start, None
-    while position != before and position < end:
-        before = position
-        columns, position = decode_chunk(data, position, end, aborted, want_headers, where, limit_bytes)
+    """All of a chunk, in pieces of about so many bytes, none of them empty; the memory of each is its own."""
+    table = Headers(data, start, end, aborted).table
+    wanted = _Wanted(start, end, where or Filter())
+    while len(table):
+        columns, looked_at = _decode(data, table, wanted, want_headers, piece_bytes)
+        table = table[looked_at:]
         if columns.rows:
             yield columns
 
 
+def _decode(
+    data: memoryview, table: Any, wanted: "_Wanted", want_headers: bool, limit_bytes: int
+) -> tuple[Columns, int]:
+    """The records of the first batches of a table, and how many batches that were: at least one."""
+    bodies, looked_at = _bodies(data, table, limit_bytes)
+    rows = _Rows(bodies)
+    spans = [rows.scan(body, wanted) for body in bodies]
+    return rows.columns(bodies, spans, want_headers), looked_at
+
+
 def _bodies(data: memoryview, table: Any, limit_bytes: int) -> tuple[list[_Body], int]:
-    """What the kernel shall scan, up to the limit, and how many batches that are."""
+    """What the kernel shall scan, until the limit is passed, and how many batches that are."""
     folded = table[:, walk.ATTRIBUTES] & CODEC_MASK != 0
     ends = [*(np.flatnonzero(folded[1:] != folded[:-1]) + 1).tolist(), len(table)]
     bodies: list[_Body] = []
     first = 0
     for end in ends if len(table) else ():
         make = _unfolded if folded[first] else _plain
-        body, size = make(data, table[first:end], limit_bytes, not bodies)
-        if len(body.batches):
-            bodies.append(body)
+        body, size = make(data, table[first:end], limit_bytes)
+        bodies.append(body)
         first += len(body.batches)
         limit_bytes -= size
-        if first < end:
+        if first < end or limit_bytes <= 0:
             break
     return bodies, first
 
 
-def _plain(data: memoryview, table: Any, limit_bytes: int, at_least_one: bool) -> tuple[_Body, int]:
+def _plain(data: memoryview, table: Any, limit_bytes: int) -> tuple[_Body, int]:
     """Batches that are not compressed, where they are."""
     starts = table[:, walk.AT] + HEADER_BYTES
     sizes = table[:, walk.SIZE] - HEADER_BYTES
     sums = np.cumsum(sizes)
-    count = max(int(np.searchsorted(sums, limit_bytes, "right")), int(at_least_one))
+    count = min(int(np.searchsorted(sums, limit_bytes)) + 1, len(sums))
     batches = _entries(table[:count], starts[:count], sizes[:count])
-    return _Body(np.frombuffer(data, np.uint8), batches), int(sums[count - 1]) if count else 0
+    return _Body(np.frombuffer(data, np.uint8), batches), int(sums[count - 1])
 
 
-def _unfolded(data: memoryview, table: Any, limit_bytes: int, at_least_one: bool) -> tuple[_Body, int]:
+def _unfolded(data: memoryview, table: Any, limit_bytes: int) -> tuple[_Body, int]:
     """Compressed batches, one after another in memory of their own."""
-    place = np.empty(
-        UNFOLDED_RATIO * int(table[:, walk.SIZE].sum()), np.uint8
-    )  # pages not needed are not touched
+    sizes = UNFOLDED_RATIO * table[:, walk.SIZE]
+    place = np.empty(min(limit_bytes, int(sizes.sum())) + max(int(sizes.max()), UNFOLDED_BYTES), np.uint8)
     ends = [0]
     for header in table.tolist():
-        body = unfold(data, header, DECODED_BYTES_MAX)
-        start, end = ends[-1], ends[-1] + len(body)
-        if end > limit_bytes and (start or not at_least_one):
-            break  # unfolded in vain, but memory is bounded
-        if end > len(place):
-            place = np.concatenate([place[:start], np.empty(max(start, len(body)), np.uint8)])
-        place.data[start:end] = body
-        ends.append(end)
+        start = ends[-1]
+        if start >= limit_bytes:
+            break
+        size = unfold_into(data, header, place.data[start:])
+        if size is None:
+            body = unfold(data, header, DECODED_BYTES_MAX)
+            size = len(body)
+            if start + size > len(place):
+                place = np.concatenate([place[:start], np.empty(max(len(place), size), np.uint8)])
+            place.data[start : start + size] = body
+        ends.append(start + size)
     starts = np.array(ends[:-1], np.int64)
     batches = _entries(table[: len(starts)], starts, np.diff(ends))
     return _Body(place[: ends[-1]], batches), ends[-1]

@@ -184,7 +184,13 @@ class _Range:
             isolation_level=int(self._options.read_committed),
         )
         timeout_s = (self._options.request_timeout_ms + wait_ms) / 1000
-        body = await connection.send(FETCH.key, version, request, timeout_s=timeout_s)
+        body = await connection.send(
+            FETCH.key,
+            version,
+            request,
+            timeout_s=timeout_s,
+            memory=lambda size: np.empty(size, np.uint8).data,
+        )
         error, answers = connection.parse(lambda view: read_fetch(version, view, topics), body)
         if error:
             raise KafkaError(error_code(error), f"node {leader}")

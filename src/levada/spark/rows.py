@@ -29,6 +29,7 @@ from levada.spark.json_values import JsonValues
 from levada.spark.options import OptionError, nearest
 from levada.spark.planning import Range, Task
 from levada.spark.read_options import ReadOptions
+from levada.spark.workers import keep_memory
 
 ARROW_BATCH_BYTES = 16 << 20  # what is handed to the JVM at once, about
 
@@ -115,6 +116,7 @@ class Rows:
 
     def read(self, task: Task | None) -> Iterator[Any]:
         """The batches of a task."""
+        keep_memory()
         target = self._target()
         values = self._values(target)
         makers = [_maker(field.name, target.field(field.name).type) for field in self._schema.fields]

@@ -22,6 +22,7 @@ _XERIAL_CHUNK_BYTES = 32 * 1024
 _LZ4_HEADER = b"\x04\x22\x4d\x18\x60\x40\x82"
 _LZ4_BLOCK_BYTES = 64 * 1024
 _LZ4_STORED = 0x8000_0000
+_LZ4_SIZE = struct.Struct("<I")
 _GUESS_BYTES = 64 * 1024
 
 
@@ -57,6 +58,22 @@ def decompress(codec: Codec, data: memoryview, limit_bytes: int) -> bytes | memo
                 return _decompress_growing(cramjam.zstd.decompress_into, data, limit_bytes)
     except (cramjam.DecompressionError, zlib.error, struct.error, EOFError) as error:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"records do not decompress: {error}") from None
+
+
+def decompress_into(codec: Codec, data: memoryview, place: memoryview) -> int | None:
+    """Unfold the records of a batch to where they shall be; how many bytes they are.
+
+    None where that cannot be done without a copy, the place is too small, or the batch is broken: ask `decompress`.
+    """
+    try:
+        match codec:
+            case Codec.LZ4:
+                return _decompress_usual_lz4(data, place)
+            case Codec.ZSTD:
+                return cramjam.zstd.decompress_into(data, place)
+    except (cramjam.DecompressionError, struct.error):
+        pass
+    return None
 
 
 def _too_large(limit_bytes: int) -> KafkaError:
@@ -123,6 +140,28 @@ def _decompress_raw_snappy(data: memoryview, limit_bytes: int) -> bytes:
     if cramjam.snappy.decompress_raw_len(data) > limit_bytes:
         raise _too_large(limit_bytes)
     return bytes(cramjam.snappy.decompress_raw(data))
+
+
+def _decompress_usual_lz4(data: memoryview, place: memoryview) -> int | None:
+    """Frames as `_compress_lz4` writes them, and Kafka's Java client and librdkafka, too."""
+    if data[: len(_LZ4_HEADER)] != _LZ4_HEADER:
+        return None
+    position, filled = len(_LZ4_HEADER), 0
+    while True:
+        (size,) = _LZ4_SIZE.unpack_from(data, position)
+        position += _LZ4_SIZE.size
+        if not size:
+            return filled if position == len(data) else None
+        block = data[position : position + (size & ~_LZ4_STORED)]
+        position += len(block)
+        room = place[filled : filled + _LZ4_BLOCK_BYTES]
+        if not size & _LZ4_STORED:
+            filled += cramjam.lz4.decompress_block_into(block, room, output_len=len(room))
+        elif len(block) <= len(room):
+            room[: len(block)] = block
+            filled += len(block)
+        else:
+            return None
 
 
 def _decompress_growing(
