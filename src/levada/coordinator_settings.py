@@ -41,6 +41,12 @@ class CoordinatorSettings(TransactionSettings):
         3_000, "How long a new group waits for more members before its first assignment.", minimum=0
     )
     group_max_size: int = setting(INT_MAX, "Members that a group may have.", minimum=1)
+    levada_group_members_bytes_max: Long = setting(
+        128 << 20,
+        "What members of all groups may make the broker hold: what they say and are assigned, and a KiB for each. "
+        "One group may take an eighth of it. Who would be too much is told GROUP_MAX_SIZE_REACHED.",
+        minimum=1,
+    )
     group_consumer_session_timeout_ms: int = setting(
         45_000, "A member of the consumer protocol that is not heard of for so long is removed.", minimum=1
     )

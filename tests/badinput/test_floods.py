@@ -1,5 +1,6 @@
 """Much of what is allowed, and much of what is not: time, memory and the log stay bounded."""
 
+import itertools
 import socket
 import struct
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from tests.badinput.broker import HEALTHY, Broker, Offender, produce, running
 from tests.badinput.golden import TOPIC, header
 from tests.compat.raw import Connection, api_key
 
+from levada.errors import ErrorCode
 from levada.logs import REPEATS_MAX
 from levada.wire import batches
 from levada.wire.primitives import ELEMENTS_MAX
@@ -129,6 +131,23 @@ def test_requests_that_stop_before_their_end_share_a_bounded_memory(tmp_path: Pa
             honest.socket.settimeout(PATIENCE_S)
             produce(honest, HEALTHY, batches.encode([batches.Record(0, 0, None, bytes(900 * 1024))]))
         broker.check_memory()
+
+
+def test_members_that_say_much_share_a_bounded_memory(tmp_path: Path) -> None:
+    """Hundreds of mebibytes are said in many groups; who would be too much is told so, and the others are served."""
+    with running(tmp_path) as broker, ExitStack() as stack:
+        broker.prepare()
+        crowd = [stack.enter_context(Connection(broker.bootstrap)) for _ in range(8)]
+        crowd[0].call("find_coordinator", 3, {"key": "g"})
+        protocols = [{"name": "range", "metadata": bytes(2 * MIB)}]
+        member = {"session_timeout": 60_000, "protocol_type": "consumer", "protocols": protocols}
+        for one, number in itertools.product(crowd, range(20)):
+            one.send("join_group", 0, {"group_id": f"g-{id(one)}-{number}", **member})
+        answers = [one.receive()[1].error_code for one in crowd for _ in range(20)]
+        assert set(answers) == {0, ErrorCode.GROUP_MAX_SIZE_REACHED}
+        assert 50 < answers.count(0) < 64, "of two mebibytes each, in 128"
+        broker.check_memory()
+        broker.check_health()
 
 
 def test_a_flood_of_bad_requests_does_not_flood_the_log(tmp_path: Path) -> None:

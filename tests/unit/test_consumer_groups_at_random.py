@@ -22,6 +22,7 @@ from levada.core.consumer_protocol import read_assignment, read_subscription, wr
 from levada.core.consumer_requests import HeartbeatReply
 from levada.core.group_drafts import JoinReply, SyncReply
 from levada.core.groups import GroupsMachine
+from levada.core.member_memory import metadata_bytes, regex_bytes
 from levada.errors import ErrorCode, KafkaError
 
 SEEDS = 100
@@ -284,6 +285,7 @@ class Crowd:
 
     def check(self) -> None:
         group = self.world.machine.groups.get("g")
+        assert self.world.machine.held_bytes == (0 if group is None else group.held_bytes)
         look = not self.calm and self.random.random() < 0.03
         if not isinstance(group, ConsumerGroup):
             self.group_epoch, self.former_epochs = 0, {}
@@ -293,6 +295,8 @@ class Crowd:
         self.check_owners(group)
         self.check_readers(group)
         self.check_epochs(group)
+        held = [metadata_bytes(member.metadata) for member in group.members.values()]
+        assert group.held_bytes == sum(held) + sum(map(regex_bytes, group.regexes.values()))
         if look:
             assert self.world.replayed().groups == self.world.machine.groups == self.compacted().groups
 

@@ -13,6 +13,7 @@ from tests.unit.group_world import World
 
 from levada.core.classic_group import ClassicGroup, State
 from levada.core.group_drafts import JoinReply, SyncReply
+from levada.core.member_memory import pending_bytes
 from levada.errors import ErrorCode
 
 PARTITIONS = 6
@@ -209,6 +210,8 @@ class Crowd:
             if member.instance_id is not None
         }
         assert not group.pending & group.members.keys()
+        held = [member.held_bytes for member in group.members.values()] + [*map(pending_bytes, group.pending)]
+        assert self.world.machine.held_bytes == group.held_bytes == sum(held)
         assert group.unsynced <= group.members.keys()
         assert (group.leader in group.members) if group.members else group.leader is None
         if group.state in (State.STABLE, State.COMPLETING):

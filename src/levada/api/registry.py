@@ -169,6 +169,7 @@ class _Request(Call):
             function(self.broker, self.connection, frame, body, len(frame), version, correlation_id)
             return
         self._content = self._read()
+        self.frame = b""  # it may be large, and the answer may wait for long
         try:
             result = function(self, self._content)
         except Exception as error:  # noqa: BLE001 (the one place where a bug becomes an answer)

@@ -40,8 +40,13 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
         topics = broker.image.topics
         shard.submit(lambda machine, _, ticket: machine.topics_gone(lambda name: name not in topics, ticket))
 
+    def held() -> int:
+        return sum([shard.machine.held_bytes for shard in coordinators if shard.machine is not None])
+
     def new_machine() -> GroupsMachine:
-        machine = CountedGroups(limits, consumer_limits=consumer_limits, image=lambda: broker.image)
+        machine = CountedGroups(
+            limits, consumer_limits=consumer_limits, image=lambda: broker.image, held=held
+        )
         machine.figures = broker.coordination
         return machine
 
@@ -67,6 +72,7 @@ def _limits(config: BrokerConfig) -> GroupLimits:
         offset_metadata_max_bytes=config.offset_metadata_max_bytes,
         offsets_retention_ms=config.offsets_retention_minutes * MINUTE_MS,
         offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+        members_bytes_max=config.levada_group_members_bytes_max,
     )
 
 

@@ -19,6 +19,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from levada.core.consumer_protocol import subscribed_topics
 from levada.core.machines import Ticket
+from levada.core.member_memory import MEMBER_BYTES, NAME_BYTES
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.journal import GroupValue, MemberValue, OffsetValue
 
@@ -56,6 +57,13 @@ class Member(NamedTuple):
     is_new: bool = False  # until its first generation begins
     join: Ticket | None = None  # its JoinGroup that waits for the generation
     sync: Ticket | None = None  # its SyncGroup that waits for the assignment
+
+    @property
+    def held_bytes(self) -> int:
+        """What is held of it."""
+        said = sum([NAME_BYTES + len(name) + len(metadata) for name, metadata in self.protocols])
+        names = len(self.id) + len(self.instance_id or "") + len(self.client_id)
+        return MEMBER_BYTES + names + said + len(self.assignment)
 
     def metadata(self, protocol: str | None) -> bytes:
         """What it said for a protocol."""
@@ -101,6 +109,7 @@ class ClassicGroup:
     )  # members of this generation that have not asked for their assignment
     initial_delay: InitialDelay | None = None  # only while the first generation is prepared
     topics: frozenset[str] | None = None  # what the members subscribe to, if it can be told
+    held_bytes: int = field(default=0, compare=False)  # of all members, and of the ids of those to come
 
     def copy(self) -> "ClassicGroup":
         """The same, to be changed."""
@@ -118,6 +127,7 @@ class ClassicGroup:
             self.unsynced,
             self.initial_delay,
             self.topics,
+            self.held_bytes,
         )
 
     # What others may ask.
@@ -270,4 +280,5 @@ def restored(group_id: str, value: GroupValue) -> ClassicGroup:
         {member.instance_id: member.id for member in members.values() if member.instance_id is not None},
     )
     group.topics = group.subscribed(group.protocol)
+    group.held_bytes = sum(member.held_bytes for member in members.values())
     return group

@@ -17,6 +17,7 @@ from levada.core.consumer_requests import fence, subscribe
 from levada.core.group_drafts import JoinReply, SyncReply, TimerKind
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.machines import Outcome, Ticket
+from levada.core.member_memory import check_room
 from levada.core.protocol_changes import assignment_bytes, by_id, classic_metadata, downgrade, may_downgrade
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.consumer_journal import ClassicMetadata
@@ -47,6 +48,7 @@ def join(
     if subscribe(draft, member_id, former, classic_metadata(request, subscription)) or stale:
         draft.bump()
     draft.assign()
+    check_room(machine, draft.group)
     member = draft.reconcile(member_id, by_id(draft, subscription.owned))
     draft.replies.append((ticket, _joined(member)))
     if replaced is not None and not replaced.is_classic and may_downgrade(draft):

@@ -25,6 +25,7 @@ from levada.core.group_events import FORMAT, GroupEvent, TimerMoved
 from levada.core.group_regex import WORK_MAX, Pattern
 from levada.core.image import ClusterImage
 from levada.core.machines import JournalRecord, Outcome, Ticket
+from levada.core.member_memory import forget, keep
 from levada.errors import KafkaError
 from levada.group_settings import GROUP_SETTINGS
 from levada.logs import EventLog
@@ -91,13 +92,16 @@ class ConsumerRecord:
         if not isinstance(group, ConsumerGroup):
             if self.value is None:
                 return
-            group = machine.groups[group_id] = ConsumerGroup(group_id)
+            group = ConsumerGroup(group_id)
+            keep(machine, group)
         if isinstance(self.key, GroupEpochKey) and self.value is None:
-            del machine.groups[group_id]
+            forget(machine, group_id)
             if machine.offsets.has(group_id):
-                machine.groups[group_id] = ClassicGroup(group_id)
+                keep(machine, ClassicGroup(group_id))
         else:
+            machine.held_bytes -= group.held_bytes
             group.put(self.key, self.value)
+            machine.held_bytes += group.held_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from levada.core.assignors import NOTHING, Partitions
 from levada.core.classic_group import CONSUMER_PROTOCOL
 from levada.core.consumer_member import LEFT_EPOCH, ConsumerMember, Owned
 from levada.core.image import TopicImage
+from levada.core.member_memory import metadata_bytes, regex_bytes
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.consumer_journal import (
     CurrentKey,
@@ -104,6 +105,7 @@ class ConsumerGroup:
     )  # who has a partition or is giving it back
     has_old_metadata: bool = False  # a record of an old broker that is to be taken back
     seen: Topics | None = field(default=None, compare=False)  # the topics when they were last looked at
+    held_bytes: int = field(default=0, compare=False)  # of all members and patterns
 
     def copy(self) -> "ConsumerGroup":
         """The same, to be changed."""
@@ -119,6 +121,7 @@ class ConsumerGroup:
             {topic: dict(partitions) for topic, partitions in self.owners.items()},
             self.has_old_metadata,
             self.seen,
+            self.held_bytes,
         )
 
     # Changing.
@@ -151,16 +154,17 @@ class ConsumerGroup:
                 if (former := self.members.get(member_id)) is not None:
                     self._replace(former, ConsumerMember(member_id, former.metadata, epoch=LEFT_EPOCH))
             case RegexKey(_, regex), RegexValue():
+                self.held_bytes += regex_bytes(value) - regex_bytes(self.regexes.get(regex))
                 self.regexes[regex] = value
             case RegexKey(_, regex), None:
-                self.regexes.pop(regex, None)
+                self.held_bytes -= regex_bytes(self.regexes.pop(regex, None))
 
     def _put_member(self, member_id: str, metadata: MemberMetadata) -> None:
         former = self.members.get(member_id)
         if former is None:
-            self.members[member_id] = ConsumerMember(member_id, metadata)
+            self._keep(ConsumerMember(member_id, metadata))
         else:
-            self.members[member_id] = ConsumerMember(
+            changed = ConsumerMember(
                 member_id,
                 metadata,
                 former.epoch,
@@ -169,6 +173,7 @@ class ConsumerGroup:
                 former.assigned,
                 former.revoking,
             )
+            self._keep(changed)
             self._forget_instance(former)
         if metadata.instance_id is not None:
             self.instances[metadata.instance_id] = member_id
@@ -176,6 +181,7 @@ class ConsumerGroup:
     def _remove_member(self, member_id: str) -> None:
         former = self.members.pop(member_id, None)
         if former is not None:
+            self.held_bytes -= metadata_bytes(former.metadata)
             self._forget_instance(former)
             self._release(former)
         if not self.members:
@@ -185,9 +191,17 @@ class ConsumerGroup:
         if member.instance_id is not None and self.instances.get(member.instance_id) == member.id:
             del self.instances[member.instance_id]
 
+    def _keep(self, member: ConsumerMember) -> None:
+        former = self.members.get(member.id)
+        if former is None:
+            self.held_bytes += metadata_bytes(member.metadata)
+        elif former.metadata is not member.metadata:
+            self.held_bytes += metadata_bytes(member.metadata) - metadata_bytes(former.metadata)
+        self.members[member.id] = member
+
     def _replace(self, former: ConsumerMember, member: ConsumerMember) -> None:
         self._release(former)
-        self.members[member.id] = member
+        self._keep(member)
         for owned in (member.assigned, member.revoking):
             for topic, partitions in owned.items():
                 self.owners.setdefault(topic, {}).update(dict.fromkeys(partitions, member.id))

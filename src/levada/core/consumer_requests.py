@@ -24,6 +24,7 @@ from levada.core.consumer_member import (
 from levada.core.group_drafts import Timer, TimerKind
 from levada.core.group_events import GroupEvent, GroupRemoved, TimerMoved
 from levada.core.machines import Outcome, Ticket
+from levada.core.member_memory import check_room
 from levada.core.protocol_changes import downgrade, may_downgrade, upgrade
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.consumer_journal import MemberMetadata
@@ -136,6 +137,7 @@ def heartbeat(machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int, 
         return Outcome([TimerMoved(timer, at_ms)], [(ticket, quiet)])
     draft = _opened(machine, request, now_ms)
     reply = _beat(draft, request)
+    check_room(machine, draft.group)
     draft.replies.append((ticket, reply))
     return draft.outcome()
 

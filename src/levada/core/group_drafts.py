@@ -20,6 +20,7 @@ from levada.core.classic_group import (
     State,
 )
 from levada.core.machines import Ticket
+from levada.core.member_memory import pending_bytes
 from levada.errors import ErrorCode, KafkaError
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = (
@@ -37,6 +38,7 @@ class GroupLimits(NamedTuple):
     offset_metadata_max_bytes: int = 4_096
     offsets_retention_ms: int = 604_800_000
     offsets_retention_check_interval_ms: int = 600_000
+    members_bytes_max: int = 128 << 20
 
 
 class TimerKind(IntEnum):
@@ -127,8 +129,8 @@ class Draft:
         group = self.group
         if not group.members:
             group.protocol_type = protocol_type
-        group.members[member.id] = member
-        group.pending -= {member.id}
+        self.update(member)
+        self.forget_pending(member.id)
         if member.instance_id is not None:
             group.instances[member.instance_id] = member.id
         if group.leader is None:
@@ -139,14 +141,33 @@ class Draft:
         self.prepare()
 
     def update(self, member: Member) -> Member:
-        """Keep a changed member."""
-        self.group.members[member.id] = member
+        """Keep a new or changed member."""
+        group = self.group
+        former = group.members.get(member.id)
+        if former is None:
+            group.held_bytes += member.held_bytes
+        elif former.protocols is not member.protocols or former.assignment is not member.assignment:
+            group.held_bytes += member.held_bytes - former.held_bytes
+        group.members[member.id] = member
         return member
+
+    def await_pending(self, member_id: str, timeout_ms: int) -> None:
+        """A client is given this id, to join with it."""
+        self.group.pending |= {member_id}
+        self.group.held_bytes += pending_bytes(member_id)
+        self.expect(member_id, timeout_ms)
+
+    def forget_pending(self, member_id: str) -> None:
+        """It has joined with it, or never will."""
+        if member_id in self.group.pending:
+            self.group.pending -= {member_id}
+            self.group.held_bytes -= pending_bytes(member_id)
 
     def remove(self, member_id: str) -> None:
         """Take a member out; a JoinGroup that waits is told, so that a living member starts over."""
         group = self.group
         member = group.members.pop(member_id)
+        group.held_bytes -= member.held_bytes
         self.timers[session(group.id, member_id)] = None
         error = KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "the member was removed from the group")
         for ticket in (member.join, member.sync):

@@ -45,6 +45,7 @@ class GroupChanged(NamedTuple):
 
     def apply(self, machine: "GroupsMachine") -> None:
         keep(machine, self.group)
+        machine.forget_if_bare(self.group.id)
 
 
 @dataclass(frozen=True, slots=True)

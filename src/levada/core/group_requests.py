@@ -128,8 +128,7 @@ def _join_unknown(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
             raise KafkaError(
                 ErrorCode.GROUP_MAX_SIZE_REACHED, "too many clients were given ids and have not joined"
             )
-        group.pending |= {new_id}
-        draft.expect(new_id, request.session_timeout_ms)
+        draft.await_pending(new_id, request.session_timeout_ms)
         draft.replies.append((ticket, JoinReply.id_required(new_id)))
     else:
         draft.add(_new_member(request, new_id, ticket), request.protocol_type)
@@ -244,6 +243,7 @@ def _rename(draft: Draft, old: Member, request: JoinRequest, ticket: Ticket) -> 
         new_id if one.id == old.id else one.id: member if one.id == old.id else one
         for one in group.members.values()
     }
+    group.held_bytes += member.held_bytes - old.held_bytes
     group.instances[old.instance_id] = new_id
     if group.leader == old.id:
         group.leader = new_id
@@ -310,7 +310,7 @@ def _leave_one(draft: Draft, leaving: LeavingMember) -> ErrorCode:
 def expire_pending(draft: Draft, member_id: str) -> None:
     """A client that was given an id will not join with it."""
     group = draft.group
-    group.pending -= {member_id}
+    draft.forget_pending(member_id)
     draft.timers[Timer(group.id, TimerKind.MEMBER, member_id)] = None
     if group.state is PREPARING:
         draft.complete_if_all_joined()

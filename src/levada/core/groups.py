@@ -33,6 +33,7 @@ from levada.core.group_events import (
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.image import ClusterImage
 from levada.core.machines import Deadlines, JournalRecord, Outcome, Stamp, Ticket
+from levada.core.member_memory import check_room, forget, keep
 from levada.core.offsets import CommitRequest, FetchedOffset, Offsets, Place
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
@@ -54,6 +55,7 @@ class Group(Protocol):
     """What every kind of group answers."""
 
     kind: ClassVar[str]
+    held_bytes: int
 
     @property
     def id(self) -> str: ...
@@ -82,6 +84,8 @@ class GroupsMachine:
     deadlines: Deadlines[Timer] = field(default_factory=Deadlines)
     consumer_limits: ConsumerLimits = field(default_factory=ConsumerLimits)
     image: Callable[[], ClusterImage] = ClusterImage  # the topics, which consumer groups divide
+    held: Callable[[], int] = int  # what members make all machines of the broker hold, in bytes
+    held_bytes: int = field(default=0, compare=False)  # and this one
 
     # The classic protocol.
 
@@ -106,6 +110,7 @@ class GroupsMachine:
             group = ClassicGroup(request.group_id)
         draft = Draft(group, self.limits, now_ms)
         group_requests.join(draft, request, ticket, self.limits)
+        check_room(self, draft.group)
         outcome = _outcome(draft)
         return outcome._replace(events=[*former, *outcome.events]) if former else outcome
 
@@ -116,6 +121,7 @@ class GroupsMachine:
             return classic_members.sync(self, group, request, now_ms, ticket)
         draft = Draft(group, self.limits, now_ms)
         group_requests.sync(draft, request, ticket)
+        check_room(self, draft.group)
         return _outcome(draft)
 
     def heartbeat(
@@ -344,7 +350,7 @@ class GroupsMachine:
         event.apply(self)
 
     def forget_if_bare(self, group_id: str) -> None:
-        """A group that was only its offsets ends with them; one that had members stays until it is removed."""
+        """A group that was only its offsets, or ids of members to come, ends with them; others stay until removed."""
         group = self.groups.get(group_id)
         if isinstance(group, ClassicGroup) and group.is_bare and not self.offsets.has(group_id):
             del self.groups[group_id]
@@ -370,13 +376,13 @@ class GroupsMachine:
 
     def _replay_group(self, group_id: str, group: ClassicGroup | None) -> None:
         if group is not None:
-            self.groups[group_id] = group
+            keep(self, group)
         elif isinstance(self.groups.get(group_id), ConsumerGroup):
             return
         elif self.offsets.has(group_id):
-            self.groups[group_id] = ClassicGroup(group_id)
+            keep(self, ClassicGroup(group_id))
         else:
-            self.groups.pop(group_id, None)
+            forget(self, group_id)
 
 
 def _removal(group: Group) -> list[GroupEvent]:

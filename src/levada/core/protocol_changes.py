@@ -189,6 +189,7 @@ def downgrade(
     )
     classic.protocol = classic.select_protocol()
     classic.topics = classic.subscribed(classic.protocol)
+    classic.held_bytes = sum(member.held_bytes for member in members.values())
     for member_id in list(group.members):
         draft.forget(member_id)
     for key, value in list(group.tombstones()):
