@@ -13,13 +13,12 @@ import msgspec
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.net.bootstrap import error_code
-from levada.net.client import MOVED
-from levada.net.connection import ConnectionFailed, RequestTimedOut
 from levada.net.data import FETCH, LATEST, Fetched, Wanted, read_fetch, write_fetch
 from levada.net.fetcher import Cursor, decode_batches
 from levada.net.partitioner import partition_for_key
 from levada.net.prepared import PreparedTransaction
 from levada.spark.judging import NOTHING, Decision
+from levada.spark.patience import FAILURES, GONE, is_passing
 from levada.wire.batches import iterate_headers
 
 if TYPE_CHECKING:
@@ -73,16 +72,20 @@ async def read_decision(client: "Client", query: str, *, patiently: bool = True)
     stands after it is overlooked.
     """
     key = query.encode()
-    place = partition_for_key(key, await _partitions(client))
-    partition = TopicPartition(TOPIC, place)
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         try:
+            place = partition_for_key(key, await _partitions(client))
+            partition = TopicPartition(TOPIC, place)
             value = await _last_value(client, partition, key, deadline, isolation_level=0 if patiently else 1)
             return (NOTHING if value is None else decode_decision(value)), place
-        except (ConnectionFailed, RequestTimedOut, KafkaError) as failure:
-            passing = not isinstance(failure, KafkaError) or failure.code in MOVED
-            if not passing or client.closed or asyncio.get_running_loop().time() > deadline:
+        except FAILURES as failure:
+            made_just_now = isinstance(failure, KafkaError) and failure.code in GONE
+            if (
+                not (is_passing(failure) or made_just_now)
+                or client.closed
+                or asyncio.get_running_loop().time() > deadline
+            ):
                 raise
             client.forget(TOPIC)
         await asyncio.sleep(PAUSE_S)

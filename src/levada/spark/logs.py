@@ -12,10 +12,10 @@ from uuid import UUID
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.net.bootstrap import TopicInfo
-from levada.net.connection import ConnectionFailed, RequestTimedOut
 from levada.net.data import EARLIEST, LATEST
 from levada.spark import blocking
 from levada.spark.options import OptionError, nearest
+from levada.spark.patience import patiently
 from levada.spark.positions import Offsets
 from levada.spark.read_options import ReadOptions
 from levada.wire.lazy import kio_modules
@@ -30,12 +30,8 @@ T = TypeVar("T")
 Places = Collection[TopicPartition]
 
 
-class Unreachable(ConnectionError):  # noqa: N818
-    """No broker answers."""
-
-
 class Logs:
-    """What a reader may ask of the cluster."""
+    """What a reader may ask of the cluster; brokers that are away for a while are waited for."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -100,20 +96,17 @@ class Logs:
             return {}  # an old broker, or one that does not allow it
 
     def commit(self, group: str, offsets: Offsets) -> None:
-        """Keep a group's offsets."""
+        """Keep a group's offsets; nobody waits for brokers to do so."""
         from levada.net.group_admin import GroupAdmin
 
-        self._ask(lambda client: GroupAdmin(client).commit(group, offsets))
+        blocking.run(GroupAdmin(self._client()).commit(group, offsets))
 
     def _ask(self, work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:
-        options = self._options
-        client = blocking.client(options.bootstrap, **options.client_options())
-        try:
-            return blocking.run(work(client))
-        except (ConnectionFailed, RequestTimedOut) as error:
-            raise Unreachable(
-                f"no answer from the brokers at {options.bootstrap} (option kafka.bootstrap.servers): {error}"
-            ) from None
+        client = self._client()
+        return blocking.run(patiently(client, lambda: work(client), self._options.patience))
+
+    def _client(self) -> "Client":
+        return blocking.client(self._options.bootstrap, **self._options.client_options())
 
 
 async def _sizes(client: "Client", places: Places) -> dict[TopicPartition, int]:

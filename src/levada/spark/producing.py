@@ -15,26 +15,24 @@ from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.net.bootstrap import TopicInfo, error_code
 from levada.net.client import MOVED
-from levada.net.connection import Connection, ConnectionFailed, RequestTimedOut
+from levada.net.connection import Connection
 from levada.net.data import PRODUCE, PRODUCE_IN_TRANSACTION, Produced, read_produce, write_produce
 from levada.net.fencing import ENDING_S, as_fenced
 from levada.net.producer import DELIVERY_TIMEOUT_MS
 from levada.net.sender import RETRIABLE
 from levada.spark.encoding import Encoded
+from levada.spark.patience import BACKOFF_S_MAX, FAILURES, Failure, given_up
 
 if TYPE_CHECKING:
     from levada.net.client import Client
 
 ROUNDS_MAX = 4  # on the way; brokers remember five batches
 ROUND_BYTES = 4 << 20
-BACKOFF_S_MAX = 1.0
 STORED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER  # to be expected after a batch that failed
 PASSING = (RETRIABLE | {OUT_OF_ORDER}) - {ErrorCode.UNKNOWN_PRODUCER_ID}
 
 Batches = dict[TopicPartition, Encoded]
-Failure = ConnectionFailed | RequestTimedOut | KafkaError
-FAILURES = (ConnectionFailed, RequestTimedOut, KafkaError)
 
 
 class Round:
@@ -150,9 +148,10 @@ class Pipeline:
         if failure is None:
             return
         code = failure.code if isinstance(failure, KafkaError) else ErrorCode.NETWORK_EXCEPTION
-        fatal = code not in PASSING
-        if fatal or self._loop.time() > deadline or self._client.closed:
+        if code not in PASSING or self._client.closed:
             raise as_fenced(failure)
+        if self._loop.time() > deadline:
+            raise given_up(self._client, failure, self._patience_s)
         await asyncio.sleep(ENDING_S if code is ErrorCode.CONCURRENT_TRANSACTIONS else backoff_s)
 
     async def _send(self, leaving: Round) -> None:

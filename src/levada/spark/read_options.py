@@ -22,6 +22,7 @@ from levada.spark.options import (
     whole,
     words,
 )
+from levada.spark.patience import Patience
 from levada.spark.positions import Assigned, Offsets, Place, parse_assign, parse_offsets, parse_times
 
 
@@ -185,6 +186,17 @@ class ReadOptions(ConnectionOptions):
         whole(),
         500,
     )
+    retry_timeout_ms: int = option(
+        "kafka.default.api.timeout.ms",
+        "How long brokers that have answered before may be away until a query fails.",
+        whole(),
+        60_000,
+    )
+
+    @property
+    def patience(self) -> Patience:
+        """How long a driver waits for brokers. Its tasks know that they have answered."""
+        return Patience(self.retry_timeout_ms, self.connect_timeout_ms)
 
     @property
     def read_committed(self) -> bool:
@@ -211,6 +223,7 @@ class ReadOptions(ConnectionOptions):
             fetch_wait_ms=self.fetch_wait_ms,
             request_timeout_ms=self.request_timeout_ms,
             connect_timeout_ms=self.connect_timeout_ms,
+            retry_timeout_ms=self.retry_timeout_ms,
             fail_on_data_loss=self.fail_on_data_loss,
         )
 

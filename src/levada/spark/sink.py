@@ -6,10 +6,10 @@ cannot be repeated, so there is nothing to decide: its transactions are ordinary
 driver dies.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from pyspark import TaskContext
@@ -28,6 +28,7 @@ from levada.spark import blocking, transactions
 from levada.spark.failures import told_plainly
 from levada.spark.judging import CommitRefused, Verdict
 from levada.spark.options import OptionError
+from levada.spark.patience import Patience, patiently, reach
 from levada.spark.write_options import (
     EXACTLY_ONCE,
     JobOptions,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from levada.net.client import Client
 
+T = TypeVar("T")
 BATCH_ID = "streaming.sql.batchId"
 QUERY_ID = "sql.streaming.queryId"
 RUN_ID = "spark.jobGroup.id"  # a stream runs its jobs in a group of its own, new at each start
@@ -92,8 +94,17 @@ class _Writer:
     def _client(self) -> "Client":
         return blocking.client(self._options.bootstrap, **self._options.client_options())
 
+    def _ask(self, work: Callable[["Client"], Coroutine[Any, Any, T]]) -> T:
+        """What a task asks of brokers; those that are away for a while are waited for."""
+        return self._patiently(work, self._options.patience)
+
+    def _patiently(self, work: Callable[["Client"], Coroutine[Any, Any, T]], patience: Patience) -> T:
+        client = self._client()
+        blocking.run(reach(client, patience))
+        return blocking.run(patiently(client, lambda: work(client), patience))
+
     def _write(
-        self, batches: Iterable[Any], begin: Callable[["Client"], Writer]
+        self, batches: Iterable[Any], begin: Callable[["Client"], Coroutine[Any, Any, Writer]]
     ) -> tuple[int, PreparedTransaction | None]:
         """Write rows as the producer that `begin` gives: how many they were, and the transaction that has them."""
         from levada.spark.writing import RowWriter
@@ -102,8 +113,8 @@ class _Writer:
         first = next(batches, None)
         if first is None:
             return 0, None
+        writer = self._ask(begin)
         client = self._client()
-        writer = begin(client)
         rows = RowWriter(client, self._options, self._columns, writer)
         try:
             rows.write(chain([first], batches))
@@ -115,23 +126,25 @@ class _Writer:
 
     def _write_plainly(self, batches: Iterable[Any]) -> Written:
         """At least once: without transactions."""
-        rows, _ = self._write(batches, lambda client: blocking.run(_ask_identity(client)))
+        rows, _ = self._write(batches, _ask_identity)
         return Written("", -1, rows, None)
 
     def _write_once(self, batches: Iterable[Any], query: str, batch: int) -> Written:
         """Exactly once: in a transaction that stays open."""
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
-        rows, prepared = self._write(
-            batches, lambda client: blocking.run(transactions.begin(client, query, partition))
-        )
+        rows, prepared = self._write(batches, lambda client: transactions.begin(client, query, partition))
         return Written(query, batch, rows, prepared)
 
     def _settle(
         self, query: str, batch: int, messages: Sequence[WriterCommitMessage | None], *, failed: bool
     ) -> Verdict:
-        work = transactions.settle(self._client(), query, batch, _prepared(messages), failed=failed)
-        return blocking.run(work)
+        """The driver's part; whoever does it again does what is left of it."""
+        written, patience = _prepared(messages), self._options.patience
+        return self._patiently(
+            lambda client: transactions.settle(client, query, batch, written, failed=failed),
+            Patience(patience.known_ms, patience.known_ms),  # whoever has taken the rows is known
+        )
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -155,7 +168,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         key = (self._options.bootstrap, query, run or str(batch))
         if key in _checked:
             return False
-        if blocking.run(transactions.last_batch(self._client(), query)) == batch:
+        if self._ask(lambda client: transactions.last_batch(client, query)) == batch:
             return True
         _checked.add(key)
         return False
@@ -188,7 +201,7 @@ class NamedJobWriter(_Writer, DataSourceArrowWriter):
 
     @told_plainly()
     def write(self, iterator: Iterator[Any]) -> Written:
-        if blocking.run(transactions.last_batch(self._client(), self._query)) >= self._version:
+        if self._ask(lambda client: transactions.last_batch(client, self._query)) >= self._version:
             return _skip(iterator, self._query, self._version)
         return self._write_once(iterator, self._query, self._version)
 
@@ -218,7 +231,7 @@ class JobWriter(_Writer, DataSourceArrowWriter):
         partition, attempt = (context.partitionId(), context.taskAttemptId()) if context else (0, 0)
         name = transactions.task_id(self._job, partition, attempt)
         rows, prepared = self._write(
-            iterator, lambda client: blocking.run(transactions.begin_job(client, name, self._timeout_ms))
+            iterator, lambda client: transactions.begin_job(client, name, self._timeout_ms)
         )
         return Written(self._job, -1, rows, prepared)
 

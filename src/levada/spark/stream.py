@@ -25,8 +25,9 @@ from levada.model import TopicPartition
 from levada.spark.batch import ReadTask, splitting
 from levada.spark.bounds import lost, starting
 from levada.spark.failures import told_plainly
-from levada.spark.logs import Logs, Unreachable
+from levada.spark.logs import Logs
 from levada.spark.options import OptionError
+from levada.spark.patience import FAILURES
 from levada.spark.planning import Limits, Range, Sizes, admitted, average_sizes, tasks
 from levada.spark.positions import from_json, to_json
 from levada.spark.read_options import ReadOptions
@@ -220,7 +221,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if there:
                 self._logs.commit(group, there)
             self._committed = done
-        except (KafkaError, Unreachable) as error:
+        except FAILURES as error:
             warnings.warn(f"the progress of group {group} was not committed: {error}", stacklevel=2)
 
 

@@ -17,6 +17,7 @@ from levada.spark.options import (
     text_of,
     whole,
 )
+from levada.spark.patience import Patience
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -61,6 +62,11 @@ class WriteOptions(ConnectionOptions):
         whole(),
         120_000,
     )
+
+    @property
+    def patience(self) -> Patience:
+        """How long a task waits for brokers that it asks; new processes come all the time, and know none of them."""
+        return Patience(self.delivery_timeout_ms, min(self.request_timeout_ms, self.delivery_timeout_ms))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Rows of a task to topics: gathered into larger pieces, parted by topic, encoded as columns, sent while more come."""
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from levada.model import Codec
 from levada.net.producer import Writer
 from levada.spark.blocking import run
 from levada.spark.encoding import Identity, Rows, Spread, encode_rows, partitions_of
+from levada.spark.patience import patiently
 from levada.spark.producing import Pipeline
 from levada.spark.write_options import ColumnError, WriteOptions
 
@@ -92,7 +94,8 @@ class RowWriter:
         )
         count = self._counts.get(topic)
         if count is None:
-            count = self._counts[topic] = run(_partitions(self._client, topic))
+            ask = partial(_partitions, self._client, topic)
+            count = self._counts[topic] = run(patiently(self._client, ask, self._options.patience))
             self._spreads[topic] = Spread()
             self._sequences[topic] = {}
         partitions = partitions_of(rows, count, self._spreads[topic])
