@@ -144,6 +144,31 @@ def test_reset_what_is_named(levada: EmbeddedBroker, shell: Shell, topic: str) -
     assert shell("group", "reset", "billing", "--to-datetime", "tomorrow").code == 2
 
 
+def test_reset_makes_a_group_whose_consumers_start_there(
+    levada: EmbeddedBroker, shell: Shell, topic: str
+) -> None:
+    """As Kafka's own tool does; only what it shall read must be said."""
+    unsaid = shell("group", "reset", "billing", "--to-offset", "7", "--execute")
+    assert (unsaid.code, unsaid.out) == (4, "")
+    goal = ("group", "reset", "billing", "--topic", f"{topic}:0", "--to-offset", "7")
+    preview = shell(*goal, "-o", "json")
+    assert preview.code == 1, "nobody said yes"
+    assert "billing will be a new group" in preview.err
+    assert levada.committed("billing") == {}
+    (done,) = shell(*goal, "--execute", "-o", "json").json()
+    assert (done["committed"], done["new"], done["lag"]) == (None, 7, 3)
+    member = consumer(levada, topic, 0)
+    offsets = []
+    while len(offsets) < 3:
+        message = member.poll(10)
+        assert message is not None and message.error() is None
+        offsets += [message.offset()] if message.partition() == 0 else []
+    member.close()
+    assert offsets == [7, 8, 9]
+    shell(*goal, "--execute")
+    assert "did you mean billing?" in shell("group", "reset", "biling", *goal[3:]).err
+
+
 def test_delete(levada: EmbeddedBroker, shell: Shell, topic: str) -> None:
     consumer(levada, topic, 1).close()
     assert shell("group", "delete", "billing").code == 1, "nobody said yes"

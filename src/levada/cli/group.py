@@ -138,12 +138,15 @@ def reset(
 ) -> None:
     """Let a group without members go on elsewhere. Shows what would change; changes it with --execute or a yes.
 
+    A group that does not exist yet is made, if topics are named: its consumers will start there.
+
     \b
     Examples:
       levada group reset billing --to-earliest
       levada group reset billing --topic orders:0,1 --to-offset 4200 --execute
       levada group reset billing --to-datetime 2026-05-01T12:00
       levada group reset billing --shift-by -100
+      levada group reset audit --topic orders --to-datetime 2026-05-01T12:00
     """
     from levada.net.group_admin import GroupAdmin
     from levada.net.group_lag import planned
@@ -151,7 +154,7 @@ def reset(
     goal = _goal(to_earliest, to_latest, to_offset, to_datetime, shift_by)
 
     async def plan(client: "Client") -> "list[Move]":
-        await _check_unused(client, name)
+        await _check_resettable(client, name, topics)
         places = await _places(client, name, topics)
         return await planned(client, name, places, goal, shift=shift_by is not None)
 
@@ -236,6 +239,17 @@ async def _check_unused(client: "Client", name: str) -> None:
             f"{name} is in use ({found.state}, members: {len(found.members)})",
             hint="stop its consumers first",
         )
+
+
+async def _check_resettable(client: "Client", name: str, topics: tuple[str, ...]) -> None:
+    """A group without members may be reset, and one that does not exist if it is said where."""
+    from levada.net.group_admin import GroupAdmin
+
+    known = [found.group for found in await GroupAdmin(client).known()]
+    if name in known or not topics:
+        await _check_unused(client, name)
+    else:
+        say(f"{name} will be a new group{did_you_mean(name, known)}")
 
 
 async def _places(client: "Client", name: str, topics: tuple[str, ...]) -> "list[TopicPartition]":
