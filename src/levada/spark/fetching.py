@@ -15,10 +15,10 @@ import numpy as np
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.net.bootstrap import TopicInfo, error_code
-from levada.net.client import MOVED
 from levada.net.connection import ConnectionFailed, RequestTimedOut
 from levada.net.data import EARLIEST, FETCH, LATEST, Fetched, Wanted, read_fetch, write_fetch
 from levada.spark import blocking
+from levada.spark.patience import BACKOFF_S_MAX, FAILURES, GONE, PASSING
 
 if TYPE_CHECKING:
     from levada.net.client import Client
@@ -26,19 +26,10 @@ if TYPE_CHECKING:
 GONE_AFTER_S = (
     3.0  # a broker that has just started may not know a topic yet; one that was deleted stays unknown
 )
-BACKOFF_S_MAX = 1.0
 RECORD_BYTES_GUESS = 1024  # until the first answer tells
 FETCH_BYTES_MIN = 64 << 10
 
-FAILURES = (ConnectionFailed, RequestTimedOut, KafkaError)
-GONE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
-PASSING = MOVED | {
-    ErrorCode.BROKER_NOT_AVAILABLE,
-    ErrorCode.NETWORK_EXCEPTION,
-    ErrorCode.OFFSET_NOT_AVAILABLE,
-    ErrorCode.REQUEST_TIMED_OUT,
-    ErrorCode.UNKNOWN_SERVER_ERROR,
-}
+HEALING = PASSING | GONE | {ErrorCode.UNKNOWN_SERVER_ERROR}
 
 
 class Chunk(NamedTuple):
@@ -299,7 +290,7 @@ class _Range:
         elif now - self._gone_since > GONE_AFTER_S:
             self._lose(code, f"{self._partition} is gone: its topic was deleted", self._end)
             return
-        if code not in PASSING or now - self._failing_since > self._options.retry_timeout_ms / 1000:
+        if code not in HEALING or now - self._failing_since > self._options.retry_timeout_ms / 1000:
             if isinstance(failure, KafkaError):
                 why = f": {failure.detail}" if failure.detail else ""
                 raise KafkaError(code, f"{self._partition} at offset {self._position}{why}") from None
