@@ -158,7 +158,7 @@ def test_reset_makes_a_group_whose_consumers_start_there(
     (done,) = shell(*goal, "--execute", "-o", "json").json()
     assert (done["committed"], done["new"], done["lag"]) == (None, 7, 3)
     member = consumer(levada, topic, 0)
-    offsets = []
+    offsets: list[int | None] = []
     while len(offsets) < 3:
         message = member.poll(10)
         assert message is not None and message.error() is None
