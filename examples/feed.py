@@ -1,7 +1,7 @@
 """Feeds a broker with made-up streams, for the examples of pipelines.
 
 python examples/feed.py activity --seconds 30     # a website's visitors, into five topics
-python examples/feed.py devices --count 5000      # readings, as fast as they go
+python examples/feed.py devices --count 5000      # at once, as if they had come until now at this rate
 python examples/feed.py logs --rate 200           # lines of services, until Ctrl-C
 """
 
@@ -11,7 +11,8 @@ import itertools
 import os
 import random
 import time
-from datetime import UTC, datetime
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import levada
 from levada.pipelines import samples
@@ -20,9 +21,19 @@ STREAMS = {"activity": samples.website, "devices": samples.devices, "logs": samp
 TICK_S = 0.05
 
 
+def moments(count: int, rate: float) -> Callable[[], datetime]:
+    """When events happen: now, as they are sent; so many at once have happened before, one after the other."""
+    if not count:
+        return lambda: datetime.now(UTC)
+    began = datetime.now(UTC) - timedelta(seconds=count / rate)
+    past = (began + timedelta(seconds=number / rate) for number in itertools.count())
+    return lambda: next(past)
+
+
 async def feed(arguments: argparse.Namespace) -> int:
     """Send until it is enough; how many were sent."""
-    stream = STREAMS[arguments.stream](random.Random(arguments.seed), lambda: datetime.now(UTC))
+    now = moments(arguments.count, arguments.rate)
+    stream = STREAMS[arguments.stream](random.Random(arguments.seed), now)
     if arguments.count:
         stream = itertools.islice(stream, arguments.count)
     began, sent = time.monotonic(), 0
@@ -47,7 +58,7 @@ def main() -> None:
     parser.add_argument("-b", "--bootstrap", default=os.environ.get("LEVADA_BOOTSTRAP", "127.0.0.1:9092"))
     parser.add_argument("--rate", type=float, default=500, help="events a second")
     parser.add_argument("--seconds", type=float, default=0, help="end after this time")
-    parser.add_argument("--count", type=int, default=0, help="send so many, as fast as they go, and end")
+    parser.add_argument("--count", type=int, default=0, help="send so many at once, and end")
     parser.add_argument("--seed", type=int, default=2026, help="another one makes up other events")
     try:
         print(f"{asyncio.run(feed(parser.parse_args())):,} events sent")

@@ -35,6 +35,19 @@ def test_a_lake_grows_with_its_topics(spark: "SparkSession", broker: EmbeddedBro
     assert sum(state.ends[first].values()) == 150 and state.ends[second] == {0: 10} and state.rows == 160
 
 
+def test_the_topics_of_a_lake_may_change(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    lake, first, second = tmp_path / "lake", broker.topic(), broker.topic()
+    fill(broker, first, 0, 10)
+    fill(broker, second, 10, 10)
+    archive_once(spark, broker, lake, first)
+    archive_once(spark, broker, lake, second)
+    fill(broker, first, 20, 10)
+    archive_once(spark, broker, lake, first, second)
+    assert values(spark, lake) == sorted(f"v{number}" for number in range(30))
+
+
 def test_a_lost_checkpoint_loses_and_doubles_nothing(
     spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
 ) -> None:

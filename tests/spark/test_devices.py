@@ -102,7 +102,7 @@ def test_a_report_finds_the_hot_ones(
     measures, peaks, silences = found.tables
     assert [row[0] for row in measures.rows] == ["flow", "humidity", "temperature"]
     assert sum(row[1] for row in measures.rows) == len(samples)
-    assert all(measure == "temperature" and value > 40 for _, measure, value in peaks.rows)
+    assert all(measure == "temperature" and value > 40 and far > 3 for _, measure, value, far in peaks.rows)
     assert silences.rows == []  # each device is heard of every twelve seconds
     root = ElementTree.parse(found.write(str(tmp_path / "devices.svg"))).getroot()
     assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 3

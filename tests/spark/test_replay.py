@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import AnalysisException
 from tests.spark.lakes import archive_once, fill
 
-from levada.pipelines.replay import replay
+from levada.pipelines.replay import files_went, replay
 from levada.pipelines.running import PipelineError, Running
 from levada.testing import EmbeddedBroker
 
@@ -47,7 +48,7 @@ def test_a_topic_comes_back_as_it_was(spark: "SparkSession", broker: EmbeddedBro
     done = run(again)  # has been done under this name
     assert done.wait(300) and done.progress().rows == 0
     assert sum(map(len, numbers(broker, again).values())) == 300
-    with pytest.raises(PipelineError, match="begun with other options"):
+    with pytest.raises(PipelineError, match=f"begun otherwise .to was {again}.;"):
         run(topic).wait(300)
 
 
@@ -109,7 +110,39 @@ def test_a_time_range_at_a_chosen_speed(
 def test_what_is_not_in_the_lake_is_said(
     spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
+    lake, topic = str(tmp_path / "lake"), broker.topic()
+
+    def run(name: str) -> None:
+        replay("orders", lake, "again", bootstrap=broker.bootstrap, name=name, spark=spark).wait(300)
+
+    with pytest.raises(PipelineError, match="there is no lake at"):
+        run("early")
+    fill(broker, topic, 0, 1)
+    archive_once(spark, broker, tmp_path / "lake", topic)
     with pytest.raises(PipelineError, match="there are no records of orders in the lake"):
-        replay("orders", str(tmp_path / "lake"), "again", bootstrap=broker.bootstrap, spark=spark).wait(300)
+        run("late")
     with pytest.raises(ValueError, match="speed"):
-        replay("orders", str(tmp_path / "lake"), "again", speed=0, spark=spark)
+        replay("orders", lake, "again", speed=0, spark=spark)
+
+
+def test_files_that_were_joined_meanwhile_are_known_by_spark_s_error(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """Read again as they are now; any other error is one."""
+    folder = tmp_path / "files"
+    spark.range(10).selectExpr("string(id) value").write.parquet(str(folder))
+    rows = spark.read.parquet(str(folder))
+
+    def failure(topic: str) -> Exception:
+        writer = rows.write.format("levada").mode("append").option("topic", topic)
+        with pytest.raises(Exception, match=r"\S") as raised:
+            writer.option("kafka.bootstrap.servers", broker.bootstrap).save()
+        return raised.value
+
+    assert not files_went(failure("no such name"))
+    for file in folder.glob("*.parquet"):
+        file.unlink()
+    assert files_went(failure(broker.topic()))
+    with pytest.raises(AnalysisException) as raised:
+        spark.read.parquet(str(folder / "gone.parquet"))
+    assert files_went(raised.value)

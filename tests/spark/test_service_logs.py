@@ -2,11 +2,12 @@
 
 import json
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.spark.feeding import as_table, feed, forget_the_last_commit, made, results
+from tests.spark.feeding import NOON, as_table, feed, forget_the_last_commit, made, results
 
 from levada.pipelines import service_logs
 from levada.pipelines.samples import Sample
@@ -113,7 +114,7 @@ def test_rates_alerts_and_the_lake_have_every_line_once(
         lake,
         topics=[topic],
         service="mail",
-        since="2026-11-15T12:02:00Z",
+        since=NOON + timedelta(minutes=2),
         bootstrap=broker.bootstrap,
         spark=spark,
     )

@@ -7,7 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from levada.pipelines import charts, samples
+from levada.pipelines import charts, reports, samples
+from levada.pipelines.lengths import check_lengths
+from levada.pipelines.running import PipelineError
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -40,7 +42,47 @@ def test_a_chart_is_drawn_within_its_picture() -> None:
     for shape in [*root.findall(f"{SVG}text"), *root.findall(f"{SVG}rect")]:
         assert 0 <= float(shape.attrib["x"]) <= width and 0 <= float(shape.attrib["y"]) <= height
     words = {shape.text for shape in root.findall(f"{SVG}text")}
-    assert {"A <title> & more", "<b>", "nothing to show", "2026-11-15 12:00:59"} <= words
+    assert {"A <title> & more", "<b>", "nothing to show", "2026-11-15 12:00:59 UTC"} <= words
+
+
+def test_values_that_are_no_counts_are_shown_where_they_move() -> None:
+    points = [(NOON + timedelta(seconds=second), 70 + second % 3) for second in range(9)]
+    root = ElementTree.fromstring(charts.svg("", [charts.Lines("", {"flow": points}, from_zero=False)]))
+    words = {shape.text for shape in root.findall(f"{SVG}text")}
+    assert (
+        {"70", "71", "72"} <= words and "0" not in words and "flow" not in words
+    )  # one line needs no legend
+    line = root.find(f"{SVG}polyline")
+    assert line is not None
+    heights = {pair.partition(",")[2] for pair in line.attrib["points"].split()}
+    assert len(heights) == 3
+    still = charts.svg("", [charts.Lines("", {"flow": [(NOON, 5.0), (NOON, 5.0)]}, from_zero=False)])
+    assert "polyline" in still
+
+
+def test_a_long_name_does_not_leave_the_picture() -> None:
+    assert charts.clipped("a" * 40, 36) == "a" * 35 + "…" and charts.clipped("a" * 36, 36) == "a" * 36
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [("1 seconds", "second"), ("30 seconds", "30 seconds"), ("60 seconds", "minute"), ("900 seconds", "15 minutes"),
+     ("3600 seconds", "hour"), ("86400 seconds", "day")],
+)  # fmt: skip
+def test_a_title_says_how_often(step: str, said: str) -> None:
+    assert reports.each(step) == said
+
+
+@pytest.mark.parametrize("length", ["10 seconds", "1 hour 30 minutes", "0.5 Seconds", "0 seconds"])
+def test_lengths_of_time(length: str) -> None:
+    check_lengths(gap=length)
+
+
+@pytest.mark.parametrize("length", ["", "soon", "5", "x minutes", "-5 minutes", "5 fortnights"])
+def test_what_is_no_length_of_time_is_said(length: str) -> None:
+    """Spark takes such a gap for no session at all, and says nothing."""
+    with pytest.raises(PipelineError, match=r"gap: '.*' is no length of time"):
+        check_lengths(gap=length)
 
 
 def test_a_made_up_stream_is_the_same_twice() -> None:

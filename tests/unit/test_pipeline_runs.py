@@ -117,6 +117,10 @@ def test_batches_are_counted_once_and_lag_is_what_is_left() -> None:
     [
         ("[STREAM_FAILED] Query ended\n  at x\nCaused by: java.io.IOException: disk full\n  at y", "disk full"),
         ("Job aborted\nTraceback ...\n  File x\na.b.SourceError: orders is gone\n", "orders is gone"),
+        ("[PYTHON_DATA_SOURCE_ERROR] Failed to create: a.b.OptionError: there is no option x", "there is no option x"),
+        ("An error occurred while calling o1.start.\n: java.io.IOException: disk full\n  at y", "disk full"),
+        ("py4j.Py4JJavaError: An error occurred while calling o1.parquet.\n: java.io.IOException: full", "full"),
+        ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012", "Division by zero."),
         ("something else", "something else"),
     ],
 )  # fmt: skip

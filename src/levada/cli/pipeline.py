@@ -1,21 +1,26 @@
 """`levada pipeline`: run, list, status, stop. The pipelines themselves are commands below `run`, loaded when used."""
 
-import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from levada.cli.failures import EXIT_NOT_FOUND, EXIT_USAGE, Failure, did_you_mean
-from levada.cli.options import Command, names_brokers, prints, say
+from levada.cli.options import Command, existing_topic, names_brokers, prints, say, with_client
 from levada.cli.output import Output, emit, emit_one
+from levada.cli.pipeline_process import Signals, needs_spark, new_session, plain, said_plainly
 from levada.clock import SystemClock
-from levada.pipelines.running import PipelineError, Running
-from levada.pipelines.runs import Run, RunError, Told, all_runs, home_directory
+from levada.pipelines.progress import Progress
+from levada.pipelines.running import Running
+from levada.pipelines.runs import Run, Told, all_runs, home_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from levada.net.client import Client
+
+LOOKING_S = 10.0
 
 # Each pipeline: the module that holds its command, and what it is for.
 PIPELINES = {
@@ -91,7 +96,7 @@ def pipeline() -> None:
     """
 
 
-@pipeline.group(cls=Pipelines)
+@pipeline.group(cls=Pipelines, short_help="Run a pipeline until it is stopped, or with --once all there is.")
 def run() -> None:
     """Run a pipeline until it is stopped, or with --once until it has done all there is.
 
@@ -133,78 +138,68 @@ def streams_on_spark(command: Command) -> Command:
     return once(runs_on_spark(command))
 
 
-def execute(
-    pipeline: str,
-    name: str | None,
-    home: str,
-    master: str | None,
-    options: Mapping[str, Any],
-    start: Callable[["SparkSession", Run], Running],
-) -> None:
+class Begin(NamedTuple):
+    """What a run is: the pipeline, what it was asked, for people to read, and how it starts."""
+
+    pipeline: str
+    options: Mapping[str, Any]
+    start: Callable[["SparkSession", Run], Running]
+    topics: Iterable[str] = ()  # that must be there
+
+
+def execute(begin: Begin, bootstrap: str, name: str | None, home: str, master: str | None) -> None:
     """Be a run: start Spark and the pipeline, tell how it goes, end by a signal, by itself or by an error."""
+    needs_spark()
     clock = SystemClock()
-    the_run = Run(home, name or pipeline)
-    with said_plainly(), the_run.held(pipeline, options, clock.now_ms()):
-        try:
-            say(f"starting Spark for pipeline {the_run.name} ...")
-            stopped = _follow(the_run, start(new_session(the_run.name, master), the_run), clock)
-        except BaseException as error:
-            the_run.tell(_last(the_run), "failed", clock.now_ms(), str(error) or type(error).__name__)
-            raise
-        the_run.tell(_last(the_run), "stopped" if stopped else "finished", clock.now_ms())
-        say(f"pipeline {the_run.name} has {'stopped' if stopped else 'done all there was'}")
+    with said_plainly():
+        the_run = Run(home, name or begin.pipeline)
+        with the_run.held(begin.pipeline, begin.options, clock.now_ms()), Signals() as signals:
+            try:
+                there_is(begin.topics, bootstrap)
+                spark = new_session(the_run.name, master, the_run.spark_log)
+                _follow(the_run, begin.start(spark, the_run), signals, clock)
+            except KeyboardInterrupt:
+                the_run.tell(_last(the_run), "stopped", clock.now_ms())
+                raise
+            except BaseException as error:
+                the_run.tell(_last(the_run), "failed", clock.now_ms(), plain(error))
+                raise
+            the_run.tell(_last(the_run), "stopped" if signals.came else "finished", clock.now_ms())
+            say(f"pipeline {the_run.name} has {'stopped' if signals.came else 'done all there was'}")
 
 
-def _follow(the_run: Run, running: Running, clock: SystemClock) -> bool:
-    """Until the end; whether somebody asked for it."""
-    asked: list[int] = []
+def there_is(topics: Iterable[str], bootstrap: str) -> None:
+    """What needs no Spark to be found wrong is said before it starts: no broker, or no such topic."""
 
-    def stop(number: int, frame: object) -> None:
-        asked.append(number)
+    async def look(client: "Client") -> None:
+        await client.metadata([])
+        for topic in topics:
+            await existing_topic(client, topic)
 
-    def watch(progress: Any) -> None:
+    with_client(bootstrap, LOOKING_S, look)
+
+
+def _follow(the_run: Run, running: Running, signals: Signals, clock: SystemClock) -> None:
+    """Until the end, by itself or because somebody asked for it."""
+
+    def watch(progress: Progress) -> None:
         the_run.tell(progress, "running", clock.now_ms())
         say(progress.line())
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        while not running.wait(0.5, watch):
-            if asked:
-                say("stopping ...")
-                running.stop()
-        return bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    say(f"pipeline {the_run.name} is at work; to end it: Ctrl-C, or levada pipeline stop {the_run.name}")
+    while not running.wait(0.5, watch):
+        if signals.came:
+            say("stopping ...")
+            running.stop()
 
 
-def _last(the_run: Run) -> Any:
+def _last(the_run: Run) -> Progress:
     told = the_run.told()
     assert told is not None
     return told.progress
 
 
-def new_session(name: str, master: str | None) -> "SparkSession":
-    """Spark for a command; a failure of it if Spark is not installed."""
-    try:
-        from levada.spark.session import session
-    except ModuleNotFoundError as error:
-        raise Failure(f"{error.name} is not installed", hint="try: pip install 'levada[spark]'") from None
-    return session(f"levada {name}", master)
-
-
-class said_plainly:  # noqa: N801 (used as a statement)
-    """Errors of runs and pipelines as failures of the command."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RunError | PipelineError):
-            raise Failure(str(error)) from None
-
-
-@pipeline.command("list")
+@pipeline.command("list", short_help="List pipelines, and their runs on this machine.")
 @prints
 @keeps_runs
 def list_runs(output: Output, home: str) -> None:
@@ -225,7 +220,7 @@ def list_runs(output: Output, home: str) -> None:
     emit(rows, output, COLUMNS)
 
 
-@pipeline.command()
+@pipeline.command(short_help="Show what a run was asked, and how far it is.")
 @click.argument("name")
 @prints
 @keeps_runs
@@ -244,12 +239,13 @@ def status(name: str, output: Output, home: str) -> None:
     row = _row(told)
     emit([row], output, COLUMNS)
     for key, value in told.options.items():
-        click.echo(f"  {key}: {value}")
+        if value is not None:
+            click.echo(f"  {key}: {value}")
     if told.why:
         click.echo(f"  {told.state}: {told.why}")
 
 
-@pipeline.command()
+@pipeline.command(short_help="Stop a run; the next one goes on from there.")
 @click.argument("name")
 @click.option(
     "--wait",

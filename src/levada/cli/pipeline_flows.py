@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from levada.cli.options import Command, complete_topics, parse_settings
-from levada.cli.pipeline import execute, runs_on_spark
+from levada.cli.pipeline import Begin, execute, streams_on_spark
+from levada.pipelines.lengths import check_lengths
+from levada.pipelines.running import PipelineError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,9 +47,24 @@ def reads(*topics: str) -> Callable[[Command], Command]:
     return add
 
 
+class LengthType(click.ParamType[str]):
+    """A length of time in Spark's words."""
+
+    name = "time"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            check_lengths(time=value)
+        except PipelineError as error:
+            self.fail(str(error).removeprefix("time: "), param, ctx)
+        return value
+
+
 def time_option(name: str, default: str, text: str) -> Callable[[Command], Command]:
-    """An option that is a length of time in Spark's words."""
-    return click.option(name, metavar="TIME", default=default, show_default=True, help=text)
+    """An option that is a length of time."""
+    return click.option(
+        name, metavar="TIME", type=LengthType(), default=default, show_default=True, help=text
+    )
 
 
 def to_option(default: str) -> Callable[[Command], Command]:
@@ -78,7 +95,7 @@ top = click.option(
 @time_option("--late", "10 seconds", late_help)
 @top
 @every
-@runs_on_spark
+@streams_on_spark
 def activity(**given: Any) -> None:
     """Follow what visitors of a website do: counts, top pages and sessions, each to a topic.
 
@@ -99,7 +116,7 @@ def activity(**given: Any) -> None:
 @time_option("--late", "10 seconds", late_help)
 @top
 @every
-@runs_on_spark
+@streams_on_spark
 def devices(**given: Any) -> None:
     """Follow the readings of many devices: statistics, highest values and spells of presence, each to a topic.
 
@@ -126,7 +143,7 @@ def devices(**given: Any) -> None:
     help="There is an alert when so many errors of one pattern are in a window.",
 )
 @every
-@runs_on_spark
+@streams_on_spark
 def logs(**given: Any) -> None:
     """Gather the logs of many services: rates by level and alerts to topics, all lines to a lake.
 
@@ -140,17 +157,17 @@ def logs(**given: Any) -> None:
 
 
 def _run(pipeline: str, given: dict[str, Any]) -> None:
-    name, home, master = (given.pop(key) for key in ("name", "home", "master"))
+    name, home, master, bootstrap = (given.pop(key) for key in ("name", "home", "master", "bootstrap"))
     more: Sequence[str] = given.pop("more")
     options = parse_settings(more, "--option")
 
     def start(spark: "SparkSession", run: "Run") -> "Running":
         function = getattr(import_module(f"levada.pipelines.{MODULES[pipeline]}"), pipeline)
-        running: Running = function(spark=spark, checkpoint=run.checkpoint, name=run.name, **given, **options)
+        running: Running = function(
+            spark=spark, bootstrap=bootstrap, checkpoint=run.checkpoint, name=run.name, **given, **options
+        )
         return running
 
-    shown = {
-        key: value for key, value in given.items() if key not in ("once", "bootstrap") and value is not None
-    }
+    shown = {key: value for key, value in given.items() if key != "once" and value is not None}
     shown["topics"] = ", ".join(given["topics"])
-    execute(pipeline, name, home, master, shown, start)
+    execute(Begin(pipeline, shown, start, given["topics"]), bootstrap, name, home, master)

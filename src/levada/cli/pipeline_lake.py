@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from levada.cli.options import Command, TimeType, complete_topics, parse_settings
-from levada.cli.pipeline import execute, runs_on_spark, streams_on_spark
+from levada.cli.pipeline import Begin, execute, runs_on_spark, streams_on_spark
+from levada.cli.pipeline_flows import time_option
 from levada.pipelines.compacting import SIZES, Sizes
 
 if TYPE_CHECKING:
@@ -49,9 +50,7 @@ def reads_lake(command: Command) -> Command:
     type=click.Choice(["parquet", "delta"]),
     help="Of a new lake; parquet unless told.",
 )
-@click.option(
-    "--every", metavar="TIME", default="10 seconds", show_default=True, help="How often a batch is committed."
-)
+@time_option("--every", "10 seconds", "How often a batch is committed.")
 @click.option(
     "--small-mb",
     metavar="MB",
@@ -94,7 +93,6 @@ def archive(
             topics,
             to,
             bootstrap=bootstrap,
-            checkpoint=run.checkpoint,
             once=once,
             every=every,
             lake_format=form,
@@ -104,7 +102,8 @@ def archive(
             **options,
         )
 
-    execute("archive", name, home, master, {"topic": ", ".join(topics), "to": to, "every": every}, start)
+    asked = {"topic": ", ".join(topics), "to": to, "every": every}
+    execute(Begin("archive", asked, start, topics), bootstrap, name, home, master)
 
 
 @click.command()
@@ -165,7 +164,8 @@ def replay(
             **options,
         )
 
-    execute("replay", name, home, master, {"topic": topic, "lake": lake, "to": to, "speed": speed}, start)
+    asked = {"topic": topic, "lake": lake, "to": to, "speed": speed}
+    execute(Begin("replay", asked, start), bootstrap, name, home, master)
 
 
 @click.command()
@@ -224,4 +224,5 @@ def history(
             **options,
         )
 
-    execute("history", name, home, master, {"topic": topic, "lake": lake, "sql": query}, start)
+    asked = {"topic": topic, "lake": lake, "sql": query}
+    execute(Begin("history", asked, start, [topic]), bootstrap, name, home, master)

@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
-from levada.cli.failures import EXIT_USAGE, Failure
-from levada.cli.options import complete_topics, names_brokers, parse_settings, prints, say
+from levada.cli.options import TimeType, complete_topics, names_brokers, parse_settings, prints, say
 from levada.cli.output import Output, emit
-from levada.cli.pipeline import new_session, said_plainly
+from levada.cli.pipeline import there_is
 from levada.cli.pipeline_flows import reads
+from levada.cli.pipeline_process import needs_spark, new_session, said_plainly
 
 
 @click.command()
@@ -47,11 +47,13 @@ def report(
       levada pipeline report devices --topic sensors
     """
     options = parse_settings(more, "--option")
+    needs_spark()
+    module = import_module(f"levada.pipelines.{pipeline}")
+    topics = topics or module.TOPICS
+    there_is(topics, bootstrap)
     with said_plainly():
-        say("starting Spark ...")
-        spark = new_session(f"report of {pipeline}", master)
-        module = import_module(f"levada.pipelines.{pipeline}")
-        found = module.report(topics or module.TOPICS, lake=lake, bootstrap=bootstrap, spark=spark, **options)
+        spark = new_session("report", master)
+        found = module.report(topics, lake=lake, bootstrap=bootstrap, spark=spark, **options)
     click.echo(found.text())
     say(f"chart: {found.write(chart or f'{pipeline}.svg')}")
 
@@ -64,10 +66,12 @@ def report(
 @click.option("--text", metavar="WORDS", help="Part of the message, in any case of letters.")
 @click.option("--service", metavar="NAME", help="Lines of this service.")
 @click.option(
-    "--level", metavar="LEVEL", help="Lines of this level and above: debug, info, warn, error, fatal."
+    "--level",
+    type=click.Choice(["debug", "info", "warn", "error", "fatal"], case_sensitive=False),
+    help="Lines of this level and above.",
 )
-@click.option("--since", metavar="TIME", help="From this time on: 2026-11-15T12:00:00Z.")
-@click.option("--until", metavar="TIME", help="Before this time.")
+@click.option("--since", type=TimeType(), help="From this time on: 2026-11-15T12:00:00Z.")
+@click.option("--until", type=TimeType(), help="Before this time.")
 @click.option(
     "--limit",
     metavar="N",
@@ -87,15 +91,12 @@ def search(limit: int, output: Output, master: str | None, more: tuple[str, ...]
       levada pipeline search --lake ./lake --text timeout --level error
       levada pipeline search --service payments --since 2026-11-15T12:00:00Z -o jsonl
     """
-    options = parse_settings(more, "--option")
-    with said_plainly():
-        say("starting Spark ...")
-        spark = new_session("search", master)
-        from levada.pipelines.service_logs import search as find
+    options: dict[str, Any] = dict(parse_settings(more, "--option"))
+    needs_spark()
+    from levada.pipelines.service_logs import search as find
 
-        try:
-            found = find(spark=spark, **asked, **options)
-        except ValueError as error:
-            raise Failure(str(error), EXIT_USAGE) from None
+    there_is(asked["topics"], asked["bootstrap"])
+    with said_plainly():
+        found = find(spark=new_session("search", master), **asked, **options)
         rows = found.selectExpr("string(at) at", "service", "level", "message").limit(limit).collect()
     emit([row.asDict() for row in rows], output, ("at", "service", "level", "message"))

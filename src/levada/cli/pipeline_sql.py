@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from levada.cli.options import complete_topics, parse_settings, say
-from levada.cli.pipeline import execute, runs_on_spark
+from levada.cli.pipeline import Begin, execute, streams_on_spark
 from levada.cli.pipeline_flows import every
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     "--option", "more", metavar="KEY=VALUE", multiple=True, help='Of the sources, as of format("levada").'
 )
 @every
-@runs_on_spark
+@streams_on_spark
 def sql(query: str, to: str, **given: Any) -> None:
     """Run a query over topics for as long as records come, and write its results to a topic as JSON.
 
@@ -60,7 +60,7 @@ def sql(query: str, to: str, **given: Any) -> None:
       levada pipeline sql 'SELECT shop, count(*) AS n FROM orders GROUP BY shop' --to counts --key shop \\
         --schema orders='shop string, amount double, ts timestamp'
     """
-    name, home, master = (given.pop(key) for key in ("name", "home", "master"))
+    name, home, master, bootstrap = (given.pop(key) for key in ("name", "home", "master", "bootstrap"))
     schemas, watermarks = given.pop("schemas"), given.pop("watermarks")
     told = parse_settings(schemas, "--schema")
     late = parse_settings(watermarks, "--watermark")
@@ -75,6 +75,7 @@ def sql(query: str, to: str, **given: Any) -> None:
             schemas=told,
             watermarks=late,
             tell=say,
+            bootstrap=bootstrap,
             checkpoint=run.checkpoint,
             spark=spark,
             name=run.name,
@@ -82,4 +83,5 @@ def sql(query: str, to: str, **given: Any) -> None:
             **options,
         )
 
-    execute("sql", name, home, master, {"query": query, "to": to, "schema": told, "watermark": late}, start)
+    asked = {"query": query, "to": to, "schema": told, "watermark": late}
+    execute(Begin("sql", asked, start), bootstrap, name, home, master)

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from levada.pipelines import charts, flow, reports
 from levada.pipelines.flow import Plan, Result
+from levada.pipelines.lengths import check_lengths
 from levada.pipelines.reports import Report
 from levada.pipelines.running import Running
 
@@ -48,6 +49,7 @@ def activity(
     A session ends when its visitor did nothing for `gap`; events may be `late` by so much. `options` are those of
     `format("levada")`.
     """
+    check_lengths(window=window, gap=gap, late=late, every=every)
     raw = flow.stream_of(flow.session_or(spark), bootstrap, topics, options)
     happened = events(raw).withWatermark("at", late)
     results = [
@@ -117,6 +119,7 @@ def report(
 
     With a `lake` of `archive`, also those that the log has no longer. `options` are those of `format("levada")`.
     """
+    check_lengths(gap=gap)
     happened = events(reports.records(flow.session_or(spark), topics, bootstrap, lake, options)).cache()
     try:
         step = reports.step(*reports.span(happened))
@@ -127,7 +130,7 @@ def report(
     finally:
         happened.unpersist()
     bars = charts.Bars("Views of pages", [(str(row[0]), float(row[1])) for row in pages.rows])
-    panels: list[charts.Panel] = [charts.Lines(f"Events every {step}", lines), bars]
+    panels: list[charts.Panel] = [charts.Lines(f"Events, each {reports.each(step)}", lines), bars]
     return Report("Activity of a website", [kinds, pages, visits], panels)
 
 

@@ -51,12 +51,14 @@ def archive(
     )
     for key, value in options.items():
         source = source.option(key, value)
-    journal = checkpoint or lake.files.path("_levada/checkpoint")
-    writer = Archivist(lake, sizes, Files(spark, journal))
+    journal = Files(spark, checkpoint or lake.files.path("_levada/checkpoint"))
+    if not journal_topics(journal) <= set(topics):
+        journal.remove("")  # Spark would miss the others; where the lake ends it knows of these, too
+    writer = Archivist(lake, sizes, journal)
     stream = (
         source.load()
         .writeStream.queryName(name)
-        .option("checkpointLocation", journal)
+        .option("checkpointLocation", journal.root)
         .foreachBatch(writer.take)
     )
     stream = stream.trigger(availableNow=True) if once else stream.trigger(processingTime=every)
@@ -115,6 +117,12 @@ def without(batch: "DataFrame", known: Positions, begins: Positions) -> "DataFra
                 older = (col("topic") == topic) & (col("partition") == index) & (col("offset") < end)
                 batch = batch.where(~older)
     return batch
+
+
+def journal_topics(checkpoint: Files) -> set[str]:
+    """Which topics the last micro-batch was of; none if there was no batch."""
+    numbers = [int(name) for name in checkpoint.names("offsets") if name.isdecimal()]
+    return set(batch_ends(checkpoint, max(numbers))) if numbers else set()
 
 
 def batch_ends(checkpoint: Files, number: int) -> Positions:

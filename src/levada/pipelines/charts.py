@@ -7,12 +7,14 @@ dark page.
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
+from math import ceil, floor
 from typing import NamedTuple
 
 WIDTH, LEFT, RIGHT = 860, 64, 150
 TITLE_HEIGHT, PANEL_GAP = 44, 26
 LINES_HEIGHT, BAR_HEIGHT = 220, 24
 BAR_LABEL = 250
+BAR_LETTERS, LEGEND_LETTERS = 36, 17
 COLOURS = ("#0a7d6c", "#c77700", "#3b6fd4", "#b3366f", "#6b8e23", "#7a5bc2", "#59636e")
 STYLE = """
 svg { background: #ffffff }
@@ -38,6 +40,7 @@ class Lines(NamedTuple):
 
     title: str
     series: Mapping[str, Sequence[Point]]
+    from_zero: bool = True  # counts; other values are shown where they move
 
 
 class Bars(NamedTuple):
@@ -76,30 +79,46 @@ def _lines(panel: Lines, top: int) -> tuple[list[str], int]:
     if not points:
         return [*parts, _text(LEFT, top + 40, "nothing to show", "dim")], 50
     first, last = min(when for when, _ in points), max(when for when, _ in points)
-    most = nice_ceiling(max(value for _, value in points))
+    marks = _marks([value for _, value in points], panel.from_zero)
     high, low = top + 30, top + LINES_HEIGHT - 24
     span_s = max((last - first).total_seconds(), 1e-9)
 
+    def height(value: float) -> float:
+        return low - (low - high) * (value - marks[0]) / (marks[-1] - marks[0])
+
     def place(point: Point) -> str:
         x = LEFT + (WIDTH - LEFT - RIGHT) * (point[0] - first).total_seconds() / span_s
-        return f"{x:.1f},{low - (low - high) * point[1] / most:.1f}"
+        return f"{x:.1f},{height(point[1]):.1f}"
 
-    for share in (0, 0.5, 1):
-        y = low - (low - high) * share
+    for mark in marks:
+        y = height(mark)
         parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>')
-        parts.append(_text(LEFT - 6, y + 4, short(most * share), "dim", "end"))
+        parts.append(_text(LEFT - 6, y + 4, short(mark), "dim", "end"))
     parts.append(_text(LEFT, low + 18, clock(first), "dim"))
-    parts.append(_text(WIDTH - RIGHT, low + 18, clock(last), "dim", "end"))
+    parts.append(_text(WIDTH - RIGHT, low + 18, f"{clock(last)} UTC", "dim", "end"))
     for index, (name, series) in enumerate(panel.series.items()):
         colour = COLOURS[index % len(COLOURS)]
         path = " ".join(map(place, sorted(series)))
         parts.append(f'<polyline class="line" stroke="{colour}" points="{path}"/>')
-        y = high + 6 + 18 * index
-        parts.append(
-            f'<rect fill="{colour}" x="{WIDTH - RIGHT + 14}" y="{y - 8}" width="10" height="10" rx="2"/>'
-        )
-        parts.append(_text(WIDTH - RIGHT + 30, y + 1, name))
+        if len(panel.series) > 1:
+            parts += _legend(high + 6 + 18 * index, name, colour)
     return parts, LINES_HEIGHT
+
+
+def _legend(y: float, name: str, colour: str) -> list[str]:
+    left = WIDTH - RIGHT + 14
+    square = f'<rect fill="{colour}" x="{left}" y="{y - 8}" width="10" height="10" rx="2"/>'
+    return [square, _text(left + 16, y + 1, clipped(name, LEGEND_LETTERS))]
+
+
+def _marks(values: Sequence[float], from_zero: bool) -> list[float]:
+    """Where the axis has lines: at round numbers, two or more, from below the least to above the greatest."""
+    if from_zero:
+        most = nice_ceiling(max(values))
+        return [0, most / 2, most]
+    step = nice_ceiling((max(values) - min(values)) / 3 or abs(max(values)) / 10)
+    least = floor(min(values) / step)
+    return [step * mark for mark in range(least, max(ceil(max(values) / step), least + 1) + 1)]
 
 
 def _bars(panel: Bars, top: int) -> tuple[list[str], int]:
@@ -108,7 +127,7 @@ def _bars(panel: Bars, top: int) -> tuple[list[str], int]:
     for index, (name, value) in enumerate(panel.values):
         y = top + 28 + BAR_HEIGHT * index
         width = max(1.0, (WIDTH - BAR_LABEL - RIGHT) * max(value, 0) / most)
-        parts.append(_text(BAR_LABEL - 8, y + 12, name, "", "end"))
+        parts.append(_text(BAR_LABEL - 8, y + 12, clipped(name, BAR_LETTERS), "", "end"))
         parts.append(
             f'<rect fill="{COLOURS[0]}" x="{BAR_LABEL}" y="{y}" width="{width:.1f}" height="16" rx="2"/>'
         )
@@ -131,6 +150,11 @@ def nice_ceiling(value: float) -> float:
 def short(value: float) -> str:
     """A number with as many digits as one wants to read."""
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.3g}"
+
+
+def clipped(name: str, letters: int) -> str:
+    """As much of it as there is room for."""
+    return name if len(name) <= letters else f"{name[: letters - 1]}…"
 
 
 def clock(when: datetime) -> str:

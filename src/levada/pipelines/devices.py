@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from levada.pipelines import charts, flow, reports
 from levada.pipelines.flow import Plan, Result
+from levada.pipelines.lengths import check_lengths
 from levada.pipelines.reports import Report
 from levada.pipelines.running import Running
 
@@ -43,6 +44,7 @@ def devices(
     A spell ends when its device said nothing for `gap`; readings may be `late` by so much. `options` are those of
     `format("levada")`.
     """
+    check_lengths(window=window, gap=gap, late=late, every=every)
     raw = flow.stream_of(flow.session_or(spark), bootstrap, topics, options)
     taken = readings(raw).withWatermark("at", late)
     results = [
@@ -117,20 +119,23 @@ def report(
 
     With a `lake` of `archive`, also those that the log has no longer. `options` are those of `format("levada")`.
     """
+    check_lengths(gap=gap)
     taken = readings(reports.records(flow.session_or(spark), topics, bootstrap, lake, options)).cache()
     try:
         step = reports.step(*reports.span(taken))
         lines = reports.series(means(taken, step), "measure", "mean")
         measures = reports.table("Measures", taken.groupBy("measure").agg(*_figures()).orderBy("measure"))
-        peaks = reports.table(f"Top {top} values", peaks_by_measure(taken).limit(top))
-        silent = reports.table(f"Top {top} silences", silences(spells(taken, gap)).limit(top))
+        peaks = reports.table("Farthest above the usual", peaks_by_measure(taken).limit(top))
+        silent = reports.table("Most often silent", silences(spells(taken, gap)).limit(top))
     finally:
         taken.unpersist()
     panels: list[charts.Panel] = [
-        charts.Lines(f"Mean of {name}, every {step}", {name: points}) for name, points in lines.items()
+        charts.Lines(f"Mean of {name}, each {reports.each(step)}", {name: points}, from_zero=False)
+        for name, points in lines.items()
     ]
-    bars = [(f"{device} ({measure})", float(value)) for device, measure, value in peaks.rows]
-    return Report("Readings of devices", [measures, peaks, silent], [*panels, charts.Bars("Highest", bars)])
+    bars = [(f"{device} ({measure})", float(far or 0)) for device, measure, _, far in peaks.rows]
+    panels.append(charts.Bars("Farthest above the usual, in standard deviations of the measure", bars))
+    return Report("Readings of devices", [measures, peaks, silent], panels)
 
 
 def means(taken: DataFrame, window: str) -> DataFrame:
@@ -146,7 +151,8 @@ def peaks_by_measure(taken: DataFrame) -> DataFrame:
     usual = taken.groupBy("measure").agg(F.avg("value").alias("usual"), F.stddev("value").alias("spread"))
     peaks = taken.groupBy("device", "measure").agg(F.max("value").alias("value")).join(usual, "measure")
     far = (F.col("value") - F.col("usual")) / F.col("spread")
-    return peaks.orderBy(far.desc_nulls_last(), "device").select("device", "measure", "value")
+    found = peaks.select("device", "measure", "value", F.round(far, 2).alias("deviations"))
+    return found.orderBy(F.col("deviations").desc_nulls_last(), "device")
 
 
 def silences(heard: DataFrame) -> DataFrame:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from levada.pipelines.lake import LakeError
-from levada.pipelines.lakes import AnyLake, open_lake
-from levada.pipelines.running import Running
+from levada.pipelines.lakes import AnyLake, check_lake, open_lake
+from levada.pipelines.running import PipelineError, Running
 from levada.pipelines.steps import Step, Steps
 from levada.pipelines.topics import beginnings
 
@@ -77,14 +77,21 @@ def answer(
     **options: str,
 ) -> Running:
     """Ask an SQL query over the table `history`; the result is printed, or written to `to` as Parquet."""
+    from pyspark.errors import AnalysisException
+
+    from levada.pipelines.sql import explain
     from levada.spark import session
 
     own = (spark or session()).newSession()  # a view of that name may be somebody else's
 
     def ask(stopped: threading.Event) -> Iterator[Step]:
+        check_lake(own, lake)
         rows = history(topic, lake, bootstrap=bootstrap, spark=own, gaps=gaps, **options)
         rows.createOrReplaceTempView("history")
-        found = own.sql(query)
+        try:
+            found = own.sql(query)
+        except AnalysisException as error:
+            raise PipelineError(explain(error)) from None
         if to is None:
             found.show(SHOWN_MAX, truncate=False)
             count = min(SHOWN_MAX, found.count())

@@ -25,6 +25,13 @@ def open_lake(spark: "SparkSession", path: str, form: str | None = None) -> AnyL
     return FORMATS[has or form or "parquet"](files)
 
 
+def check_lake(spark: "SparkSession", path: str) -> None:
+    """LakeError unless there is a lake."""
+    files = Files(spark, path)
+    if not files.exists(LOG) and not files.exists(COMMITS):
+        raise LakeError(f"there is no lake at {path}")
+
+
 def tidy(spark: "SparkSession", lake: AnyLake, sizes: Sizes) -> int:
     """Join small files where there are many; how many went."""
     return compact(spark, lake, sizes) if isinstance(lake, Lake) else lake.compact(sizes)

@@ -19,7 +19,7 @@ from levada.pipelines.files import Files
 from levada.pipelines.flow import make_topics
 from levada.pipelines.history import archived
 from levada.pipelines.lake import LakeError
-from levada.pipelines.lakes import open_lake
+from levada.pipelines.lakes import check_lake, open_lake
 from levada.pipelines.running import Running
 from levada.pipelines.slices import Bucket, Slice, slices
 from levada.pipelines.steps import Step, Steps
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 ROWS_A_SLICE = 1_000_000  # where no speed is asked for
 SECONDS_A_SLICE = 1.0  # of real time, where one is
+GONE = ("FAILED_READ_FILE.FILE_NOT_EXIST", "PATH_NOT_FOUND")  # conditions of Spark's errors
 TRIES = 3  # files that a reader is at may be joined to larger ones meanwhile
 
 
@@ -71,8 +72,8 @@ def replay(
 
     `start` and `end` limit the times of records; `speed` 1 sends them as fast as they came, 10 ten times as fast,
     None as fast as possible. A record goes to the partition it came from, or by its key; the topic is made if it is
-    not there. `options` are those of
-    writing with `format("levada")`. The checkpoint is kept in the lake unless told otherwise.
+    not there. `options` are those of writing with `format("levada")`. The checkpoint is kept in the lake unless told
+    otherwise.
     """
     from levada.spark import session
 
@@ -138,10 +139,16 @@ class Replayer:
             self._kept.write("plan.json", json.dumps(content))
             return plan
         content = json.loads(self._kept.read("plan.json"))
-        if Wanted(**content["wanted"]) != self._wanted:
+        begun = Wanted(**content["wanted"])
+        if begun != self._wanted:
+            was = {
+                field: value
+                for field, value in begun._asdict().items()
+                if value != getattr(self._wanted, field)
+            }
+            told = ", ".join(f"{field} was {value}" for field, value in was.items())
             raise LakeError(
-                f"a replay under this name was begun with other options ({content['wanted']}); "
-                "give this one another name"
+                f"a replay under this name was begun otherwise ({told}); give this one another name"
             )
         ends = {int(index): end for index, end in content["plan"].pop("ends").items()}
         return Plan(ends=ends, **content["plan"])
@@ -159,6 +166,7 @@ class Replayer:
         from pyspark.sql.functions import col
 
         wanted = self._wanted
+        check_lake(self._spark, wanted.lake)
         rows = archived(open_lake(self._spark, wanted.lake), wanted.topic, self._spark)
         if rows is None:
             raise LakeError(f"there are no records of {wanted.topic} in the lake {wanted.lake}")
@@ -183,17 +191,37 @@ class Replayer:
     def _send(self, plan: Plan, number: int, one: Slice) -> None:
         """Write one slice, in order: what came from one partition goes through one task."""
         for left in reversed(range(TRIES)):
-            rows = _within(self._rows(), one.ranges)
-            columns = ["key", "value", "headers", "timestamp"]
-            rows = rows.repartition("partition").sortWithinPartitions("partition", "offset")
-            rows = rows.select(*columns if self._wanted.by_key else [*columns, "partition"])
-            writer = rows.write.format("levada").mode("append").options(**self._options)
             try:
+                rows = _within(self._rows(), one.ranges)
+                columns = ["key", "value", "headers", "timestamp"]
+                rows = rows.repartition("partition").sortWithinPartitions("partition", "offset")
+                rows = rows.select(*columns if self._wanted.by_key else [*columns, "partition"])
+                writer = rows.write.format("levada").mode("append").options(**self._options)
                 writer.option("txnAppId", f"replay-{plan.id}").option("txnVersion", number).save()
                 return
             except Exception as error:
-                if not left or "FILE_NOT_EXIST" not in str(error):
+                if not left or not files_went(error):
                     raise
+
+
+def files_went(error: Exception) -> bool:
+    """Whether Spark failed because files are gone that were there when it was asked to read them."""
+    from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from pyspark import SparkContext
+    from pyspark.errors import PySparkException
+
+    if isinstance(error, PySparkException):
+        return error.getCondition() in GONE
+    gateway = SparkContext._gateway
+    cause = error.java_exception if isinstance(error, Py4JJavaError) else None
+    while (
+        cause is not None
+    ):  # where a task was tried more than once, the error of the job is around that of the file
+        if is_instance_of(gateway, cause, "org.apache.spark.SparkThrowable") and cause.getCondition() in GONE:
+            return True
+        cause = cause.getCause()
+    return False
 
 
 def _within(rows: "DataFrame", ranges: Mapping[int, tuple[int, int]]) -> "DataFrame":

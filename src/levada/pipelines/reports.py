@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from levada.pipelines import charts, flow
 from levada.pipelines.history import history
+from levada.pipelines.lakes import check_lake
 from levada.pipelines.running import PipelineError
 
 if TYPE_CHECKING:
@@ -30,14 +31,16 @@ class Table(NamedTuple):
     rows: Sequence[tuple[Any, ...]]
 
     def lines(self) -> list[str]:
-        """As text, in columns."""
+        """As text, in columns below the heading."""
+        if not self.rows:
+            return [f"{self.title}: none"]
         texts = [self.columns, *(tuple(map(_cell, row)) for row in self.rows)]
         widths = [max(len(row[index]) for row in texts) for index in range(len(self.columns))]
         right = [
             all(isinstance(row[index], int | float) for row in self.rows)
             for index in range(len(self.columns))
         ]
-        return [
+        return [f"{self.title}:"] + [
             "  ".join(
                 text.rjust(width) if to_right else text.ljust(width)
                 for text, width, to_right in zip(row, widths, right, strict=True)
@@ -75,6 +78,7 @@ def records(
     """What the topics have; with a lake, also what only the lake has, each record once."""
     if lake is None:
         return flow.table_of(spark, bootstrap, topics, options)
+    check_lake(spark, lake)
     found = [
         history(topic, lake, bootstrap=bootstrap, spark=spark, gaps=False, **options) for topic in topics
     ]
@@ -88,6 +92,16 @@ def step(first: datetime, last: datetime) -> str:
     """The window with which a line has about POINTS points (pure)."""
     wanted = (last - first).total_seconds() / POINTS
     return f"{next((seconds for seconds in STEPS_S if seconds >= wanted), STEPS_S[-1])} seconds"
+
+
+def each(step: str) -> str:
+    """The step in the words of a title: `second`, `15 minutes` (pure)."""
+    count, unit = int(step.split()[0]), "second"
+    for longer, size in (("minute", 60), ("hour", 60), ("day", 24)):
+        if count % size:
+            break
+        count, unit = count // size, longer
+    return unit if count == 1 else f"{count} {unit}s"
 
 
 def span(rows: DataFrame, column: str = "at") -> tuple[datetime, datetime]:
@@ -110,7 +124,7 @@ def series(rows: DataFrame, name: str, value: str) -> dict[str, list[charts.Poin
     found = rows.select(F.unix_micros("from").alias("at"), name, F.col(value).cast("double").alias("v"))
     lines: dict[str, list[charts.Point]] = {}
     for row in found.orderBy(name, "at").collect():
-        lines.setdefault(row[name], []).append((instant(row["at"]), row["v"]))
+        lines.setdefault(row[name] or "(none)", []).append((instant(row["at"]), row["v"]))
     return lines
 
 

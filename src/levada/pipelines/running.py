@@ -8,7 +8,10 @@ from levada.pipelines.progress import Counter, Progress
 from levada.pipelines.steps import Query
 
 POLL_SECONDS = 0.25
-_JAVA_CLASS = re.compile(r"^(?:[a-z_]\w*\.)+[A-Z]\w*(?:Exception|Error): ")
+_CALLING = re.compile(r"An error occurred while calling \S+$")  # how py4j begins
+_PYTHON = re.compile(r"(?!java\.|org\.)(?:\w+\.)*\w+(?:Error|Exception): ")
+_CLASSES = re.compile(r"^(?:.*\s)?(?:\w+\.)*\w+(?:Exception|Error): ")  # up to the last name of a class
+_CONDITION = re.compile(r"^\[[A-Z_.]+\]\s*|\s*SQLSTATE: \w+$")
 
 
 class PipelineError(Exception):
@@ -22,6 +25,7 @@ class Running:
         self.name = name
         self.queries = queries
         self._counter = Counter()
+        self._heard = Progress()  # what `watch` was told last
 
     def progress(self) -> Progress:
         """How far it is now."""
@@ -41,14 +45,10 @@ class Running:
         Raises PipelineError if a query failed; the others are stopped then.
         """
         until = None if seconds is None else time.monotonic() + seconds
-        heard = Progress()
         while any(query.isActive for query in self.queries):
             if self._failed():
                 break
-            progress = self.progress()
-            if progress != heard:
-                heard = progress
-                watch(progress)
+            self._tell(watch)
             if until is not None and time.monotonic() > until:
                 return False
             time.sleep(POLL_SECONDS)
@@ -56,9 +56,14 @@ class Running:
         self.stop()
         if failure:
             raise PipelineError(f"pipeline {self.name} failed: {failure}")
-        if self.progress() != heard:
-            watch(self.progress())
+        self._tell(watch)
         return True
+
+    def _tell(self, watch: Callable[[Progress], None]) -> None:
+        progress = self.progress()
+        if progress != self._heard:
+            self._heard = progress
+            watch(progress)
 
     def stop(self) -> None:
         """End all queries; a batch under way is done again by the next run, and nothing is seen of it."""
@@ -76,8 +81,9 @@ class Running:
 
 def reason(trace: str) -> str:
     """What a person needs of Spark's report of an error: the sentence of its deepest cause."""
-    lines = [line.strip() for line in trace.splitlines() if line.strip()]
-    python = [line for line in lines if re.match(r"^(?:\w+\.)*\w+(?:Error|Exception): ", line)]
+    lines = [line.strip().removeprefix(": ") for line in trace.splitlines() if line.strip(": ")]
+    lines = [line for line in lines if not _CALLING.search(line)]
+    python = [line for line in lines if _PYTHON.match(line)]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     chosen = (python or causes or lines or [trace])[-1 if python or causes else 0]
-    return re.sub(r"^(?:\w+\.)*\w+(?:Error|Exception): ", "", _JAVA_CLASS.sub("", chosen))
+    return _CONDITION.sub("", _CLASSES.sub("", chosen)).strip()

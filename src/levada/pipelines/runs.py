@@ -61,6 +61,11 @@ class Run:
         """For Spark: the same name goes on from here."""
         return os.path.join(self.directory, "checkpoint")
 
+    @property
+    def spark_log(self) -> str:
+        """What Spark itself said in the last run."""
+        return os.path.join(self.directory, "spark.log")
+
     @contextmanager
     def held(self, pipeline: str, options: Mapping[str, Any], now_ms: int) -> Iterator[None]:
         """Be this run; refuses if another process is."""

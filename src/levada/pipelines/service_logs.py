@@ -8,7 +8,8 @@ Errors are gathered by their pattern, the message without what changes from line
 that a thousand timeouts are one alert.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame
@@ -18,8 +19,10 @@ from levada.pipelines import flow
 from levada.pipelines.archive import archive
 from levada.pipelines.compacting import SIZES
 from levada.pipelines.flow import Plan, Result
+from levada.pipelines.lengths import check_lengths
 from levada.pipelines.reports import records
 from levada.pipelines.running import Running
+from levada.pipelines.steps import Query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,6 +76,7 @@ def logs(
     There is an alert for a pattern of errors that a service wrote `alert_at` times or more in a window. Lines may be
     `late` by so much; the lake has the later ones too. `options` are those of `format("levada")`.
     """
+    check_lengths(window=window, late=late, every=every)
     spark = flow.session_or(spark)
     plan = Plan(name, bootstrap, checkpoint, once, every)
     written = lines(flow.stream_of(spark, bootstrap, topics, options)).withWatermark("at", late)
@@ -80,21 +84,25 @@ def logs(
         Result(f"{to}-rates", rates(written, window), key="service"),
         Result(f"{to}-alerts", alerts(written, window, alert_at), key="service"),
     ]
-    running = flow.start(results, plan)
-    if lake is None:
-        return running
-    kept = archive(
+    kept = [] if lake is None else _archived(topics, lake, plan, spark, options)
+    return Running(name, [*kept, *flow.start(results, plan).queries])
+
+
+def _archived(
+    topics: Sequence[str], lake: str, plan: Plan, spark: "SparkSession", options: Mapping[str, str]
+) -> Sequence[Query]:
+    running = archive(
         topics,
         lake,
-        bootstrap=bootstrap,
-        once=once,
-        every=every,
+        bootstrap=plan.bootstrap,
+        once=plan.once,
+        every=plan.every,
         sizes=SIZES,
         spark=spark,
-        name=f"{name}-lake",
+        name=f"{plan.name}-lake",
         **options,
     )
-    return Running(name, [*running.queries, *kept.queries])
+    return running.queries
 
 
 def lines(raw: DataFrame) -> DataFrame:
@@ -167,15 +175,15 @@ def search(
     text: str | None = None,
     service: str | None = None,
     level: str | None = None,
-    since: str | None = None,
-    until: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
     bootstrap: str = flow.BOOTSTRAP,
     spark: "SparkSession | None" = None,
     **options: str,
 ) -> DataFrame:
     """Lines that fit all that is told, the oldest first: of lake and live log, each once; without a lake of the log.
 
-    `text` is part of the message in any case of letters, `level` the least one, times are ISO 8601.
+    `text` is part of the message in any case of letters, `level` the least one.
     """
     found = lines(records(flow.session_or(spark), topics, bootstrap, lake, options))
     if text is not None:
@@ -185,9 +193,9 @@ def search(
     if level is not None:
         found = found.where(F.col("level").isin(*levels_from(level)))
     if since is not None:
-        found = found.where(F.col("at") >= F.lit(since).cast("timestamp"))
+        found = found.where(F.col("at") >= F.lit(since))
     if until is not None:
-        found = found.where(F.col("at") < F.lit(until).cast("timestamp"))
+        found = found.where(F.col("at") < F.lit(until))
     return found.select("at", "service", "level", "message").orderBy("at")
 
 

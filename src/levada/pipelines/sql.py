@@ -6,17 +6,18 @@ inferred is kept beside the checkpoint, since a query that goes on must see the 
 """
 
 import json
-import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.errors import AnalysisException, ParseException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame
 
 from levada.pipelines import flow
 from levada.pipelines.files import Files
 from levada.pipelines.flow import Plan, Result
+from levada.pipelines.lengths import check_lengths
 from levada.pipelines.running import PipelineError, Running
 from levada.pipelines.runs import Run, home_directory
 from levada.pipelines.tables import Tables
@@ -71,6 +72,7 @@ def sql(
     `schemas` has the columns of tables (`{"orders": "id bigint, amount double, ts timestamp"}`), `watermarks` how late
     records may be by a column of time (`{"ts": "10 minutes"}`, or `orders.ts` for one table). Notices go to `tell`.
     """
+    check_lengths(every=every)
     spark = flow.session_or(spark)
     checkpoint = checkpoint or Run(home_directory(), name).checkpoint
     files = Files(spark, checkpoint)
@@ -94,7 +96,7 @@ def select(spark: "SparkSession", query: str, tables: Tables) -> DataFrame:
         raise PipelineError(
             f"only queries can be run (SELECT ..., WITH ... SELECT ...), this is: {query[:60]}"
         )
-    logger = logging.getLogger(NOISE)
+    logger = PySparkLogger.getLogger(NOISE)
     logger.disabled = True  # a table that is not there yet is no error here
     try:
         found = _resolved(spark, query, tables)

@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from pyspark.errors import AnalysisException, IllegalArgumentException
+from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
 from pyspark.sql import DataFrame
-from pyspark.sql.types import TimestampNTZType, TimestampType
+from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from levada.pipelines import flow
 from levada.pipelines.running import PipelineError
@@ -51,6 +51,7 @@ class Tables:
         """Let the query find a table of this name; PipelineError if there is no such topic."""
         if topic not in self.schemas:
             self.schemas[topic] = self._infer(topic)
+        _check_schema(topic, self.schemas[topic])
         rows = self._rows(topic, self.schemas[topic])
         for place, delay in self.watermarks.items():
             table, _, column = place.rpartition(".")
@@ -130,6 +131,15 @@ class Tables:
         newest = {"startingOffsets": json.dumps({topic: starts})} | connection
         rows = flow.table_of(self._spark, self._bootstrap, [topic], newest).selectExpr("string(value) v")
         return [row.v for row in rows.limit(SAMPLES).collect() if row.v is not None]
+
+
+def _check_schema(topic: str, schema: str) -> None:
+    try:
+        if schema != TEXT:
+            StructType.fromDDL(schema)
+    except ParseException as error:
+        what = str(error).partition(". SQLSTATE")[0].partition("] ")[2]
+        raise PipelineError(f"--schema {topic}: {schema!r} are no columns: {what}") from None
 
 
 def _record_columns(taken: set[str]) -> list[str]:
