@@ -11,6 +11,7 @@ from struct import Struct
 from typing import Any, NamedTuple, TypeVar
 
 from levada.api.failures import error_response
+from levada.api.pace import Pace
 from levada.broker.broker import Broker
 from levada.broker.faults import Fault, Faults
 from levada.broker.waiting import Deferred
@@ -54,6 +55,8 @@ class Handler(NamedTuple):
 
 
 READ_BYTES_MAX = 16 << 20  # of a request that is read into objects, which take many times its bytes
+LARGE_BYTES = 8 * 1024  # of a Fetch: what names more partitions than this holds is no longer quick
+PRODUCE = messages.api_key("produce")
 
 HANDLERS: dict[int, Handler] = {}
 SHORTCUTS: dict[tuple[int, int], Callable[..., bool]] = {}  # by API key and version
@@ -117,6 +120,7 @@ def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
     frame_handlers |= SHORTCUTS
     counts = broker.request_counts
     unpack = HEADER.unpack_from
+    pace = Pace(broker.clock.monotonic, broker.call_later)
 
     def dispatch(connection: Connection, view: memoryview, start: int, stop: int) -> None:
         position = start + HEADER_BYTES
@@ -126,16 +130,15 @@ def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
         counts[api_key] += 1
         position += max(0, client_id_bytes)
         handler = frame_handlers.get((api_key, version))
-        if handler is not None and not faults:
+        if handler is not None and not faults and (stop - start < LARGE_BYTES or api_key == PRODUCE):
             taken = handler(broker, connection, view, position, stop, version, correlation_id)
             if taken is not False:
                 return
-        request = _Request(broker, connection, bytes(view[start:stop]))
-        fault = faults.decide(api_key) if faults else None
-        if fault is None:
-            request.handle()
+        request = _Request(broker, connection, bytes(view[start:stop]), faults)
+        if pace.admits() or not pace.park(request):
+            request.begin()
         else:
-            request.suffer(fault)
+            connection.delayed = True
 
     return dispatch
 
@@ -143,9 +146,19 @@ def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
 class _Request(Call):
     """A request off the hot path, and the place of its answer where that has to wait."""
 
-    __slots__ = ("_answer", "_content", "api_key", "correlation_id", "frame", "handler", "position")
+    __slots__ = (
+        "_answer",
+        "_content",
+        "_faults",
+        "api_key",
+        "correlation_id",
+        "frame",
+        "handler",
+        "position",
+        "size",
+    )
 
-    def __init__(self, broker: Broker, connection: Connection, frame: bytes) -> None:
+    def __init__(self, broker: Broker, connection: Connection, frame: bytes, faults: Faults) -> None:
         header = messages.read_request_header(frame)
         self.api_key, version, self.correlation_id, connection.client_id, self.position = header
         handler = HANDLERS.get(self.api_key)
@@ -154,10 +167,41 @@ class _Request(Call):
         if version not in handler.versions and self.api_key != API_VERSIONS_KEY:
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{handler.name} version {version} is not served")
         super().__init__(broker, connection, version)
+        self.size = len(frame)
+        if self.size > READ_BYTES_MAX and not handler.reads_frames:
+            what = f"{handler.name} with {self.size} bytes; at most {READ_BYTES_MAX}"
+            raise KafkaError(ErrorCode.INVALID_REQUEST, what)
         self.frame = frame
+        self._faults = faults
         self.handler = handler
         self._content: object = None
         self._answer: bytes | None = None
+
+    def begin(self) -> None:
+        """Carry it out now, or suffer what a test ordered."""
+        fault = self._faults.decide(self.api_key) if self._faults else None
+        if fault is None:
+            self.handle()
+        else:
+            self.suffer(fault)
+
+    def carry_out(self) -> None:
+        """Go on after a wait, during which nothing of its connection was begun."""
+        self._resume(self.begin)
+
+    def _resume(self, action: Callable[[], None]) -> None:
+        connection = self.connection
+        connection.delayed = False
+        if connection.closed:
+            return
+        try:
+            action()
+        except KafkaError as error:
+            connection.close(str(error))
+        except Exception as error:  # a bug costs this client its connection, no more
+            log.error("a request that waited failed", peer=connection.peer, exc_info=error)
+            connection.crashed(error)
+        connection.wake()
 
     def handle(self) -> None:
         """Read, decide, answer; or leave a task to do so."""
@@ -189,10 +233,6 @@ class _Request(Call):
         if self.api_version not in self.handler.versions:
             self.api_version = 0
             return None
-        size = len(self.frame)
-        if size > READ_BYTES_MAX:
-            what = f"{self.handler.name} with {size} bytes; at most {READ_BYTES_MAX}"
-            raise KafkaError(ErrorCode.INVALID_REQUEST, what)
         return messages.read_request(self.api_key, self.api_version, self.frame, self.position)
 
     def _encode(self, response: object) -> bytes:
@@ -259,11 +299,4 @@ class _Request(Call):
             self.handle()
 
     def _after_delay(self, rest: Fault) -> None:
-        self.connection.delayed = False
-        if self.connection.closed:
-            return
-        try:
-            self.suffer(rest)
-        except KafkaError as error:
-            self.connection.close(str(error))
-        self.connection.wake()
+        self._resume(lambda: self.suffer(rest))

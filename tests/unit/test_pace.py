@@ -1,0 +1,122 @@
+"""Who sends much at once waits for itself: the others are served in between, and its own order stays."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.brokers import running
+
+from levada.api.pace import PARKED_BYTES_MAX, SLICE_S, Pace
+from levada.wire import messages
+
+DESCRIBE = messages.api_key("describe_groups")
+NAMES = [f"group-{number}" for number in range(500)]
+REQUESTS = 600
+
+
+class Loop:
+    """Passes, and a clock that moves only while requests are carried out."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.next: list[Callable[[], None]] = []
+        self.done: list[str] = []
+        self.pace = Pace(lambda: self.now, lambda _, action: self.next.append(action))
+
+    def turn(self) -> None:
+        actions, self.next = self.next, []
+        for action in actions:
+            action()
+
+    def come(self, name: str, seconds: float, size: int = 1) -> None:
+        request = Work(self, name, seconds, size)
+        if self.pace.admits() or not self.pace.park(request):
+            request.carry_out()
+
+
+class Work(NamedTuple):
+    """A request that takes so long."""
+
+    loop: Loop
+    name: str
+    seconds: float
+    size: int
+
+    def carry_out(self) -> None:
+        self.loop.now += self.seconds
+        self.loop.done.append(self.name)
+
+
+def test_a_pass_has_a_slice_and_the_rest_comes_in_the_next_in_its_order() -> None:
+    loop = Loop()
+    for number in range(10):
+        loop.come(str(number), SLICE_S / 2)
+    assert loop.done == ["0", "1"]
+    loop.turn()
+    loop.come("late", 0)
+    assert loop.done == ["0", "1", "2", "3"]
+    while loop.next:
+        loop.turn()
+    assert loop.done == [*map(str, range(10)), "late"]
+
+
+def test_a_pass_carries_out_one_however_long_it_takes() -> None:
+    loop = Loop()
+    for name in ("a", "b", "c"):
+        loop.come(name, 10 * SLICE_S)
+    loop.turn()
+    assert loop.done == ["a", "b"]
+
+
+def test_what_waits_is_bounded() -> None:
+    loop = Loop()
+    loop.come("first", SLICE_S)
+    loop.come("large", 0, PARKED_BYTES_MAX)
+    assert loop.done == ["first"]
+    loop.come("too much", 0)
+    assert loop.done == ["first", "too much"]
+    loop.turn()
+    loop.come("again", SLICE_S)
+    loop.come("large again", 0, PARKED_BYTES_MAX)
+    assert loop.done == ["first", "too much", "large", "again"]
+
+
+def test_a_client_that_sends_much_at_once_does_not_keep_the_others(tmp_path: Path) -> None:
+    """Between any two looks at the sockets only a few of its requests are carried out, and it hears them in order."""
+    with (
+        running(tmp_path, offsets_topic_num_partitions=3) as one,
+        one.connect() as much,
+        one.connect() as little,
+    ):
+        little.call("find_coordinator", 4, {"key_type": 0, "coordinator_keys": ["g"]})
+        counts = one.broker.request_counts
+        sent: list[int] = []
+
+        def send() -> None:
+            sent.extend(much.send("describe_groups", 5, {"groups": NAMES}) for _ in range(REQUESTS))
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        heard = [much.receive()[0]]
+        passed = []
+        while len(heard) < REQUESTS:
+            before = counts[DESCRIBE]
+            little.call("api_versions", 0, {})
+            passed.append(counts[DESCRIBE] - before)
+            heard.append(much.receive()[0])
+        sender.join()
+        assert heard == sent
+        assert max(passed) < REQUESTS // 10, passed
+
+
+def test_a_request_that_waited_and_cannot_be_read_ends_its_connection_only(tmp_path: Path) -> None:
+    with running(tmp_path) as one, one.connect() as bad, one.connect() as good:
+        broken: dict[str, Any] = {"groups": NAMES}
+        for _ in range(50):
+            bad.send("describe_groups", 5, broken)
+        bad.send_frame(b"\0\x0f\0\x05" + bytes(4) + b"\0\0" + b"\0" + b"\xff" * 9)
+        for _ in range(50):
+            bad.receive()
+        assert bad.socket.recv(1) == b""
+        assert good.call("api_versions", 0, {}).error_code == 0
