@@ -113,7 +113,7 @@ def conclude(analysis: Analysis, ends: dict[TopicPartition, int], console: Conso
     console.print(tables, markup=False, soft_wrap=True)
     console.print(f"chart: {chart}", soft_wrap=True)
     sent = sum(ends.values())
-    kinds = tables.split("\n\n")[0].splitlines()[1:]
+    kinds = tables.split("\n\n")[0].splitlines()[2:]  # after the title and the names of the columns
     counted = sum(int(line.split()[1].replace(",", "")) for line in kinds)
     verdict = "nothing lost" if counted == sent else "SOMETHING IS MISSING"
     console.print(f"{sent:,} events sent, {counted:,} counted by Spark: {verdict}.", style="bold")
