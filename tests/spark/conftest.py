@@ -1,5 +1,6 @@
 """What the tests of the connector share: one Spark and one broker for all of them, and topics of their own."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from tests.spark.connector import Levada, Stock
     from tests.spark.plain import Plain
+
+# For each Java that a test starts: it is over before the second compiler has paid for itself.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 @pytest.fixture(scope="session")
