@@ -29,7 +29,7 @@ def test_workers_run_this_python(spark: "SparkSession") -> None:
 
 
 def test_workers_speak_without_tcp(spark: "SparkSession") -> None:
-    """For whose acknowledgements a micro-batch would wait."""
+    """With which a micro-batch takes longer."""
     name = "PYTHON_UNIX_DOMAIN_ENABLED"  # which is how Spark tells its workers
     found = spark.sparkContext.parallelize([0], 1).map(lambda _: os.environ[name].lower()).collect()
     assert found == ["true"]
