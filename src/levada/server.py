@@ -45,6 +45,7 @@ from levada.metadata.store import StoreError
 from levada.model import Endpoint
 from levada.net.admission import Admission
 from levada.net.listener import Limits, Listener
+from levada.net.lookout import Lookout
 from levada.net.memory import ReceiveMemory
 from levada.net.turn import Turn
 from levada.storage.dirs import LogDirError
@@ -92,9 +93,11 @@ class Server:
     async def start(self) -> None:
         """Open the logs, join the cluster, then let clients in."""
         config = self._config
-        turn = Turn(asyncio.get_running_loop().call_soon)
+        call_soon = asyncio.get_running_loop().call_soon
+        turn = Turn(call_soon)
         memory = ReceiveMemory(config.queued_max_request_bytes, config.levada_receive_buffers_bytes_max)
         turn.on_end(memory.reset)
+        turn.on_end(Lookout(call_soon, self._clock.monotonic).turned)
         open_files_max, connections_max = _shares_of_files(config)
         self._log_dirs = log_dirs = LogDirs(config, self._disk, self._clock, open_files_max)
         try:
