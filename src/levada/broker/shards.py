@@ -7,7 +7,7 @@ later outcome (a JoinGroup waits for the other members). See `levada.broker.coor
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from levada.broker.journal import Journal
@@ -166,8 +166,11 @@ class Shard(Generic[M]):
             self._settle(replies, effects)
 
     def _settle(self, replies: Replies, effects: Sequence[Any]) -> None:
-        machine = self.machine
-        self._hand_out(replies)
+        machine, waiting = self.machine, self._waiting
+        for ticket, reply in replies:
+            promise = waiting.pop(ticket, None)
+            if promise is not None:
+                promise.give(reply)
         if effects and machine is not None:
             self._have_done(machine, effects)
 
@@ -180,19 +183,13 @@ class Shard(Generic[M]):
                 self._impatience = self._broker.call_later(until - now, self._lose_patience)
                 return
             self._owed[place] = (end, until, (), effects)
-            self._hand_out((ticket, error) for ticket, _ in replies)
+            self._settle([(ticket, error) for ticket, _ in replies], ())
 
     def _have_done(self, machine: M, effects: Sequence[Any]) -> None:
         assert self._perform is not None
         for effect in effects:
             if self.machine is machine:
                 self._perform(self, effect)
-
-    def _hand_out(self, replies: Iterable[tuple[Ticket, Any]]) -> None:
-        for ticket, reply in replies:
-            promise = self._waiting.pop(ticket, None)
-            if promise is not None:
-                promise.give(reply)
 
     # Time.
 
