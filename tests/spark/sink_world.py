@@ -1,10 +1,11 @@
 """A world in which a streaming query writes: drivers, tasks and the coordinator, one step at a time.
 
 Every request is a step, so anything may happen between any two: a driver or a task dies, or sleeps and goes on when
-everybody believes it dead. The coordinator is the broker's own machine; `judge` is the sink's own.
+everybody believes it dead. The coordinator is the broker's own machine; `judge` is the sink's own. While a coordinator
+moves, its transactional ids cannot be asked for, and a list of what is open is silent about them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from levada.core.transaction import (
     TransactionsMachine,
 )
 from levada.core.transaction_state import Identity
-from levada.errors import KafkaError
+from levada.errors import ErrorCode, KafkaError
 from levada.net.prepared import PreparedTransaction
 from levada.spark.judging import NOTHING, Decision, judge
 from levada.spark.transactions import lock_id, task_id
@@ -34,6 +35,10 @@ class Dead(Exception):
     """An actor that was refused gives up."""
 
 
+class Moving(KafkaError):
+    """The coordinator of a transactional id is on its way to another broker."""
+
+
 @dataclass
 class Bugs:
     """What the design forbids, to see that it would be found."""
@@ -42,6 +47,8 @@ class Bugs:
     no_hold: bool = False  # a driver decides without holding the transactions
     no_lock: bool = False  # a decision is written whoever has the lock
     abort_first: bool = False  # a driver aborts what is left over before it decides
+    listed_only: bool = False  # a driver holds what is listed as open, and not what it knows by name
+    believes: bool = False  # a driver takes a decision for carried out before it has
 
 
 @dataclass
@@ -50,6 +57,7 @@ class World:
 
     first_epoch: int = 0
     bugs: Bugs = field(default_factory=Bugs)
+    moves: Callable[[str], bool] = lambda _: False  # whether the coordinator of an id is on its way just now
     machine: TransactionsMachine = field(
         default_factory=lambda: TransactionsMachine(TransactionLimits(two_phase_commit=True))
     )
@@ -62,6 +70,10 @@ class World:
     next_id: int = 1
 
     # The coordinator.
+
+    def _reach(self, name: str) -> None:
+        if self.moves(name):
+            raise Moving(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     def _submit(self, decide: Callable[[int], Any]) -> Any:
         try:
@@ -87,6 +99,7 @@ class World:
             self.machine.apply(event)
 
     def hold(self, name: str) -> tuple[Identity, PreparedTransaction | None]:
+        self._reach(name)
         known = self.machine.transactions.get(name)
         reply = self._submit(
             lambda new_id: self.machine.init(
@@ -103,6 +116,7 @@ class World:
         return reply.client, None if ongoing.producer_id < 0 else PreparedTransaction(name, *ongoing)
 
     def end(self, name: str, client: Identity, committed: bool) -> None:
+        self._reach(name)
         self._submit(lambda new_id: self.machine.end(EndRequest(name, client, committed, 2, new_id), 0, None))
 
     def produce(self, name: str, client: Identity, row: tuple[int, int]) -> None:
@@ -113,10 +127,11 @@ class World:
         self.rows.setdefault(txn, []).append(row)
 
     def open(self) -> list[str]:
+        """What brokers list as open: those of coordinators that move are not among it, and nobody says so."""
         return [
             name
             for name, state in self.machine.transactions.items()
-            if state.status is Status.ONGOING and name != lock_id(QUERY)
+            if state.status is Status.ONGOING and name != lock_id(QUERY) and not self.moves(name)
         ]
 
     def last(self) -> Decision:
@@ -127,7 +142,7 @@ class World:
     def task(
         self, batch: int, partition: int, width: int, returned: dict[int, PreparedTransaction | None]
     ) -> Steps:
-        rows = [(batch, row) for row in range(ROWS) if row % width == partition]
+        rows = [(batch, row) for row in range(ROWS) if (batch + row % 2) % width == partition]
         if not rows:
             returned[partition] = None
             return
@@ -150,16 +165,22 @@ class World:
         yield
         returned[partition] = PreparedTransaction(name, *client)
 
-    def settle(self, batch: int, written: list[PreparedTransaction], failed: bool) -> Steps:
+    def settle(
+        self, batch: int, written: list[PreparedTransaction], failed: bool, ended: Decision
+    ) -> Generator[None, None, Decision]:
+        """As `transactions.settle`; `ended` is a decision that is known to be carried out."""
         yield
         self.lock_epoch += 1
         lock = self.lock_epoch
         yield
         last = self.last()
         yield
-        names = self.open()
+        names = set(self.open())
         held = {}
-        for name in names:
+        if not self.bugs.listed_only:
+            names |= {one.transactional_id for one in written}
+            names |= {one.transactional_id for one in (last.prepared if last != ended else ())}
+        for name in sorted(names):
             yield
             held[name] = self.hold(name)
         ongoing = {name: one for name, (_, one) in held.items() if one is not None}
@@ -175,6 +196,7 @@ class World:
         yield from self._end(ends, held, verdict.decision)
         if verdict.refusal:
             raise Dead
+        return verdict.decision
 
     def _end(self, ends: list[tuple[str, bool]], held: dict[str, Any], decision: Decision) -> Steps:
         decided = {one.transactional_id: one for one in decision.prepared}
@@ -185,6 +207,8 @@ class World:
                 try:
                     self.end(name, client, committed)
                     break
+                except Moving:
+                    raise
                 except KafkaError:
                     if not committed:
                         break
@@ -197,6 +221,7 @@ class World:
         self, width: int, batches: int, spawn: Callable[[Steps], None], again: Callable[[], bool]
     ) -> Steps:
         """Run batch after batch; a task that is refused is tried again, now and then one that was not as well."""
+        ended = NOTHING
         while len(self.commits) < batches:
             batch = max(self.commits, default=-1) + 1
             returned: dict[int, PreparedTransaction | None] = {}
@@ -207,7 +232,13 @@ class World:
             while len(returned) < width:
                 yield
             written = [one for one in returned.values() if one is not None]
-            yield from self.settle(batch, written, failed=False)
+            while True:
+                try:
+                    ended = yield from self.settle(batch, written, failed=False, ended=ended)
+                    break
+                except Moving:  # brokers are waited for
+                    ended = self.last() if self.bugs.believes else ended
+                    yield
             yield
             self.commits.add(batch)
 

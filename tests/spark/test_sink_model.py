@@ -1,6 +1,7 @@
 """Exactly once as a design: the sink's rules where everybody may die or come back late, at every step (R62)."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 from tests.spark.sink_world import ROWS, Bugs, Dead, Steps, World
@@ -17,7 +18,7 @@ SEEDS = 400
 def run(seed: int, bugs: Bugs | None = None, first_epoch: int = 0) -> tuple[World, list[tuple[int, int]]]:
     """Drivers come, die or fall asleep; at the end a healthy one finishes. The world, and what must be visible."""
     chance = random.Random(seed)
-    world = World(first_epoch, bugs or Bugs())
+    world = World(first_epoch, bugs or Bugs(), coordinators(chance))
     actors: list[Steps] = []
 
     def driver() -> None:
@@ -39,12 +40,25 @@ def run(seed: int, bugs: Bugs | None = None, first_epoch: int = 0) -> tuple[Worl
         step(actors, chance.choice(actors))
         if actors and chance.random() < 0.05:
             actors.pop(chance.randrange(len(actors)))
+    world.moves = lambda _: False
     actors.append(
         world.driver(2, BATCHES + 1, actors.append, lambda: False)
     )  # undisturbed, and one batch more
     while actors:
         step(actors, chance.choice(actors))
     return world, sorted((batch, row) for batch in range(len(world.commits)) for row in range(ROWS))
+
+
+def coordinators(chance: random.Random) -> Callable[[str], bool]:
+    """Whether that of a transactional id is on its way, which it is for a while; in some worlds often."""
+    leaving, away = chance.choice((0, 0.1, 0.3)), set[str]()
+
+    def moves(name: str) -> bool:
+        if chance.random() < (0.2 if name in away else leaving):
+            away.symmetric_difference_update({name})
+        return name in away
+
+    return moves
 
 
 def step(actors: list[Steps], actor: Steps) -> None:
@@ -65,7 +79,9 @@ def test_whoever_dies_or_comes_late_each_row_is_there_once_and_nothing_stays_ope
     assert wrong == []
 
 
-@pytest.mark.parametrize("bug", ["tasks_abort", "no_hold", "no_lock", "abort_first"])
+@pytest.mark.parametrize(
+    "bug", ["tasks_abort", "no_hold", "no_lock", "abort_first", "listed_only", "believes"]
+)
 def test_a_step_left_out_is_found(bug: str) -> None:
     assert any(not is_right(seed, Bugs(**{bug: True})) for seed in range(10 * SEEDS))
 
@@ -91,6 +107,17 @@ def test_a_batch_that_was_decided_is_finished_with_what_was_decided() -> None:
     again = A._replace(transactional_id="spark-q-0-1")
     verdict = judge(Decision(4, (A, B)), 4, [again], open_now(B, again))
     assert verdict == (Decision(4, (A, B)), (B.transactional_id,), (again.transactional_id,), None)
+
+
+@pytest.mark.parametrize("batch", [4, 5, 6])
+def test_what_was_decided_and_is_open_is_committed_whatever_the_next_driver_comes_with(batch: int) -> None:
+    last = Decision(5, (A, B))
+    verdict = judge(last, batch, [C], open_now(B, C))
+    assert verdict.decision == (Decision(6, (B, C)) if batch == 6 else last)
+    assert B.transactional_id in verdict.commit
+    assert (C.transactional_id in verdict.commit) == (batch == 6)
+    failed = judge(last, batch, [C], open_now(B, C), failed=True)
+    assert failed[:3] == (last, (B.transactional_id,), (C.transactional_id,))
 
 
 def test_a_failed_batch_is_aborted_unless_it_was_decided() -> None:

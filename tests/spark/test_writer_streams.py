@@ -16,9 +16,12 @@ from tests.compat.server import Server
 from tests.spark.sink_tasks import Query, rows, visible
 from tests.unit.test_cli import Shell
 
+from levada import Client
 from levada.errors import KafkaError
+from levada.net.prepared import PreparedTransaction
 from levada.spark import blocking, transactions
-from levada.spark.judging import CommitRefused
+from levada.spark.decisions import read_decision, write_decision
+from levada.spark.judging import CommitRefused, Decision
 from levada.spark.sink import Written
 from levada.spark.transactions import lock_id, task_id
 from levada.testing import EmbeddedBroker
@@ -46,6 +49,18 @@ def killed_at(step: str) -> Iterator[None]:
         patch.setattr(transactions, step, dies)
         with pytest.raises(Killed):
             yield
+
+
+@contextmanager
+def coordinators_that_move() -> Iterator[None]:
+    """Brokers list nothing, though nothing has ended."""
+
+    async def silent(*_: object) -> list[str]:
+        return []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transactions, "_open", silent)
+        yield
 
 
 def test_a_batch_is_seen_when_it_is_committed(query: Query) -> None:
@@ -76,6 +91,66 @@ def test_a_driver_that_dies_at_a_step_is_followed_by_one_that_does_the_rest(quer
     assert query.visible() == ["a", "b", "c", "d"]
     query.commit(2, query.attempt(2, "e"))
     assert query.visible() == ["a", "b", "c", "d", "e"]
+
+
+def test_a_batch_is_committed_though_no_broker_lists_its_transactions(query: Query) -> None:
+    with coordinators_that_move():
+        query.commit(0, query.attempt(0, "ab"), query.attempt(0, "c", partition=1))
+    assert query.visible() == ["a", "b", "c"]
+
+
+def test_a_batch_that_was_decided_is_finished_though_no_broker_lists_what_is_left(query: Query) -> None:
+    with killed_at("_commit"):
+        query.commit(0, query.attempt(0, "ab"), query.attempt(0, "c", partition=1))
+    query.restarted()
+    with coordinators_that_move():
+        query.commit(0, query.attempt(0, "ab"), query.attempt(0, "c", partition=1))
+    query.commit(1, query.attempt(1, "d"))
+    assert query.visible() == ["a", "b", "c", "d"]
+
+
+def test_a_batch_that_failed_is_aborted_though_no_broker_lists_it(query: Query) -> None:
+    with coordinators_that_move():
+        query.abort(0, query.attempt(0, "a"), None)
+    assert task_id(query.name, 0, 0) not in Shell(query.bootstrap)("txn", "list", "--open").out
+
+
+def test_a_decision_names_what_its_coordinator_has_forgotten(query: Query) -> None:
+    """A transactional id that nobody used for long: whatever was open in it has ended."""
+    forgotten = task_id(query.name, 5, 0)
+
+    async def decide(client: Client) -> None:
+        async with client.producer(transactional_id=lock_id(query.name)) as lock:
+            _, place = await read_decision(client, query.name)
+            decision = Decision(0, (PreparedTransaction(forgotten, 1 << 40, 3),))
+            await write_decision(lock, query.name, decision, place)
+
+    blocking.run(decide(blocking.client(query.bootstrap)))
+    query.commit(0, query.attempt(0, "a"))
+    query.commit(1, query.attempt(1, "b"))
+    assert query.visible() == ["b"]
+    assert forgotten not in Shell(query.bootstrap)("txn", "list", "--open").out
+
+
+def test_a_batch_does_not_look_for_what_the_one_before_has_ended(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[str] = []
+
+    async def hold(client: Client, name: str) -> transactions.Held:
+        held.append(name)
+        return await taken(client, name)
+
+    query.commit(0, *(query.attempt(0, "a", partition) for partition in range(5)))
+    message, taken = query.attempt(1, "b", partition=1), transactions.hold
+    monkeypatch.setattr(transactions, "hold", hold)
+    query.commit(1, message)
+    assert held == [task_id(query.name, 1, 0)]
+    held.clear()
+    blocking.close()  # another process
+    query.restarted()
+    query.commit(1, query.attempt(1, "b", partition=1))
+    assert held == [task_id(query.name, 1, 0)]
 
 
 def test_a_driver_that_dies_after_all_is_done_writes_nothing_again(query: Query) -> None:

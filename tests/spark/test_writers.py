@@ -195,6 +195,21 @@ def test_a_version_whose_driver_died_after_it_was_decided_is_finished(
     assert visible(broker.bootstrap, topic) == ["a", "b"]
 
 
+def test_a_version_that_was_decided_is_finished_by_the_next_ones(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody does it again, and each of the next two drivers dies as well before it has ended anything."""
+    topic = broker.topic(partitions=2)
+    named: dict[str, object] = {"topic": topic, "txnAppId": topic}
+    with monkeypatch.context() as patch:
+        patch.setattr(transactions, "_commit", killed)
+        for version in range(3):
+            with pytest.raises(Killed):
+                Job(broker, **named, txnVersion=version).run(rows(f"v{version}"))
+    Job(broker, **named, txnVersion=3).run(rows("v3"))
+    assert visible(broker.bootstrap, topic) == ["v0", "v1", "v2", "v3"]
+
+
 class Killed(BaseException):
     """Where a driver ends."""
 

@@ -5,15 +5,19 @@ Tasks leave their transactions open; only a driver ends any, in these steps:
 1. it takes the query's *lock*, a transactional id of its own: a driver that had it before can decide nothing more;
 2. it reads the last decision;
 3. it *holds* every open transaction of the query: takes over its transactional id and keeps the transaction
-   (KIP-939), so that whoever held it before cannot end it any more;
+   (KIP-939), so that whoever held it before cannot end it any more. Those of the last decision and of its own batch
+   it holds by name, for a list of what is open may be silent about coordinators that are on their way;
 4. it writes the decision that `judge` gives, under the lock: this is the moment at which the batch is committed;
 5. it ends what it holds, as decided.
 
 Why nothing decided is ever aborted: an abort needs a hold (3), then a write under the lock (4), then the end (5). A
 decision of another driver was either made before that lock was taken, then step 2 saw it; or by a driver that took the
-lock after the write (4), then it held all of its transactions after our hold (3), which is worth nothing since. Why
-nothing is committed twice: a batch has one decision, which names a transaction by producer id and epoch, a pair that
-no other transaction ever has; and it is committed only while that pair is open.
+lock after the write (4), then it held all of its transactions after our hold (3), which is worth nothing since. To see
+the last decision is enough: it names all that was ever decided and is still open, because a driver that follows a
+decision which was not carried out takes over what is open of it into its own. What a list does not tell and nobody has
+decided stays open until a list does. Why nothing is committed twice: a batch has one decision, which names a
+transaction by producer id and epoch, a pair that no other transaction ever has; and it is committed only while that
+pair is open.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +31,7 @@ class CommitRefused(RuntimeError):  # noqa: N818
 
 
 class Decision(NamedTuple):
-    """The last batch that a query committed, and the transactions that are its output."""
+    """The last batch that a query committed, and its output; with what was open of the output before it."""
 
     batch: int
     prepared: tuple[PreparedTransaction, ...]
@@ -53,26 +57,26 @@ def judge(
     *,
     failed: bool = False,
 ) -> Verdict:
-    """The verdict over a batch whose tasks have written, or have `failed`; `held` is all that is open, by its id."""
-    wanted = tuple(sorted(written))
+    """The verdict over a batch whose tasks have written, or have `failed`; `held` is what is open, by its id."""
+    wanted = set(written)
+    decision, why = last, None
     if last.batch > batch:
-        refusal = (
+        why = (
             f"batch {last.batch} of this query is committed already. Either another driver runs the same checkpoint, "
             "or the checkpoint was put back to an older state; to write this data again begin with a new checkpoint"
         )
-        own = [one.transactional_id for one in wanted if held.get(one.transactional_id) == one]
-        return Verdict(last, (), tuple(own), refusal)
-    decision, why = last, None
-    if last.batch < batch and not failed:
-        lost = [one for one in wanted if held.get(one.transactional_id) != one]
+    elif last.batch < batch and not failed:
+        lost = sorted(wanted.difference(held.values()))
         if lost:
             why = (
                 f"the transaction {lost[0].transactional_id} of this batch was ended by somebody else: another driver "
                 "of this checkpoint, or an operator. Nothing of the batch is visible; start the query again"
             )
         else:
-            decision = Decision(batch, wanted)
-    output = {one.transactional_id: one for one in decision.prepared}
-    commit = tuple(name for name, one in held.items() if output.get(name) == one)
-    abort = tuple(name for name, one in held.items() if output.get(name) != one)
+            unfinished = set(last.prepared).intersection(held.values())
+            decision = Decision(batch, tuple(sorted(wanted | unfinished)))
+    output = set(decision.prepared)
+    commit = tuple(name for name, one in held.items() if one in output)
+    left = (wanted if last.batch > batch else set(held.values())) - output
+    abort = tuple(name for name, one in held.items() if one in left)
     return Verdict(decision, commit, abort, why)

@@ -8,10 +8,11 @@ rule, one more for each attempt at the present batch that was killed.
 
 import asyncio
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
 from levada.errors import ErrorCode, KafkaError
 from levada.net.coordinator import Coordinator, KeyType, check, patiently
@@ -21,7 +22,7 @@ from levada.net.producer import Writer
 from levada.net.transactions import FEATURE, FEATURE_LEVEL, TWO_PHASE_FROM
 from levada.net.txn_admin import TransactionAdmin
 from levada.spark.decisions import read_decision, write_decision
-from levada.spark.judging import CommitRefused, Verdict, judge
+from levada.spark.judging import CommitRefused, Decision, Verdict, judge
 from levada.wire.lazy import kio_modules
 
 with kio_modules():
@@ -44,6 +45,10 @@ NEEDS_TWO_PHASE = (
 
 
 NO_TWO_PHASE = (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.UNSUPPORTED_VERSION)
+
+
+# By query, a decision of which nothing is open any more: so a batch need not look for what the one before has ended.
+_carried_out: "WeakKeyDictionary[Client, dict[str, Decision]]" = WeakKeyDictionary()
 
 
 class Held(NamedTuple):
@@ -153,14 +158,21 @@ async def begin_job(client: "Client", transactional_id: str, timeout_ms: int) ->
 
 
 async def settle(
-    client: "Client", query: str, batch: int, written: Iterable[PreparedTransaction], *, failed: bool = False
+    client: "Client",
+    query: str,
+    batch: int,
+    written: Collection[PreparedTransaction],
+    *,
+    failed: bool = False,
 ) -> Verdict:
-    """Commit what the tasks of a batch have written, or abort it; and abort what earlier attempts left open."""
+    """Commit what the tasks of a batch have written, or abort it; and end what earlier attempts left open."""
+    done = _carried_out.setdefault(client, {})
     lock = client.producer(transactional_id=lock_id(query), transaction_timeout_ms=LOCK_TIMEOUT_MS)
     try:
         await lock.start()
         last, place = await read_decision(client, query)
-        held = await _hold_all(client, query)
+        known = [*written, *(() if done.pop(query, None) == last else last.prepared)]
+        held = await _hold_all(client, query, {one.transactional_id for one in known})
         ongoing = {name: one.ongoing for name, one in held.items() if one.ongoing is not None}
         verdict = judge(last, batch, written, ongoing, failed=failed)
         if verdict.decision != last or verdict.commit or verdict.abort:
@@ -174,6 +186,7 @@ async def settle(
         [_commit(client, held[name], prepared[name]) for name in verdict.commit]
         + [_end(client, PreparedTransaction(*held[name].client), False) for name in verdict.abort]
     )
+    done[query] = verdict.decision
     return verdict
 
 
@@ -208,14 +221,18 @@ async def _end(client: "Client", one: PreparedTransaction, committed: bool) -> N
             raise  # an abort was all that was left to do
 
 
-async def _hold_all(client: "Client", query: str) -> dict[str, Held]:
+async def _hold_all(client: "Client", query: str, known: Collection[str]) -> dict[str, Held]:
+    """Hold what is open, and these: one that has ended, or that its coordinator has forgotten, has nothing open."""
     names = await patiently(client, lambda: _open(client, query), PATIENCE_MS)
-    found = await _all([hold(client, name) for name in names])
+    found = await _all([hold(client, name) for name in {*names, *known}])
     return {one.client.transactional_id: one for one in found}
 
 
 async def _open(client: "Client", query: str) -> list[str]:
-    """The transactional ids of a query's tasks in which a transaction is open; older brokers ignore patterns."""
+    """The transactional ids of a query's tasks in which a transaction is open; older brokers ignore patterns.
+
+    Coordinators that are on their way from one broker to another are not heard.
+    """
     begins = prefix(query)
     request = list_transactions.request.ListTransactionsRequest(
         state_filters=("Ongoing",),
