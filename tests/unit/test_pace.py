@@ -1,5 +1,6 @@
 """Who sends much at once waits for itself: the others are served in between, and its own order stays."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -116,7 +117,7 @@ def test_a_request_that_waited_and_cannot_be_read_ends_its_connection_only(tmp_p
         for _ in range(50):
             bad.send("describe_groups", 5, broken)
         bad.send_frame(b"\0\x0f\0\x05" + bytes(4) + b"\0\0" + b"\0" + b"\xff" * 9)
-        for _ in range(50):
-            bad.receive()
-        assert bad.socket.recv(1) == b""
+        with contextlib.suppress(ConnectionResetError):
+            while bad.socket.recv(1 << 16):
+                pass  # the answers before it, as far as they had left
         assert good.call("api_versions", 0, {}).error_code == 0

@@ -1,8 +1,9 @@
 """Requests off the hot path take a slice of each pass of the loop, and no more: whoever sends many waits for itself.
 
 A client may send hundreds of requests at once, and one that names thousands of groups takes a tenth of a second. What
-does not fit into a slice is parked, one request for each connection, which is not read from meanwhile, and is carried
-out in the order of its coming in the passes that follow. Between them everybody else is read, written and answered.
+does not fit into a slice is parked, one request for each connection, of which no more than a receive is read meanwhile,
+and is carried out in the order of its coming in the passes that follow. Between them everybody else is read, written
+and answered.
 """
 
 from collections import deque

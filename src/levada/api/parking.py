@@ -1,6 +1,7 @@
 """A Produce of a transaction that must wait for the coordinator: parked with a copy of its bytes (KIP-890).
 
-While it is parked its connection is not read from, as in Kafka: whatever its producer sent after it stays behind it.
+While it is parked nothing else of its connection is begun, as in Kafka: whatever its producer sent after it stays
+behind it, in the socket but for one receive.
 A Produce whose transactions are open in all its partitions never comes here to wait.
 """
 

@@ -72,7 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frame: bytearray | None = None  # a frame that has not arrived whole
         self._frame_filled = 0
         self._frame_size = 0
-        self._held = b""  # whole and partial frames not begun, because the client is slow or asks too much
+        self._held = bytearray()  # of one receive, not begun: the client is slow, waits or asks too much
         self._queued = False  # whether the turn knows of this connection
         self._reading = True
         self._slow = False
@@ -81,7 +81,7 @@ class Connection(asyncio.BufferedProtocol):
         self.produces = Shortcuts()
         self.fetches = Repeats()
         self.closed = False
-        self.delayed = False  # no further request is begun while the answer to one is held back
+        self.delayed = False  # no further request is begun while one waits for its turn, or its answer does
         self.client_id: str | None = None
         self.last_active = 0.0
         self.host = self.peer = ""
@@ -123,6 +123,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._slow = True
+        if self._frame is not None:
+            self._pause()  # it must not become whole before it may be begun
 
     def resume_writing(self) -> None:
         self._slow = False
@@ -139,10 +141,7 @@ class Connection(asyncio.BufferedProtocol):
         queued_bytes_max = self._listener.limits.queued_bytes_max
         outbox = self.outbox
         try:
-            while stop - position >= SIZE_BYTES:
-                end = frame_end(view, position, frame_bytes_max)
-                if end > stop:
-                    break
+            while position < stop:
                 if (
                     self._slow
                     or self.delayed
@@ -151,12 +150,13 @@ class Connection(asyncio.BufferedProtocol):
                 ):
                     self._hold(view[position:stop])
                     return
+                if stop - position < SIZE_BYTES or (end := frame_end(view, position, frame_bytes_max)) > stop:
+                    self._keep(view[position:stop])
+                    return
                 dispatch(self, view, position + SIZE_BYTES, end)
                 if self.closed:
                     return
                 position = end
-            if position < stop:
-                self._keep(view[position:stop])
         except KafkaError as error:
             self.close(str(error))
         except Exception as error:  # a bug in a handler costs its client the connection, no more
@@ -210,11 +210,12 @@ class Connection(asyncio.BufferedProtocol):
         self._memory.give_back(self, buffer, self._frame_size)
         self._cut(view, 0, self._frame_size)
 
-    # A client that does not read its answers, asks more than it may have open, or begins a frame for which there is no
-    # memory is not read from until that has changed.
+    # A client that does not read its answers, waits for its turn, asks more than it may have open, or begins a frame
+    # for which there is no memory is not read from until that has changed: what had come with one receive is held,
+    # and no frame is gathered that may not be begun.
 
     def _hold(self, rest: memoryview) -> None:
-        self._held = bytes(rest)
+        self._held = bytearray(rest)
         self._pause()
 
     def _pause(self) -> None:
@@ -223,8 +224,8 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def _resume(self) -> None:
-        held, self._held = self._held, b""
-        self._cut(memoryview(bytearray(held)), 0, len(held))
+        held, self._held = self._held, bytearray()
+        self._cut(memoryview(held), 0, len(held))
         if self._held or self.closed or not (self._frame is None or self._make_room(self._frame)):
             return
         self._reading = True
