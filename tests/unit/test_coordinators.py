@@ -139,18 +139,7 @@ def test_a_group_is_not_served_before_its_journal_is_read(
         find(wire)
         for number in range(300):
             commit(wire, number)
-    gate = threading.Event()
-    begun = threading.Event()
-    reading = asyncio.sleep
-
-    async def slowly(seconds: float) -> None:
-        begun.set()
-        while seconds == 0 and not gate.is_set():
-            await reading(0.001)
-        await reading(seconds)
-
-    monkeypatch.setattr("levada.broker.shards.asyncio.sleep", slowly)
-    monkeypatch.setattr("levada.broker.shards.LOAD_SLICE_S", -1.0)
+    begun, gate = read_slowly(monkeypatch)
     with running(tmp_path, **QUICK) as one, one.connect() as wire:
         assert begun.wait(10)
         assert find(wire).error_code == 0
@@ -167,6 +156,40 @@ def test_a_group_is_not_served_before_its_journal_is_read(
         while committed(wire).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             pass
         assert offset(wire) == 299
+
+
+def test_transactions_are_not_listed_before_all_their_journals_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever ends what is open must not take a part for the whole (R26)."""
+    client = {"transactional_id": "x", "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
+    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+        wire.call("find_coordinator", 4, {"key_type": 1, "coordinator_keys": ["x"]})
+        assert wire.call("init_producer_id", 5, client).error_code == 0
+    begun, gate = read_slowly(monkeypatch)
+    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+        assert begun.wait(10)
+        listed = wire.call("list_transactions", 2, {"duration_filter": -1})
+        assert (listed.error_code, listed.transaction_states) == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ())
+        gate.set()
+        while listed.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            listed = wire.call("list_transactions", 2, {"duration_filter": -1})
+        assert [found.transactional_id for found in listed.transaction_states] == ["x"]
+
+
+def read_slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Journals are not read to their end before a gate is opened: set when one is begun, and the gate."""
+    begun, gate, reading = threading.Event(), threading.Event(), asyncio.sleep
+
+    async def slowly(seconds: float) -> None:
+        begun.set()
+        while seconds == 0 and not gate.is_set():
+            await reading(0.001)
+        await reading(seconds)
+
+    monkeypatch.setattr("levada.broker.shards.asyncio.sleep", slowly)
+    monkeypatch.setattr("levada.broker.shards.LOAD_SLICE_S", -1.0)
+    return begun, gate
 
 
 def test_a_journal_that_cannot_be_read_has_no_coordinator(
