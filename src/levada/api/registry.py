@@ -55,7 +55,8 @@ class Handler(NamedTuple):
 
 
 READ_BYTES_MAX = 16 << 20  # of a request that is read into objects, which take many times its bytes
-LARGE_BYTES = 8 * 1024  # of a Fetch: what names more partitions than this holds is no longer quick
+# Of a Fetch, a commit or a heartbeat: what names more partitions than this holds is not quick, and waits for its turn.
+LARGE_BYTES = 8 * 1024
 PRODUCE = messages.api_key("produce")
 
 HANDLERS: dict[int, Handler] = {}
