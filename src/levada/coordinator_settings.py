@@ -43,7 +43,8 @@ class CoordinatorSettings(TransactionSettings):
     group_max_size: int = setting(INT_MAX, "Members that a group may have.", minimum=1)
     levada_group_members_bytes_max: Long = setting(
         128 << 20,
-        "What members of all groups may make the broker hold: what they say and are assigned, and a KiB for each. "
+        "What members of all groups may make the broker hold: what they say, what leaders of classic groups assign "
+        "them, and a KiB for each. "
         "One group may take an eighth of it. Who would be too much is told GROUP_MAX_SIZE_REACHED.",
         minimum=1,
     )

@@ -154,7 +154,7 @@ class Operator(OffsetClient):
         self.world.change(
             [Removed(key) for key in self.world.model.keys(group)],
             group,
-            lambda machine, _, ticket: machine.delete_group(group, ticket),
+            lambda machine, _, ticket: Outcome(machine.delete_group(group), [(ticket, None)], divisible=True),
             give,
         )
 

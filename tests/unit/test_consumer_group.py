@@ -15,6 +15,7 @@ from levada.core.consumer_requests import HeartbeatReply
 from levada.core.group_drafts import SyncReply
 from levada.core.group_regex import WORK_MAX
 from levada.core.groups import EXPIRIES_MAX, GroupsMachine
+from levada.core.machines import Outcome
 from levada.errors import ErrorCode, KafkaError
 
 
@@ -394,11 +395,11 @@ def test_offsets_of_topics_in_use_stay() -> None:
 
 def test_a_group_with_members_is_not_deleted(world: ConsumerWorld) -> None:
     world.enter("a", "t")
-    ticket = world.submit(lambda machine, _, mine: machine.delete_group("g", mine))
+    ticket = world.submit(lambda machine, _, mine: Outcome(machine.delete_group("g"), [(mine, None)]))
     assert world.error(ticket) is ErrorCode.NON_EMPTY_GROUP
     world.beat("a", -1)
     world.commit(1)
-    world.submit(lambda machine, _, mine: machine.delete_group("g", mine))
+    world.submit(lambda machine, _, mine: Outcome(machine.delete_group("g"), [(mine, None)]))
     assert world.machine.groups == {} and world.replayed().groups == {}
 
 

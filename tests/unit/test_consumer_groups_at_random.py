@@ -22,7 +22,7 @@ from levada.core.consumer_protocol import read_assignment, read_subscription, wr
 from levada.core.consumer_requests import HeartbeatReply
 from levada.core.group_drafts import JoinReply, SyncReply
 from levada.core.groups import GroupsMachine
-from levada.core.member_memory import metadata_bytes, regex_bytes
+from levada.core.member_memory import regex_bytes
 from levada.errors import ErrorCode, KafkaError
 
 SEEDS = 100
@@ -295,7 +295,7 @@ class Crowd:
         self.check_owners(group)
         self.check_readers(group)
         self.check_epochs(group)
-        held = [metadata_bytes(member.metadata) for member in group.members.values()]
+        held = [member.held_bytes for member in group.members.values()]
         assert group.held_bytes == sum(held) + sum(map(regex_bytes, group.regexes.values()))
         if look:
             assert self.world.replayed().groups == self.world.machine.groups == self.compacted().groups

@@ -6,7 +6,7 @@ from tests.unit.consumer_world import ConsumerWorld, subscription
 from tests.unit.group_world import World
 
 from levada.core.classic_group import State
-from levada.core.member_memory import SHARE
+from levada.core.member_memory import NAME_BYTES_MAX, SHARE
 from levada.errors import ErrorCode
 
 KIB = 1024
@@ -97,3 +97,62 @@ def test_a_classic_member_in_a_consumer_group_counts() -> None:
     protocols = (("range", subscription("t")), ("other", bytes(LIMIT)))
     assert world.error(world.join(protocols=protocols)) is FULL
     assert world.error(world.join(protocols=protocols[:1])) is ErrorCode.NONE
+
+
+def test_topics_that_a_pattern_finds_are_no_members_doing() -> None:
+    world = ConsumerWorld(members_bytes_max=LIMIT)
+    world.machine.held = lambda: LIMIT
+    world.limits = world.machine.limits = world.limits._replace(members_bytes_max=1 << 30)
+    world.topic("t-1", 1)
+    epoch = world.enter("a", topic_names=None, topic_regex="t-.*").member_epoch
+    world.machine.limits = world.limits._replace(members_bytes_max=LIMIT)
+    world.topic("t-2", 1)
+    assert world.stay("a", epoch).member_epoch > epoch
+    assert world.refused("b", rebalance_timeout_ms=60_000, owned={}, topic_names=("t-1",)) is FULL
+    assert world.refused("a", epoch + 1, topic_names=("t-1", "more")) is FULL
+
+
+def test_a_member_comes_back_after_a_restart_with_all_its_protocols() -> None:
+    """The journal has the one that was chosen: the other is not new because it was not known."""
+    said = (("range", b"topics"), ("other", b"topics too"))
+    world = World()
+    (member_id,) = world.stable(protocols=said)
+    world.restart()
+    world.machine.limits = world.limits._replace(members_bytes_max=1)
+    more = (("range", b"topics and more"), said[1])
+    assert world.error(world.join(member_id, protocols=more)) is FULL
+    assert world.error(world.join(member_id, protocols=said)) is ErrorCode.NONE
+    assert world.error(world.join(member_id, protocols=(*said, ("third", b"")))) is FULL, "once"
+    assert world.error(world.join(member_id, protocols=said)) is ErrorCode.NONE
+
+
+def test_so_does_a_static_member() -> None:
+    said = (("range", b"topics"), ("other", b"topics too"))
+    world = World()
+    world.stable(protocols=said, instance_id="i")
+    world.restart()
+    world.machine.limits = world.limits._replace(members_bytes_max=1)
+    assert world.error(world.join(protocols=said, instance_id="i")) is ErrorCode.NONE
+    assert world.error(world.join(protocols=said, instance_id="other")) is FULL
+
+
+def test_ids_of_members_of_the_consumer_protocol_count() -> None:
+    world = ConsumerWorld()
+    world.topic("t", 1)
+    world.enter("a" * 1_000, "t")
+    before = world.machine.held_bytes
+    world.enter("b", "t")
+    assert before - (world.machine.held_bytes - before) == 999
+
+
+def test_no_group_begins_with_an_id_that_is_too_long() -> None:
+    world = World()
+    longest, too_long = "g" * NAME_BYTES_MAX, "g" * (NAME_BYTES_MAX - 1) + "ü"
+    for must_know_id in (False, True):
+        joined = world.join(group=too_long, must_know_id=must_know_id)
+        assert world.error(joined) is ErrorCode.INVALID_GROUP_ID
+    assert world.commit(1, group_id=too_long) is ErrorCode.INVALID_GROUP_ID
+    assert world.commit(1, group_id=too_long, producer_id=7, producer_epoch=0) is ErrorCode.INVALID_GROUP_ID
+    assert (world.machine.groups, world.machine.offsets.has(too_long)) == ({}, False)
+    assert world.commit(1, group_id=longest) is ErrorCode.NONE
+    assert world.error(world.join(group=longest)) is ErrorCode.NONE

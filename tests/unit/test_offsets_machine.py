@@ -258,7 +258,8 @@ def test_a_group_without_members_is_deleted_with_its_offsets() -> None:
     world = World()
 
     def deleted() -> Any:
-        return world.replies[world.submit(lambda machine, _, ticket: machine.delete_group("g", ticket))]
+        ticket = world.submit(lambda machine, _, mine: Outcome(machine.delete_group("g"), [(mine, None)]))
+        return world.replies[ticket]
 
     assert deleted().code is ErrorCode.GROUP_ID_NOT_FOUND
     (member,) = world.stable()

@@ -24,6 +24,7 @@ from levada.core.consumer_group import ConsumerGroup, plain
 from levada.core.consumer_member import ConsumerMember
 from levada.core.consumer_requests import HeartbeatReply, HeartbeatRequest
 from levada.core.groups import GroupsMachine
+from levada.core.member_memory import NAME_BYTES_MAX
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.lazy import kio_modules
 
@@ -32,9 +33,6 @@ with kio_modules():
     import kio.schema.consumer_group_heartbeat.v1 as consumer_group_heartbeat_v1
 
 OWN_MEMBER_ID_FROM = 1  # the version of ConsumerGroupHeartbeat from which on members name themselves
-NAME_BYTES_MAX = (
-    1_024  # of a group, a member or an instance: what is told of many of them fits into one batch
-)
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 
 

@@ -19,6 +19,7 @@ from levada.core.group_events import GroupEvent
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.groups import Group, GroupsMachine
 from levada.core.machines import Outcome, Ticket
+from levada.core.member_memory import NAME_BYTES_MAX
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.lazy import kio_modules
 
@@ -37,8 +38,9 @@ SKIP_ASSIGNMENT_FROM = 9
 PROTOCOL_NAMED_FROM = 5  # versions of SyncGroup
 # Versions of DescribeGroups that say of a group that it is not there; older ones call it dead.
 NOT_FOUND_FROM = 6
-# A client's name is part of its member's id, which must fit where strings are counted with two bytes.
-NAME_CHARACTERS_MAX = 8_000
+NAME_CHARACTERS_MAX = (
+    240  # of a client's name, which is part of its member's id: that has NAME_BYTES_MAX bytes
+)
 NOT_ASKED_FOR = -(2**31)
 # Bits by the numbers of Kafka's operations: read 3, delete 6, describe 8, describe configs 10, alter configs 11.
 ALL_GROUP_OPERATIONS = sum(1 << bit for bit in (3, 6, 8, 10, 11))
@@ -58,6 +60,11 @@ def join_group(call: Call, request: "join_group_v9.JoinGroupRequest") -> Deferre
     v4 gives new members an id first (KIP-394), v5 adds static members (KIP-345), v8 a reason (KIP-800), v9 tells a
     static leader that it need not assign (KIP-814).
     """
+    if len(request.member_id.encode()) > NAME_BYTES_MAX:
+        raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"no member's id has more than {NAME_BYTES_MAX} bytes")
+    if len(request.protocol_type.encode()) > NAME_BYTES_MAX:
+        what = f"a protocol type of more than {NAME_BYTES_MAX} bytes"
+        raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, what)
     name = (request.group_instance_id or call.client_id or "")[:NAME_CHARACTERS_MAX]
     joining = JoinRequest(
         check_group_id(request.group_id),
@@ -367,6 +374,6 @@ def delete_groups(call: Call, request: "delete_groups_v2.DeleteGroupsRequest") -
     return each_group(
         call,
         request.groups_names,
-        lambda machine, group_id: (machine.delete_group(group_id, group_id).events, None),
+        lambda machine, group_id: (machine.delete_group(group_id), None),
         deleted,
     )

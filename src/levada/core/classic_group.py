@@ -57,6 +57,7 @@ class Member(NamedTuple):
     is_new: bool = False  # until its first generation begins
     join: Ticket | None = None  # its JoinGroup that waits for the generation
     sync: Ticket | None = None  # its SyncGroup that waits for the assignment
+    is_restored: bool = False  # from the journal, which has one of its protocols, and has not joined again
 
     @property
     def held_bytes(self) -> int:
@@ -264,6 +265,7 @@ def restored(group_id: str, value: GroupValue) -> ClassicGroup:
             member.session_timeout if member.rebalance_timeout < 0 else member.rebalance_timeout,
             ((value.protocol or "", member.subscription),),
             member.assignment,
+            is_restored=True,
         )
         for member in value.members
     }

@@ -48,7 +48,7 @@ def join(
     if subscribe(draft, member_id, former, classic_metadata(request, subscription)) or stale:
         draft.bump()
     draft.assign()
-    check_room(machine, draft.group)
+    check_room(machine, draft.group, member_id, request.instance_id)
     member = draft.reconcile(member_id, by_id(draft, subscription.owned))
     draft.replies.append((ticket, _joined(member)))
     if replaced is not None and not replaced.is_classic and may_downgrade(draft):

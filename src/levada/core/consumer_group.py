@@ -19,7 +19,7 @@ from levada.core.assignors import NOTHING, Partitions
 from levada.core.classic_group import CONSUMER_PROTOCOL
 from levada.core.consumer_member import LEFT_EPOCH, ConsumerMember, Owned
 from levada.core.image import TopicImage
-from levada.core.member_memory import metadata_bytes, regex_bytes
+from levada.core.member_memory import regex_bytes
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.consumer_journal import (
     CurrentKey,
@@ -181,7 +181,7 @@ class ConsumerGroup:
     def _remove_member(self, member_id: str) -> None:
         former = self.members.pop(member_id, None)
         if former is not None:
-            self.held_bytes -= metadata_bytes(former.metadata)
+            self.held_bytes -= former.held_bytes
             self._forget_instance(former)
             self._release(former)
         if not self.members:
@@ -194,9 +194,9 @@ class ConsumerGroup:
     def _keep(self, member: ConsumerMember) -> None:
         former = self.members.get(member.id)
         if former is None:
-            self.held_bytes += metadata_bytes(member.metadata)
+            self.held_bytes += member.held_bytes
         elif former.metadata is not member.metadata:
-            self.held_bytes += metadata_bytes(member.metadata) - metadata_bytes(former.metadata)
+            self.held_bytes += member.held_bytes - former.held_bytes
         self.members[member.id] = member
 
     def _replace(self, former: ConsumerMember, member: ConsumerMember) -> None:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from levada.core.assignors import Partitions
+from levada.core.member_memory import metadata_bytes
 from levada.wire.consumer_journal import CurrentPartitions, CurrentValue, MemberMetadata
 
 JOINING_EPOCH: Final = 0
@@ -53,6 +54,11 @@ class ConsumerMember:
     def is_classic(self) -> bool:
         """Whether it speaks the classic protocol to this group."""
         return self.metadata.classic_member_metadata is not None
+
+    @property
+    def held_bytes(self) -> int:
+        """What is held of what it says."""
+        return metadata_bytes(self.id, self.metadata)
 
     @property
     def regex(self) -> str:

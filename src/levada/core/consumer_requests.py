@@ -137,7 +137,7 @@ def heartbeat(machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int, 
         return Outcome([TimerMoved(timer, at_ms)], [(ticket, quiet)])
     draft = _opened(machine, request, now_ms)
     reply = _beat(draft, request)
-    check_room(machine, draft.group)
+    check_room(machine, draft.group, request.member_id, request.instance_id)
     draft.replies.append((ticket, reply))
     return draft.outcome()
 

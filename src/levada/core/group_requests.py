@@ -71,6 +71,17 @@ def check_join(request: JoinRequest, limits: GroupLimits) -> None:
         )
 
 
+def comes_back(group: ClassicGroup, request: JoinRequest) -> bool:
+    """Whether a member that was in before a restart says no more of what is known: the rest was let in then."""
+    instance_id = request.instance_id
+    place = request.member_id if instance_id is None else group.instances.get(instance_id)
+    member = group.members.get(place or UNKNOWN_MEMBER)
+    if member is None or not member.is_restored:
+        return False
+    said = [len(metadata) for name, metadata in request.protocols if name == group.protocol]
+    return bool(said) and max(said) <= len(member.metadata(group.protocol))
+
+
 def join(draft: Draft, request: JoinRequest, ticket: Ticket, limits: GroupLimits) -> None:
     """A client joins, for the first time or again; it is answered when the generation begins."""
     group = draft.group
@@ -177,6 +188,7 @@ def _rejoining(draft: Draft, member: Member, request: JoinRequest, ticket: Ticke
         session_timeout_ms=request.session_timeout_ms,
         rebalance_timeout_ms=request.rebalance_timeout_ms,
         join=ticket,
+        is_restored=False,
     )
 
 
@@ -238,6 +250,7 @@ def _rename(draft: Draft, old: Member, request: JoinRequest, ticket: Ticket) -> 
         protocols=request.protocols,
         join=ticket,
         sync=None,
+        is_restored=False,
     )
     group.members = {
         new_id if one.id == old.id else one.id: member if one.id == old.id else one

@@ -33,7 +33,7 @@ from levada.core.group_events import (
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.image import ClusterImage
 from levada.core.machines import Deadlines, JournalRecord, Outcome, Stamp, Ticket
-from levada.core.member_memory import check_room, forget, keep
+from levada.core.member_memory import Crowd, check_new_group, check_room, forget, keep
 from levada.core.offsets import CommitRequest, FetchedOffset, Offsets, Place
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
@@ -51,14 +51,10 @@ HEARING: Final = (STABLE, PREPARING)  # a commit of a member says that it is ali
 NONE: Final = ErrorCode.NONE  # members of enums are slow to look up
 
 
-class Group(Protocol):
+class Group(Crowd, Protocol):
     """What every kind of group answers."""
 
     kind: ClassVar[str]
-    held_bytes: int
-
-    @property
-    def id(self) -> str: ...
 
     @property
     def state(self) -> StrEnum: ...
@@ -107,10 +103,12 @@ class GroupsMachine:
         if not isinstance(group, ClassicGroup):
             if request.member_id != UNKNOWN_MEMBER:
                 raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"there is no group {request.group_id!r}")
+            check_new_group(request.group_id)
             group = ClassicGroup(request.group_id)
         draft = Draft(group, self.limits, now_ms)
         group_requests.join(draft, request, ticket, self.limits)
-        check_room(self, draft.group)
+        if not group_requests.comes_back(group, request):
+            check_room(self, draft.group, request.member_id, request.instance_id)
         outcome = _outcome(draft)
         return outcome._replace(events=[*former, *outcome.events]) if former else outcome
 
@@ -210,6 +208,8 @@ class GroupsMachine:
         elif request.generation >= 0:
             gone = ErrorCode.ILLEGAL_GENERATION if request.is_transactional else ErrorCode.GROUP_ID_NOT_FOUND
             raise KafkaError(gone, f"there is no group {request.group_id!r}")
+        elif group is None:
+            check_new_group(request.group_id)
         return []
 
     def fetch(
@@ -249,13 +249,12 @@ class GroupsMachine:
                 events.append(OffsetPut(group_id, place, None))
         return Outcome(events, [(ticket, errors)], divisible=True)
 
-    def delete_group(self, group_id: str, ticket: Ticket) -> Outcome:
+    def delete_group(self, group_id: str) -> list[GroupEvent]:
         """DeleteGroups for one group: with all its offsets, if nobody is in it."""
         group = self._existing(group_id)
         if not group.is_empty:
             raise KafkaError(ErrorCode.NON_EMPTY_GROUP, f"{group_id!r} has members")
-        events = [*self._without_offsets(group_id), *_removal(group)]
-        return Outcome(events, [(ticket, None)], divisible=True)
+        return [*self._without_offsets(group_id), *_removal(group)]
 
     def _existing(self, group_id: str) -> Group:
         group = self.groups.get(group_id)

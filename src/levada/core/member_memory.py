@@ -4,7 +4,8 @@ Kafka bounds how many members a group has, not what they say: a few of them coul
 what it holds, a machine knows the sum of its groups, and whoever would make it too much is refused.
 """
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Protocol
 
 from levada.errors import ErrorCode, KafkaError
 
@@ -14,9 +15,36 @@ if TYPE_CHECKING:
 
 MEMBER_BYTES: Final = 1_000  # of one that says nothing: objects, deadlines, its part of the journal
 NAME_BYTES: Final = 100  # an object for each name, beside its characters
+NAME_BYTES_MAX: Final = 1_024  # of a group, a member or an instance: many of them fit into one batch
 SHARE: Final = (
     8  # one group may hold an eighth of what all may: a leader is told everything that its members say
 )
+
+
+class Holding(Protocol):
+    """A member, of whichever protocol."""
+
+    @property
+    def held_bytes(self) -> int: ...
+
+
+class Crowd(Protocol):
+    """A group, of whichever protocol."""
+
+    held_bytes: int
+    instances: dict[str, str]  # instance id to member id
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def members(self) -> Mapping[str, Holding]: ...
+
+
+def check_new_group(group_id: str) -> None:
+    """INVALID_GROUP_ID if no group may be called so: ids are held beside what members say."""
+    if len(group_id.encode()) > NAME_BYTES_MAX:
+        raise KafkaError(ErrorCode.INVALID_GROUP_ID, f"a group id of more than {NAME_BYTES_MAX} bytes")
 
 
 def pending_bytes(member_id: str) -> int:
@@ -24,13 +52,14 @@ def pending_bytes(member_id: str) -> int:
     return MEMBER_BYTES // 2 + len(member_id)
 
 
-def metadata_bytes(metadata: "MemberMetadata") -> int:
+def metadata_bytes(member_id: str, metadata: "MemberMetadata") -> int:
     """What is held of a member of a consumer group."""
     classic = metadata.classic_member_metadata
     protocols = () if classic is None else classic.supported_protocols
     texts = (metadata.instance_id, metadata.rack_id, metadata.client_id, metadata.subscribed_topic_regex)
     return (
         MEMBER_BYTES
+        + len(member_id)
         + sum(len(text) for text in texts if text is not None)
         + sum(NAME_BYTES + len(name) for name in metadata.subscribed_topic_names)
         + sum(NAME_BYTES + len(name) + len(blob) for name, blob in protocols)
@@ -56,11 +85,18 @@ def forget(machine: "GroupsMachine", group_id: str) -> None:
         machine.held_bytes -= former.held_bytes
 
 
-def check_room(machine: "GroupsMachine", group: "Group") -> None:
-    """GROUP_MAX_SIZE_REACHED if there is no room for a group as it would be; one that does not grow has its room."""
+def check_room(
+    machine: "GroupsMachine", group: Crowd, member_id: str = "", instance_id: str | None = None
+) -> None:
+    """GROUP_MAX_SIZE_REACHED if there is no room for a group as it would be by the request of this member.
+
+    A group that does not grow has its room, and so has a member that is in and says no more than before: others, or
+    topics that a pattern finds, are not its doing.
+    """
     former = machine.groups.get(group.id)
     grown = group.held_bytes - (0 if former is None else former.held_bytes)
-    if grown <= 0:
+    said = 0 if former is None else _held_of(former, member_id, instance_id)
+    if grown <= 0 or said >= _held_of(group, member_id, instance_id) > 0:
         return
     limit = machine.limits.members_bytes_max
     if group.held_bytes > limit // SHARE:
@@ -68,6 +104,14 @@ def check_room(machine: "GroupsMachine", group: "Group") -> None:
     held = machine.held()
     if held + grown > limit:
         raise _too_much(f"the members of all groups would take {held + grown} bytes", limit)
+
+
+def _held_of(group: Crowd, member_id: str, instance_id: str | None) -> int:
+    """What is held of a member, or of the static one in its place; 0 of one that is not in."""
+    member = group.members.get(
+        member_id if instance_id is None else group.instances.get(instance_id, member_id)
+    )
+    return 0 if member is None else member.held_bytes
 
 
 def _too_much(what: str, limit: int) -> KafkaError:
