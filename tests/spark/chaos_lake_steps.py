@@ -58,7 +58,7 @@ def put_steps_into(form: str, folder: Path) -> None:
         step(DeltaLake, "compact", "joining", "joined")
         return
     step(Lake, "commit", "joined", when=_joins)
-    step(Files, "write", "deciding", "decided", when=lambda _, name, __: name.startswith(COMMITS))
+    step(Files, "create", "deciding", "decided", when=lambda _, name, __: name.startswith(COMMITS))
     step(Lake, "_publish", "joining decided", when=lambda _, commit, *__: bool(commit.removed))
     step(Files, "remove", after="removed one", when=lambda _, name: name.endswith(".parquet"))
 

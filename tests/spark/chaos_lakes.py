@@ -65,7 +65,7 @@ class KeptLake:
         pipeline.feed(HOUR)
         pipeline.finish()
         lake = open_lake(self._spark, str(self.lake))
-        lake.recover()  # as the next writer would: the last one was killed as well
+        lake.claim()  # as the next writer would: the last one was killed as well
         kept = _messages(self.table())
         ends = {index: len(found) for index, found in kept.items()}
         assert lake.ends(SOURCE, ends) == ends

@@ -2,14 +2,18 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.spark.lakes import archive_once, fill
 
+from levada.pipelines.archive import archive
 from levada.pipelines.files import Files
 from levada.pipelines.lake import Lake
+from levada.pipelines.lakes import open_lake
+from levada.pipelines.running import PipelineError
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -61,23 +65,77 @@ def test_a_lost_checkpoint_loses_and_doubles_nothing(
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_batch_that_comes_again_is_left_out(
+def test_the_lake_says_where_a_run_begins(
     spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path, kept: bool
 ) -> None:
     """As after a crash between the lake's commit and Spark's, or (not kept) before the lake's."""
     lake, topic = tmp_path / "lake", broker.topic()
     fill(broker, topic, 0, 100)
     archive_once(spark, broker, lake, topic)
-    commits = sorted((lake / "_levada" / "checkpoint" / "commits").glob("[0-9]*"))
-    commits[-1].unlink()
-    for hidden in (lake / "_levada" / "checkpoint" / "commits").glob(".*.crc"):
-        hidden.unlink()
+    (checkpoint,) = (lake / "_levada" / "checkpoint").iterdir()
+    shutil.rmtree(checkpoint / "commits")
     if not kept:
         shutil.rmtree(lake / "_levada" / "commits")
         shutil.rmtree(lake / f"topic={topic}")
     fill(broker, topic, 100, 20)
     archive_once(spark, broker, lake, topic)
     assert sorted(values(spark, lake)) == sorted(f"v{number}" for number in range(120))
+
+
+def test_records_that_come_again_are_left_out(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    lake, topic = tmp_path / "lake", broker.topic()
+    fill(broker, topic, 0, 100)
+    archive_once(spark, broker, lake, topic)
+    fill(broker, topic, 100, 20)
+    again = archive(
+        [topic], str(lake), bootstrap=broker.bootstrap, once=True, spark=spark, startingOffsets="earliest"
+    )
+    assert again.wait(300)
+    assert sorted(values(spark, lake)) == sorted(f"v{number}" for number in range(120))
+
+
+@pytest.mark.parametrize("form", ["parquet", "delta"])
+def test_the_last_run_has_the_lake(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path, form: str
+) -> None:
+    """Whoever wrote before fails by being told so, and adds nothing; a run after that goes on with its topic."""
+    lake, first, second = str(tmp_path / "lake"), broker.topic(), broker.topic()
+    fill(broker, first, 0, 10)
+    running = archive(
+        [first],
+        lake,
+        bootstrap=broker.bootstrap,
+        every="0 seconds",
+        lake_format=form,
+        spark=spark,
+        name="first",
+    )
+    next(query for query in spark.streams.active if query.name == "first").processAllAvailable()
+    fill(broker, second, 10, 10)
+    archive_once(spark, broker, lake, second)
+    assert running.is_active
+    fill(broker, first, 20, 10)
+    with pytest.raises(PipelineError, match="has another writer"):
+        running.wait(300)
+
+    def kept() -> list[str]:
+        rows = spark.read.parquet(*open_lake(spark, lake).paths()).selectExpr("string(value) v").collect()
+        return sorted(row.v for row in rows)
+
+    assert kept() == sorted(f"v{number}" for number in range(20))
+    archive_once(spark, broker, lake, first, second)
+    assert kept() == sorted(f"v{number}" for number in range(30))
+
+
+def test_of_many_who_create_a_file_one_succeeds(spark: "SparkSession", tmp_path: Path) -> None:
+    files = Files(spark, str(tmp_path / "a lake"))
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda index: files.create("log/0.json", str(index)), range(40)))
+    assert made.count(True) == 1
+    assert files.read("log/0.json") == str(made.index(True))
+    assert files.names("log") == ["0.json"]
 
 
 def test_small_files_are_joined(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
@@ -98,6 +156,7 @@ def test_the_commits_can_be_read_by_people(
     lake, topic = tmp_path / "lake", broker.topic()
     fill(broker, topic, 0, 7)
     archive_once(spark, broker, lake, topic)
-    (commit,) = (lake / "_levada" / "commits").glob("*.json")
+    claim, commit = sorted((lake / "_levada" / "commits").glob("*.json"))
+    assert json.loads(claim.read_text())["added"] == []
     content = json.loads(commit.read_text())
     assert content["ends"] == {topic: {"0": 7}} and content["rows"] == 7

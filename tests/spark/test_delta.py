@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from tests.spark.lakes import archive_once, fill
 
+from levada.pipelines.delta import DeltaLake
+from levada.pipelines.files import Files
 from levada.pipelines.history import history
 from levada.pipelines.lake import LakeError
 from levada.pipelines.lakes import open_lake
@@ -57,11 +60,33 @@ def test_what_was_not_committed_is_not_there(
     (known,) = lake.glob("topic=*/date=*/*.parquet")
     shutil.copy(known, known.parent / "left-by-a-killed-writer.parquet")
     (lake / "_levada" / "staging" / "half").mkdir(parents=True)
-    for commit in (lake / "_levada" / "checkpoint" / "commits").iterdir():
-        commit.unlink()
+    for commits in (lake / "_levada" / "checkpoint").glob("*/commits"):
+        shutil.rmtree(commits)
     archive_once(spark, broker, lake, topic)
     assert DeltaTable(lake).count() == 20
+    assert not (lake / "_levada" / "staging" / "half").exists()
     assert history(topic, str(lake), bootstrap=broker.bootstrap, spark=spark).count() == 20
+
+
+def test_who_makes_the_table_is_its_writer(spark: "SparkSession", tmp_path: Path) -> None:
+    """Before there is one, nothing can be claimed."""
+    rows = spark.sql("SELECT 't' AS topic, 0 AS partition, id AS offset, now() AS timestamp FROM range(5)")
+    first, second = (DeltaLake(Files(spark, str(tmp_path / "lake"))) for _ in range(2))
+    first.claim()
+    second.claim()
+    first.add(rows, {"t": {0: 5}})
+    first.check()
+    with pytest.raises(DeltaError):
+        second.add(rows, {"t": {0: 5}})
+    with pytest.raises(LakeError, match="has another writer"):
+        second.check()
+    second.claim()
+    assert second.ends("t", [0]) == {0: 5} and first.claimed < second.claimed
+    with pytest.raises(DeltaError):
+        first.add(rows, {"u": {0: 5}})  # of another topic, so that only the claims meet
+    with pytest.raises(LakeError, match="has another writer"):
+        first.check()
+    assert DeltaTable(tmp_path / "lake").count() == 5
 
 
 def test_a_lake_keeps_its_format(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """archive: topics to a lake, exactly once (R61).
 
-A streaming query whose every micro-batch becomes one commit of the lake. Where the lake ends is the truth: a new
-run begins there even if its checkpoint is lost, and a batch that comes again adds only what the lake does not have.
+A streaming query whose every micro-batch becomes one commit of the lake. Where the lake ends is the truth: every run
+claims the lake and begins there, with a checkpoint of its own, so that it shares nothing with those before it, which
+may still be at work; they fail with their next batch. A batch adds only what the lake does not have.
 """
 
 import json
@@ -19,13 +20,14 @@ from levada.pipelines.topics import beginnings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+CHECKPOINTS = "_levada/checkpoint"
+
 
 def archive(
     topics: Sequence[str],
     to: str,
     *,
     bootstrap: str = "127.0.0.1:9092",
-    checkpoint: str | None = None,
     once: bool = False,
     every: str = "10 seconds",
     lake_format: str | None = None,
@@ -37,11 +39,11 @@ def archive(
     """Keep the topics' records in the lake `to`, a path that Spark can write; `once` ends when all is there.
 
     `every` is how often a batch is committed; `lake_format` is parquet, the default of a new lake, or delta;
-    `options` are those of `format("levada")`. The checkpoint is kept in the lake unless told otherwise.
+    `options` are those of `format("levada")`. A lake has one writer: whoever wrote to it before fails.
     """
     spark = spark or _session()
     lake = open_lake(spark, to, lake_format)
-    lake.recover()
+    lake.claim()
     begins = beginnings(bootstrap, topics, options)
     source = (
         spark.readStream.format("levada")
@@ -51,9 +53,7 @@ def archive(
     )
     for key, value in options.items():
         source = source.option(key, value)
-    journal = Files(spark, checkpoint or lake.files.path("_levada/checkpoint"))
-    if not journal_topics(journal) <= set(topics):
-        journal.remove("")  # Spark would miss the others; where the lake ends it knows of these, too
+    journal = new_journal(spark, lake)
     writer = Archivist(lake, sizes, journal)
     stream = (
         source.load()
@@ -69,6 +69,15 @@ def _session() -> "SparkSession":
     from levada.spark import session
 
     return session()
+
+
+def new_journal(spark: "SparkSession", lake: AnyLake) -> Files:
+    """The place of this run's checkpoint, in the lake; those of runs that are long over go."""
+    number = lake.claimed.partition("-")[0]
+    older = [name for name in lake.files.names(CHECKPOINTS) if name.partition("-")[0] < number]
+    for name in older[:-1]:  # the last one may be at work until its next batch, and shall be told then
+        lake.files.remove(f"{CHECKPOINTS}/{name}")
+    return Files(spark, lake.files.path(f"{CHECKPOINTS}/{lake.claimed}"))
 
 
 def starting_offsets(ends: Positions, begins: Mapping[TopicPartition, int]) -> str:
@@ -98,7 +107,14 @@ class Archivist:
         self._checkpoint = checkpoint
 
     def take(self, batch: "DataFrame", number: int) -> None:
-        """One micro-batch, which may have come before."""
+        """One micro-batch, which may be in the lake already."""
+        try:
+            self._keep(batch, number)
+        except Exception:
+            self._lake.check()  # what is missing may have been removed by another writer, and that is the reason then
+            raise
+
+    def _keep(self, batch: "DataFrame", number: int) -> None:
         ends = batch_ends(self._checkpoint, number)
         begins = batch_ends(self._checkpoint, number - 1) if number else {}
         known = {topic: self._lake.ends(topic, told) for topic, told in ends.items()}
@@ -117,12 +133,6 @@ def without(batch: "DataFrame", known: Positions, begins: Positions) -> "DataFra
                 older = (col("topic") == topic) & (col("partition") == index) & (col("offset") < end)
                 batch = batch.where(~older)
     return batch
-
-
-def journal_topics(checkpoint: Files) -> set[str]:
-    """Which topics the last micro-batch was of; none if there was no batch."""
-    numbers = [int(name) for name in checkpoint.names("offsets") if name.isdecimal()]
-    return set(batch_ends(checkpoint, max(numbers))) if numbers else set()
 
 
 def batch_ends(checkpoint: Files, number: int) -> Positions:

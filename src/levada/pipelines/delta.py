@@ -3,41 +3,74 @@
 Where the lake ends stands in the table itself: for each partition of a topic an application transaction of Delta, whose
 version is the offset after the last record. It changes in the same commit as the files, and outlives Delta's own
 clean-up. Files that a killed writer left are in no commit, so nobody reads them; Delta's vacuum removes them.
+
+The last writer to come has the table: it claims it with another such transaction, which all its commits carry. Delta
+refuses a commit if one of its applications has been in the log since, so that whoever wrote before fails.
 """
 
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from levada.pipelines.compacting import Sizes
 from levada.pipelines.files import BY_TOPIC_AND_DATE, Files, Found
-from levada.pipelines.lake import Positions
+from levada.pipelines.lake import LakeError, Positions
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
+    from deltalake import DeltaTable, Schema, Transaction
     from pyspark.sql import DataFrame
 
 STAGING = "_levada/staging"
 LOG = "_delta_log"
+WRITER = "levada/writer"  # the application whose version is the number of the claim
 
 
 class DeltaLake:
-    """One table. Any number of readers, one writer at a time."""
+    """One table. Any number of readers, and one writer: the last that claimed it."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
         self._uri = _uri(files.root)
         self._table = self._open()
+        self._claim = 0  # as long as there is no table: then who makes it is its writer
+        self._writer = uuid.uuid4().hex[:12]
 
     def _open(self) -> "DeltaTable | None":
         from deltalake import DeltaTable
 
-        return DeltaTable(self._uri) if self.files.exists(LOG) else None
+        return DeltaTable(self._uri) if DeltaTable.is_deltatable(self._uri) else None
 
-    def recover(self) -> None:
-        """Throw away what the last writer had not committed; for the writer, first."""
-        self.files.remove(STAGING)
+    @property
+    def claimed(self) -> str:
+        """The name of the claim; by these names claims are in their order."""
+        return f"{self._claim:010d}-{self._writer}"
+
+    def claim(self) -> None:
+        """Become the writer: whoever was it fails from now on, and what it had not committed is thrown away."""
+        from deltalake.exceptions import CommitFailedError
+
+        self._table = self._open()
+        while self._table is not None:
+            self._claim = _claim_of(self._table) + 1
+            seen = self._table.version()
+            try:
+                self._commit(self._table.schema(), [], [], 0)
+                break
+            except CommitFailedError:
+                self._table.update_incremental()
+                if self._table.version() == seen:
+                    raise
+        for name in self.files.names(STAGING):
+            number = name.partition("-")[0]
+            if not number.isdecimal() or int(number) < self._claim:
+                self.files.remove(f"{STAGING}/{name}")
+
+    def check(self) -> None:
+        """LakeError if another writer has come."""
+        table = self._open()
+        if table is not None and (self._table is None or _claim_of(table) != self._claim):
+            raise LakeError(f"{self.files.root} has another writer")
 
     def ends(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
         """Where the lake ends in those partitions that it knows."""
@@ -48,36 +81,50 @@ class DeltaLake:
 
     def add(self, rows: "DataFrame", ends: Positions) -> None:
         """These records, up to the offsets `ends`, in one commit."""
-        from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+        from deltalake import DeltaTable, Schema, Transaction
         from pyspark.sql.types import DateType, StructType
 
-        self.recover()
-        count = self.files.write_records(rows, STAGING)
+        area = f"{STAGING}/{self.claimed}"
+        self.files.remove(area)
+        count = self.files.write_records(rows, area)
         form = Schema.from_json(StructType([*rows.schema.fields]).add("date", DateType()).json())
         if self._table is None:
             self._table = DeltaTable.create(self._uri, form, partition_by=[*BY_TOPIC_AND_DATE])
-        files = [file for file in self.files.walk(STAGING) if file.path.endswith(".parquet")]
+        found = [file for file in self.files.walk(area) if file.path.endswith(".parquet")]
+        has = sum(self.files.parquet_rows(f"{area}/{file.path}") for file in found)
+        if has != count:
+            self.check()
+            raise LakeError(f"{self.files.root}: {count} records were written and {has} are there")
         offsets = [
             Transaction(_application(topic, index), end)
             for topic, told in ends.items()
             for index, end in told.items()
         ]
+        self._commit(form, [self._placed(area, file) for file in found], offsets, count)
+
+    def _commit(
+        self, form: "Schema", added: Sequence[Any], offsets: "Sequence[Transaction]", rows: int
+    ) -> None:
+        from deltalake import CommitProperties, Transaction
+
+        assert self._table is not None
+        transactions = [Transaction(WRITER, self._claim), *offsets]
         self._table.create_write_transaction(
-            [self._placed(file) for file in files],
+            [*added],
             "append",
             form,
             [*BY_TOPIC_AND_DATE],
-            commit_properties=CommitProperties({"levada.rows": str(count)}, app_transactions=offsets),
+            commit_properties=CommitProperties({"levada.rows": str(rows)}, app_transactions=transactions),
         )
         self._table.update_incremental()
 
-    def _placed(self, file: Found) -> Any:
+    def _placed(self, area: str, file: Found) -> Any:
         """A staged file, moved to its place: it counts once it is committed."""
         from deltalake.transaction import AddAction
 
         directory = file.path.rpartition("/")[0]
         target = f"{directory}/{uuid.uuid4().hex}.parquet"
-        self.files.rename(f"{STAGING}/{file.path}", target)
+        self.files.rename(f"{area}/{file.path}", target)
         values = dict(part.split("=", 1) for part in directory.split("/"))
         stats = f'{{"numRecords": {self.files.parquet_rows(target)}}}'
         return AddAction(target, file.size, values, time.time_ns() // 1_000_000, True, stats)
@@ -97,6 +144,10 @@ class DeltaLake:
         done = self._table.optimize.compact(target_size=sizes.small_bytes)
         self._table.update_incremental()
         return int(done["numFilesRemoved"])
+
+
+def _claim_of(table: "DeltaTable") -> int:
+    return table.transaction_version(WRITER) or 0
 
 
 def _application(topic: str, partition: int) -> str:

@@ -1,5 +1,7 @@
 """The file systems that Spark can write to (local disk, HDFS, S3 ...), through its own JVM: few verbs, no surprises."""
 
+import errno
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -7,6 +9,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 BY_TOPIC_AND_DATE = ("topic", "date")  # the directories of a lake
+NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP)  # what a file system without them says
 
 
 class Found(NamedTuple):
@@ -66,6 +69,40 @@ class Files:
 
     def write(self, name: str, text: str) -> None:
         """Make a small text file in one step, replacing one of that name: it is there whole, or as it was."""
+        temporary = self._temporary(name, text)
+        self.remove(name)
+        self.rename(temporary, name)
+
+    def create(self, name: str, text: str) -> bool:
+        """Make a small text file in one step unless there is one of that name; whether it was made.
+
+        Of several who try one succeeds: a link on a local disk and a rename on HDFS replace nothing. Where neither is,
+        as in object stores, that is so unless they try in the same moment.
+        """
+        temporary = self._temporary(name, text)
+        try:
+            if self._root.toUri().getScheme() == "file":
+                return self._link(temporary, name)
+            return self._move_unless_there(temporary, name)
+        finally:
+            self.remove(temporary)
+
+    def _link(self, source: str, target: str) -> bool:
+        try:
+            os.link(*(str(self._path(name).toUri().getPath()) for name in (source, target)))
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            return self._move_unless_there(source, target)
+        return True
+
+    def _move_unless_there(self, source: str, target: str) -> bool:
+        return not self.exists(target) and bool(self._system.rename(self._path(source), self._path(target)))
+
+    def _temporary(self, name: str, text: str) -> str:
+        """A file beside another one that is to be."""
         temporary = f"{name}.{self._jvm.java.util.UUID.randomUUID().toString()}.tmp"
         stream = self._system.create(self._path(temporary), True)
         try:
@@ -74,15 +111,19 @@ class Files:
                 stream.hsync()
         finally:
             stream.close()
-        self.rename(temporary, name)
+        return temporary
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file, over one of that name if there is one, making the directory it goes to."""
+        """Move a file, making the directory it goes to; somebody else may be doing just that."""
         goal = self._path(target)
         self._system.mkdirs(goal.getParent())
-        if self._system.exists(goal):
-            self._system.delete(goal, False)
-        if not self._system.rename(self._path(source), goal):
+        try:
+            moved = self._system.rename(self._path(source), goal)
+        except Exception:  # whichever the file system has for a source that is gone
+            if self.exists(source):
+                raise
+            return
+        if not moved and self.exists(source):
             raise OSError(f"cannot move {self.path(source)} to {self.path(target)}")
 
     def remove(self, name: str) -> None:

@@ -2,16 +2,21 @@
 
     lake/topic=orders/date=2026-11-15/0000000012-00.parquet     anybody reads these: spark.read.parquet("lake")
     lake/_levada/commits/0000000012.json                        what commit 12 added and removed, up to which offsets
-    lake/_levada/staging/0000000013/...                         what is being written
+    lake/_levada/staging/0000000013-5ad0c1e2f3b4/...            what a writer is writing
 
 A commit is one small file that appears in one step. Its files lie in the staging area then, and are moved to their
 places afterwards; whoever opens the lake next to write does that for a writer that was killed in between. So a batch
 is in the lake wholly or not at all, and since the offsets stand in the same commit, the log goes on exactly where the
 lake ends: what a writer offers again is below that end and left out.
+
+The last writer to come has the lake. It claims it with a commit that changes nothing: of those who try to make a
+commit of one number one succeeds, so whoever wrote before fails with its next commit, dead or alive, and nobody's
+clock is asked. What is staged for a number that is taken can never be committed by another.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from levada.pipelines.files import Files
@@ -55,10 +60,12 @@ class Commit(NamedTuple):
     """A change of the lake."""
 
     number: int
-    added: tuple[LakeFile, ...]
+    added: tuple[LakeFile, ...] = ()
     removed: tuple[str, ...] = ()
     ends: Positions = {}
     rows: int = 0
+    area: str = ""  # below STAGING: where the added files lie until they are moved
+    staged: Mapping[str, str] = {}  # by path: its name in that area
 
     def apply(self, state: State) -> State:
         """The lake after this."""
@@ -82,12 +89,18 @@ def _file_name(number: int, index: int) -> str:
     return f"{number:010d}-{index:03d}.parquet"
 
 
+def _commit_name(number: int) -> str:
+    return f"{COMMITS}/{number:010d}.json"
+
+
 class Lake:
-    """One directory. Any number of readers, one writer at a time."""
+    """One directory. Any number of readers, and one writer: the last that claimed it."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
         self.state = self._load()
+        self.claimed = ""  # the name of the claim; by these names claims are in their order
+        self._writer = uuid.uuid4().hex[:12]
 
     def _load(self) -> State:
         state = State()
@@ -115,13 +128,41 @@ class Lake:
         self.state = self._load()
         return self.state
 
-    def recover(self) -> None:
-        """Finish what the last writer had committed, and throw away what it had not; for the writer, first."""
-        for name in self.files.names(STAGING):
-            if name.isdigit() and int(name) <= self.state.number:
-                self._publish(_commit(self._json(f"{COMMITS}/{int(name):010d}.json")))
+    def claim(self) -> None:
+        """Become the writer: whoever was it fails from now on, and what it had committed is finished here."""
+        while not self._append(Commit(self.state.number + 1)):
+            self.refresh()
+        self.claimed = f"{self.state.number:010d}-{self._writer}"
+        for area, commit in self._areas():
+            if area == commit.area:
+                self._publish(commit)
             else:
-                self.files.remove(f"{STAGING}/{name}")
+                self.files.remove(f"{STAGING}/{area}")
+
+    def check(self) -> None:
+        """LakeError if another writer has come."""
+        if self.files.exists(_commit_name(self.state.number + 1)):
+            raise self._taken()
+
+    def _taken(self) -> LakeError:
+        return LakeError(f"{self.files.root} has another writer, which made commit {self.state.number + 1}")
+
+    def _append(self, commit: Commit) -> bool:
+        """Add it to the log; whether it was the first of that number."""
+        number = commit.number
+        if not self.files.create(_commit_name(number), _commit_text(commit)):
+            return False
+        self.state = commit.apply(self.state)
+        if number % SNAPSHOT_EVERY == SNAPSHOT_EVERY - 1:
+            self.files.write(f"{COMMITS}/{number:010d}.snapshot.json", _state_text(self.state))
+        return True
+
+    def _areas(self) -> Iterator[tuple[str, Commit]]:
+        """What is staged for numbers that are taken, each area with the commit of its number."""
+        for area in self.files.names(STAGING):
+            number = area.partition("-")[0]
+            if number.isdecimal() and int(number) <= self.state.number:
+                yield area, _commit(self._json(_commit_name(int(number))))
 
     def ends(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
         """Where the lake ends in those partitions that it knows."""
@@ -135,40 +176,44 @@ class Lake:
 
     def staging(self) -> str:
         """Where the files of the next commit are to be written, in the directories they will have in the lake."""
-        name = f"{STAGING}/{self.state.number + 1:010d}"
+        name = f"{STAGING}/{self._area()}"
         self.files.remove(name)
         return name
 
+    def _area(self) -> str:
+        return f"{self.state.number + 1:010d}-{self._writer}"
+
     def commit(self, *, ends: Positions | None = None, removed: Iterable[str] = (), rows: int = 0) -> Commit:
-        """Make the staged files count, instead of the `removed` ones, up to the offsets `ends`."""
-        number = self.state.number + 1
-        if self.files.exists(f"{COMMITS}/{number:010d}.json"):
-            raise LakeError(f"{self.files.root} has another writer, which made commit {number}")
-        found = [
-            file for file in self.files.walk(f"{STAGING}/{number:010d}") if file.path.endswith(".parquet")
-        ]
+        """Make the staged files count, instead of the `removed` ones, with `rows` more, up to the offsets `ends`."""
+        number, area, gone = self.state.number + 1, self._area(), tuple(removed)
+        found = [file for file in self.files.walk(f"{STAGING}/{area}") if file.path.endswith(".parquet")]
+        self._check_rows([f"{STAGING}/{area}/{file.path}" for file in found], gone, rows)
         counts: dict[str, int] = {}
-        added = []
+        added, staged = [], {}
         for file in sorted(found):
             directory = file.path.rpartition("/")[0]
             index = counts[directory] = counts.get(directory, -1) + 1
-            added.append((file, LakeFile(f"{directory}/{_file_name(number, index)}", file.size, number)))
-        commit = Commit(number, tuple(file for _, file in added), tuple(removed), ends or {}, rows)
-        staged = {target.path: source.path for source, target in added}
-        self.files.write(f"{COMMITS}/{number:010d}.json", _commit_text(commit, staged))
-        self._publish(commit, staged)
-        self.state = commit.apply(self.state)
-        if number % SNAPSHOT_EVERY == SNAPSHOT_EVERY - 1:
-            self.files.write(f"{COMMITS}/{number:010d}.snapshot.json", _state_text(self.state))
+            added.append(LakeFile(f"{directory}/{_file_name(number, index)}", file.size, number))
+            staged[added[-1].path] = file.path
+        commit = Commit(number, tuple(added), gone, ends or {}, rows, area, staged)
+        if not self._append(commit):
+            raise self._taken()
+        self._publish(commit)
         return commit
 
-    def _publish(self, commit: Commit, staged: Mapping[str, str] | None = None) -> None:
-        """Move its files to their places and drop those it removed; any part of that may be done already."""
-        if staged is None:
-            staged = self._json(f"{COMMITS}/{commit.number:010d}.json")["staged"]
-        area = f"{STAGING}/{commit.number:010d}"
-        for target, source in staged.items():
-            if self.files.exists(f"{area}/{source}"):
+    def _check_rows(self, staged: Iterable[str], removed: Iterable[str], rows: int) -> None:
+        """LakeError unless these files have what the removed ones had, and so many rows more."""
+        wanted = rows + sum(map(self.files.parquet_rows, removed))
+        has = sum(map(self.files.parquet_rows, staged))
+        if has != wanted:
+            self.check()
+            raise LakeError(f"{self.files.root}: {wanted} records were written and {has} are there")
+
+    def _publish(self, commit: Commit) -> None:
+        """Move its files to their places and drop those it removed; others may have done, or do, any part of that."""
+        area = f"{STAGING}/{commit.area}"
+        for target, source in commit.staged.items():
+            if self.files.exists(f"{area}/{source}") and not self.files.exists(target):
                 self.files.rename(f"{area}/{source}", target)
         for path in commit.removed:
             self.files.remove(path)
@@ -181,27 +226,28 @@ class Lake:
         """
         prefix = "" if topic is None else f"topic={topic}/"
         wanted = [file for file in self.state.files.values() if file.path.startswith(prefix)]
-        newest = [file for file in wanted if file.commit == self.state.number]
-        staged: Mapping[str, str] = {}
-        if any(not self.files.exists(file.path) for file in newest):
-            staged = self._json(f"{COMMITS}/{self.state.number:010d}.json")["staged"]
+        staged = {
+            target: f"{STAGING}/{area}/{source}"
+            for area, commit in self._areas()
+            if area == commit.area
+            for target, source in commit.staged.items()
+        }
         found = []
         for file in sorted(wanted, key=lambda file: (file.commit, file.path)):
-            path = file.path
-            if file.path in staged and not self.files.exists(path):
-                path = f"{STAGING}/{file.commit:010d}/{staged[file.path]}"
-            found.append(self.files.path(path))
+            moved = file.path not in staged or self.files.exists(file.path)
+            found.append(self.files.path(file.path if moved else staged[file.path]))
         return found
 
 
-def _commit_text(commit: Commit, staged: Mapping[str, str]) -> str:
+def _commit_text(commit: Commit) -> str:
     content = {
         "number": commit.number,
         "added": [list(file[:2]) for file in commit.added],
         "removed": list(commit.removed),
         "ends": commit.ends,
         "rows": commit.rows,
-        "staged": dict(staged),
+        "area": commit.area,
+        "staged": dict(commit.staged),
     }
     return json.dumps(content)
 
@@ -209,7 +255,16 @@ def _commit_text(commit: Commit, staged: Mapping[str, str]) -> str:
 def _commit(content: Any) -> Commit:
     number = content["number"]
     added = tuple(LakeFile(path, size, number) for path, size in content["added"])
-    return Commit(number, added, tuple(content["removed"]), _positions(content["ends"]), content["rows"])
+    area = content.get("area", f"{number:010d}")  # older lakes had one area for a number
+    return Commit(
+        number,
+        added,
+        tuple(content["removed"]),
+        _positions(content["ends"]),
+        content["rows"],
+        area,
+        content["staged"],
+    )
 
 
 def _state_text(state: State) -> str:
