@@ -3,6 +3,7 @@
 Orders are those of `chaos_steps`. What Spark does in between, the writing of files, is met by kills at random.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,23 @@ def put_steps_into(form: str, folder: Path) -> None:
     step(Files, "write_records", after="written")
     step(Files, "rename", after="moved one", when=_moves_records)
     if form == "delta":
-        step(DeltaTable, "create_write_transaction", "deciding", "decided")
+        step(
+            DeltaTable,
+            "create_write_transaction",
+            "deciding",
+            "decided",
+            when=lambda _, added, *__, **___: bool(added),
+        )
         step(DeltaLake, "compact", "joining", "joined")
         return
     step(Lake, "commit", "joined", when=_joins)
-    step(Files, "create", "deciding", "decided", when=lambda _, name, __: name.startswith(COMMITS))
+    step(Files, "create", "deciding", "decided", when=_adds_records)
     step(Lake, "_publish", "joining decided", when=lambda _, commit, *__: bool(commit.removed))
     step(Files, "remove", after="removed one", when=lambda _, name: name.endswith(".parquet"))
+
+
+def _adds_records(_: Files, name: str, text: str) -> bool:
+    return name.startswith(COMMITS) and bool(json.loads(text)["added"])  # a claim adds none
 
 
 def _moves_records(_: Files, __: str, target: str) -> bool:

@@ -1,6 +1,8 @@
 """archive: every record of a topic is in the lake once, whatever dies or is lost in between (R61)."""
 
+import errno
 import json
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -136,6 +138,18 @@ def test_of_many_who_create_a_file_one_succeeds(spark: "SparkSession", tmp_path:
     assert made.count(True) == 1
     assert files.read("log/0.json") == str(made.index(True))
     assert files.names("log") == ["0.json"]
+
+
+def test_a_file_is_created_once_where_there_are_no_links(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(*_: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    files = Files(spark, str(tmp_path / "lake"))
+    assert files.create("log/0.json", "first") and not files.create("log/0.json", "second")
+    assert files.read("log/0.json") == "first" and files.names("log") == ["0.json"]
 
 
 def test_small_files_are_joined(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
