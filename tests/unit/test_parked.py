@@ -1,15 +1,20 @@
 """What may happen to a request that waits for its turn, and to what comes behind it (R49)."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from kio.index import load_request_schema
 from tests.brokers import PATIENCE_S, Running, running
-from tests.compat.raw import Connection, batch
+from tests.compat.raw import Connection, batch, build
 
 from levada.api.pace import Pace
+from levada.api.registry import Call
+from levada.api.topics import TOLD_AT_ONCE, create_topics
 from levada.broker.faults import Fault, Faults
 from levada.core.member_memory import NAME_BYTES_MAX
 from levada.errors import ErrorCode
@@ -132,3 +137,23 @@ def test_names_of_members_that_nobody_could_have_are_refused(tmp_path: Path) -> 
         ):
             assert client.call("join_group", 4, fields | changed).error_code == error
         assert client.call("join_group", 4, fields).error_code == ErrorCode.MEMBER_ID_REQUIRED
+
+
+def test_a_request_for_many_topics_lets_others_have_their_turn(tmp_path: Path) -> None:
+    count = 20 * TOLD_AT_ONCE
+    topics = [creation(f"t-{number}")["topics"][0] for number in range(count)]
+    fields = {"topics": topics, "timeout": 10_000, "validate_only": True}
+    request = build(load_request_schema(messages.api_key("create_topics"), 7), fields)
+    client = cast(Any, SimpleNamespace(client_id=None))
+
+    async def passes(one: Running) -> int:
+        task = asyncio.ensure_future(create_topics(Call(one.broker, client, 7), request))
+        passed = 0
+        while not task.done():
+            await asyncio.sleep(0)
+            passed += 1
+        assert [topic.error_code for topic in task.result().topics] == [0] * count
+        return passed
+
+    with running(tmp_path) as one:
+        assert one.wait(passes(one)) >= count // TOLD_AT_ONCE
