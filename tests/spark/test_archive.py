@@ -140,6 +140,22 @@ def test_of_many_who_create_a_file_one_succeeds(spark: "SparkSession", tmp_path:
     assert files.names("log") == ["0.json"]
 
 
+def test_a_file_that_is_replaced_is_never_missing(spark: "SparkSession", tmp_path: Path) -> None:
+    files = Files(spark, str(tmp_path / "a lake"))
+    files.write("kept/done", "0")
+
+    def write_on() -> None:
+        for number in range(100):
+            files.write("kept/done", str(number))
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write_on)
+        while not writing.done():
+            assert int((tmp_path / "a lake/kept/done").read_text()) < 100
+        writing.result()
+    assert files.read("kept/done") == "99" and files.names("kept") == ["done"]
+
+
 def test_a_file_is_created_once_where_there_are_no_links(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

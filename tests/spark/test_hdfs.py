@@ -28,6 +28,9 @@ def test_a_lake_on_hdfs(spark: "SparkSession", broker: EmbeddedBroker, tmp_path:
             assert sorted(row.v for row in found) == sorted(f"v{number}" for number in range(90))
             files = Files(spark, lake)
             assert len(list(files.walk(f"topic={topic}"))) <= 2 and not list(files.walk(STAGING))
+            for text in ("one", "another"):
+                files.write("kept/done", text)
+                assert files.read("kept/done") == text
             fill(broker, topic, 90, 10)
             whole = history(topic, lake, bootstrap=broker.bootstrap, spark=spark)
             assert whole.select("partition", "offset").distinct().count() == whole.count() == 100

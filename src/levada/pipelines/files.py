@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Files:
     def __init__(self, spark: "SparkSession", root: str) -> None:
         self._jvm: Any = spark._jvm
         assert self._jvm is not None
+        self._gateway: Any = spark.sparkContext._gateway
         self._hadoop = spark.sparkContext._jsc.hadoopConfiguration()
         path = self._jvm.org.apache.hadoop.fs.Path(root)
         self._system = path.getFileSystem(self._hadoop)
@@ -37,6 +39,13 @@ class Files:
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self.path(name)) if name else self._root
+
+    @property
+    def _is_local(self) -> bool:
+        return bool(self._root.toUri().getScheme() == "file")
+
+    def _local(self, name: str) -> str:
+        return str(self._path(name).toUri().getPath())
 
     def exists(self, name: str) -> bool:
         return bool(self._system.exists(self._path(name)))
@@ -70,8 +79,22 @@ class Files:
     def write(self, name: str, text: str) -> None:
         """Make a small text file in one step, replacing one of that name: it is there whole, or as it was."""
         temporary = self._temporary(name, text)
-        self.remove(name)
-        self.rename(temporary, name)
+        if self._is_local:
+            self._replace(temporary, name)
+            return
+        hadoop = self._jvm.org.apache.hadoop.fs
+        rename = getattr(hadoop, "Options$Rename")
+        replacing = self._gateway.new_array(rename, 1)
+        replacing[0] = rename.OVERWRITE
+        context = hadoop.FileContext.getFileContext(self._root.toUri(), self._hadoop)
+        context.rename(self._path(temporary), self._path(name), replacing)
+
+    def _replace(self, source: str, target: str) -> None:
+        """On a local disk, where Hadoop's own way removes first; its checksums would not fit and go before."""
+        paths = [Path(self._local(name)) for name in (source, target)]
+        for path in paths:
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+        os.replace(*paths)
 
     def create(self, name: str, text: str) -> bool:
         """Make a small text file in one step unless there is one of that name; whether it was made.
@@ -81,7 +104,7 @@ class Files:
         """
         temporary = self._temporary(name, text)
         try:
-            if self._root.toUri().getScheme() == "file":
+            if self._is_local:
                 return self._link(temporary, name)
             return self._move_unless_there(temporary, name)
         finally:
@@ -89,7 +112,7 @@ class Files:
 
     def _link(self, source: str, target: str) -> bool:
         try:
-            os.link(*(str(self._path(name).toUri().getPath()) for name in (source, target)))
+            os.link(self._local(source), self._local(target))
         except FileExistsError:
             return False
         except OSError as error:
