@@ -1,6 +1,7 @@
 """Topics, settings and cluster over a real socket, in every version, answered as Apache Kafka 4.3 answered."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -327,6 +328,17 @@ class TestCluster:
         assert [(topic.name, len(topic.partitions)) for topic in log_dir.topics] == [(name, 1)]
         (everything,) = newest(wire, "describe_log_dirs", topics=None).results
         assert name in {topic.name for topic in everything.topics}
+
+    def test_a_log_dir_named_from_the_working_directory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        settings = {"listeners": "PLAINTEXT://127.0.0.1:0", "levada.metrics.listener": "", "log.dirs": "data"}
+        with EmbeddedBroker(settings) as broker, Connection(broker.bootstrap) as wire:
+            name = broker.topic(partitions=2)
+            (log_dir,) = newest(wire, "describe_log_dirs", topics=None).results
+        assert log_dir.log_dir == str(tmp_path / "data")
+        assert [(topic.name, len(topic.partitions)) for topic in log_dir.topics] == [(name, 2)]
 
 
 class TestConfigs:

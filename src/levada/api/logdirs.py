@@ -38,7 +38,7 @@ def describe_log_dirs(
         results.append(
             answer.DescribeLogDirsResult(
                 error_code=ErrorCode.NONE,
-                log_dir=os.path.abspath(path),
+                log_dir=path,
                 topics=_by_topic(partitions),
                 total_bytes=volume.f_blocks * volume.f_frsize,
                 usable_bytes=volume.f_bavail * volume.f_frsize,

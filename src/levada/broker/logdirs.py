@@ -4,6 +4,7 @@ An I/O error takes its directory offline with every partition in it; the process
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
@@ -34,7 +35,7 @@ class LogDirs:
 
     def __init__(self, config: BrokerConfig, disk: Disk, clock: Clock, open_files_max: int) -> None:
         self.disk = disk
-        self.paths = list(config.log_dirs)
+        self.paths = [os.path.abspath(path) for path in config.log_dirs]
         self._config = config
         self._clock = clock
         self._handles = Handles(disk, open_files_max)
