@@ -28,13 +28,6 @@ def test_workers_run_this_python(spark: "SparkSession") -> None:
     assert found == [sys.executable]
 
 
-def test_workers_speak_without_tcp(spark: "SparkSession") -> None:
-    """With which a micro-batch takes longer."""
-    name = "PYTHON_UNIX_DOMAIN_ENABLED"  # which is how Spark tells its workers
-    found = spark.sparkContext.parallelize([0], 1).map(lambda _: os.environ[name].lower()).collect()
-    assert found == ["true"]
-
-
 def test_a_session_that_is_there_is_used_and_keeps_what_its_owner_set(spark: "SparkSession") -> None:
     rows, size = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
     kept = {name: spark.conf.get(name) for name in (rows, size)}

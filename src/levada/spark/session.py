@@ -2,8 +2,7 @@
 
 Arrow: Spark measures a batch in bytes by walking it, which is quadratic when an array column is null (records
 without headers), so only the count of rows limits a batch. Checkpoints: the manager over FileSystem halves what a
-micro-batch spends on its journal. Python workers: over the sockets of the machine a micro-batch takes some 30 ms
-less than over TCP, though hardly less CPU. Time: records carry instants, so the session shows them in UTC.
+micro-batch spends on its journal. Time: records carry instants, so the session shows them in UTC.
 """
 
 import os
@@ -24,7 +23,6 @@ SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
     "spark.ui.enabled": "false",
