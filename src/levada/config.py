@@ -58,7 +58,8 @@ class BrokerConfig(CleanerSettings):
         False, "Open plaintext listeners to the network, where anyone who can connect can read and write."
     )
     levada_metrics_listener: str = setting(
-        "127.0.0.1:9404", "host:port of /metrics and /healthz; empty for none, port 0 for a free one."
+        "127.0.0.1:9404",
+        "host:port of /metrics and /healthz; empty for none, port 0 for a free one (also if unset and 9404 is in use).",
     )
     levada_log_format: str = setting("text", "How log lines are written.", choices=("text", "json"))
     levada_log_level: str = setting("info", "Lines below are left out.", choices=("debug", "info", "warning"))

@@ -130,6 +130,11 @@ class Server:
         """host:port of /metrics and /healthz."""
         return None if self._metrics is None else self._metrics.address
 
+    @property
+    def metrics_port_in_use(self) -> int | None:
+        """The port that metrics would have, had nobody else taken it."""
+        return None if self._metrics is None else self._metrics.port_in_use
+
     async def stop(self) -> None:
         """Let clients go, then close the logs so that the next start trusts them."""
         for listener in self._listeners:
@@ -228,7 +233,9 @@ def _greeting(server: Server) -> list[str]:
         f"  connect   bootstrap.servers={addresses}",
     ]
     if server.metrics_address:
-        lines.append(f"  metrics   http://{server.metrics_address}/metrics")
+        taken = server.metrics_port_in_use
+        why = f" ({taken} is in use)" if taken else ""
+        lines.append(f"  metrics   http://{server.metrics_address}/metrics{why}")
     return lines
 
 

@@ -3,10 +3,11 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,22 @@ def test_a_port_that_is_taken(levada_broker: EmbeddedBroker, tmp_path: Path) -> 
     what, hint = process.stderr.splitlines()
     assert what == f"error: cannot start: cannot listen on 127.0.0.1:{port}: Address already in use"
     assert hint.startswith("  try: --port")
+
+
+def test_metrics_that_have_another_port_say_so(tmp_path: Path) -> None:
+    """R52; whoever has the usual port."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            held.enter_context(socket.create_server(("127.0.0.1", 9404)))
+        process = held.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-m", "levada", "start", "--data", str(tmp_path), "--port", "0"],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        assert process.stdout is not None
+        told = next(line for line in process.stdout if "/metrics" in line)
+        process.terminate()
+    assert re.fullmatch(r"  metrics   http://127\.0\.0\.1:\d+/metrics \(9404 is in use\)\n", told)
+    assert ":9404" not in told

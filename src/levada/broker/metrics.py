@@ -240,6 +240,7 @@ class MetricsServer:
         self._collector = Collector(broker, listeners)
         self._server: asyncio.Server | None = None
         self.address = ""
+        self.port_in_use: int | None = None  # that was to be taken
 
     @classmethod
     async def start(cls, broker: Broker, listeners: Sequence[Listener]) -> "MetricsServer | None":
@@ -255,6 +256,7 @@ class MetricsServer:
             if error.errno != errno.EADDRINUSE or SETTING in broker.config.given:
                 raise
             pages._server = await pages._listen(host, 0)
+            pages.port_in_use = port
         taken = pages._server.sockets[0].getsockname()
         pages.address = f"{taken[0]}:{taken[1]}"
         return pages
