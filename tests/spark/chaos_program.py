@@ -26,7 +26,11 @@ SOURCE, COPIES, COUNTS = "messages", "copies", "counts"
 LATE = "10 hours"
 SECONDS_APART = 36  # in the time of the records: 100 of them in an hour
 PAUSE_S = 0.2
-SETTINGS = {"spark.sql.shuffle.partitions": "2", "spark.python.authenticate.socketTimeout": "60s"}
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.python.authenticate.socketTimeout": "60s",
+    "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),  # executors load the source with its steps
+}
 FEW_FILES = Sizes(files_max=2)  # so that files are joined again and again
 
 Starts = dict[str, Callable[[], Query]]  # by a name: how a query is started
