@@ -29,7 +29,7 @@ PAUSE_S = 0.2
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.python.authenticate.socketTimeout": "60s",
-    "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),  # executors load the source with its steps
+    "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),  # for the source with its steps
 }
 FEW_FILES = Sizes(files_max=2)  # so that files are joined again and again
 
