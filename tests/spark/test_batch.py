@@ -88,6 +88,20 @@ def test_more_tasks_than_partitions(topics: Levada) -> None:
     assert topics.read(subscribe=topic, maxRecordsPerPartition=2).rdd.getNumPartitions() == 10
 
 
+def test_a_topic_made_again_is_read_by_workers_that_knew_the_old_one(topics: Levada) -> None:
+    topic = topics.broker.topic(partitions=2)
+    for made, values in enumerate((range(40), range(100, 180))):
+        if made:
+            topics.delete(topic)
+            topics.create(topic, 2)
+        topics.produce(topic, values)
+        topics.produce(topic, values, partition=1)
+        for strict in ("false", "false", "true"):  # enough for every worker to have had a task
+            frame = topics.read(subscribe=topic, minPartitions=8, failOnDataLoss=strict)
+            found = sorted(int(row.value) for row in frame.select("value").collect())
+            assert found == sorted([*values, *values])
+
+
 def test_a_view_in_sql(topics: Levada) -> None:
     topic, spark = orders(topics), topics.spark
     create = f"""

@@ -270,6 +270,22 @@ def test_a_topic_made_again_in_the_middle_is_not_the_old_one(tmp_path: Path) -> 
         blocking.close()
 
 
+@pytest.mark.parametrize("planned", [True, False])
+def test_what_a_worker_remembers_of_a_topic_may_be_older_than_the_plan(tmp_path: Path, planned: bool) -> None:
+    """Its client is kept from task to task: a topic that was made again is read as it is now (R61)."""
+    with running(tmp_path) as broker:
+        broker.create("t")
+        produce(broker.bootstrap, "t", numbers(100))
+        assert len(read(broker.bootstrap, "t", 0, 100)) == 100
+        broker.delete("t")
+        broker.create("t")
+        produce(broker.bootstrap, "t", numbers(200, 1_000))
+        now = broker.broker.image.topics["t"].id if planned else None
+        chunks = fetch_range(broker.bootstrap, TopicPartition("t", 0), 0, 200, LENIENT, now)
+        assert [chunk.next_offset for chunk in chunks][-1] == 200
+        blocking.close()
+
+
 def test_a_partition_that_is_not_there_is_a_loss(broker: EmbeddedBroker) -> None:
     topic = broker.topic()
     with pytest.raises(DataLoss, match="UNKNOWN_TOPIC_OR_PARTITION"):

@@ -23,9 +23,8 @@ from levada.spark.patience import BACKOFF_S_MAX, FAILURES, GONE, PASSING
 if TYPE_CHECKING:
     from levada.net.client import Client
 
-GONE_AFTER_S = (
-    3.0  # a broker that has just started may not know a topic yet; one that was deleted stays unknown
-)
+# A broker that has just started, or is behind, may not know a topic yet; one that was deleted stays unknown.
+GONE_AFTER_S = 3.0
 RECORD_BYTES_GUESS = 1024  # until the first answer tells
 FETCH_BYTES_MIN = 64 << 10
 
@@ -60,6 +59,10 @@ class FetchOptions(NamedTuple):
 
 class DataLoss(KafkaError):  # noqa: N818
     """OFFSET_OUT_OF_RANGE, or a topic deleted or made anew: records of the range are gone."""
+
+
+class _MadeAgain(KafkaError):  # noqa: N818
+    """A broker has another topic under the name; it may be one that is behind, so it is asked again for a while."""
 
 
 class StreamStalled(TimeoutError):  # noqa: N818
@@ -156,8 +159,6 @@ class _Range:
     async def _ask(self) -> Fetched | None:
         """One Fetch at the position; None where there is nothing to ask, or a broker makes its clients wait."""
         topics = {self._partition.topic: await self._topic()}
-        if self._position >= self._end:
-            return None  # the topic is not the same any more
         leader = await self._client.leader(self._partition)
         place = topics[self._partition.topic].partitions[self._partition.partition]
         connection = await self._client.connection(leader)
@@ -185,17 +186,26 @@ class _Range:
         error, answers = connection.parse(lambda view: read_fetch(version, view, topics), body)
         if error:
             raise KafkaError(error_code(error), f"node {leader}")
-        return answers.get(self._partition)
+        answer = answers.get(self._partition)
+        if self._topic_id is None and answer is not None and not answer.error:
+            self._topic_id = topics[self._partition.topic].topic_id
+        return answer
 
     async def _topic(self) -> TopicInfo:
-        topic = await self._client.topic(self._partition.topic)
-        if self._topic_id is None:
-            self._topic_id = topic.topic_id
-        elif topic.topic_id != self._topic_id and topic.topic_id is not None:
-            self._lose(
-                ErrorCode.UNKNOWN_TOPIC_ID, f"topic {topic.name} was deleted and made again", self._end
-            )
+        """The topic that was planned, or that the last answer came from; _MadeAgain if brokers have another.
+
+        A worker lives for many tasks, so what it remembers may be older than the plan: only brokers are believed.
+        """
+        name = self._partition.topic
+        topic = await self._client.topic(name)
+        if self._is_other(topic):
+            topic = await self._client.topic(name, refresh=True)
+        if self._is_other(topic):
+            raise _MadeAgain(ErrorCode.UNKNOWN_TOPIC_ID, f"topic {name} was deleted and made again")
         return topic
+
+    def _is_other(self, topic: TopicInfo) -> bool:
+        return None not in (self._topic_id, topic.topic_id) and topic.topic_id != self._topic_id
 
     def _fetch_bytes(self) -> int:
         """Not much more than the rest of the range is likely to be."""
@@ -288,7 +298,8 @@ class _Range:
         elif self._gone_since < 0:
             self._gone_since = now
         elif now - self._gone_since > GONE_AFTER_S:
-            self._lose(code, f"{self._partition} is gone: its topic was deleted", self._end)
+            made_again = failure.detail if isinstance(failure, _MadeAgain) else ""
+            self._lose(code, made_again or f"{self._partition} is gone: its topic was deleted", self._end)
             return
         if code not in HEALING or now - self._failing_since > self._options.retry_timeout_ms / 1000:
             if isinstance(failure, KafkaError):
