@@ -20,6 +20,7 @@ PIPELINE = shlex.split("--window '5 seconds' --late '2 seconds' --gap '5 seconds
 PIPELINE += ["--option", f"group={GROUP}"]
 PATIENCE_S = 300  # with Spark, on a machine that has much else to do
 LAST_BATCH_S = 15
+SILENCE_S = 5  # after which it is said what takes so long
 QUIET: dict[str, str | int | float | bool] = {
     "log.connection.close": False,
     "log_level": 4,
@@ -40,13 +41,16 @@ class Analysis:
         # A session of its own: Ctrl-C is for the demo, which ends the pipeline itself.
         return subprocess.Popen(command, stderr=self._log, text=True, start_new_session=True, **options)
 
-    def catch_up(self, ends: dict[TopicPartition, int], seconds: float = PATIENCE_S) -> bool:
+    def catch_up(self, ends: dict[TopicPartition, int], console: Console) -> bool:
         """Wait until the pipeline is done with all before these offsets, as its group tells; whether it is."""
-        deadline = time.monotonic() + seconds
+        deadline, silent = time.monotonic() + PATIENCE_S, time.monotonic() + SILENCE_S
         consumer = Consumer(QUIET | {"bootstrap.servers": self._bootstrap, "group.id": GROUP})
         done = False
         while not done and time.monotonic() < deadline and self._process.poll() is None:
             time.sleep(0.2)
+            if time.monotonic() > silent:
+                console.print("(the first batch takes longest: Spark compiles, and starts its workers)")
+                silent = deadline
             done = all(place.offset >= ends[place] for place in consumer.committed(list(ends), timeout=10))
         until = time.monotonic() + LAST_BATCH_S
         while done and not self._has_results(consumer) and time.monotonic() < until:
@@ -101,7 +105,7 @@ class Analysis:
 def conclude(analysis: Analysis, ends: dict[TopicPartition, int], console: Console) -> int:
     """What Spark made of it; 0 if it has seen every event."""
     console.print("\nThe activity pipeline on Spark reads what is left ...")
-    if not analysis.catch_up(ends) or analysis.stop() != 0:
+    if not analysis.catch_up(ends, console) or analysis.stop() != 0:
         console.print(f"the pipeline failed:\n{analysis.why()}", markup=False)
         return 1
     console.print("\nWritten exactly once while the stream ran, by `levada pipeline run activity`:\n")

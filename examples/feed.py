@@ -1,7 +1,7 @@
 """Feeds a broker with made-up streams, for the examples of pipelines.
 
 python examples/feed.py activity --seconds 30     # a website's visitors, into five topics
-python examples/feed.py devices --count 5000      # at once, as if they had come until now at this rate
+python examples/feed.py devices --count 20000     # at once, as if they had come until now at this rate
 python examples/feed.py logs --rate 200           # lines of services, until Ctrl-C
 """
 
@@ -18,6 +18,11 @@ import levada
 from levada.pipelines import samples
 
 STREAMS = {"activity": samples.website, "devices": samples.devices, "logs": samples.service_logs}
+RATES = {
+    "activity": 500.0,
+    "devices": 100.0,
+    "logs": 100.0,
+}  # so that a few thousand outlast the pipelines' windows
 TICK_S = 0.05
 
 
@@ -32,7 +37,8 @@ def moments(count: int, rate: float) -> Callable[[], datetime]:
 
 async def feed(arguments: argparse.Namespace) -> int:
     """Send until it is enough; how many were sent."""
-    now = moments(arguments.count, arguments.rate)
+    rate = arguments.rate or RATES[arguments.stream]
+    now = moments(arguments.count, rate)
     stream = STREAMS[arguments.stream](random.Random(arguments.seed), now)
     if arguments.count:
         stream = itertools.islice(stream, arguments.count)
@@ -44,7 +50,7 @@ async def feed(arguments: argparse.Namespace) -> int:
             passed = time.monotonic() - began
             if arguments.seconds and passed >= arguments.seconds:
                 break
-            if not arguments.count and sent >= passed * arguments.rate:
+            if not arguments.count and sent >= passed * rate:
                 await asyncio.sleep(TICK_S)
         await producer.flush()
     return sent
@@ -56,7 +62,9 @@ def main() -> None:
     )
     parser.add_argument("stream", choices=STREAMS)
     parser.add_argument("-b", "--bootstrap", default=os.environ.get("LEVADA_BOOTSTRAP", "127.0.0.1:9092"))
-    parser.add_argument("--rate", type=float, default=500, help="events a second")
+    parser.add_argument(
+        "--rate", type=float, default=0, help="events a second; 500 of activity, 100 of others"
+    )
     parser.add_argument("--seconds", type=float, default=0, help="end after this time")
     parser.add_argument("--count", type=int, default=0, help="send so many at once, and end")
     parser.add_argument("--seed", type=int, default=2026, help="another one makes up other events")

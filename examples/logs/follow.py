@@ -12,7 +12,7 @@ BOOTSTRAP = os.environ.get("LEVADA_BOOTSTRAP", "127.0.0.1:9092")
 LAKE = os.environ.get("LAKE", "./lake")
 spark = session("logs")
 
-service_logs.logs(lake=LAKE, window="1 second", late="1 second", bootstrap=BOOTSTRAP, once=True).wait()
+service_logs.logs(lake=LAKE, window="5 seconds", late="1 second", bootstrap=BOOTSTRAP, once=True).wait()
 
 alerts = flow.table_of(spark, BOOTSTRAP, ["logs-alerts"], {})
 alerts.selectExpr("string(value) AS alert").show(3, truncate=140)

@@ -66,6 +66,7 @@ def test_a_run_ends_with_all_there_was_and_is_listed(
         "run", "devices", "--topic", readings, "--window", "10 seconds", "--to", "d", "--once"
     )
     assert code == 0 and "pipeline devices has done all there was" in said
+    assert "the last windows are still open" in said
     progress = [line for line in said.splitlines() if line.startswith("batch ")]
     assert len(progress) == len(set(progress)) >= 1  # each batch is told once
     assert {one["device"] for one in results(broker, "d-statistics")} >= {"device-0000", "device-0059"}
@@ -149,6 +150,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["run", "replay", "--topic", "t", "--lake", "./no", "--to", "t"], 1, "there is no lake at ./no"),
     (["run", "history", "--topic", "READINGS", "--lake", "./no"], 1, "there is no lake at ./no"),
     (["report", "devices", "--topic", "READINGS", "--lake", "./no"], 1, "there is no lake at ./no"),
+    (["search", "--topic", "READINGS", "--lake", "./no"], 1, "there is no lake at ./no"),
     (["search", "--topic", "READINGS", "--level", "loud"], 2, "'loud' is not one of"),
     (["sql", "SELECT a FROM t", "--to", "x", "--schema", "t=a strin"], 1, "'a strin' are no columns"),
     (["status", "nosuch"], 4, "no pipeline ran under the name nosuch"),
@@ -159,6 +161,7 @@ def test_what_is_wrong_is_said_in_a_sentence(pipeline: Command, readings: str) -
     for words, code, said in WRONG:
         ended, _, told = pipeline(*(readings if word == "READINGS" else word for word in words))
         assert (ended, said in told) == (code, True), f"{words}: {ended} {told}"
+        assert "no lake" not in said or "starting Spark" not in told
     nobody = f"127.0.0.1:{free_port()}"
     ended, _, told = pipeline("run", "devices", "-b", nobody)
     assert ended == 3 and f"cannot connect to {nobody}" in told and "starting Spark" not in told

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from levada.pipelines.lake import LakeError
+from levada.pipelines.lakes import check_local_lake
 from levada.pipelines.progress import Counter, Progress
 from levada.pipelines.running import reason
 from levada.pipelines.runs import Run, RunError, all_runs
@@ -109,7 +111,55 @@ def test_batches_are_counted_once_and_lag_is_what_is_left() -> None:
     counter.hear([first, batch("a", 1, 7, json.dumps('{"t":{"0":20,"1":4}}'), {"t": {"0": 9, "1": 4}})])
     counter.hear([batch("b", 4, 1, None, None)])
     assert counter.progress() == Progress(5, 13, 20.0, 11, 0.25)
-    assert "13 rows, 20 rows/s, lag 11" in counter.progress().line()
+    assert counter.progress().line() == "batch 5: 13 rows so far, 20 rows/s, lag 11, 0.25 s a batch"
+
+
+def test_each_query_of_several_is_told_by_its_name_and_with_its_own_rate() -> None:
+    counter = Counter()
+    counter.hear([batch("a", 0, 5, None, None) | {"name": "logs-lake"}])
+    idle = {"name": "logs", "processedRowsPerSecond": 0.0}
+    counter.hear([batch("b", 0, 30, None, None) | {"name": "logs"}, batch("b", 1, 0, None, None) | idle])
+    assert [progress.line() for progress in counter.each()] == [
+        "logs-lake: batch 1: 5 rows so far, 10 rows/s, lag ?, 0.25 s a batch",
+        "logs: batch 2: 30 rows so far, 10 rows/s, lag ?, 0.25 s a batch",  # of the batch that had rows
+    ]
+
+
+@pytest.mark.parametrize(("event_time", "rows"), [({"watermark": "2026-11-15T12:00:00.000Z"}, 7), ({}, 0)])
+def test_windows_are_open_while_their_rows_are_kept(event_time: dict[str, str], rows: int) -> None:
+    counter = Counter()
+    kept = [
+        {"operatorName": name, "numRowsTotal": count}
+        for name, count in (("stateStoreSave", 3), ("sessionWindowStateStoreSaveExec", 4), ("dedupe", 9))
+    ]
+    counter.hear([batch("a", 0, 5, None, None) | {"eventTime": event_time, "stateOperators": kept}])
+    assert counter.progress().open_rows == rows
+
+
+def test_what_an_older_run_told_is_still_read(tmp_path: Path) -> None:
+    """It knew of fewer things."""
+    run = Run(str(tmp_path), "orders")
+    with run.held("archive", {}, 1):
+        pass
+    path = tmp_path / "orders" / "progress.json"
+    told = json.loads(path.read_text())
+    del told["open_rows"], told["query"]
+    path.write_text(json.dumps(told))
+    assert [one.progress for one in all_runs(str(tmp_path))] == [Progress()]
+
+
+def test_a_lake_that_is_not_on_this_disk_is_missed_without_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    with pytest.raises(LakeError, match="there is no lake at"):
+        check_local_lake(str(tmp_path))
+    check_local_lake("hdfs:/lake")  # only Spark can say
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
+    check_local_lake(str(tmp_path))  # it may be a path of HDFS
+    monkeypatch.delenv("HADOOP_CONF_DIR")
+    (tmp_path / "_delta_log").mkdir()
+    check_local_lake(str(tmp_path))
 
 
 @pytest.mark.parametrize(

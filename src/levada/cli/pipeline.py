@@ -11,6 +11,7 @@ from levada.cli.options import Command, existing_topic, names_brokers, prints, s
 from levada.cli.output import Output, emit, emit_one
 from levada.cli.pipeline_process import Signals, needs_spark, new_session, plain, said_plainly
 from levada.clock import SystemClock
+from levada.pipelines.lakes import check_local_lake
 from levada.pipelines.progress import Progress
 from levada.pipelines.running import Running
 from levada.pipelines.runs import Run, Told, all_runs, home_directory
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from levada.net.client import Client
 
 LOOKING_S = 10.0
+SILENCE_MS = 5_000  # after which it is said what takes so long
 
 # Each pipeline: the module that holds its command, and what it is for.
 PIPELINES = {
@@ -145,6 +147,7 @@ class Begin(NamedTuple):
     options: Mapping[str, Any]
     start: Callable[["SparkSession", Run], Running]
     topics: Iterable[str] = ()  # that must be there
+    lake: str | None = None  # that must be there
 
 
 def execute(begin: Begin, bootstrap: str, name: str | None, home: str, master: str | None) -> None:
@@ -155,7 +158,7 @@ def execute(begin: Begin, bootstrap: str, name: str | None, home: str, master: s
         the_run = Run(home, name or begin.pipeline)
         with the_run.held(begin.pipeline, begin.options, clock.now_ms()), Signals() as signals:
             try:
-                there_is(begin.topics, bootstrap)
+                there_is(begin.topics, bootstrap, begin.lake)
                 spark = new_session(the_run.name, master, the_run.spark_log)
                 _follow(the_run, begin.start(spark, the_run), signals, clock)
             except KeyboardInterrupt:
@@ -164,12 +167,15 @@ def execute(begin: Begin, bootstrap: str, name: str | None, home: str, master: s
             except BaseException as error:
                 the_run.tell(_last(the_run), "failed", clock.now_ms(), plain(error))
                 raise
-            the_run.tell(_last(the_run), "stopped" if signals.came else "finished", clock.now_ms())
+            last = _last(the_run)
+            the_run.tell(last, "stopped" if signals.came else "finished", clock.now_ms())
+            if last.open_rows and not signals.came:
+                say("the last windows are still open: their final results come after later events")
             say(f"pipeline {the_run.name} has {'stopped' if signals.came else 'done all there was'}")
 
 
-def there_is(topics: Iterable[str], bootstrap: str) -> None:
-    """What needs no Spark to be found wrong is said before it starts: no broker, or no such topic."""
+def there_is(topics: Iterable[str], bootstrap: str, lake: str | None = None) -> None:
+    """What needs no Spark to be found wrong is said before it starts: no broker, no such topic, no lake."""
 
     async def look(client: "Client") -> None:
         await client.metadata([])
@@ -177,13 +183,20 @@ def there_is(topics: Iterable[str], bootstrap: str) -> None:
             await existing_topic(client, topic)
 
     with_client(bootstrap, LOOKING_S, look)
+    if lake is not None:
+        check_local_lake(lake)
 
 
 def _follow(the_run: Run, running: Running, signals: Signals, clock: SystemClock) -> None:
     """Until the end, by itself or because somebody asked for it."""
 
+    heard = False
+    silent_ms = clock.now_ms() + SILENCE_MS
+
     def watch(progress: Progress) -> None:
-        the_run.tell(progress, "running", clock.now_ms())
+        nonlocal heard
+        heard = True
+        the_run.tell(running.progress(), "running", clock.now_ms())
         say(progress.line())
 
     say(f"pipeline {the_run.name} is at work; to end it: Ctrl-C, or levada pipeline stop {the_run.name}")
@@ -191,6 +204,9 @@ def _follow(the_run: Run, running: Running, signals: Signals, clock: SystemClock
         if signals.came:
             say("stopping ...")
             running.stop()
+        elif not heard and clock.now_ms() > silent_ms:
+            heard = True
+            say("the first batch takes longest: Spark compiles, and starts its workers ...")
 
 
 def _last(the_run: Run) -> Progress:

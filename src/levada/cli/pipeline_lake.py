@@ -165,7 +165,7 @@ def replay(
         )
 
     asked = {"topic": topic, "lake": lake, "to": to, "speed": speed}
-    execute(Begin("replay", asked, start), bootstrap, name, home, master)
+    execute(Begin("replay", asked, start, lake=lake), bootstrap, name, home, master)
 
 
 @click.command()
@@ -225,4 +225,4 @@ def history(
         )
 
     asked = {"topic": topic, "lake": lake, "sql": query}
-    execute(Begin("history", asked, start, [topic]), bootstrap, name, home, master)
+    execute(Begin("history", asked, start, [topic], lake), bootstrap, name, home, master)

@@ -50,8 +50,8 @@ def report(
     needs_spark()
     module = import_module(f"levada.pipelines.{pipeline}")
     topics = topics or module.TOPICS
-    there_is(topics, bootstrap)
     with said_plainly():
+        there_is(topics, bootstrap, lake)
         spark = new_session("report", master)
         found = module.report(topics, lake=lake, bootstrap=bootstrap, spark=spark, **options)
     click.echo(found.text())
@@ -95,8 +95,8 @@ def search(limit: int, output: Output, master: str | None, more: tuple[str, ...]
     needs_spark()
     from levada.pipelines.service_logs import search as find
 
-    there_is(asked["topics"], asked["bootstrap"])
     with said_plainly():
+        there_is(asked["topics"], asked["bootstrap"], asked["lake"])
         found = find(spark=new_session("search", master), **asked, **options)
         rows = found.selectExpr("string(at) at", "service", "level", "message").limit(limit).collect()
     emit([row.asDict() for row in rows], output, ("at", "service", "level", "message"))

@@ -1,5 +1,6 @@
 """A lake by its path, in whichever of its formats it is kept."""
 
+import os
 from typing import TYPE_CHECKING
 
 from levada.pipelines.compacting import Sizes, compact
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 AnyLake = Lake | DeltaLake
+CONFIGURED = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS")
 FORMATS: dict[str, type[AnyLake]] = {"parquet": Lake, "delta": DeltaLake}
 
 
@@ -30,6 +32,22 @@ def check_lake(spark: "SparkSession", path: str) -> None:
     files = Files(spark, path)
     if not files.exists(LOG) and not files.exists(COMMITS):
         raise LakeError(f"there is no lake at {path}")
+
+
+def check_local_lake(path: str) -> None:
+    """LakeError if it can be told without Spark that there is none: a plain path, which means this machine's disk."""
+    has_scheme = ":" in path.partition("/")[0]
+    if has_scheme or _has_configuration():
+        return
+    if not any(os.path.exists(os.path.join(path, name)) for name in (LOG, COMMITS)):
+        raise LakeError(f"there is no lake at {path}")
+
+
+def _has_configuration() -> bool:
+    """Whether Spark was given files or arguments, by which plain paths may be those of HDFS."""
+    home = os.environ.get("SPARK_HOME")
+    installed = home is not None and os.path.isdir(os.path.join(home, "conf"))
+    return installed or any(name in os.environ for name in CONFIGURED)
 
 
 def tidy(spark: "SparkSession", lake: AnyLake, sizes: Sizes) -> int:

@@ -25,13 +25,16 @@ class Running:
         self.name = name
         self.queries = queries
         self._counter = Counter()
-        self._heard = Progress()  # what `watch` was told last
+        self._heard: dict[str, Progress] = {}  # by query: what `watch` was told last
 
     def progress(self) -> Progress:
-        """How far it is now."""
+        """How far it is now, all queries together."""
+        self._hear()
+        return self._counter.progress()
+
+    def _hear(self) -> None:
         for query in self.queries:
             self._counter.hear(query.recentProgress)
-        return self._counter.progress()
 
     @property
     def is_active(self) -> bool:
@@ -40,7 +43,7 @@ class Running:
     def wait(
         self, seconds: float | None = None, watch: Callable[[Progress], None] = lambda progress: None
     ) -> bool:
-        """Until it has ended; whether it has, within that time. `watch` hears of every step.
+        """Until it has ended; whether it has, within that time. `watch` hears of every step of each query.
 
         Raises PipelineError if a query failed; the others are stopped then.
         """
@@ -60,10 +63,11 @@ class Running:
         return True
 
     def _tell(self, watch: Callable[[Progress], None]) -> None:
-        progress = self.progress()
-        if progress != self._heard:
-            self._heard = progress
-            watch(progress)
+        self._hear()
+        for progress in self._counter.each():
+            if progress != self._heard.get(progress.query):
+                self._heard[progress.query] = progress
+                watch(progress if len(self.queries) > 1 else progress._replace(query=""))
 
     def stop(self) -> None:
         """End all queries; a batch under way is done again by the next run, and nothing is seen of it."""

@@ -98,7 +98,7 @@ class Run:
         state = newest["state"]
         if state == "running" and not self.is_running():
             state = "killed"
-        progress = Progress(**{field: newest[field] for field in Progress._fields})
+        progress = Progress(**{field: newest[field] for field in Progress._fields if field in newest})
         kind, pid, started_ms, options = (about[key] for key in ("pipeline", "pid", "started_ms", "options"))
         return Told(
             self.name, kind, state, pid, started_ms, options, progress, newest["at_ms"], newest["why"]
