@@ -26,7 +26,7 @@ $(STAMP): requirements/dev.txt pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: $(STAMP)  ## watch a broker and a pipeline on Spark at work: a minute once all is installed, three on a busy machine (KEEP=1 leaves them running)
+demo: $(STAMP)  ## watch a broker and a pipeline on Spark at work: about a minute once all is installed, longer on a busy machine (KEEP=1 leaves them running)
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP)  ## all tests: unit and sim (5 minutes), badinput (1), compat with real clients (5, more the first time), eos (2), spark (8)
