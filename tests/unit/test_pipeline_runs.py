@@ -85,6 +85,33 @@ def test_a_name_belongs_to_one_pipeline(tmp_path: Path) -> None:
         pytest.fail("its checkpoint is of another pipeline")
 
 
+@pytest.mark.parametrize("file", ["run.json", "progress.json"])
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"pipeline": "archive"}'])
+def test_a_damaged_run_hides_no_others(tmp_path: Path, file: str, text: str) -> None:
+    runs = {name: Run(str(tmp_path), name) for name in ("damaged", "well")}
+    for run in runs.values():
+        with run.held("archive", {}, 1):
+            run.tell(Progress(1, 5), "running", 2)
+    (tmp_path / "damaged" / file).write_text(text)
+    (tmp_path / "a-file").write_text("of somebody else")
+    damaged, well = all_runs(str(tmp_path))
+    assert (damaged.state, well.state) == ("damaged", "killed") and f"{file} is damaged" in damaged.why
+    held = runs["damaged"].held("archive", {}, 3)
+    if file == "run.json":  # the checkpoint may be of another pipeline
+        with pytest.raises(RunError, match="remove that file"), held:
+            pytest.fail("nobody knows what it was")
+    else:
+        with held:
+            assert runs["damaged"].told() != damaged
+
+
+def test_a_run_whose_process_is_not_known_is_not_ended(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    (tmp_path / "orders" / "run.json").write_text("{}")
+    with pytest.raises(RunError, match="has to be ended otherwise"):
+        Run(str(tmp_path), "orders").stop(1.0)
+    assert holder.poll() is None
+
+
 @pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "x" * 101, "a b"])
 def test_names_are_plain(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunError, match="cannot be a name"):
@@ -172,6 +199,9 @@ def test_a_lake_that_is_not_on_this_disk_is_missed_without_spark(
         ("py4j.Py4JJavaError: An error occurred while calling o1.parquet.\n: java.io.IOException: full", "full"),
         ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012", "Division by zero."),
         ("something else", "something else"),
+        ("Traceback (most recent call last):\n  File x\n    y\nKeyError: 'number'\n\n=== X", "KeyError: 'number'"),
+        ("Traceback (most recent call last):\n  File x\na.b.Odd: it is odd: very\nand more", "it is odd: very"),
+        ("aborted\nCaused by: a.b.SparkException: a worker died\nCaused by: java.io.EOFException", "a worker died"),
     ],
 )  # fmt: skip
 def test_a_failure_is_told_in_a_sentence(trace: str, said: str) -> None:

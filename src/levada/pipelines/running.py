@@ -9,6 +9,7 @@ from levada.pipelines.steps import Query
 
 POLL_SECONDS = 0.25
 _CALLING = re.compile(r"An error occurred while calling \S+$")  # how py4j begins
+_TRACEBACK, _WORKER = "Traceback (most recent call last):", "An exception was thrown from the Python worker:"
 _PYTHON = re.compile(r"(?!java\.|org\.)(?:\w+\.)*\w+(?:Error|Exception): ")
 _CLASSES = re.compile(r"^(?:.*\s)?(?:\w+\.)*\w+(?:Exception|Error): ")  # up to the last name of a class
 _CONDITION = re.compile(r"^\[[A-Z_.]+\]\s*|\s*SQLSTATE: \w+$")
@@ -85,9 +86,31 @@ class Running:
 
 def reason(trace: str) -> str:
     """What a person needs of Spark's report of an error: the sentence of its deepest cause."""
-    lines = [line.strip().removeprefix(": ") for line in trace.splitlines() if line.strip(": ")]
-    lines = [line for line in lines if not _CALLING.search(line)]
-    python = [line for line in lines if _PYTHON.match(line)]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    chosen = (python or causes or lines or [trace])[-1 if python or causes else 0]
-    return _CONDITION.sub("", _CLASSES.sub("", chosen)).strip()
+    python = _raised(trace)
+    if python and " " not in python[-1].partition(": ")[2]:
+        return python[-1]  # one word says little without its class
+    if python:
+        told = python[-1].partition(": ")[2]
+    else:
+        lines = [line.strip().removeprefix(": ") for line in trace.splitlines() if line.strip(": ")]
+        lines = [line for line in lines if not _CALLING.search(line)]
+        causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+        told = ([cause for cause in causes if ": " in cause][-1:] or lines or [trace])[0]
+    return _CONDITION.sub("", _CLASSES.sub("", told)).strip()
+
+
+def _raised(trace: str) -> list[str]:
+    """The exceptions of Python in it, each as `class: message`, in their order.
+
+    Such a line ends a traceback; of an exception that explains itself a worker shows no traceback.
+    """
+    found, is_next = [], False
+    for whole in trace.splitlines():
+        line = whole.rpartition(_WORKER)[2]
+        if line != whole or _TRACEBACK in line:
+            is_next, line = True, "" if _TRACEBACK in line else line.strip()
+        if line and not line[0].isspace():
+            if (is_next or _PYTHON.match(line)) and not _CALLING.search(line):
+                found.append(line)
+            is_next = False
+    return found

@@ -19,6 +19,7 @@ from levada.pipelines.progress import Progress
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 POLL_SECONDS = 0.1
+SAID = {"run.json": {"pipeline", "pid", "started_ms", "options"}, "progress.json": {"state", "at_ms", "why"}}
 
 
 class RunError(Exception):
@@ -30,13 +31,13 @@ class Told(NamedTuple):
 
     name: str
     pipeline: str
-    state: str  # running, stopped, finished, failed, or killed
+    state: str  # running, stopped, finished, failed, killed, or damaged if nobody can tell
     pid: int
     started_ms: int
     options: Mapping[str, Any]
     progress: Progress
     progress_ms: int  # when it was told
-    why: str = ""  # of one that failed
+    why: str = ""  # of one that failed or is damaged
 
 
 def home_directory() -> str:
@@ -74,7 +75,7 @@ class Run:
         if lock is None:
             raise RunError(f"pipeline {self.name} runs already; try: levada pipeline status {self.name}")
         try:
-            known = self._read("run.json")
+            known = self._known(pipeline)
             if known and known["pipeline"] != pipeline:
                 raise RunError(
                     f"{self.name} is the name of a run of {known['pipeline']}; give this one another by --name"
@@ -86,13 +87,26 @@ class Run:
         finally:
             os.close(lock)
 
+    def _known(self, pipeline: str) -> dict[str, Any] | None:
+        try:
+            return self._read("run.json")
+        except RunError as damage:
+            raise RunError(
+                f"{damage}; if it was {pipeline} that ran under this name, remove that file and it goes on, "
+                "otherwise give this one another name by --name"
+            ) from None
+
     def tell(self, progress: Progress, state: str, now_ms: int, why: str = "") -> None:
         """Let others know."""
         self._write("progress.json", {"state": state, "at_ms": now_ms, "why": why} | progress._asdict())
 
     def told(self) -> Told | None:
         """What is known; None of a name that never ran."""
-        about, newest = self._read("run.json"), self._read("progress.json")
+        try:
+            about, newest = self._read("run.json"), self._read("progress.json")
+        except RunError as damage:
+            changed_ms = int(os.stat(self.directory).st_mtime * 1000)
+            return Told(self.name, "", "damaged", 0, changed_ms, {}, Progress(), changed_ms, str(damage))
         if about is None or newest is None:
             return None
         state = newest["state"]
@@ -118,6 +132,8 @@ class Run:
         told = self.told()
         if told is None or not self.is_running():
             raise RunError(f"pipeline {self.name} does not run; try: levada pipeline list")
+        if not told.pid:
+            raise RunError(f"{told.why}, so its process is not known and has to be ended otherwise")
         os.kill(told.pid, signal.SIGTERM)
         until = time.monotonic() + patience_s
         while self.is_running():
@@ -140,12 +156,19 @@ class Run:
         return os.path.join(self.directory, name)
 
     def _read(self, name: str) -> dict[str, Any] | None:
+        """What a file says; None if there is none, RunError if it says nothing of use."""
         try:
             with open(self._path(name), encoding="utf-8") as file:
-                read: dict[str, Any] = json.load(file)
-                return read
-        except FileNotFoundError:
+                read = json.load(file)
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise RunError(f"{self._path(name)} cannot be read: {error.strerror}") from None
+        except ValueError:
+            read = None
+        if not isinstance(read, dict) or not read.keys() >= SAID[name]:
+            raise RunError(f"{self._path(name)} is damaged")
+        return read
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         new = self._path(name + ".new")
