@@ -1,6 +1,7 @@
 """JSON as typed columns: the quick way and the slow one say the same, and no value spoils another."""
 
 import json
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -139,3 +140,30 @@ def test_a_values_fate_does_not_depend_on_its_neighbours(values: list[bytes | No
     assert repr(together) == repr([one[0][0] for one in alone])
     spoiled, spoiled_bad = decode(*values, b"spoils all of them")
     assert repr(spoiled[:-1]) == repr(together) and spoiled_bad == [*bad, True]
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (b'{"n": 1, "z": %s}' % (b"[" * 1_500 + b"]" * 1_500), {"n": 1}),
+        (b' {"n": 1, "z": %s}' % (b'{"z":' * 1_500 + b"{}" + b"}" * 1_500), {"n": 1}),
+        (b'{"n": 1, "z": -NaN}', {"n": 1}),
+        (b'{"n": 1, "z": %s}' % (b"9" * 5_000), {"n": 1}),
+        (b'{"x": %s}' % (b"9" * 400), {"x": math.inf}),
+        (b'{"x": -%s}' % (b"9" * 309), {"x": -math.inf}),
+        (b'{"x": -1e999}', {"x": -math.inf}),
+        (b'{"n": -0, "x": -0, "at": {"lat": -0}}', {"n": 0, "x": -0.0, "at": {"lat": -0.0}}),
+        (b'{"n": %s}' % (b"9" * 400), None),
+    ],
+)
+def test_what_the_two_ways_could_see_differently(value: bytes, wanted: dict[str, Any] | None) -> None:
+    one = None if wanted is None else NOTHING | wanted
+    assert repr(decode(value)) == repr(([one], [wanted is None]))
+    assert repr(decode(value, b"oops")) == repr(([one, None], [wanted is None, True]))
+
+
+def test_an_object_of_very_many_names() -> None:
+    """Its cost grows with them, not with their square: this one took five minutes."""
+    names = ",".join(f'"k{number % 99_000}": 0' for number in range(100_000))
+    found = decode(b"oops", f'{{"n": 7, {names}}}'.encode())
+    assert found == ([None, NOTHING | {"n": 7}], [True, False])

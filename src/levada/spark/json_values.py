@@ -1,12 +1,14 @@
 """JSON values as typed columns: Arrow's own reader where all is well, and row by row where something is not.
 
-What a value means is told by the slow way, `_converter`; the fast one is taken when it gives the same. Each object
-gets its number as its first field, under a name that nobody can guess: so a value that is no object, or two, can
-never shift those after it.
+What a value means is told by the slow way, `_converter`; the fast one is taken when it gives the same. What only the
+fast one can read, `_only_fast`, is read with it in both. Each object gets its number as its first field, under a name
+that nobody can guess: so a value that is no object, or two, can never shift those after it.
 """
 
 import json
+import math
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
@@ -19,6 +21,10 @@ import pyarrow.json as pj
 
 SLICE_ROWS = 2_000  # one bad value makes this many take the slow way
 NO_VALUE = '{"":0}'  # in place of none
+
+WHITESPACE = b" \t\r\n"
+NUMBER_WORDS = (b"NaN", b"Inf")
+DIGITS_MAX = 309  # the largest double has as many
 
 Converter = Callable[[Any], Any]
 
@@ -81,13 +87,25 @@ class JsonValues:
         found, bad = [], []
         for value in values.to_pylist():
             try:
-                one = None if value is None else self._convert(json.loads(value, object_pairs_hook=_object))
+                one = None if value is None else self._decode_one(value)
                 bad.append(False)
-            except (ValueError, RecursionError, OverflowError):
+            except (ValueError, RecursionError, OverflowError, pa.ArrowNotImplementedError):
                 one = None
                 bad.append(True)
             found.append(one)
         return pa.array(found, self._kind), pa.array(bad, pa.bool_())
+
+    def _decode_one(self, value: bytes) -> Any:
+        try:
+            found = json.loads(value, object_pairs_hook=_object, parse_int=_whole)
+        except (ValueError, RecursionError) as error:
+            if not _only_fast(value, error):
+                raise
+            alone = self._decode_fast(pa.array([value.strip(WHITESPACE)], pa.binary()))
+            if alone is None:
+                raise
+            return alone[0].as_py()
+        return self._convert(found)
 
 
 class _Object(dict[str, Any]):
@@ -99,9 +117,31 @@ class _Object(dict[str, Any]):
 def _object(pairs: list[tuple[str, Any]]) -> _Object:
     found = _Object(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        found.twice = frozenset(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        found.twice = frozenset(name for name, count in counts.items() if count > 1)
     return found
+
+
+class _MinusZero(int):
+    """-0 without a point: 0 among integers, -0.0 among other numbers."""
+
+    def __float__(self) -> float:
+        return -0.0
+
+
+def _whole(text: str) -> int | float:
+    """A number without a point; beyond all doubles it is infinite, as 1e999 is."""
+    if len(text) > DIGITS_MAX:
+        return float(text)
+    return _MinusZero() if text == "-0" else int(text)
+
+
+WHOLE = (int, _MinusZero)
+
+
+def _only_fast(value: bytes, error: Exception) -> bool:
+    """Whether the fast way may read it nevertheless: deep nesting, and words for numbers such as -NaN."""
+    return isinstance(error, RecursionError) or any(word in value for word in NUMBER_WORDS)
 
 
 def _read_as(kind: Any) -> Any | None:
@@ -210,7 +250,7 @@ def _integer(kind: Any) -> Converter:
     limit = 1 << (kind.bit_width - 1)
 
     def convert(found: Any) -> Any:
-        if found is not None and (type(found) is not int or not -limit <= found < limit):
+        if found is not None and (type(found) not in WHOLE or not -limit <= found < limit):
             raise ValueError(f"not a {kind}")
         return found
 
@@ -221,12 +261,12 @@ def _floating(kind: Any) -> Converter:
     def convert(found: Any) -> Any:
         if found is None:
             return None
-        if type(found) not in (int, float):
+        if type(found) not in (*WHOLE, float):
             raise ValueError(f"not a {kind}")
         try:
             return float(found)
         except OverflowError:
-            raise ValueError("too large a number") from None
+            return math.copysign(math.inf, found)
 
     return convert
 
@@ -235,7 +275,7 @@ def _decimal(kind: Any) -> Converter:
     def convert(found: Any) -> Any:
         if found is None:
             return None
-        if type(found) not in (int, float, str):
+        if type(found) not in (*WHOLE, float, str):
             raise ValueError(f"not a {kind}")
         try:
             number = Decimal(str(found))
