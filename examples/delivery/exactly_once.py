@@ -5,11 +5,12 @@ starts at the last committed position, and what the crashed one had written sinc
 """
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
-from stream import batches, consumer, crash_point, options, positions
+from stream import batches, consumer, crash_point, customer_and_amount, options, positions
 
 
 def invoice(order: Message) -> str:
-    return f"{order.key().decode()} owes {order.value().decode()}"
+    customer, amount = customer_and_amount(order)
+    return f"{customer} owes {amount}"
 
 
 def begin_again(source: Consumer) -> None:

@@ -10,7 +10,7 @@ import sqlite3
 from typing import Any
 
 from confluent_kafka import Consumer, Message, TopicPartition
-from stream import batches, consumer, crash_point, options, positions
+from stream import batches, consumer, crash_point, customer_and_amount, options, positions
 
 TABLES = [
     "CREATE TABLE IF NOT EXISTS totals (customer TEXT PRIMARY KEY, amount BIGINT NOT NULL)",
@@ -52,7 +52,7 @@ class Totals:
     def add(self, batch: list[Message]) -> None:
         """The results of a batch and the position after it, not yet committed."""
         for order in batch:
-            self._execute(ADD, order.key().decode(), int(order.value()))
+            self._execute(ADD, *customer_and_amount(order))
         for part in positions(batch):
             place = (part.topic, part.partition)
             if self._execute(ADVANCE, part.offset, *place, self._expected[place]).rowcount != 1:

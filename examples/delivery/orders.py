@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument(
         "-b", "--bootstrap", default="127.0.0.1:9092", help="where the broker is (%(default)s)"
     )
-    parser.add_argument("--topic", default="orders", help="the topic to fill (%(default)s)")
+    parser.add_argument("--topic", default="shop-orders", help="the topic to fill (%(default)s)")
     parser.add_argument("--count", type=int, default=1000, help="how many orders (%(default)s)")
     given = parser.parse_args()
     create(given.bootstrap, given.topic)

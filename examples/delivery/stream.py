@@ -19,7 +19,7 @@ def options(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "-b", "--bootstrap", default="127.0.0.1:9092", help="where the broker is (%(default)s)"
     )
-    parser.add_argument("--topic", default="orders", help="the topic to read (%(default)s)")
+    parser.add_argument("--topic", default="shop-orders", help="the topic to read (%(default)s)")
     parser.add_argument(
         "--instance", default="1", help="the name of this worker among its like (%(default)s)"
     )
@@ -70,6 +70,18 @@ def batches(source: Consumer, given: argparse.Namespace) -> Iterator[list[Messag
         owned = {(part.topic, part.partition) for part in source.assignment()}
         if given.until_end and owned and owned <= at_end:
             return
+
+
+def customer_and_amount(order: Message) -> tuple[str, int]:
+    """What an order says; a record that is none ends the example."""
+    try:
+        return order.key().decode(), int(order.value())
+    except (AttributeError, TypeError, ValueError):
+        place = f"{order.topic()}-{order.partition()} at offset {order.offset()}"
+        raise SystemExit(
+            f"{place}: no order, which has a customer as its key and an amount as its value. "
+            "Fill another topic with orders.py, and name it here, too: --topic"
+        ) from None
 
 
 def positions(batch: list[Message]) -> list[TopicPartition]:

@@ -32,7 +32,7 @@ COUNT, BATCH = 1000, 50
 
 
 class Order(NamedTuple):
-    """A record of the topic `orders`."""
+    """A record of the topic `shop-orders`."""
 
     partition: int
     offset: int
@@ -49,8 +49,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def orders(broker: str) -> list[Order]:
     """What is in the topic."""
-    assert run(broker, "orders.py", "--count", str(COUNT)).stdout == f"{COUNT} orders are in orders\n"
-    found = read_committed(broker, "orders")
+    assert run(broker, "orders.py", "--count", str(COUNT)).stdout == f"{COUNT} orders are in shop-orders\n"
+    found = read_committed(broker, "shop-orders")
     return [
         Order(index, record.offset, record.key, int(record.value))
         for (_, index), records in found.items()
@@ -134,6 +134,18 @@ def test_exactly_once_into_postgresql(broker: str, orders: list[Order]) -> None:
             assert dict(found) == totals(orders)
     except Unavailable as error:
         must_be_had("PostgreSQL", error)
+
+
+@pytest.mark.parametrize(("key", "value"), [(b"order-2", b"coffee"), (None, b"7"), (b"alice", None)])
+def test_records_of_something_else_are_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: bytes | None, value: bytes | None
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    other = Message(topic="others", partition=0, offset=5, key=key, value=value)
+    totals = importlib.import_module("exactly_once_database").Totals(str(tmp_path / "totals.sqlite"))
+    for deal_with in (importlib.import_module("exactly_once").invoice, lambda order: totals.add([order])):
+        with pytest.raises(SystemExit, match="others-0 at offset 5: no order"):
+            deal_with(other)
 
 
 class Assigned:
