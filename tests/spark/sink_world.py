@@ -25,7 +25,7 @@ from levada.spark.transactions import lock_id, task_id
 from levada.wire.txn_journal import Status
 
 QUERY = "q"
-ROWS = 4  # of each batch
+ROWS = 4  # of each batch, as it is first planned
 SLOTS = 50
 Steps = Iterator[None]
 Txn = tuple[str, int, int]
@@ -49,6 +49,7 @@ class Bugs:
     abort_first: bool = False  # a driver aborts what is left over before it decides
     listed_only: bool = False  # a driver holds what is listed as open, and not what it knows by name
     believes: bool = False  # a driver takes a decision for carried out before it has
+    uncounted: bool = False  # a batch that was committed is skipped, however many rows it has now
 
 
 @dataclass
@@ -67,6 +68,9 @@ class World:
     permitted: dict[str, Txn] = field(default_factory=dict)  # who may write in a partition without asking
     lock_epoch: int = 0
     commits: set[int] = field(default_factory=set)  # Spark's commit log
+    plans: dict[int, int] = field(default_factory=dict)  # Spark's offset log: how many rows a batch has
+    available: int = ROWS  # for the next batch that is planned
+    refused: bool = False  # a driver was told that its batch cannot be committed
     next_id: int = 1
 
     # The coordinator.
@@ -142,7 +146,7 @@ class World:
     def task(
         self, batch: int, partition: int, width: int, returned: dict[int, PreparedTransaction | None]
     ) -> Steps:
-        rows = [(batch, row) for row in range(ROWS) if (batch + row % 2) % width == partition]
+        rows = [(batch, row) for row in range(self.plans[batch]) if (batch + row % 2) % width == partition]
         if not rows:
             returned[partition] = None
             return
@@ -185,7 +189,8 @@ class World:
             held[name] = self.hold(name)
         ongoing = {name: one for name, (_, one) in held.items() if one is not None}
         seen = {one.transactional_id: one for one in written} if self.bugs.no_hold else ongoing
-        verdict = judge(last, batch, written, ongoing | seen, failed=failed)
+        rows = None if self.bugs.uncounted else self.plans[batch]
+        verdict = judge(last, batch, written, ongoing | seen, rows=rows, failed=failed)
         ends = [(name, True) for name in verdict.commit] + [(name, False) for name in verdict.abort]
         if self.bugs.abort_first:
             yield from self._end([one for one in ends if not one[1]], held, verdict.decision)
@@ -195,6 +200,7 @@ class World:
         self.decisions.append(verdict.decision)
         yield from self._end(ends, held, verdict.decision)
         if verdict.refusal:
+            self.refused = True
             raise Dead
         return verdict.decision
 
@@ -224,6 +230,7 @@ class World:
         ended = NOTHING
         while len(self.commits) < batches:
             batch = max(self.commits, default=-1) + 1
+            self.plans.setdefault(batch, self.available)
             returned: dict[int, PreparedTransaction | None] = {}
             for partition in range(width):
                 spawn(self.retried(batch, partition, width, returned))
@@ -241,6 +248,13 @@ class World:
                     yield
             yield
             self.commits.add(batch)
+
+    def put_back(self) -> None:
+        """The last batch is missing in a checkpoint that nobody uses just now; it will be planned with more rows."""
+        self.available += 1
+        last = max(self.plans, default=-1)
+        self.plans.pop(last, None)
+        self.commits.discard(last)
 
     def retried(self, batch: int, partition: int, width: int, returned: dict[int, Any]) -> Steps:
         """Attempts at a task until one has returned, as Spark makes them; the first that returns counts."""

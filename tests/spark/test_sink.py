@@ -174,6 +174,24 @@ def test_a_checkpoint_put_back_is_refused(sink: Sink, broker: EmbeddedBroker) ->
     assert sink.visible(target) == list(range(10))
 
 
+def test_a_checkpoint_put_back_by_its_last_batch_is_refused_if_that_has_other_rows(
+    sink: Sink, broker: EmbeddedBroker
+) -> None:
+    source, target = broker.topic(partitions=2), broker.topic()
+    rows = sink.read(source).select("key", "value")
+    sink.save(sink.numbers(100), topic=source)
+    sink.copy(rows, target)
+    for folder in ("offsets", "commits"):
+        for name in ("0", ".0.crc"):
+            (sink.folder / target / folder / name).unlink(missing_ok=True)
+    sink.save(sink.numbers(50, 100), topic=source)
+    for _ in range(2):
+        with pytest.raises(Exception, match="has 150 rows now and had 100") as error:
+            sink.copy(rows, target)
+        assert "Traceback" not in str(error.value).split("CommitRefused")[-1]
+        assert sink.visible(target) == list(range(100))
+
+
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_a_stream_without_rows(sink: Sink, broker: EmbeddedBroker, delivery: str) -> None:
     source, target = broker.topic(), broker.topic()

@@ -15,7 +15,9 @@ BATCHES = 3
 SEEDS = 400
 
 
-def run(seed: int, bugs: Bugs | None = None, first_epoch: int = 0) -> tuple[World, list[tuple[int, int]]]:
+def run(
+    seed: int, bugs: Bugs | None = None, first_epoch: int = 0, *, put_back: bool = False
+) -> tuple[World, list[tuple[int, int]]]:
     """Drivers come, die or fall asleep; at the end a healthy one finishes. The world, and what must be visible."""
     chance = random.Random(seed)
     world = World(first_epoch, bugs or Bugs(), coordinators(chance))
@@ -41,12 +43,17 @@ def run(seed: int, bugs: Bugs | None = None, first_epoch: int = 0) -> tuple[Worl
         if actors and chance.random() < 0.05:
             actors.pop(chance.randrange(len(actors)))
     world.moves = lambda _: False
+    world.refused = False
+    if put_back:
+        world.put_back()
     actors.append(
         world.driver(2, BATCHES + 1, actors.append, lambda: False)
     )  # undisturbed, and one batch more
     while actors:
         step(actors, chance.choice(actors))
-    return world, sorted((batch, row) for batch in range(len(world.commits)) for row in range(ROWS))
+    if world.refused:  # of what was committed nothing is lost or doubled, and nothing was added
+        return world, [(batch, row) for batch in range(world.last().batch + 1) for row in range(ROWS)]
+    return world, sorted((batch, row) for batch in world.commits for row in range(world.plans[batch]))
 
 
 def coordinators(chance: random.Random) -> Callable[[str], bool]:
@@ -68,15 +75,22 @@ def step(actors: list[Steps], actor: Steps) -> None:
         actors.remove(actor)
 
 
-def is_right(seed: int, bugs: Bugs | None = None, first_epoch: int = 0) -> bool:
-    world, wanted = run(seed, bugs, first_epoch)
-    return sorted(world.visible) == wanted and not world.open()
+def is_right(seed: int, bugs: Bugs | None = None, first_epoch: int = 0, *, put_back: bool = False) -> bool:
+    world, wanted = run(seed, bugs, first_epoch, put_back=put_back)
+    return sorted(world.visible) == wanted and not world.open() and (put_back or not world.refused)
 
 
 @pytest.mark.parametrize("first_epoch", [0, EPOCH_MAX - 6])
 def test_whoever_dies_or_comes_late_each_row_is_there_once_and_nothing_stays_open(first_epoch: int) -> None:
     wrong = [seed for seed in range(SEEDS) if not is_right(seed, first_epoch=first_epoch)]
     assert wrong == []
+
+
+def test_a_checkpoint_put_back_by_a_batch_loses_nothing_unless_a_driver_says_so() -> None:
+    worlds = {seed: run(seed, put_back=True) for seed in range(SEEDS)}
+    assert {world.refused for world, _ in worlds.values()} == {True, False}
+    assert [seed for seed in worlds if not is_right(seed, put_back=True)] == []
+    assert any(not is_right(seed, Bugs(uncounted=True), put_back=True) for seed in range(SEEDS))
 
 
 @pytest.mark.parametrize(
@@ -101,6 +115,19 @@ def test_the_transactions_of_a_batch_are_committed_and_others_aborted() -> None:
         (C.transactional_id,),
         None,
     )
+
+
+@pytest.mark.parametrize("rows", [0, 2, 4])
+def test_a_repeated_batch_with_another_number_of_rows_is_refused_and_the_one_before_finished(
+    rows: int,
+) -> None:
+    last = Decision(4, (A, B), 3)
+    verdict = judge(last, 4, [C], open_now(B, C), rows=rows)
+    assert verdict[:3] == (last, (B.transactional_id,), (C.transactional_id,))
+    assert verdict.refusal is not None and f"has {rows} rows now and had 3" in verdict.refusal
+    assert judge(last, 4, [C], open_now(B, C), rows=rows, failed=True).refusal is None
+    assert judge(last, 4, [C], open_now(B, C), rows=3).refusal is None
+    assert judge(Decision(4, (A, B)), 4, [C], open_now(B, C), rows=rows).refusal is None
 
 
 def test_a_batch_that_was_decided_is_finished_with_what_was_decided() -> None:
@@ -138,6 +165,10 @@ def test_a_driver_that_is_behind_decides_nothing_and_leaves_others_alone() -> No
     assert verdict.refusal is not None and "checkpoint" in verdict.refusal
 
 
-@pytest.mark.parametrize("decision", [NOTHING, Decision(1 << 40, (A, B))])
+@pytest.mark.parametrize("decision", [NOTHING, Decision(1 << 40, (A, B)), Decision(3, (A,), 1 << 40)])
 def test_a_decision_is_read_as_it_was_written(decision: Decision) -> None:
     assert decode_decision(encode_decision(decision)) == decision
+
+
+def test_a_decision_of_a_writer_that_did_not_count_is_read() -> None:
+    assert decode_decision(b'[1,4,[["spark-q-0-0",7,0]]]') == Decision(4, (A,), None)

@@ -43,6 +43,7 @@ class _Record(msgspec.Struct, array_like=True):
     version: int
     batch: int
     prepared: list[PreparedTransaction]
+    rows: int | None = None  # older records end before it
 
 
 _decode = msgspec.json.Decoder(_Record).decode
@@ -50,13 +51,13 @@ _decode = msgspec.json.Decoder(_Record).decode
 
 def encode_decision(decision: Decision) -> bytes:
     """A decision as the value of its record."""
-    return msgspec.json.encode(_Record(1, decision.batch, list(decision.prepared)))
+    return msgspec.json.encode(_Record(1, decision.batch, list(decision.prepared), decision.rows))
 
 
 def decode_decision(value: bytes) -> Decision:
     """The decision that stands in a record."""
     record = _decode(value)
-    return Decision(record.batch, tuple(record.prepared))
+    return Decision(record.batch, tuple(record.prepared), record.rows)
 
 
 async def write_decision(lock: "TransactionalProducer", query: str, decision: Decision, place: int) -> None:

@@ -35,6 +35,7 @@ class Decision(NamedTuple):
 
     batch: int
     prepared: tuple[PreparedTransaction, ...]
+    rows: int | None = None  # of the batch; None: it was not counted
 
 
 NOTHING = Decision(-1, ())
@@ -55,9 +56,13 @@ def judge(
     written: Iterable[PreparedTransaction],
     held: Mapping[str, PreparedTransaction],
     *,
+    rows: int | None = None,
     failed: bool = False,
 ) -> Verdict:
-    """The verdict over a batch whose tasks have written, or have `failed`; `held` is what is open, by its id."""
+    """The verdict over a batch of so many `rows`, which tasks have written (or have `failed` to).
+
+    `held` is what is open, by its id.
+    """
     wanted = set(written)
     decision, why = last, None
     if last.batch > batch:
@@ -74,9 +79,23 @@ def judge(
             )
         else:
             unfinished = set(last.prepared).intersection(held.values())
-            decision = Decision(batch, tuple(sorted(wanted | unfinished)))
+            decision = Decision(batch, tuple(sorted(wanted | unfinished)), rows)
+    elif last.batch == batch and not failed:
+        why = _other_rows(rows, last.rows)
     output = set(decision.prepared)
     commit = tuple(name for name, one in held.items() if one in output)
     left = (wanted if last.batch > batch else set(held.values())) - output
     abort = tuple(name for name, one in held.items() if one in left)
     return Verdict(decision, commit, abort, why)
+
+
+def _other_rows(now: int | None, before: int | None) -> str | None:
+    """Why a batch that is committed already cannot be the same again, if it cannot."""
+    if now is None or before is None or now == before:
+        return None
+    return (
+        f"it is committed already, but has {now} rows now and had {before}. Nothing of it was written again. If the "
+        "checkpoint was put back or has lost its last batch, some of these rows are not in the topics yet: begin with "
+        "a new checkpoint, from the offsets up to which the topics have them. If the query gives other rows whenever "
+        "it is computed (rand, a clock, tables that change), they are: start it once with option repeatedBatch=skip"
+    )

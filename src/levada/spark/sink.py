@@ -31,11 +31,13 @@ from levada.spark.options import OptionError
 from levada.spark.patience import Patience, patiently, reach
 from levada.spark.write_options import (
     EXACTLY_ONCE,
+    SKIP,
     JobOptions,
+    StreamOptions,
     WriteOptions,
     check_columns,
     job_options,
-    write_options,
+    stream_options,
 )
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ class Written(WriterCommitMessage):
 
     query: str
     batch: int
-    rows: int
+    rows: int  # also those that were not written again
     prepared: PreparedTransaction | None
 
 
@@ -65,7 +67,7 @@ def stream_writer(
     given: Mapping[str, str], schema: "StructType", overwrite: bool
 ) -> DataSourceStreamArrowWriter:
     """The writer of a stream; output mode complete appends all rows in each micro-batch."""
-    options = write_options(given)
+    options = stream_options(given)
     return StreamWriter(options, check_columns(schema, options))
 
 
@@ -141,8 +143,9 @@ class _Writer:
     ) -> Verdict:
         """The driver's part; whoever does it again does what is left of it."""
         written, patience = _prepared(messages), self._options.patience
+        rows = sum(one.rows for one in messages if isinstance(one, Written))
         return self._patiently(
-            lambda client: transactions.settle(client, query, batch, written, failed=failed),
+            lambda client: transactions.settle(client, query, batch, written, rows=rows, failed=failed),
             Patience(patience.known_ms, patience.known_ms),  # whoever has taken the rows is known
         )
 
@@ -182,11 +185,13 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         self._end(messages, batchId, failed=True)
 
     def _end(self, messages: Sequence[WriterCommitMessage | None], batch: int, *, failed: bool) -> None:
+        assert isinstance(self._options, StreamOptions)
         query = next((one.query for one in messages if isinstance(one, Written)), "")
         if not query:
             return  # at least once; or every task failed, and took back its own
         verdict = self._settle(query, batch, messages, failed=failed)
-        if verdict.refusal is not None and not failed:
+        is_skipped = verdict.decision.batch == batch and self._options.repeated_batch == SKIP
+        if verdict.refusal is not None and not failed and not is_skipped:
             raise CommitRefused(f"batch {batch} of query {query}: {verdict.refusal}")
 
 
@@ -255,9 +260,7 @@ def _prepared(messages: Sequence[WriterCommitMessage | None]) -> list[PreparedTr
 
 def _skip(batches: Iterable[Any], query: str, batch: int) -> Written:
     """Rows that are in the topics already; whatever is computed on their way is computed, for it may keep state."""
-    for _ in batches:
-        pass
-    return Written(query, batch, 0, None)
+    return Written(query, batch, sum(one.num_rows for one in batches), None)
 
 
 async def _ask_identity(client: "Client") -> Writer:

@@ -163,6 +163,7 @@ async def settle(
     batch: int,
     written: Collection[PreparedTransaction],
     *,
+    rows: int | None = None,
     failed: bool = False,
 ) -> Verdict:
     """Commit what the tasks of a batch have written, or abort it; and end what earlier attempts left open."""
@@ -174,7 +175,7 @@ async def settle(
         known = [*written, *(() if done.pop(query, None) == last else last.prepared)]
         held = await _hold_all(client, query, {one.transactional_id for one in known})
         ongoing = {name: one.ongoing for name, one in held.items() if one.ongoing is not None}
-        verdict = judge(last, batch, written, ongoing, failed=failed)
+        verdict = judge(last, batch, written, ongoing, rows=rows, failed=failed)
         if verdict.decision != last or verdict.commit or verdict.abort:
             await write_decision(lock, query, verdict.decision, place)
     except ProducerFenced as error:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 CODECS = tuple(codec.name.lower() for codec in Codec)
 EXACTLY_ONCE = "exactly_once"
+SKIP = "skip"
 COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
+APP_CHARACTERS_MAX = 250  # escaped, they are part of transactional ids and of patterns, which brokers bound
 NEAR = 0.75  # a column so much alike one that may be written is a slip of the pen
 
 
@@ -70,6 +72,19 @@ class WriteOptions(ConnectionOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StreamOptions(WriteOptions):
+    """What only a stream may be asked."""
+
+    repeated_batch: str = option(
+        "repeatedBatch",
+        "A micro-batch that is committed already and has another number of rows now: `refuse` fails the query, since "
+        "its checkpoint may have been put back; `skip` goes on, for a query that gives other rows each time.",
+        one_of("refuse", SKIP),
+        "refuse",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobOptions(WriteOptions):
     """What only a batch job may be asked."""
 
@@ -94,9 +109,9 @@ class JobOptions(WriteOptions):
     )
 
 
-def write_options(given: Mapping[str, str]) -> WriteOptions:
+def stream_options(given: Mapping[str, str]) -> StreamOptions:
     """The options of a stream."""
-    return parse(WriteOptions, given)
+    return parse(StreamOptions, given)
 
 
 def job_options(given: Mapping[str, str]) -> JobOptions:
@@ -104,6 +119,10 @@ def job_options(given: Mapping[str, str]) -> JobOptions:
     options = parse(JobOptions, given)
     if bool(options.app) != (options.version is not None):
         raise OptionError("options txnAppId and txnVersion go together: give both, or none")
+    if len(options.app) > APP_CHARACTERS_MAX:
+        raise OptionError(
+            f"option txnAppId has {len(options.app)} characters, at most {APP_CHARACTERS_MAX} will do"
+        )
     if options.app and options.delivery != EXACTLY_ONCE:
         raise OptionError(f"option txnAppId needs delivery={EXACTLY_ONCE}")
     return options
