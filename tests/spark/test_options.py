@@ -57,6 +57,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
         ({"valueFormat": "xml"}, "option valueFormat: write json or avro"),
         ({"valueFormat": "avro"}, "needs valueSchema"),
         ({"deadLetterTopic": "dead"}, "deadLetterTopic needs valueFormat"),
+        ({"valueFormat": "json", "deadLetterTopic": "t"}, "deadLetterTopic: t is among the topics that are"),
         ({"header": "novalue"}, "option header: write name=value"),
         ({"fromTime": "yesterday"}, "option fromTime: write milliseconds since 1970"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "minOffsetsPerTrigger is greater"),

@@ -19,6 +19,7 @@ from pyspark.sql.types import (
 from tests.spark.plain import Plain
 
 from levada.errors import KafkaError
+from levada.spark import blocking
 from levada.spark.options import OptionError
 from levada.spark.rows import _without_first
 
@@ -90,6 +91,10 @@ def test_a_dead_letter_topic_that_is_not_there_is_told(plain: Plain) -> None:
     schema = StructType([StructField("value", VALUE)])
     with pytest.raises(KafkaError, match="option deadLetterTopic: nothing can be written to no such topic"):
         plain.rows(schema, subscribe=topic, valueFormat="json", deadLetterTopic="no such topic")
+    with pytest.raises(KafkaError, match="to misspelt: it does not exist; create it: levada topic create"):
+        plain.rows(schema, subscribe=topic, valueFormat="json", deadLetterTopic="misspelt")
+    with pytest.raises(KafkaError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+        blocking.run(blocking.client(plain.broker.bootstrap).topic("misspelt", refresh=True))
 
 
 def test_values_that_nobody_asks_for_are_not_read(plain: Plain) -> None:

@@ -15,7 +15,7 @@ from levada.spark.columns import HEADERS_TYPE
 from levada.spark.judging import CommitRefused
 from levada.spark.options import OptionError, declared
 from levada.spark.sink import batch_writer, stream_writer
-from levada.spark.write_options import ColumnError, JobOptions
+from levada.spark.write_options import ColumnError, JobOptions, StreamOptions
 from levada.testing import EmbeddedBroker
 
 ALL = {
@@ -292,6 +292,37 @@ def test_a_compacted_topic_needs_keys(broker: EmbeddedBroker) -> None:
     assert "needs keys" in error.value.__notes__[0]
 
 
+def test_an_application_with_the_longest_name(broker: EmbeddedBroker) -> None:
+    topic = broker.topic()
+    for _ in range(2):
+        Job(broker, topic=topic, txnAppId=f"{topic:🐘>250}", txnVersion=1).run(rows("a"))
+    assert visible(broker.bootstrap, topic) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("micros", "told"),
+    [
+        (-1, "row 0 is from before 1970: 1969-12-31T23:59:59.999"),
+        (-70_000_000_000_000_000, "row 0 is from before 1970: -249-"),
+        (-(1 << 63), "row 0 is from before 1970: -290308-"),
+        ((1 << 63) - 1, "timestamps too far from now"),
+    ],
+)
+def test_a_time_that_no_record_can_have(broker: EmbeddedBroker, micros: int, told: str) -> None:
+    job = Job(broker, PLAIN | {"timestamp": TimestampType()}, topic=broker.topic())
+    with pytest.raises(KafkaError, match=f"INVALID_TIMESTAMP: {told}") as error:
+        job.run(rows("a", timestamp=pa.array([micros], pa.timestamp("us", "UTC"))))
+    notes = getattr(error.value, "__notes__", [])
+    assert [("message.timestamp.after.max.ms" in note) for note in notes] == [True] * (micros > 0)
+
+
+def test_a_header_without_a_name(broker: EmbeddedBroker) -> None:
+    headers = pa.array([[{"key": None, "value": b"x"}]], HEADERS_TYPE)
+    with pytest.raises(KafkaError, match="INVALID_RECORD: row 0 has a header without a name") as error:
+        Job(broker, PLAIN | {"headers": HEADERS}, topic=broker.topic()).run(rows("a", headers=headers))
+    assert not hasattr(error.value, "__notes__")
+
+
 @pytest.mark.parametrize(
     ("columns", "told"),
     [
@@ -341,6 +372,11 @@ def test_a_topic_is_not_overwritten() -> None:
             "txnAppId needs delivery=exactly_once",
         ),
         ({"txnAppId": "x", "txnVersion": "-1"}, "txnVersion: write a whole number, 0 or more"),
+        (
+            {"txnAppId": "x" * 40_000, "txnVersion": "1"},
+            "option txnAppId has 40000 characters, at most 250 will do$",
+        ),
+        ({"repeatedBatch": "skip"}, "there is no option repeatedBatch"),
         ({"delivery": "exactly-once"}, "did you mean exactly_once"),
         ({"kafka.compression.type": "brotli"}, "write none or gzip or snappy or lz4 or zstd"),
         ({"topics": "t"}, "there is no option topics; did you mean topic"),
@@ -365,5 +401,5 @@ def test_a_stream_has_a_name_and_versions_of_its_own() -> None:
 
 def test_the_page_tells_of_every_option() -> None:
     page = (Path(__file__).parents[2] / "docs" / "spark_writing.md").read_text()
-    for one in declared(JobOptions).values():
+    for one in (*declared(JobOptions).values(), *declared(StreamOptions).values()):
         assert f"`{one.name}`" in page, one.name

@@ -5,7 +5,7 @@ They are sent by the task that reads them, so a task that is tried again sends t
 
 from typing import TYPE_CHECKING, Any
 
-from levada.errors import KafkaError
+from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.spark import blocking
 from levada.spark.columns import Columns
@@ -23,7 +23,9 @@ def send_dead_letters(options: ReadOptions, place: TopicPartition, columns: Colu
     try:
         blocking.run(_send(client, topic, place, columns, bad))
     except KafkaError as error:
-        why = f"option deadLetterTopic: nothing can be written to {topic}: {error.detail}"
+        is_missing = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        detail = f"it does not exist; create it: levada topic create {topic}" if is_missing else error.detail
+        why = f"option deadLetterTopic: nothing can be written to {topic}: {detail}"
         raise KafkaError(error.code, why) from None
 
 
@@ -33,6 +35,7 @@ async def _send(client: "Client", topic: str, place: TopicPartition, columns: Co
     assert columns.headers is not None, "read with headers, so that they are kept"
     headers = columns.headers.filter(bad).to_pylist()
     stored = []
+    await client.topic(topic)  # a producer would make one that is not there
     async with client.producer() as producer:
         for key, value, offset, timestamp, own in zip(keys, values, offsets, times, headers, strict=True):
             origin = [

@@ -33,6 +33,10 @@ _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)} 
 _NOTHING = np.frombuffer(b"", np.uint8)
 
 
+class UnfitRow(KafkaError):  # noqa: N818
+    """A row that can be no record, whatever topic it is for."""
+
+
 class Rows(NamedTuple):
     """Rows to be written, as columns of one length."""
 
@@ -115,8 +119,8 @@ def encode_rows(
 
     `partitions` is what `partitions_of` gives. Rows of a partition keep their order. `sequences` holds the next
     sequence number of each partition, 0 if it is not there; it is moved on as batches are made. Without a producer id
-    it is not needed. A header without a name raises KafkaError(INVALID_RECORD), a time before 1970
-    KafkaError(INVALID_TIMESTAMP).
+    it is not needed. A header without a name raises UnfitRow(INVALID_RECORD), a time before 1970
+    UnfitRow(INVALID_TIMESTAMP).
     """
     count = len(partitions)
     if not count:
@@ -133,9 +137,7 @@ def encode_rows(
     table = np.empty((count, kernels.BATCH_FIELDS), np.int64)
     state = np.zeros(kernels.STATE_FIELDS, np.int64)
     if kernels.plan_batches(source, max_batch_bytes, bodies, table, state) != kernels.FINE:
-        raise KafkaError(
-            ErrorCode.INVALID_RECORD, f"row {state[kernels.BAD_ROW]} has a header without a name"
-        )
+        raise UnfitRow(ErrorCode.INVALID_RECORD, f"row {state[kernels.BAD_ROW]} has a header without a name")
     written = np.empty(state[kernels.BYTES_IN_ALL], np.uint8)
     kernels.write_records(source, bodies, table, state[kernels.BATCH_COUNT], written)
     view: memoryview = written.data
@@ -192,7 +194,8 @@ def _milliseconds(column: Any, now_ms: int, count: int) -> Any:
         found[missing.to_numpy(zero_copy_only=False)] = now_ms
     if found.min() < 0:
         row = int(np.argmax(found < 0))
-        raise KafkaError(ErrorCode.INVALID_TIMESTAMP, f"row {row} is from before 1970: {column[row]}")
+        told = np.datetime64(int(found[row]), "ms")  # of any year: Python has none before 1
+        raise UnfitRow(ErrorCode.INVALID_TIMESTAMP, f"row {row} is from before 1970: {told}")
     return found
 
 

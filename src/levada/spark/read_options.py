@@ -260,9 +260,22 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         raise OptionError("option valueSchema needs valueFormat: json or avro")
     if options.dead_letter_topic and not options.value_format:
         raise OptionError("option deadLetterTopic needs valueFormat: json or avro")
+    if options.dead_letter_topic and _is_read(options, options.dead_letter_topic):
+        raise OptionError(
+            f"option deadLetterTopic: {options.dead_letter_topic} is among the topics that are read, which would be "
+            "fed with what cannot be read of them; name another"
+        )
     if options.value_format == "avro" and not options.value_schema:
         raise OptionError("option valueFormat avro needs valueSchema: the Avro schema, as JSON")
     return options
+
+
+def _is_read(options: ReadOptions, topic: str) -> bool:
+    return (
+        topic in options.subscribe
+        or any(place.topic == topic for place in options.assign)
+        or bool(options.subscribe_pattern and re.fullmatch(options.subscribe_pattern, topic))
+    )
 
 
 def for_batch(options: ReadOptions) -> ReadOptions:

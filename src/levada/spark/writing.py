@@ -12,7 +12,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.net.producer import Writer
 from levada.spark.blocking import run
-from levada.spark.encoding import Identity, Rows, Spread, encode_rows, partitions_of
+from levada.spark.encoding import Identity, Rows, Spread, UnfitRow, encode_rows, partitions_of
 from levada.spark.patience import patiently
 from levada.spark.producing import Pipeline
 from levada.spark.write_options import ColumnError, WriteOptions
@@ -28,6 +28,8 @@ ADVICE = {
     ErrorCode.MESSAGE_TOO_LARGE: "a record or batch is larger than max.message.bytes of the topic: raise that, or "
     "lower option kafka.batch.size if single records are small",
     ErrorCode.INVALID_RECORD: "the topic refuses a record; one that is compacted needs keys",
+    ErrorCode.INVALID_TIMESTAMP: "the column timestamp is further from now than message.timestamp.before.max.ms or "
+    "message.timestamp.after.max.ms of the topic allow",
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "the user may not write to it",
 }
 
@@ -66,7 +68,11 @@ class RowWriter:
             run(self._pipeline.flush())
         except BaseException as failure:
             run(self._pipeline.stop())
-            if isinstance(failure, KafkaError) and failure.code in ADVICE:
+            if (
+                isinstance(failure, KafkaError)
+                and not isinstance(failure, UnfitRow)
+                and failure.code in ADVICE
+            ):
                 failure.add_note(ADVICE[failure.code])
             raise
 
