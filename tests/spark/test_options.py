@@ -8,9 +8,10 @@ import pytest
 from levada.model import TopicPartition
 from levada.spark.options import ConnectionOptions, Option, OptionError, declared, duration, moment, size
 from levada.spark.positions import from_json, resolve, to_json
-from levada.spark.read_options import ReadOptions, for_batch, for_stream, read_options
+from levada.spark.read_options import ReadOptions, for_batch, for_stream, matcher, read_options
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
+DEEP = '{"a":' * 100_000
 HERE = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 
 
@@ -62,12 +63,38 @@ def test_defaults_are_those_of_the_documentation() -> None:
         ({"fromTime": "yesterday"}, "option fromTime: write milliseconds since 1970"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "minOffsetsPerTrigger is greater"),
         ({"subscribe": ","}, "option subscribe: write at least one name"),
+        ({"subscribe": "x" * 40_000}, "option subscribe: 32767 bytes are the most"),
+        ({"kafka.client.id": "é" * 20_000}, "option kafka.client.id: 32767 bytes are the most"),
+        (
+            {"kafka.fetch.max.wait.ms": "2147483648"},
+            "kafka.fetch.max.wait.ms: 2147483647 is the most",
+        ),
+        ({"kafka.request.timeout.ms": "9" * 5_000}, "option kafka.request.timeout.ms: write a whole number"),
+        ({"kafka.fetch.max.bytes": "2g"}, "option kafka.fetch.max.bytes: 2147483647 bytes are the most"),
+        ({"maxOffsetsPerTrigger": str(2**63)}, "option maxOffsetsPerTrigger: 9223372036854775807 is"),
+        ({"maxTriggerDelay": "9" * 400 + "d"}, "option maxTriggerDelay: write a duration"),
+        ({"valueSkipBytes": "99999999999"}, "option valueSkipBytes: 2147483647 is the most"),
+        ({"startingTimestamp": str(2**63)}, "option startingTimestamp: write milliseconds since 1970"),
+        ({"fromTime": "-" + "9" * 20}, "option fromTime: write milliseconds since 1970"),
+        ({"startingOffsetsByTimestamp": '{"t": {"0": 9223372036854775808}}'}, "beyond all offsets and times"),
+        ({"startingOffsets": DEEP}, 'option startingOffsets: it is too deep or too large; found \'{"a":'),
+        ({"header": DEEP}, "option header: it is too deep"),
+        ({"assign": DEEP}, "option assign: it is too deep"),
+        (
+            {"subscribePattern": "(?=a{9999999999999999999})"},
+            "option subscribePattern: it is too deep or too",
+        ),
+        (
+            {"valueFormat": "json", "valueSchema": "a foat"},
+            "valueSchema: foat is no type; did you mean float?",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_the_name_of_the_option(given: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError) as failure:
         read_options(HERE | {"subscribe": "t"} | given)
     assert message in str(failure.value)
+    assert len(str(failure.value)) < 500
 
 
 def test_topics_and_servers_must_be_given() -> None:
@@ -106,6 +133,27 @@ def test_units() -> None:
     assert (size("5"), size("2k"), size("64M"), size("1gb")) == (5, 2048, 64 << 20, 1 << 30)
     assert (duration("500ms"), duration("15m"), duration("2h")) == (500, 900_000, 7_200_000)
     assert moment("1970-01-01T00:00:01Z") == moment("1970-01-01 00:00:01") == moment("1000") == 1000
+
+
+def test_times_are_exact() -> None:
+    times = [f"2026-11-15T12:00:10.{number:03}Z" for number in range(1_000)]
+    assert [moment(time) for time in times] == [1_794_744_010_000 + number for number in range(1_000)]
+    assert moment("1969-12-31T23:59:59.999Z") == -1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        ("(a+)+c", "aac", "a" * 60),
+        ("orders|payments.*", "payments-1", "orders-1"),
+        (r"(?!dead)\w+", "letters", "dead_letters"),
+        (r"(\w)\1", "aa", "ab"),
+    ],
+)
+def test_patterns_match_whole_names(pattern: str, yes: str, no: str) -> None:
+    """The first would take longer than anybody lives if it were tried way by way."""
+    matches = matcher(read_options(HERE | {"subscribePattern": pattern}).subscribe_pattern)
+    assert matches(yes) and not matches(no)
 
 
 def test_filters_are_what_the_decoder_takes() -> None:

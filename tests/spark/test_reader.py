@@ -81,6 +81,14 @@ def test_topics_by_name_pattern_and_partition(plain: Plain) -> None:
         ({"startingTimestamp": 9_000, "startingOffsetsByTimestamp": {"0": 1}}, range(9, 10)),
         ({"startingOffsetsByTimestamp": {"0": 9_000}, "startingOffsets": {"0": 1}}, range(9, 10)),
         ({"endingTimestamp": 1_000, "endingOffsets": {"0": 5}}, range(1)),
+        # Times before 1970 are none of the numbers that the protocol has for the ends of a log.
+        ({"startingTimestamp": "1969-12-31T23:59:59.999Z"}, range(10)),
+        ({"startingTimestamp": -3}, range(10)),
+        ({"startingOffsetsByTimestamp": {"0": -5}, "endingOffsetsByTimestamp": {"0": 2_000}}, range(2)),
+        ({"fromTime": -1}, range(10)),
+        ({"fromTime": "1960-01-01", "toTime": 2_000}, range(2)),
+        ({"endingTimestamp": -1}, range(0)),
+        ({"endingTimestamp": "1960-01-01"}, range(0)),
     ],
 )
 def test_where_a_batch_begins_and_ends(plain: Plain, options: dict[str, object], wanted: range) -> None:
@@ -101,6 +109,10 @@ def test_where_a_batch_begins_and_ends(plain: Plain, options: dict[str, object],
         ({"startingOffsets": {"TOPIC": {"0": 9, "1": 0}}}, "option startingOffsets: TOPIC-0 ends at 1"),
         ({"endingOffsets": {"TOPIC": {"0": 9, "1": 0}}}, "option endingOffsets: TOPIC-0 ends at 1"),
         ({"startingTimestamp": "2199-01-01"}, "nothing was written to TOPIC-0 since 2199-01-01T00:00:00"),
+        (
+            {"startingTimestamp": 2**63 - 1},
+            "nothing was written to TOPIC-0 since 9223372036854775807 ms after",
+        ),
         ({"startingOffsetsByTimestamp": {"TOPIC": {"0": 1}}}, "option startingOffsetsByTimestamp must name"),
         ({"endingOffsetsByTimestamp": {"TOPIC": {"5": 1}}}, "option endingOffsetsByTimestamp must name"),
     ],

@@ -2,13 +2,12 @@
 
 import warnings
 from collections.abc import Collection, Mapping
-from datetime import UTC, datetime
 
 from levada.errors import ErrorCode
 from levada.model import TopicPartition
 from levada.spark.fetching import DataLoss
 from levada.spark.logs import Logs
-from levada.spark.options import OptionError
+from levada.spark.options import OptionError, moment_told
 from levada.spark.positions import Offsets, check_places, resolve
 from levada.spark.read_options import ReadOptions
 
@@ -67,9 +66,8 @@ def _since(
     found = logs.at(times)
     for place, offset in found.items():
         if offset < 0 and options.timestamp_strategy == "error":
-            when = datetime.fromtimestamp(times[place] / 1000, UTC).isoformat()
             raise OptionError(
-                f"option {name}: nothing was written to {place} since {when}; set option "
+                f"option {name}: nothing was written to {place} since {moment_told(times[place])}; set option "
                 "startingOffsetsByTimestampStrategy to latest to begin at its end"
             )
     return {place: latest[place] if offset < 0 else offset for place, offset in found.items()}

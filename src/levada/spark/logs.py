@@ -3,7 +3,6 @@
 Asked on the driver only; a task gets its answers with its ranges.
 """
 
-import re
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +16,7 @@ from levada.spark import blocking
 from levada.spark.options import OptionError, nearest
 from levada.spark.patience import patiently
 from levada.spark.positions import Offsets
-from levada.spark.read_options import ReadOptions
+from levada.spark.read_options import ReadOptions, matcher
 from levada.wire.lazy import kio_modules
 
 with kio_modules():
@@ -40,10 +39,11 @@ class Logs:
         """The partitions that the options name and that are there, with the ids of their topics."""
         options = self._options
         if options.subscribe_pattern:
+            matches = matcher(options.subscribe_pattern)
             found = [
                 topic
                 for topic in self._topics(None).values()
-                if re.fullmatch(options.subscribe_pattern, topic.name) and not topic.is_internal
+                if matches(topic.name) and not topic.is_internal
             ]
             return _partitions(found)
         names = options.subscribe or tuple({place.topic for place in options.assign})
@@ -76,8 +76,11 @@ class Logs:
         return self._offsets(dict.fromkeys(places, LATEST))
 
     def at(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The first offset from a time on, -1 where nothing was written since."""
-        return self._offsets(times)
+        """The first offset from a time on, -1 where nothing was written since.
+
+        For the protocol numbers below 0 are no times: before 1970 is where a log begins, whatever times it has there.
+        """
+        return self._offsets({place: time if time >= 0 else EARLIEST for place, time in times.items()})
 
     def _offsets(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         if not times:

@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
 from levada.net.client import parse_bootstrap
@@ -70,6 +70,10 @@ WITHOUT_EFFECT = frozenset(
         "kafkaconsumer.polltimeoutms",
     }
 )
+INT32_MAX, INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
+NAME_BYTES_MAX = (1 << 15) - 1
+TOLD_MAX = 200  # characters of a wrong value that its message repeats
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECURITY = ("kafka.ssl.", "kafka.sasl.")
 
 
@@ -110,28 +114,38 @@ def boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-def whole(minimum: int = 1) -> Callable[[str], int]:
-    """A whole number from a minimum on."""
+def whole(minimum: int = 1, maximum: int = INT64_MAX) -> Callable[[str], int]:
+    """A whole number in these bounds."""
 
     def parse(text: str) -> int:
-        if not re.fullmatch(r"-?[0-9]+", text) or int(text) < minimum:
+        if not re.fullmatch(r"-?[0-9]{1,20}", text) or int(text) < minimum:
             raise ValueError(f"write a whole number, {minimum} or more")
+        if int(text) > maximum:
+            raise ValueError(f"{maximum} is the most")
         return int(text)
 
     return parse
 
 
-def size(text: str) -> int:
+def size(text: str, maximum: int = INT64_MAX) -> int:
     """Bytes, with k, m or g for powers of 1024."""
-    found = re.fullmatch(r"([0-9]+)([kmg]?)b?", text.lower())
+    found = re.fullmatch(r"([0-9]{1,20})([kmg]?)b?", text.lower())
     if not found or int(found[1]) == 0:
         raise ValueError("write a size such as 500000, 64m or 1g")
-    return int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[found[2]]
+    count = int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[found[2]]
+    if count > maximum:
+        raise ValueError(f"{maximum} bytes are the most")
+    return count
+
+
+def int32_size(text: str) -> int:
+    """Bytes that the protocol counts in 32 bits."""
+    return size(text, INT32_MAX)
 
 
 def duration(text: str) -> int:
     """Milliseconds of a duration as Spark writes it: 30s, 15m, 2h."""
-    found = re.fullmatch(r"([0-9]+) ?(ms|s|m|min|h|d)", text.lower())
+    found = re.fullmatch(r"([0-9]{1,10}) ?(ms|s|m|min|h|d)", text.lower())
     if not found:
         raise ValueError("write a duration such as 500ms, 30s, 15m or 2h")
     unit = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}[found[2]]
@@ -140,13 +154,21 @@ def duration(text: str) -> int:
 
 def moment(text: str) -> int:
     """Milliseconds since 1970, as such or as ISO 8601; without a zone it is UTC."""
-    if re.fullmatch(r"-?[0-9]+", text):
+    if re.fullmatch(r"-?[0-9]{1,20}", text) and -INT64_MAX <= int(text) <= INT64_MAX:
         return int(text)
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError("write milliseconds since 1970, or a time such as 2026-11-15T12:00:00Z") from None
-    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+    return ((when if when.tzinfo else when.replace(tzinfo=UTC)) - EPOCH) // timedelta(milliseconds=1)
+
+
+def moment_told(time_ms: int) -> str:
+    """A time as people read it; one that no calendar has as it is."""
+    try:
+        return (EPOCH + timedelta(milliseconds=time_ms)).isoformat()
+    except OverflowError:
+        return f"{time_ms} ms after 1970"
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
@@ -165,13 +187,20 @@ def words(text: str) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not found:
         raise ValueError("write at least one name; several are separated by commas")
-    return found
+    return tuple(map(short_name, found))
 
 
 def text_of(text: str) -> str:
     """Any text but an empty one."""
     if not text.strip():
         raise ValueError("it must not be empty")
+    return text
+
+
+def short_name(text: str) -> str:
+    """A text that fits where the protocol has names."""
+    if len(text_of(text).encode()) > NAME_BYTES_MAX:
+        raise ValueError(f"{NAME_BYTES_MAX} bytes are the most")
     return text
 
 
@@ -217,18 +246,18 @@ class ConnectionOptions:
     client_id: str = option(
         "kafka.client.id",
         "The name under which brokers see the connections.",
-        text_of,
+        short_name,
         "levada-spark",
         "groupIdPrefix",
         "kafka.group.id",
     )
     request_timeout_ms: int = option(
-        "kafka.request.timeout.ms", "How long a broker may take to answer.", whole(), 30_000
+        "kafka.request.timeout.ms", "How long a broker may take to answer.", whole(1, INT32_MAX), 30_000
     )
     connect_timeout_ms: int = option(
         "kafka.socket.connection.setup.timeout.ms",
         "How long a connection may take to open.",
-        whole(),
+        whole(1, INT32_MAX),
         10_000,
     )
     security_protocol: str = option(
@@ -261,8 +290,10 @@ def parse(kind: type[T], given: Mapping[str, str]) -> T:
             continue  # its own name wins over another's
         try:
             values[attribute] = one.parse(text.strip())
-        except ValueError as error:
-            raise OptionError(f"option {one.name}: {error}; found {text!r}") from None
+        except (ValueError, RecursionError, OverflowError) as error:
+            why = str(error) if isinstance(error, ValueError) else "it is too deep or too large"
+            found = repr(text if len(text) <= TOLD_MAX else f"{text[:TOLD_MAX]}...")
+            raise OptionError(f"option {one.name}: {why}; found {found}") from None
     if not given:
         raise OptionError(OF_NO_USE_IN_A_TABLE)
     if not values.get("bootstrap"):

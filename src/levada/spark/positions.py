@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from levada.model import TopicPartition
-from levada.spark.options import OptionError
+from levada.spark.options import INT64_MAX, OptionError
 
 LATEST, EARLIEST = -1, -2  # in place of an offset, in what a user writes
 
@@ -109,4 +109,6 @@ def _partition(number: object) -> int:
 def _offset(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{value!r} is not a whole number")
+    if not -INT64_MAX <= value <= INT64_MAX:
+        raise ValueError(f"{value} is beyond all offsets and times")
     return value

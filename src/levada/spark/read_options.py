@@ -2,21 +2,27 @@
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from levada.core.group_regex import Pattern
+from levada.errors import KafkaError
 from levada.spark.columns import TIMESTAMP_MAX, TIMESTAMP_MIN, Filter
 from levada.spark.fetching import FetchOptions
 from levada.spark.options import (
+    INT32_MAX,
     ConnectionOptions,
     OptionError,
     boolean,
     duration,
+    int32_size,
     moment,
+    nearest,
     one_of,
     option,
     pairs,
     parse,
+    short_name,
     size,
     text_of,
     whole,
@@ -25,12 +31,42 @@ from levada.spark.options import (
 from levada.spark.patience import Patience
 from levada.spark.positions import Assigned, Offsets, Place, parse_assign, parse_offsets, parse_times
 
+PATTERN_WORK_MAX = 10_000_000  # steps, some seconds: patterns that people write take far less
+# Those of one word.
+TYPES = frozenset(
+    {"boolean", "byte", "tinyint", "short", "smallint", "int", "integer", "long", "bigint"}
+    | {"float", "real", "double", "decimal", "dec", "numeric", "string", "binary", "variant", "void"}
+    | {"date", "time", "timestamp", "timestamp_ntz", "timestamp_ltz", "interval"}
+)
+
 
 def _pattern(text: str) -> str:
     try:
-        re.compile(text)
+        matcher(text)
     except re.error as error:
         raise ValueError(f"this is not a regular expression: {error}") from None
+    return text
+
+
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether whole names match; what others name their topics cannot make it slow, unless only Python's own
+    expressions can say the pattern (with a look ahead, say).
+    """
+    try:
+        return Pattern(pattern, PATTERN_WORK_MAX).matches
+    except KafkaError:
+        own = re.compile(pattern)
+        return lambda name: own.fullmatch(name) is not None
+
+
+def _columns(text: str) -> str:
+    """Columns as in SQL, or an Avro schema. Spark reads it later, in a text of ours; what it would say of a type that
+    it does not know is said here.
+    """
+    for part in text_of(text).split(",") if re.fullmatch(r"[\w\s,]*", text) else ():
+        words_of = part.split()
+        if len(words_of) == 2 and words_of[1].lower() not in TYPES:
+            raise ValueError(f"{words_of[1]} is no type{nearest(words_of[1].lower(), TYPES)}")
     return text
 
 
@@ -95,7 +131,9 @@ class ReadOptions(ConnectionOptions):
         True,
         told="true",
     )
-    min_partitions: int = option("minPartitions", "At least so many tasks, about.", whole(), 0, told="")
+    min_partitions: int = option(
+        "minPartitions", "At least so many tasks, about.", whole(1, INT32_MAX), 0, told=""
+    )
     max_records: int = option(
         "maxRecordsPerPartition", "At most so many records in a task.", whole(), 0, told=""
     )
@@ -130,7 +168,7 @@ class ReadOptions(ConnectionOptions):
         "group",
         "Commit the progress of a stream as this consumer group, so that `levada group lag` and other tools "
         "see it. Nothing is ever read from there.",
-        text_of,
+        short_name,
         "",
     )
     key: str | None = option("key", "Only records with this key.", str, None)
@@ -162,34 +200,38 @@ class ReadOptions(ConnectionOptions):
     value_schema: str = option(
         "valueSchema",
         "What a value is: for json columns as in SQL (`user string, amount double`), for avro its schema.",
-        text_of,
+        _columns,
         "",
     )
     value_skip_bytes: int = option(
         "valueSkipBytes",
         "Bytes before each value that are no part of it: 5 where a schema registry's serializer wrote it.",
-        whole(0),
+        whole(0, INT32_MAX),
         0,
     )
     dead_letter_topic: str = option(
         "deadLetterTopic",
         "Where values go that are not of valueFormat; without it their rows have them in the column `malformed`.",
-        text_of,
+        short_name,
         "",
     )
     fetch_bytes: int = option(
-        "kafka.fetch.max.bytes", "How much of the log a task asks for at once.", size, 8 << 20, told="8m"
+        "kafka.fetch.max.bytes",
+        "How much of the log a task asks for at once.",
+        int32_size,
+        8 << 20,
+        told="8m",
     )
     fetch_wait_ms: int = option(
         "kafka.fetch.max.wait.ms",
         "How long a broker may wait for records that are not there yet.",
-        whole(),
+        whole(1, INT32_MAX),
         500,
     )
     retry_timeout_ms: int = option(
         "kafka.default.api.timeout.ms",
         "How long brokers that have answered before may be away until a query fails.",
-        whole(),
+        whole(1, INT32_MAX),
         60_000,
     )
 
