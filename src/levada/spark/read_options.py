@@ -76,7 +76,10 @@ class ReadOptions(ConnectionOptions):
 
     subscribe: tuple[str, ...] = option("subscribe", "Topics, separated by commas.", words, (), told="")
     subscribe_pattern: str = option(
-        "subscribePattern", "A regular expression that the whole name of a topic must match.", _pattern, ""
+        "subscribePattern",
+        "A regular expression (RE2, or what Python has beyond it) that the whole name of a topic must match.",
+        _pattern,
+        "",
     )
     assign: Assigned = option(
         "assign", 'Partitions by topic: `{"orders": [0, 1]}`.', parse_assign, (), told=""
