@@ -12,10 +12,11 @@ from tests.spark.connector import SOON, Levada
 from tests.spark.feeds import PATIENCE_S
 from tests.spark.outages import RestartedServer
 from tests.spark.plain import Plain, Stream
-from tests.spark.sink_tasks import Job, Query, rows, visible
+from tests.spark.sink_tasks import TEXT, Job, Query, rows, structs, visible
 from tests.spark.test_stream import start, written
 
 from levada.spark.patience import Unreachable
+from levada.spark.source import LevadaDataSource
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -130,6 +131,29 @@ def test_a_writer_tells_of_brokers_that_were_never_there(server: RestartedServer
         Unreachable, match=f"no answer from the brokers at {given['kafka.bootstrap.servers']}"
     ):
         job.attempt(rows("a"))
+
+
+@pytest.mark.parametrize("topic", [{"topic": "events"}, {}])
+def test_a_driver_tells_of_brokers_that_were_never_there_before_it_has_a_writer(
+    topic: dict[str, str],
+) -> None:
+    given = {"kafka.bootstrap.servers": f"127.0.0.1:{free_port()}", "kafka.request.timeout.ms": "500"}
+    source = LevadaDataSource(given | {"kafka.socket.connection.setup.timeout.ms": "500"} | topic)
+    columns = structs(value=TEXT, topic=TEXT)
+    for make in (source.writer, source.streamWriter):
+        with pytest.raises(Unreachable, match="no answer from the brokers"):
+            make(columns, False)
+
+
+def test_a_job_that_found_no_broker_has_nothing_to_abort_and_does_not_wait_for_one(
+    server: RestartedServer,
+) -> None:
+    given = {"kafka.bootstrap.servers": f"127.0.0.1:{free_port()}", "kafka.delivery.timeout.ms": NEVER}
+    short = {"kafka.request.timeout.ms": 500, "kafka.socket.connection.setup.timeout.ms": 500}
+    for name in ({}, {"txnAppId": "app", "txnVersion": 1}):
+        job = Job(cast(EmbeddedBroker, server), topic="events", **given, **short, **name)
+        with pytest.raises(Unreachable, match="no answer from the brokers"):
+            job.writer.abort([None, None])
 
 
 def test_a_writer_tells_of_brokers_that_stay_away(server: RestartedServer) -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import AnalysisException
+from tests.brokers import free_port
 from tests.spark.sink_tasks import visible
 
 from levada.testing import EmbeddedBroker
@@ -29,7 +31,7 @@ class Sink:
         return frame.selectExpr("cast(id AS string) AS key", "cast(id AS string) AS value")
 
     def save(self, frame: "DataFrame", mode: str = "append", **options: str | int) -> None:
-        frame.write.format("levada").mode(mode).options(**self._servers, **options).save()
+        frame.write.format("levada").mode(mode).options(**self._servers | options).save()
 
     def read(self, topic: str) -> "DataFrame":
         options = {**self._servers, "subscribe": topic, "startingOffsets": "earliest"}
@@ -202,12 +204,18 @@ def test_a_stream_without_rows(sink: Sink, broker: EmbeddedBroker, delivery: str
 
 # What a user sees.
 
+NOBODY = {
+    "kafka.bootstrap.servers": f"127.0.0.1:{free_port()}",
+    "kafka.socket.connection.setup.timeout.ms": "500",
+}
+
 
 def failing(sink: Sink, topic: str) -> dict[str, tuple[Callable[[], Any], str]]:
     rows = sink.numbers(10)
     return {
         "column": (lambda: sink.save(rows.drop("value"), topic=topic), "column value is missing"),
         "topic": (lambda: sink.save(rows, topic="nowhere"), "topic nowhere does not exist; create it"),
+        "brokers": (lambda: sink.save(rows, topic=topic, **NOBODY), "no answer from the brokers"),
         "no topic": (lambda: sink.save(rows), "give option topic, or a column topic"),
         "overwrite": (lambda: sink.save(rows, "overwrite", topic=topic), "a topic cannot be overwritten"),
         "type": (
@@ -217,11 +225,11 @@ def failing(sink: Sink, topic: str) -> dict[str, tuple[Callable[[], Any], str]]:
     }
 
 
-@pytest.mark.parametrize("what", ["column", "topic", "no topic", "overwrite", "type"])
-def test_mistakes_are_told_in_a_sentence_without_a_traceback(
+@pytest.mark.parametrize("what", ["column", "topic", "brokers", "no topic", "overwrite", "type"])
+def test_mistakes_are_told_in_a_sentence_before_any_task(
     sink: Sink, broker: EmbeddedBroker, what: str
 ) -> None:
     act, told = failing(sink, broker.topic())[what]
-    with pytest.raises(Exception, match=told) as error:
+    with pytest.raises(AnalysisException, match=told) as error:
         act()
     assert "Traceback" not in str(error.value)

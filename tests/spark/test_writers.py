@@ -1,5 +1,6 @@
 """Batch jobs as plain writers: which records rows become, when they are seen, and what goes wrong clearly (R60-R62)."""
 
+import linecache
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, MapType, TimestampType
+from tests.spark.feeds import Feeds
 from tests.spark.sink_tasks import BYTES, HEADERS, PLAIN, TEXT, Job, rows, structs, visible
 
 from levada.errors import KafkaError
@@ -15,6 +17,7 @@ from levada.spark.columns import HEADERS_TYPE
 from levada.spark.judging import CommitRefused
 from levada.spark.options import OptionError, declared
 from levada.spark.sink import batch_writer, stream_writer
+from levada.spark.source import LevadaDataSource
 from levada.spark.write_options import ColumnError, JobOptions, StreamOptions
 from levada.testing import EmbeddedBroker
 
@@ -264,6 +267,20 @@ def test_a_topic_that_is_not_there(broker: EmbeddedBroker) -> None:
         Job(broker, topic="nowhere-9").run(rows("a"))
 
 
+def test_a_driver_looks_for_the_topic_once(broker: EmbeddedBroker) -> None:
+    topic = broker.topic()
+    there, missing = (
+        LevadaDataSource({"kafka.bootstrap.servers": broker.bootstrap, "topic": name})
+        for name in (topic, "nowhere-9")
+    )
+    for make in (missing.writer, missing.streamWriter):
+        with pytest.raises(KafkaError, match="topic nowhere-9 does not exist; create it"):
+            make(structs(**PLAIN), False)
+    there.writer(structs(**PLAIN), False)
+    Feeds(broker).delete(topic)
+    there.streamWriter(structs(**PLAIN), False)  # no micro-batch waits for an answer: its tasks will tell
+
+
 def test_a_row_without_topic(broker: EmbeddedBroker) -> None:
     topic = broker.topic()
     job = Job(broker, PLAIN | {"topic": TEXT})
@@ -390,8 +407,10 @@ def test_options_that_cannot_be(options: dict[str, str], told: str) -> None:
 
 
 def test_settings_of_other_producers_are_told_to_have_no_effect() -> None:
-    with pytest.warns(UserWarning, match="option kafka.linger.ms has no effect"):
+    """And where it is told no line of Levada's source is shown."""
+    with pytest.warns(UserWarning, match="option kafka.linger.ms has no effect") as told:
         batch_writer(BOOTSTRAP | {"topic": "t", "kafka.linger.ms": "5"}, structs(**PLAIN), False)
+    assert not linecache.getline(told[0].filename, told[0].lineno)
 
 
 def test_a_stream_has_a_name_and_versions_of_its_own() -> None:

@@ -1,6 +1,5 @@
 """Where a batch begins and ends and a stream begins: what the options say, held against the logs as they are."""
 
-import warnings
 from collections.abc import Collection, Mapping
 
 from levada.errors import ErrorCode
@@ -10,6 +9,7 @@ from levada.spark.logs import Logs
 from levada.spark.options import OptionError, moment_told
 from levada.spark.positions import Offsets, check_places, resolve
 from levada.spark.read_options import ReadOptions
+from levada.spark.warning import warn
 
 Places = Collection[TopicPartition]
 
@@ -77,4 +77,4 @@ def lost(options: ReadOptions, what: str) -> None:
     """Records are gone that should have been read: the end of the query, or a warning."""
     if options.fail_on_data_loss:
         raise DataLoss(ErrorCode.OFFSET_OUT_OF_RANGE, what)
-    warnings.warn(f"{what}; going on with what is left", stacklevel=2)
+    warn(f"{what}; going on with what is left")

@@ -7,13 +7,13 @@ Spark hands keys over in lower case. A mistake is told with the name of the opti
 import difflib
 import json
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
 from levada.net.client import parse_bootstrap
+from levada.spark.warning import warn
 
 T = TypeVar("T", bound="ConnectionOptions")
 
@@ -311,7 +311,7 @@ def _foreign(key: str, known: Iterable[str], options: Iterable[Option]) -> None:
     if name.startswith(_SECURITY):
         raise OptionError(f"option {key}: the client does not speak TLS or SASL yet")
     if name in WITHOUT_EFFECT:
-        warnings.warn(f"option {key} has no effect with format('levada')", stacklevel=2)
+        warn(f"option {key} has no effect with format('levada')")
         return
     names = {spelling.lower(): spelling for one in options for spelling in (one.name, *one.aliases)}
     raise OptionError(f"there is no option {key}{nearest(name, known, names)}")

@@ -1,7 +1,6 @@
 """What may be asked of a reader: which topics, from where to where, how much at a time, which rows, in which form."""
 
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -30,6 +29,7 @@ from levada.spark.options import (
 )
 from levada.spark.patience import Patience
 from levada.spark.positions import Assigned, Offsets, Place, parse_assign, parse_offsets, parse_times
+from levada.spark.warning import warn
 
 PATTERN_WORK_MAX = 10_000_000  # steps, some seconds: patterns that people write take far less
 # Those of one word.
@@ -319,7 +319,7 @@ def _is_read(options: ReadOptions, topic: str) -> bool:
     return (
         topic in options.subscribe
         or any(place.topic == topic for place in options.assign)
-        or bool(options.subscribe_pattern and re.fullmatch(options.subscribe_pattern, topic))
+        or bool(options.subscribe_pattern and matcher(options.subscribe_pattern)(topic))
     )
 
 
@@ -328,7 +328,7 @@ def for_batch(options: ReadOptions) -> ReadOptions:
     _refuse(options, STREAM_ONLY, "a stream", "read")
     for attribute, name in STREAM_ONLY_OF_STOCK.items():
         if getattr(options, attribute):
-            warnings.warn(f"option {name} is for a stream and has no effect in a batch", stacklevel=2)
+            warn(f"option {name} is for a stream and has no effect in a batch")
     if options.starting_offsets == "latest":
         raise OptionError("option startingOffsets: a batch that begins at the latest offset reads nothing")
     return options

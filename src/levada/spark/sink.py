@@ -29,6 +29,7 @@ from levada.spark.failures import told_plainly
 from levada.spark.judging import CommitRefused, Verdict
 from levada.spark.options import OptionError
 from levada.spark.patience import Patience, patiently, reach
+from levada.spark.topics import look_for
 from levada.spark.write_options import (
     EXACTLY_ONCE,
     SKIP,
@@ -63,15 +64,15 @@ class Written(WriterCommitMessage):
     prepared: PreparedTransaction | None
 
 
-def stream_writer(
-    given: Mapping[str, str], schema: "StructType", overwrite: bool
-) -> DataSourceStreamArrowWriter:
+def stream_writer(given: Mapping[str, str], schema: "StructType", overwrite: bool) -> "StreamWriter":
     """The writer of a stream; output mode complete appends all rows in each micro-batch."""
     options = stream_options(given)
     return StreamWriter(options, check_columns(schema, options))
 
 
-def batch_writer(given: Mapping[str, str], schema: "StructType", overwrite: bool) -> DataSourceArrowWriter:
+def batch_writer(
+    given: Mapping[str, str], schema: "StructType", overwrite: bool
+) -> "NamedJobWriter | JobWriter":
     """The writer of a batch job."""
     if overwrite:
         raise OptionError("a topic cannot be overwritten: use mode append, or delete the topic first")
@@ -88,6 +89,10 @@ class _Writer:
     def __init__(self, options: WriteOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
+
+    def look_around(self) -> None:
+        """In the driver, before any task runs: whether brokers answer, and have the topic if one is named for all."""
+        look_for(self._client(), self._options.topic, self._options.patience)
 
     @property
     def _is_exactly_once(self) -> bool:
@@ -146,7 +151,8 @@ class _Writer:
         rows = sum(one.rows for one in messages if isinstance(one, Written))
         return self._patiently(
             lambda client: transactions.settle(client, query, batch, written, rows=rows, failed=failed),
-            Patience(patience.known_ms, patience.known_ms),  # whoever has taken the rows is known
+            # Whoever has taken the rows is known; a failed batch may not have found anybody.
+            patience if failed else Patience(patience.known_ms, patience.known_ms),
         )
 
 
@@ -228,6 +234,9 @@ class JobWriter(_Writer, DataSourceArrowWriter):
         super().__init__(options, columns)
         self._job, self._timeout_ms = job, options.transaction_timeout_ms
 
+    def look_around(self) -> None:
+        look_for(self._client(), self._options.topic, self._options.impatience)
+
     @told_plainly()
     def write(self, iterator: Iterator[Any]) -> Written:
         if not self._is_exactly_once:
@@ -249,9 +258,12 @@ class JobWriter(_Writer, DataSourceArrowWriter):
         self._end(messages, committed=False)
 
     def _end(self, messages: Sequence[WriterCommitMessage | None], *, committed: bool) -> None:
-        if self._is_exactly_once:
-            work = transactions.end_job(self._client(), self._job, _prepared(messages), committed=committed)
-            blocking.run(work)
+        if not self._is_exactly_once:
+            return
+        client = self._client()
+        if not committed:  # what is left open ends by itself: no wait for brokers that were never there
+            blocking.run(reach(client, self._options.impatience))
+        blocking.run(transactions.end_job(client, self._job, _prepared(messages), committed=committed))
 
 
 def _prepared(messages: Sequence[WriterCommitMessage | None]) -> list[PreparedTransaction]:

@@ -50,10 +50,14 @@ class LevadaDataSource(DataSource):
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
         from levada.spark.sink import batch_writer
 
-        return batch_writer(self.options, schema, overwrite)
+        writer = batch_writer(self.options, schema, overwrite)
+        writer.look_around()
+        return writer
 
     @told_plainly()
     def streamWriter(self, schema: "StructType", overwrite: bool) -> "DataSourceStreamWriter":  # noqa: N802
         from levada.spark.sink import stream_writer
 
-        return stream_writer(self.options, schema, overwrite)
+        writer = stream_writer(self.options, schema, overwrite)
+        writer.look_around()
+        return writer

@@ -7,7 +7,6 @@ finished work: there, and not in `commit`, which comes late, a group's progress 
 
 import math
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -32,6 +31,7 @@ from levada.spark.planning import Limits, Range, Sizes, admitted, average_sizes,
 from levada.spark.positions import from_json, to_json
 from levada.spark.read_options import ReadOptions
 from levada.spark.rows import Rows
+from levada.spark.warning import warn
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -222,7 +222,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._logs.commit(group, there)
             self._committed = done
         except FAILURES as error:
-            warnings.warn(f"the progress of group {group} was not committed: {error}", stacklevel=2)
+            warn(f"the progress of group {group} was not committed: {error}")
 
 
 class RefusedReader(DataSourceStreamReader):

@@ -70,6 +70,11 @@ class WriteOptions(ConnectionOptions):
         """How long a task waits for brokers that it asks; new processes come all the time, and know none of them."""
         return Patience(self.delivery_timeout_ms, min(self.request_timeout_ms, self.delivery_timeout_ms))
 
+    @property
+    def impatience(self) -> Patience:
+        """Of a driver before a job that nobody repeats and after its failure: wrong servers are told soon."""
+        return Patience(self.delivery_timeout_ms, min(self.connect_timeout_ms, self.delivery_timeout_ms))
+
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions(WriteOptions):

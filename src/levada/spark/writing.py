@@ -1,7 +1,6 @@
 """Rows of a task to topics: gathered into larger pieces, parted by topic, encoded as columns, sent while more come."""
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,8 +12,8 @@ from levada.model import Codec
 from levada.net.producer import Writer
 from levada.spark.blocking import run
 from levada.spark.encoding import Identity, Rows, Spread, UnfitRow, encode_rows, partitions_of
-from levada.spark.patience import patiently
 from levada.spark.producing import Pipeline
+from levada.spark.topics import partition_count
 from levada.spark.write_options import ColumnError, WriteOptions
 
 if TYPE_CHECKING:
@@ -100,8 +99,7 @@ class RowWriter:
         )
         count = self._counts.get(topic)
         if count is None:
-            ask = partial(_partitions, self._client, topic)
-            count = self._counts[topic] = run(patiently(self._client, ask, self._options.patience))
+            count = self._counts[topic] = partition_count(self._client, topic, self._options.patience)
             self._spreads[topic] = Spread()
             self._sequences[topic] = {}
         partitions = partitions_of(rows, count, self._spreads[topic])
@@ -146,13 +144,3 @@ def _joined(batches: list[Any]) -> Any:
 
 async def _pipeline(client: "Client", writer: Writer, options: WriteOptions) -> Pipeline:
     return Pipeline(client, writer.transactional_id or None, delivery_timeout_ms=options.delivery_timeout_ms)
-
-
-async def _partitions(client: "Client", topic: str) -> int:
-    try:
-        return len((await client.topic(topic, refresh=True)).partitions)
-    except KafkaError as error:
-        if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            detail = f"topic {topic} does not exist; create it: levada topic create {topic}"
-            raise KafkaError(error.code, detail) from None
-        raise
