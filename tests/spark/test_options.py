@@ -135,6 +135,33 @@ def test_units() -> None:
     assert moment("1970-01-01T00:00:01Z") == moment("1970-01-01 00:00:01") == moment("1000") == 1000
 
 
+@pytest.mark.parametrize(
+    "schema", ["a int, b", "a foo", "a struct<b: foo>", "a array<foo>", "a map<int, int"]
+)
+def test_columns_that_spark_could_not_read_are_told(schema: str) -> None:
+    with pytest.raises(
+        OptionError, match=r"option valueSchema: (b is no type|foo is no type|each < needs a >)"
+    ):
+        options(valueFormat="json", valueSchema=schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "a STRING NOT NULL, b: decimal(8, 2), c timestamp_ntz",
+        "a struct<b: array<map<string, int>>, c double>, d bigint",
+        "a interval day to second, `b c` date COMMENT 'x'",
+        "a varchar(10) COLLATE UTF8_BINARY",
+        "",
+        "struct struct<struct struct<a int>>,",
+    ],
+)
+def test_columns_are_left_to_spark_otherwise(schema: str) -> None:
+    assert (
+        options(valueFormat="json", valueSchema=f"x int, {schema}").value_schema == f"x int, {schema}".strip()
+    )
+
+
 def test_times_are_exact() -> None:
     times = [f"2026-11-15T12:00:10.{number:03}Z" for number in range(1_000)]
     assert [moment(time) for time in times] == [1_794_744_010_000 + number for number in range(1_000)]

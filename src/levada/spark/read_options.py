@@ -32,11 +32,11 @@ from levada.spark.positions import Assigned, Offsets, Place, parse_assign, parse
 from levada.spark.warning import warn
 
 PATTERN_WORK_MAX = 10_000_000  # steps, some seconds: patterns that people write take far less
-# Those of one word.
 TYPES = frozenset(
     {"boolean", "byte", "tinyint", "short", "smallint", "int", "integer", "long", "bigint"}
-    | {"float", "real", "double", "decimal", "dec", "numeric", "string", "binary", "variant", "void"}
+    | {"float", "real", "double", "decimal", "dec", "numeric", "string", "char", "character", "varchar"}
     | {"date", "time", "timestamp", "timestamp_ntz", "timestamp_ltz", "interval"}
+    | {"binary", "variant", "void", "array", "map", "struct"}
 )
 
 
@@ -57,17 +57,6 @@ def matcher(pattern: str) -> Callable[[str], bool]:
     except KafkaError:
         own = re.compile(pattern)
         return lambda name: own.fullmatch(name) is not None
-
-
-def _columns(text: str) -> str:
-    """Columns as in SQL, or an Avro schema. Spark reads it later, in a text of ours; what it would say of a type that
-    it does not know is said here.
-    """
-    for part in text_of(text).split(",") if re.fullmatch(r"[\w\s,]*", text) else ():
-        words_of = part.split()
-        if len(words_of) == 2 and words_of[1].lower() not in TYPES:
-            raise ValueError(f"{words_of[1]} is no type{nearest(words_of[1].lower(), TYPES)}")
-    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +192,7 @@ class ReadOptions(ConnectionOptions):
     value_schema: str = option(
         "valueSchema",
         "What a value is: for json columns as in SQL (`user string, amount double`), for avro its schema.",
-        _columns,
+        text_of,
         "",
     )
     value_skip_bytes: int = option(
@@ -312,7 +301,23 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         )
     if options.value_format == "avro" and not options.value_schema:
         raise OptionError("option valueFormat avro needs valueSchema: the Avro schema, as JSON")
+    if options.value_format == "json":
+        _check_columns(options.value_schema)
     return options
+
+
+def _check_columns(schema: str) -> None:
+    """Spark reads columns in a text of ours, of which it would complain; so what is plainly wrong is told here."""
+    plain = re.sub(r"\([\d\s,]*\)", "", schema)  # decimal(8, 2)
+    if not re.fullmatch(r"[\w\s,:<>]*", plain):
+        return  # names and comments in quotes
+    if plain.count("<") != plain.count(">"):
+        raise OptionError(f"option valueSchema: each < needs a >; found {schema!r}")
+    for part in re.split(r"[,<>]+", plain):
+        found = re.split(r"[\s:]+", part.strip())
+        if found[-1] and len(found) <= 2 and found[-1].lower() not in TYPES:
+            wrong = f"{found[-1]} is no type{nearest(found[-1].lower(), TYPES)}"
+            raise OptionError(f"option valueSchema: {wrong}; found {schema!r}")
 
 
 def _is_read(options: ReadOptions, topic: str) -> bool:
