@@ -3,11 +3,14 @@
 import json
 from collections.abc import Iterator
 from threading import Semaphore, Thread
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from levada.cli.failures import EXIT_USAGE
+from levada.cli.main import run
 from levada.pipelines.compacting import Sizes, too_small
 from levada.pipelines.files import Files, Found
 from levada.pipelines.lake import COMMITS, SNAPSHOT_EVERY, STAGING, Lake, LakeError, Positions, merged
@@ -185,6 +188,22 @@ def test_snapshots_spare_old_commits() -> None:
     for number in range(SNAPSHOT_EVERY):
         files.remove(f"{COMMITS}/{number:010d}.json")
     assert Lake(files).state == lake.state
+
+
+def test_a_lake_knows_its_topics_by_their_ids() -> None:
+    files = FilesInMemory()
+    lake = Lake(files)
+    known, other = uuid4(), uuid4()
+    assert not lake.is_other("t", known)
+    lake.claim({"t": known})
+    for number in range(SNAPSHOT_EVERY):
+        add(lake, "a", ends={"t": {0: number + 1}})
+    for number in range(SNAPSHOT_EVERY):
+        files.remove(f"{COMMITS}/{number:010d}.json")
+    again = Lake(files)
+    assert again.state == lake.state
+    again.claim({"t": other, "u": other})  # an id is settled once
+    assert not again.is_other("t", known) and again.is_other("t", other) and again.is_other("u", known)
 
 
 def test_the_last_writer_has_the_lake() -> None:
@@ -372,12 +391,29 @@ def test_damage_is_named() -> None:
         add(lake, row)
     damaged = f"{COMMITS}/{0:010d}.json"
     content = files.content[damaged]
-    files.content[damaged] = content[:-1]
-    with pytest.raises(LakeError, match=r"0000000000\.json is damaged"):
-        Lake(files)
+    for text in (content[:-1], "", "{}", "[]", "7", content.replace('"ends": {}', '"ends": [1]')):
+        files.content[damaged] = text
+        with pytest.raises(LakeError, match=r"0000000000\.json is damaged"):
+            Lake(files)
     del files.content[damaged]
     with pytest.raises(LakeError, match="lost its commit 0"):
         Lake(files)
+
+
+@pytest.mark.parametrize("path", ["", " ", "lake[1]", "{a,b}", "*", "a?", "a\\b"])
+def test_a_path_that_cannot_be_is_refused_before_spark_starts(
+    path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = [
+        "archive --topic t --to",
+        "history --topic t --lake",
+        "replay --topic t --to u --lake",
+        "logs --lake",
+    ]
+    for command in [*commands, "history --topic t --lake lake --to"]:
+        assert run(["pipeline", "run", *command.split(), path]) == EXIT_USAGE
+        said = capsys.readouterr().err
+        assert ("the path is empty" in said or "a pattern of several" in said) and "Spark for" not in said
 
 
 def test_only_directories_with_many_small_files_are_joined() -> None:

@@ -8,6 +8,7 @@ import click
 
 from levada.cli.options import Command, complete_topics, parse_settings
 from levada.cli.pipeline import Begin, execute, streams_on_spark
+from levada.cli.pipeline_process import PathType
 from levada.pipelines.lengths import check_lengths
 from levada.pipelines.running import PipelineError
 
@@ -131,7 +132,7 @@ def devices(**given: Any) -> None:
 @click.command()
 @reads("logs")
 @to_option("logs")
-@click.option("--lake", metavar="PATH", help="Keep all lines there, to be searched.")
+@click.option("--lake", metavar="PATH", type=PathType(), help="Keep all lines there, to be searched.")
 @time_option("--window", "1 minute", window_help)
 @time_option("--late", "30 seconds", late_help)
 @click.option(

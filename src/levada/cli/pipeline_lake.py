@@ -9,6 +9,7 @@ import click
 from levada.cli.options import Command, TimeType, complete_topics, parse_settings
 from levada.cli.pipeline import Begin, execute, runs_on_spark, streams_on_spark
 from levada.cli.pipeline_flows import time_option
+from levada.cli.pipeline_process import PathType
 from levada.pipelines.compacting import SIZES, Sizes
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ def reads_lake(command: Command) -> Command:
     topic = click.option(
         "--topic", metavar="TOPIC", required=True, shell_complete=complete_topics, help="That was archived."
     )
-    lake = click.option("--lake", metavar="PATH", required=True, help="Where archive keeps it.")
+    lake = click.option(
+        "--lake", metavar="PATH", type=PathType(), required=True, help="Where archive keeps it."
+    )
     return topic(lake(command))
 
 
@@ -43,7 +46,9 @@ def reads_lake(command: Command) -> Command:
     shell_complete=complete_topics,
     help="To archive; more than once for several.",
 )
-@click.option("--to", metavar="PATH", required=True, help="The lake: a path that Spark can write.")
+@click.option(
+    "--to", metavar="PATH", type=PathType(), required=True, help="The lake: a path that Spark can write."
+)
 @click.option(
     "--format",
     "form",
@@ -178,7 +183,9 @@ def replay(
     show_default=True,
     help='Over the table `history`, which has the columns of format("levada").',
 )
-@click.option("--to", metavar="PATH", help="Write the result there as Parquet; it is shown otherwise.")
+@click.option(
+    "--to", metavar="PATH", type=PathType(), help="Write the result there as Parquet; it is shown otherwise."
+)
 @click.option(
     "--gaps", is_flag=True, help="Allow that records are neither in the lake nor in the log any more."
 )

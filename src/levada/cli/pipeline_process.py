@@ -9,9 +9,12 @@ from importlib.util import find_spec
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
+import click
+
 from levada.cli.failures import Failure
 from levada.cli.options import say
 from levada.pipelines.lake import LakeError
+from levada.pipelines.lakes import check_path
 from levada.pipelines.running import PipelineError, reason
 from levada.pipelines.runs import RunError, home_directory
 
@@ -24,6 +27,19 @@ NOISE = (
 )  # print errors that are said anyway, with traces
 WAREHOUSE = "spark.sql.warehouse.dir"
 SHOWN_OF_LOG = 2_000  # characters, where Spark does not start
+
+
+class PathType(click.ParamType[str]):
+    """Of a lake or a result, where Spark can write."""
+
+    name = "path"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            check_path(str(value))
+        except LakeError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
 
 
 class Signals:

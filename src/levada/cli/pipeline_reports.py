@@ -9,7 +9,7 @@ from levada.cli.options import TimeType, complete_topics, names_brokers, parse_s
 from levada.cli.output import Output, emit
 from levada.cli.pipeline import there_is
 from levada.cli.pipeline_flows import reads
-from levada.cli.pipeline_process import needs_spark, new_session, said_plainly
+from levada.cli.pipeline_process import PathType, needs_spark, new_session, said_plainly
 
 
 @click.command()
@@ -23,7 +23,10 @@ from levada.cli.pipeline_process import needs_spark, new_session, said_plainly
     help="To read, if not those of the pipeline; more than once for several.",
 )
 @click.option(
-    "--lake", metavar="PATH", help="Of `levada pipeline run archive`: also what the log has no longer."
+    "--lake",
+    metavar="PATH",
+    type=PathType(),
+    help="Of `levada pipeline run archive`: also what the log has no longer.",
 )
 @click.option("--chart", metavar="FILE", help="Where the chart is drawn, as SVG.  [default: PIPELINE.svg]")
 @click.option("--master", metavar="URL", help="Spark to run on.")
@@ -61,7 +64,10 @@ def report(
 @click.command()
 @reads("logs")
 @click.option(
-    "--lake", metavar="PATH", help="Of `levada pipeline run logs`: also what the log has no longer."
+    "--lake",
+    metavar="PATH",
+    type=PathType(),
+    help="Of `levada pipeline run logs`: also what the log has no longer.",
 )
 @click.option("--text", metavar="WORDS", help="Part of the message, in any case of letters.")
 @click.option("--service", metavar="NAME", help="Lines of this service.")

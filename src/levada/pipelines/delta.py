@@ -2,7 +2,8 @@
 
 Where the lake ends stands in the table itself: for each partition of a topic an application transaction of Delta, whose
 version is the offset after the last record. It changes in the same commit as the files, and outlives Delta's own
-clean-up. Files that a killed writer left are in no commit, so nobody reads them; Delta's vacuum removes them.
+clean-up; the id of the topic is another one. Files that a killed writer left are in no commit, so nobody reads them;
+Delta's vacuum removes them.
 
 The last writer to come has the table: it claims it with another such transaction, which all its commits carry. Delta
 refuses a commit if one of its applications has been in the log since, so that whoever wrote before fails.
@@ -10,12 +11,13 @@ refuses a commit if one of its applications has been in the log since, so that w
 
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from levada.pipelines.compacting import Sizes
 from levada.pipelines.files import BY_TOPIC_AND_DATE, Files, Found
-from levada.pipelines.lake import LakeError, Positions
+from levada.pipelines.lake import NO_IDS, Ids, LakeError, Positions
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema, Transaction
@@ -46,8 +48,11 @@ class DeltaLake:
         """The name of the claim; by these names claims are in their order."""
         return f"{self._claim:010d}-{self._writer}"
 
-    def claim(self) -> None:
-        """Become the writer: whoever was it fails from now on, and what it had not committed is thrown away."""
+    def claim(self, ids: Ids = NO_IDS) -> None:
+        """Become the writer: whoever was it fails from now on, and what it had not committed is thrown away.
+
+        `ids` are of topics that the lake has; an older lake learns them.
+        """
         from deltalake.exceptions import CommitFailedError
 
         self._table = self._open()
@@ -55,7 +60,7 @@ class DeltaLake:
             self._claim = _claim_of(self._table) + 1
             seen = self._table.version()
             try:
-                self._commit(self._table.schema(), [], [], 0)
+                self._commit(self._table.schema(), [], self._unknown(ids), 0)
                 break
             except CommitFailedError:
                 self._table.update_incremental()
@@ -79,14 +84,32 @@ class DeltaLake:
         found = {index: self._table.transaction_version(_application(topic, index)) for index in partitions}
         return {index: end for index, end in found.items() if end is not None}
 
-    def add(self, rows: "DataFrame", ends: Positions) -> None:
-        """These records, up to the offsets `ends`, in one commit."""
+    def is_other(self, topic: str, topic_id: UUID) -> bool:
+        """Whether its records are those of another topic of that name."""
+        if self._table is None:
+            return False
+        return self._table.transaction_version(_id_application(topic)) not in (None, _version(topic_id))
+
+    def _unknown(self, ids: Ids) -> "list[Transaction]":
+        from deltalake import Transaction
+
+        assert self._table is not None
+        known = self._table.transaction_version
+        return [
+            Transaction(_id_application(topic), _version(topic_id))
+            for topic, topic_id in ids.items()
+            if known(_id_application(topic)) is None
+        ]
+
+    def add(self, rows: "DataFrame", ends: Positions, ask: Callable[[], Ids] = dict) -> None:
+        """These records, up to the offsets `ends`, in one commit; `ask`, when they are read, for their topics' ids."""
         from deltalake import DeltaTable, Schema, Transaction
         from pyspark.sql.types import DateType, StructType
 
         area = f"{STAGING}/{self.claimed}"
         self.files.remove(area)
         count = self.files.write_records(rows, area)
+        ids = ask()
         form = Schema.from_json(StructType([*rows.schema.fields]).add("date", DateType()).json())
         if self._table is None:
             self._table = DeltaTable.create(self._uri, form, partition_by=[*BY_TOPIC_AND_DATE])
@@ -100,6 +123,7 @@ class DeltaLake:
             for topic, told in ends.items()
             for index, end in told.items()
         ]
+        offsets += self._unknown({topic: ids[topic] for topic in ends if topic in ids})
         self._commit(form, [self._placed(area, file) for file in found], offsets, count)
 
     def _commit(
@@ -152,6 +176,15 @@ def _claim_of(table: "DeltaTable") -> int:
 
 def _application(topic: str, partition: int) -> str:
     return f"levada/{topic}/{partition}"
+
+
+def _id_application(topic: str) -> str:
+    return f"levada/{topic}/id"
+
+
+def _version(topic_id: UUID) -> int:
+    """Of its application: so much of the id as is one."""
+    return topic_id.int >> 65
 
 
 def _uri(root: str) -> str:

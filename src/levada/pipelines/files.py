@@ -24,6 +24,7 @@ class Files:
     """What is below one directory."""
 
     def __init__(self, spark: "SparkSession", root: str) -> None:
+        self._spark = spark
         self._jvm: Any = spark._jvm
         assert self._jvm is not None
         self._gateway: Any = spark.sparkContext._gateway
@@ -32,6 +33,12 @@ class Files:
         self._system = path.getFileSystem(self._hadoop)
         self._root = self._system.makeQualified(path)
         self.root = str(self._root.toString())
+
+    def below(self, name: str) -> "Files":
+        """What is below a directory that is here, or is made."""
+        if not self._system.mkdirs(self._path(name)):
+            raise OSError(f"cannot make {self.path(name)}")
+        return Files(self._spark, self.path(name))
 
     def path(self, name: str) -> str:
         """The whole path of a name below the root, as Spark takes it."""

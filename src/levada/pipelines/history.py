@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from levada.pipelines.lake import LakeError
-from levada.pipelines.lakes import AnyLake, check_lake, open_lake
+from levada.pipelines.lakes import AnyLake, check_lake, check_path, open_lake
 from levada.pipelines.running import PipelineError, Running
 from levada.pipelines.steps import Step, Steps
-from levada.pipelines.topics import beginnings
+from levada.pipelines.topics import beginnings, check_same, topic_ids
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +32,8 @@ def history(
 ) -> "DataFrame":
     """All that a topic ever had, from `lake` and broker, with the columns of `format("levada")`.
 
-    If the log has lost records that the lake does not have, there is a gap: an error, unless `gaps` are allowed.
+    If the log has lost records that the lake does not have, there is a gap: an error, unless `gaps` are allowed. A
+    topic that was deleted and made again since it was archived is another one: always an error.
     `options` are those of `format("levada")`.
     """
     from levada.spark import session
@@ -40,6 +41,7 @@ def history(
     spark = spark or session()
     begins = {place.partition: begin for place, begin in beginnings(bootstrap, [topic], options).items()}
     the_lake = open_lake(spark, lake)
+    check_same(the_lake, topic_ids(bootstrap, [topic], options))
     old = archived(the_lake, topic, spark)
     ends = the_lake.ends(topic, begins)
     lost = {
@@ -82,6 +84,8 @@ def answer(
     from levada.pipelines.sql import explain
     from levada.spark import session
 
+    if to is not None:
+        check_path(to)
     own = (spark or session()).newSession()  # a view of that name may be somebody else's
 
     def ask(stopped: threading.Event) -> Iterator[Step]:

@@ -16,8 +16,9 @@ clock is asked. What is staged for a number that is taken can never be committed
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from uuid import UUID
 
 from levada.pipelines.files import Files
 
@@ -29,6 +30,10 @@ STAGING = "_levada/staging"
 SNAPSHOT_EVERY = 50  # commits; a snapshot spares readers those before it
 
 Positions = dict[str, dict[int, int]]  # by topic and partition: the offset after the last
+Ids = Mapping[str, UUID]  # by topic: one that was deleted and made again has another
+NO_IDS: Ids = {}
+
+T = TypeVar("T")
 
 
 class LakeError(Exception):
@@ -54,6 +59,7 @@ class State(NamedTuple):
     files: Mapping[str, LakeFile] = {}
     ends: Positions = {}
     rows: int = 0  # ever added by archiving
+    ids: Ids = {}  # of the topics whose offsets these are; older lakes do not know them all
 
 
 class Commit(NamedTuple):
@@ -66,13 +72,15 @@ class Commit(NamedTuple):
     rows: int = 0
     area: str = ""  # below STAGING: where the added files lie until they are moved
     staged: Mapping[str, str] = {}  # by path: its name in that area
+    ids: Ids = {}  # that the lake did not know
 
     def apply(self, state: State) -> State:
         """The lake after this."""
         removed = set(self.removed)
         files = {path: file for path, file in state.files.items() if path not in removed}
         files |= {file.path: file for file in self.added}
-        return State(self.number, files, merged(state.ends, self.ends), state.rows + self.rows)
+        ends, rows = merged(state.ends, self.ends), state.rows + self.rows
+        return State(self.number, files, ends, rows, {**state.ids, **self.ids})
 
 
 def merged(ends: Positions, more: Positions) -> Positions:
@@ -107,20 +115,20 @@ class Lake:
         names = self.files.names(COMMITS)
         snapshots = [name for name in names if name.endswith(".snapshot.json")]
         if snapshots:
-            state = _state(self._json(f"{COMMITS}/{snapshots[-1]}"))
+            state = self._parsed(f"{COMMITS}/{snapshots[-1]}", _state)
         for name in names:
             stem = name.removesuffix(".json")
             if stem.isdigit() and name.endswith(".json") and int(stem) > state.number:
-                commit = _commit(self._json(f"{COMMITS}/{name}"))
+                commit = self._parsed(f"{COMMITS}/{name}", _commit)
                 if commit.number != state.number + 1:
                     raise LakeError(f"{self.files.root} has lost its commit {state.number + 1}")
                 state = commit.apply(state)
         return state
 
-    def _json(self, name: str) -> Any:
+    def _parsed(self, name: str, parse: Callable[[Any], T]) -> T:
         try:
-            return json.loads(self.files.read(name))
-        except ValueError:
+            return parse(json.loads(self.files.read(name)))
+        except (ValueError, LookupError, TypeError, AttributeError):  # no JSON, or not what it should say
             raise LakeError(f"{self.files.path(name)} is damaged") from None
 
     def refresh(self) -> State:
@@ -128,9 +136,12 @@ class Lake:
         self.state = self._load()
         return self.state
 
-    def claim(self) -> None:
-        """Become the writer: whoever was it fails from now on, and what it had committed is finished here."""
-        while not self._append(Commit(self.state.number + 1)):
+    def claim(self, ids: Ids = NO_IDS) -> None:
+        """Become the writer: whoever was it fails from now on, and what it had committed is finished here.
+
+        `ids` are of topics that the lake has; an older lake learns them.
+        """
+        while not self._append(Commit(self.state.number + 1, ids=self._unknown(ids))):
             self.refresh()
         self.claimed = f"{self.state.number:010d}-{self._writer}"
         for area, commit in self._areas():
@@ -162,17 +173,25 @@ class Lake:
         for area in self.files.names(STAGING):
             number = area.partition("-")[0]
             if number.isdecimal() and int(number) <= self.state.number:
-                yield area, _commit(self._json(_commit_name(int(number))))
+                yield area, self._parsed(_commit_name(int(number)), _commit)
 
     def ends(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
         """Where the lake ends in those partitions that it knows."""
         known = self.state.ends.get(topic, {})
         return {index: known[index] for index in partitions if index in known}
 
-    def add(self, rows: "DataFrame", ends: Positions) -> None:
-        """These records, up to the offsets `ends`, in one commit."""
+    def is_other(self, topic: str, topic_id: UUID) -> bool:
+        """Whether its records are those of another topic of that name."""
+        return self.state.ids.get(topic, topic_id) != topic_id
+
+    def _unknown(self, ids: Ids) -> Ids:
+        return {topic: topic_id for topic, topic_id in ids.items() if topic not in self.state.ids}
+
+    def add(self, rows: "DataFrame", ends: Positions, ask: Callable[[], Ids] = dict) -> None:
+        """These records, up to the offsets `ends`, in one commit; `ask`, when they are read, for their topics' ids."""
         count = self.files.write_records(rows, self.staging())
-        self.commit(ends=ends, rows=count)
+        ids = ask()
+        self.commit(ends=ends, rows=count, ids={topic: ids[topic] for topic in ends if topic in ids})
 
     def staging(self) -> str:
         """Where the files of the next commit are to be written, in the directories they will have in the lake."""
@@ -183,7 +202,9 @@ class Lake:
     def _area(self) -> str:
         return f"{self.state.number + 1:010d}-{self._writer}"
 
-    def commit(self, *, ends: Positions | None = None, removed: Iterable[str] = (), rows: int = 0) -> Commit:
+    def commit(
+        self, *, ends: Positions | None = None, removed: Iterable[str] = (), rows: int = 0, ids: Ids = NO_IDS
+    ) -> Commit:
         """Make the staged files count, instead of the `removed` ones, with `rows` more, up to the offsets `ends`."""
         number, area, gone = self.state.number + 1, self._area(), tuple(removed)
         found = [file for file in self.files.walk(f"{STAGING}/{area}") if file.path.endswith(".parquet")]
@@ -195,7 +216,7 @@ class Lake:
             index = counts[directory] = counts.get(directory, -1) + 1
             added.append(LakeFile(f"{directory}/{_file_name(number, index)}", file.size, number))
             staged[added[-1].path] = file.path
-        commit = Commit(number, tuple(added), gone, ends or {}, rows, area, staged)
+        commit = Commit(number, tuple(added), gone, ends or {}, rows, area, staged, self._unknown(ids))
         if not self._append(commit):
             raise self._taken()
         self._publish(commit)
@@ -248,6 +269,7 @@ def _commit_text(commit: Commit) -> str:
         "rows": commit.rows,
         "area": commit.area,
         "staged": dict(commit.staged),
+        "ids": _ids_text(commit.ids),
     }
     return json.dumps(content)
 
@@ -264,17 +286,27 @@ def _commit(content: Any) -> Commit:
         content["rows"],
         area,
         content["staged"],
+        _ids(content),
     )
 
 
 def _state_text(state: State) -> str:
     files = [list(file) for file in state.files.values()]
-    return json.dumps({"number": state.number, "files": files, "ends": state.ends, "rows": state.rows})
+    content = {"number": state.number, "files": files, "ends": state.ends, "rows": state.rows}
+    return json.dumps(content | {"ids": _ids_text(state.ids)})
 
 
 def _state(content: Any) -> State:
     files = {path: LakeFile(path, size, number) for path, size, number in content["files"]}
-    return State(content["number"], files, _positions(content["ends"]), content["rows"])
+    return State(content["number"], files, _positions(content["ends"]), content["rows"], _ids(content))
+
+
+def _ids_text(ids: Ids) -> dict[str, str]:
+    return {topic: str(topic_id) for topic, topic_id in ids.items()}
+
+
+def _ids(content: Any) -> Ids:
+    return {topic: UUID(topic_id) for topic, topic_id in content.get("ids", {}).items()}
 
 
 def _positions(content: Any) -> Positions:

@@ -1,23 +1,52 @@
 """A lake by its path, in whichever of its formats it is kept."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from levada.pipelines.compacting import Sizes, compact
 from levada.pipelines.delta import LOG, DeltaLake
 from levada.pipelines.files import Files
 from levada.pipelines.lake import COMMITS, Lake, LakeError
+from levada.pipelines.running import reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 AnyLake = Lake | DeltaLake
 CONFIGURED = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS")
+PATTERN = "{}[]*?\\"  # a path with one of these means several to Spark
 FORMATS: dict[str, type[AnyLake]] = {"parquet": Lake, "delta": DeltaLake}
+
+
+def check_path(path: str) -> None:
+    """LakeError for a path that Spark could not write, or would not find again."""
+    if not path.strip():
+        raise LakeError("the path is empty")
+    found = [letter for letter in PATTERN if letter in path]
+    if found:
+        raise LakeError(
+            f"{path} cannot be the path: to Spark, {' '.join(found)} makes it a pattern of several"
+        )
+
+
+@contextmanager
+def told_of(path: str) -> Iterator[None]:
+    """What file systems and Delta have against a path, as LakeError."""
+    from deltalake.exceptions import DeltaError
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JJavaError, PySparkException, DeltaError, OSError) as error:
+        raise LakeError(f"there can be no lake at {path}: {reason(str(error))}") from error
 
 
 def open_lake(spark: "SparkSession", path: str, form: str | None = None) -> AnyLake:
     """The lake at a path, in the format it has; a new one in the one that is wanted, Parquet unless told."""
+    check_path(path)
     files = Files(spark, path)
     has = "delta" if files.exists(LOG) else "parquet" if files.exists(COMMITS) else None
     if form is not None and form not in FORMATS:
@@ -29,6 +58,7 @@ def open_lake(spark: "SparkSession", path: str, form: str | None = None) -> AnyL
 
 def check_lake(spark: "SparkSession", path: str) -> None:
     """LakeError unless there is a lake."""
+    check_path(path)
     files = Files(spark, path)
     if not files.exists(LOG) and not files.exists(COMMITS):
         raise LakeError(f"there is no lake at {path}")

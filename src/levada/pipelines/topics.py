@@ -1,17 +1,44 @@
 """What pipelines ask brokers themselves, beside what Spark reads and writes."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+from uuid import UUID
 
 from levada.model import TopicPartition
+from levada.pipelines.lake import LakeError
 from levada.spark.logs import Logs
 from levada.spark.read_options import read_options
+
+if TYPE_CHECKING:
+    from levada.pipelines.lakes import AnyLake
 
 
 def beginnings(
     bootstrap: str, topics: Sequence[str], options: Mapping[str, str]
 ) -> dict[TopicPartition, int]:
     """Where the logs of topics begin; `options` are those of `format("levada")`."""
+    logs = _logs(bootstrap, topics, options)
+    return logs.earliest(list(logs.partitions(missing_is_wrong=True)))
+
+
+def topic_ids(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> dict[str, UUID]:
+    """The ids of those topics that are there, as far as brokers give them; one made again has another."""
+    found = _logs(bootstrap, topics, options).partitions(missing_is_wrong=False)
+    return {place.topic: topic_id for place, topic_id in found.items() if topic_id is not None}
+
+
+def check_same(lake: "AnyLake", ids: Mapping[str, UUID]) -> None:
+    """LakeError if the lake has records of another topic under one of these names: its offsets are others."""
+    for topic, topic_id in ids.items():
+        if lake.is_other(topic, topic_id):
+            raise LakeError(
+                f"the lake {lake.files.root} has the records of another topic {topic}: that one was deleted and this "
+                "one made since, or this one is of another cluster, and its offsets mean other records. The lake stays "
+                "as it is; archive this topic to another lake (--to another path), and ask that one for its history"
+            )
+
+
+def _logs(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> Logs:
     asked = {"kafka.bootstrap.servers": bootstrap, "subscribe": ",".join(topics)}
     asked |= {name.lower(): value for name, value in options.items() if name.lower().startswith("kafka.")}
-    logs = Logs(read_options(asked))
-    return logs.earliest(list(logs.partitions(missing_is_wrong=True)))
+    return Logs(read_options(asked))
