@@ -1,4 +1,4 @@
-"""docs/spark.md shows what happens: its commands and programs run in order, and say what is printed there."""
+"""Pages on Spark show what happens: their commands and programs run in order, and say what is printed there."""
 
 import io
 import json
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, EXAMPLES = ROOT / "docs" / "spark.md", ROOT / "examples"
-ADDRESS, FOLDER = "127.0.0.1:9092", "/tmp/orders"
+DOCS, EXAMPLES = ROOT / "docs", ROOT / "examples"
+ADDRESS = "127.0.0.1:9092"
 BINARIES = str(Path(sys.executable).parent)
 
 
-def blocks() -> list[tuple[str, str]]:
+def blocks(page: str) -> list[tuple[str, str]]:
     """Kind and content of every block, in reading order."""
-    return re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```(\w+)\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
 def shell(command: str, address: str) -> str:
@@ -48,12 +48,17 @@ def shell(command: str, address: str) -> str:
     return done.stdout
 
 
-def test_the_page_says_what_happens(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "folder", "programs"), [("spark.md", "/tmp/sales", 5), ("spark_writing.md", "/tmp/groceries", 3)]
+)
+def test_the_page_says_what_happens(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path, page: str, folder: str, programs: int
+) -> None:
     names: dict[str, Any] = {}
     printed = ""
     ran = 0
-    for kind, content in blocks():
-        text = content.replace(ADDRESS, broker.bootstrap).replace(FOLDER, str(tmp_path))
+    for kind, content in blocks(page):
+        text = content.replace(ADDRESS, broker.bootstrap).replace(folder, str(tmp_path))
         if kind == "console":
             for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
                 command, _, shown = part.partition("\n")
@@ -61,13 +66,15 @@ def test_the_page_says_what_happens(spark: "SparkSession", broker: EmbeddedBroke
         elif kind == "python":
             output = io.StringIO()
             with redirect_stdout(output):
-                exec(compile(text, str(PAGE), "exec"), names)
+                exec(compile(text, page, "exec"), names)
             printed = output.getvalue().strip()
             ran += 1
         else:
             assert printed == content.strip()
-    assert ran >= 5 and names["spark"] is spark
-    Feeds(broker).delete("orders")
+    assert ran >= programs and names["spark"] is spark
+    for _, content in blocks(page):
+        for topic in re.findall(r"^created (\S+) \(", content, re.MULTILINE):
+            Feeds(broker).delete(topic)
 
 
 def test_the_example_shows_totals(
