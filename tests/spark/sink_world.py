@@ -20,7 +20,7 @@ from levada.core.transaction import (
 from levada.core.transaction_state import Identity
 from levada.errors import ErrorCode, KafkaError
 from levada.net.prepared import PreparedTransaction
-from levada.spark.judging import NOTHING, Decision, judge
+from levada.spark.judging import NOTHING, UNKNOWN, Content, Decision, judge
 from levada.spark.transactions import lock_id, task_id
 from levada.wire.txn_journal import Status
 
@@ -189,8 +189,8 @@ class World:
             held[name] = self.hold(name)
         ongoing = {name: one for name, (_, one) in held.items() if one is not None}
         seen = {one.transactional_id: one for one in written} if self.bugs.no_hold else ongoing
-        rows = None if self.bugs.uncounted else self.plans[batch]
-        verdict = judge(last, batch, written, ongoing | seen, rows=rows, failed=failed)
+        content = UNKNOWN if self.bugs.uncounted else Content(self.plans[batch])
+        verdict = judge(last, batch, written, ongoing | seen, content=content, failed=failed)
         ends = [(name, True) for name in verdict.commit] + [(name, False) for name in verdict.abort]
         if self.bugs.abort_first:
             yield from self._end([one for one in ends if not one[1]], held, verdict.decision)

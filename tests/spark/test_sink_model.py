@@ -9,7 +9,7 @@ from tests.spark.sink_world import ROWS, Bugs, Dead, Steps, World
 from levada.core.transaction_state import EPOCH_MAX
 from levada.net.prepared import PreparedTransaction
 from levada.spark.decisions import decode_decision, encode_decision
-from levada.spark.judging import NOTHING, Decision, judge
+from levada.spark.judging import NOTHING, UNKNOWN, Content, Decision, judge
 
 BATCHES = 3
 SEEDS = 400
@@ -117,17 +117,27 @@ def test_the_transactions_of_a_batch_are_committed_and_others_aborted() -> None:
     )
 
 
-@pytest.mark.parametrize("rows", [0, 2, 4])
-def test_a_repeated_batch_with_another_number_of_rows_is_refused_and_the_one_before_finished(
-    rows: int,
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (Content(0), "has 0 rows now and had 3"),
+        (Content(4, "p"), "has 4 rows now and had 3"),
+        (Content(3, "q"), "ends at other offsets now"),
+        (Content(4, "q"), "ends at other offsets now"),
+        (Content(3, "p"), None),
+        (Content(3), None),
+        (UNKNOWN, None),
+    ],
+)
+def test_a_repeated_batch_that_is_another_is_refused_and_the_one_before_finished(
+    content: Content, told: str | None
 ) -> None:
-    last = Decision(4, (A, B), 3)
-    verdict = judge(last, 4, [C], open_now(B, C), rows=rows)
+    last = Decision(4, (A, B), Content(3, "p"))
+    verdict = judge(last, 4, [C], open_now(B, C), content=content)
     assert verdict[:3] == (last, (B.transactional_id,), (C.transactional_id,))
-    assert verdict.refusal is not None and f"has {rows} rows now and had 3" in verdict.refusal
-    assert judge(last, 4, [C], open_now(B, C), rows=rows, failed=True).refusal is None
-    assert judge(last, 4, [C], open_now(B, C), rows=3).refusal is None
-    assert judge(Decision(4, (A, B)), 4, [C], open_now(B, C), rows=rows).refusal is None
+    assert (verdict.refusal is None) if told is None else (told in (verdict.refusal or ""))
+    assert judge(last, 4, [C], open_now(B, C), content=content, failed=True).refusal is None
+    assert judge(Decision(4, (A, B)), 4, [C], open_now(B, C), content=content).refusal is None
 
 
 def test_a_batch_that_was_decided_is_finished_with_what_was_decided() -> None:
@@ -165,10 +175,12 @@ def test_a_driver_that_is_behind_decides_nothing_and_leaves_others_alone() -> No
     assert verdict.refusal is not None and "checkpoint" in verdict.refusal
 
 
-@pytest.mark.parametrize("decision", [NOTHING, Decision(1 << 40, (A, B)), Decision(3, (A,), 1 << 40)])
+@pytest.mark.parametrize(
+    "decision", [NOTHING, Decision(1 << 40, (A, B)), Decision(3, (A,), Content(1 << 40, "p"))]
+)
 def test_a_decision_is_read_as_it_was_written(decision: Decision) -> None:
     assert decode_decision(encode_decision(decision)) == decision
 
 
 def test_a_decision_of_a_writer_that_did_not_count_is_read() -> None:
-    assert decode_decision(b'[1,4,[["spark-q-0-0",7,0]]]') == Decision(4, (A,), None)
+    assert decode_decision(b'[1,4,[["spark-q-0-0",7,0]]]') == Decision(4, (A,), UNKNOWN)

@@ -187,6 +187,33 @@ def test_a_batch_that_is_committed_and_has_other_rows_now_is_refused(
         assert query.visible() == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+@pytest.mark.parametrize("repeated", ["refuse", "skip"])
+def test_a_batch_that_is_committed_and_was_planned_anew_is_refused(
+    broker: EmbeddedBroker, tmp_path: Path, scheme: str, repeated: str
+) -> None:
+    """As many rows up to other offsets; when a batch was planned is nothing that counts."""
+    location = f"{scheme}{tmp_path}"
+    options: dict[str, object] = {"checkpointLocation": location, "repeatedBatch": repeated}
+    query = Query(broker.bootstrap, f"query-{next(NUMBERS)}", broker.topic(), **options)
+    (tmp_path / "offsets").mkdir()
+
+    def run(batch: int, row: str, planned_ms: int, ends: str) -> None:
+        plan = f'v1\n{{"batchTimestampMs":{planned_ms}}}\n{ends}'
+        (tmp_path / "offsets" / str(batch)).write_text(plan)
+        query.restarted()
+        query.commit(batch, query.attempt(batch, row))
+
+    run(0, "a", 1, '{"t":{"0":1,"1":0}}')
+    run(0, "a", 2, '{"t":{"0":1,"1":0}}')
+    with pytest.raises(
+        CommitRefused, match=r"batch 0 .* ends at other offsets now.*begin with a new checkpoint"
+    ):
+        run(0, "b", 3, '{"t":{"0":0,"1":1}}')
+    run(1, "c", 4, '{"t":{"0":2,"1":1}}')
+    assert query.visible() == ["a", "c"]
+
+
 def test_a_query_that_gives_other_rows_each_time_goes_on_if_it_is_told_to(broker: EmbeddedBroker) -> None:
     query = Query(broker.bootstrap, f"query-{next(NUMBERS)}", broker.topic(), repeatedBatch="skip")
     query.commit(0, query.attempt(0, "abc"))

@@ -17,7 +17,7 @@ from levada.net.data import FETCH, LATEST, Fetched, Wanted, read_fetch, write_fe
 from levada.net.fetcher import Cursor, decode_batches
 from levada.net.partitioner import partition_for_key
 from levada.net.prepared import PreparedTransaction
-from levada.spark.judging import NOTHING, Decision
+from levada.spark.judging import NOTHING, UNKNOWN, Content, Decision
 from levada.spark.patience import FAILURES, GONE, is_passing
 from levada.wire.batches import iterate_headers
 
@@ -43,7 +43,7 @@ class _Record(msgspec.Struct, array_like=True):
     version: int
     batch: int
     prepared: list[PreparedTransaction]
-    rows: int | None = None  # older records end before it
+    content: Content = UNKNOWN  # older records end before it
 
 
 _decode = msgspec.json.Decoder(_Record).decode
@@ -51,13 +51,13 @@ _decode = msgspec.json.Decoder(_Record).decode
 
 def encode_decision(decision: Decision) -> bytes:
     """A decision as the value of its record."""
-    return msgspec.json.encode(_Record(1, decision.batch, list(decision.prepared), decision.rows))
+    return msgspec.json.encode(_Record(1, decision.batch, list(decision.prepared), decision.content))
 
 
 def decode_decision(value: bytes) -> Decision:
     """The decision that stands in a record."""
     record = _decode(value)
-    return Decision(record.batch, tuple(record.prepared), record.rows)
+    return Decision(record.batch, tuple(record.prepared), record.content)
 
 
 async def write_decision(lock: "TransactionalProducer", query: str, decision: Decision, place: int) -> None:

@@ -30,12 +30,31 @@ class CommitRefused(RuntimeError):  # noqa: N818
     """A batch cannot be committed; nothing of it is visible."""
 
 
+class Content(NamedTuple):
+    """What tells a batch that is repeated from one that has its id and other rows; None is not compared."""
+
+    rows: int | None = None
+    plan: str | None = None  # a digest of its offsets, as far as the checkpoint can be looked into
+
+
+UNKNOWN = Content()
+
+PUT_BACK = (
+    "Nothing of it was written again. If the checkpoint was put back or has lost its last batch, some of these rows "
+    "are not in the topics yet: begin with a new checkpoint, from the offsets up to which the topics have them"
+)
+BY_CHANCE = (
+    "If the query gives another number of rows whenever it is computed (rand, a clock, tables that change), what was "
+    "committed counts: start it once with option repeatedBatch=skip"
+)
+
+
 class Decision(NamedTuple):
     """The last batch that a query committed, and its output; with what was open of the output before it."""
 
     batch: int
     prepared: tuple[PreparedTransaction, ...]
-    rows: int | None = None  # of the batch; None: it was not counted
+    content: Content = UNKNOWN
 
 
 NOTHING = Decision(-1, ())
@@ -56,10 +75,10 @@ def judge(
     written: Iterable[PreparedTransaction],
     held: Mapping[str, PreparedTransaction],
     *,
-    rows: int | None = None,
+    content: Content = UNKNOWN,
     failed: bool = False,
 ) -> Verdict:
-    """The verdict over a batch of so many `rows`, which tasks have written (or have `failed` to).
+    """The verdict over a batch of this `content`, which tasks have written (or have `failed` to).
 
     `held` is what is open, by its id.
     """
@@ -79,9 +98,9 @@ def judge(
             )
         else:
             unfinished = set(last.prepared).intersection(held.values())
-            decision = Decision(batch, tuple(sorted(wanted | unfinished)), rows)
+            decision = Decision(batch, tuple(sorted(wanted | unfinished)), content)
     elif last.batch == batch and not failed:
-        why = _other_rows(rows, last.rows)
+        why = _other(content, last.content)
     output = set(decision.prepared)
     commit = tuple(name for name, one in held.items() if one in output)
     left = (wanted if last.batch > batch else set(held.values())) - output
@@ -89,13 +108,12 @@ def judge(
     return Verdict(decision, commit, abort, why)
 
 
-def _other_rows(now: int | None, before: int | None) -> str | None:
+def _other(now: Content, before: Content) -> str | None:
     """Why a batch that is committed already cannot be the same again, if it cannot."""
-    if now is None or before is None or now == before:
+    if None not in (now.plan, before.plan) and now.plan != before.plan:
+        differs = f"ends at other offsets now than it did. {PUT_BACK}"
+    elif None not in (now.rows, before.rows) and now.rows != before.rows:
+        differs = f"has {now.rows} rows now and had {before.rows}. {PUT_BACK}. {BY_CHANCE}"
+    else:
         return None
-    return (
-        f"it is committed already, but has {now} rows now and had {before}. Nothing of it was written again. If the "
-        "checkpoint was put back or has lost its last batch, some of these rows are not in the topics yet: begin with "
-        "a new checkpoint, from the offsets up to which the topics have them. If the query gives other rows whenever "
-        "it is computed (rand, a clock, tables that change), they are: start it once with option repeatedBatch=skip"
-    )
+    return f"it is committed already, but {differs}"

@@ -25,8 +25,9 @@ from levada.net.data import INIT_PRODUCER_ID, read_init_producer_id, write_init_
 from levada.net.prepared import PreparedTransaction
 from levada.net.producer import Writer
 from levada.spark import blocking, transactions
+from levada.spark.checkpoints import location_of, plan_of
 from levada.spark.failures import told_plainly
-from levada.spark.judging import CommitRefused, Verdict
+from levada.spark.judging import UNKNOWN, CommitRefused, Content, Verdict
 from levada.spark.options import OptionError
 from levada.spark.patience import Patience, patiently, reach
 from levada.spark.topics import look_for
@@ -67,7 +68,7 @@ class Written(WriterCommitMessage):
 def stream_writer(given: Mapping[str, str], schema: "StructType", overwrite: bool) -> "StreamWriter":
     """The writer of a stream; output mode complete appends all rows in each micro-batch."""
     options = stream_options(given)
-    return StreamWriter(options, check_columns(schema, options))
+    return StreamWriter(options, check_columns(schema, options), location_of(given))
 
 
 def batch_writer(
@@ -144,13 +145,18 @@ class _Writer:
         return Written(query, batch, rows, prepared)
 
     def _settle(
-        self, query: str, batch: int, messages: Sequence[WriterCommitMessage | None], *, failed: bool
+        self,
+        query: str,
+        batch: int,
+        messages: Sequence[WriterCommitMessage | None],
+        content: Content = UNKNOWN,
+        *,
+        failed: bool,
     ) -> Verdict:
         """The driver's part; whoever does it again does what is left of it."""
         written, patience = _prepared(messages), self._options.patience
-        rows = sum(one.rows for one in messages if isinstance(one, Written))
         return self._patiently(
-            lambda client: transactions.settle(client, query, batch, written, rows=rows, failed=failed),
+            lambda client: transactions.settle(client, query, batch, written, content=content, failed=failed),
             # Whoever has taken the rows is known; a failed batch may not have found anybody.
             patience if failed else Patience(patience.known_ms, patience.known_ms),
         )
@@ -158,6 +164,10 @@ class _Writer:
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """Writes the micro-batches of a query."""
+
+    def __init__(self, options: StreamOptions, columns: tuple[str, ...], checkpoint: str) -> None:
+        super().__init__(options, columns)
+        self._checkpoint, self._counts = checkpoint, options.repeated_batch != SKIP
 
     @told_plainly()
     def write(self, iterator: Iterator[Any]) -> Written:
@@ -191,13 +201,13 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         self._end(messages, batchId, failed=True)
 
     def _end(self, messages: Sequence[WriterCommitMessage | None], batch: int, *, failed: bool) -> None:
-        assert isinstance(self._options, StreamOptions)
         query = next((one.query for one in messages if isinstance(one, Written)), "")
         if not query:
             return  # at least once; or every task failed, and took back its own
-        verdict = self._settle(query, batch, messages, failed=failed)
-        is_skipped = verdict.decision.batch == batch and self._options.repeated_batch == SKIP
-        if verdict.refusal is not None and not failed and not is_skipped:
+        rows = sum(one.rows for one in messages if isinstance(one, Written))
+        content = Content(rows if self._counts else None, plan_of(self._checkpoint, batch))
+        verdict = self._settle(query, batch, messages, content, failed=failed)
+        if verdict.refusal is not None and not failed:
             raise CommitRefused(f"batch {batch} of query {query}: {verdict.refusal}")
 
 

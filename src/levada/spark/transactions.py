@@ -22,7 +22,7 @@ from levada.net.producer import Writer
 from levada.net.transactions import FEATURE, FEATURE_LEVEL, TWO_PHASE_FROM
 from levada.net.txn_admin import TransactionAdmin
 from levada.spark.decisions import read_decision, write_decision
-from levada.spark.judging import CommitRefused, Decision, Verdict, judge
+from levada.spark.judging import UNKNOWN, CommitRefused, Content, Decision, Verdict, judge
 from levada.wire.lazy import kio_modules
 
 with kio_modules():
@@ -163,7 +163,7 @@ async def settle(
     batch: int,
     written: Collection[PreparedTransaction],
     *,
-    rows: int | None = None,
+    content: Content = UNKNOWN,
     failed: bool = False,
 ) -> Verdict:
     """Commit what the tasks of a batch have written, or abort it; and end what earlier attempts left open."""
@@ -175,7 +175,7 @@ async def settle(
         known = [*written, *(() if done.pop(query, None) == last else last.prepared)]
         held = await _hold_all(client, query, {one.transactional_id for one in known})
         ongoing = {name: one.ongoing for name, one in held.items() if one.ongoing is not None}
-        verdict = judge(last, batch, written, ongoing, rows=rows, failed=failed)
+        verdict = judge(last, batch, written, ongoing, content=content, failed=failed)
         if verdict.decision != last or verdict.commit or verdict.abort:
             await write_decision(lock, query, verdict.decision, place)
     except ProducerFenced as error:
