@@ -41,7 +41,8 @@ def told_of(path: str) -> Iterator[None]:
     try:
         yield
     except (Py4JJavaError, PySparkException, DeltaError, OSError) as error:
-        raise LakeError(f"there can be no lake at {path}: {reason(str(error))}") from error
+        deepest = str(error).rpartition("\u21b3\x1b[0m ")[2]  # as Delta shows causes, in colours
+        raise LakeError(f"there can be no lake at {path}: {reason(deepest)}") from error
 
 
 def open_lake(spark: "SparkSession", path: str, form: str | None = None) -> AnyLake:
