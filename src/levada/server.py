@@ -229,7 +229,7 @@ def _greeting(server: Server) -> list[str]:
     own = sum(not is_internal(topic) for topic, _ in broker.partitions)
     lines = [
         f"Levada broker {broker.node_id} of cluster {broker.image.cluster_id}",
-        f"  data      {', '.join(broker.log_dirs.paths)} ({own} partitions)",
+        f"  data      {', '.join(broker.config.log_dirs)} ({own} partitions)",
         f"  connect   bootstrap.servers={addresses}",
     ]
     if server.metrics_address:
