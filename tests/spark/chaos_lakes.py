@@ -1,6 +1,7 @@
 """The output of archive under kills: lake and log together have every message once, for every kind of reader."""
 
 import json
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ Messages = dict[int, list[tuple[int, str]]]  # by partition: offset and value
 COLUMNS = ["partition", "offset", "value"]
 
 
-class KeptLake:
+class KeptLake(ABC):
     """A lake on the local disk, and how somebody without Spark reads it."""
 
     form: str
@@ -38,12 +39,12 @@ class KeptLake:
             "batch": "40",
         }  # several commits for a feed, so that files are joined
 
-    def count(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def count(self) -> int: ...
 
+    @abstractmethod
     def table(self) -> pa.Table:
         """The lake as everybody else reads it, while nobody writes."""
-        raise NotImplementedError
 
     def look(self, *, still: bool) -> None:
         """Files that can be seen are whole; while nobody writes, lake and log have each message once."""

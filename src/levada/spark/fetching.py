@@ -5,7 +5,6 @@ goes away, a leader that moves and a log that is not yet as long as wanted are w
 """
 
 import asyncio
-import warnings
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
@@ -19,6 +18,7 @@ from levada.net.connection import ConnectionFailed, RequestTimedOut
 from levada.net.data import EARLIEST, FETCH, LATEST, Fetched, Wanted, read_fetch, write_fetch
 from levada.spark import blocking
 from levada.spark.patience import BACKOFF_S_MAX, FAILURES, GONE, PASSING
+from levada.spark.warning import warn
 
 if TYPE_CHECKING:
     from levada.net.client import Client
@@ -280,7 +280,7 @@ class _Range:
         """Records of the range are gone: the end, or a warning and whatever is left."""
         if self._options.fail_on_data_loss:
             raise DataLoss(code, what)
-        warnings.warn(f"{what}; going on with what is left", stacklevel=2)
+        warn(f"{what}; going on with what is left")
         self._position = min(go_on_from, self._end)
 
     async def _endure(
