@@ -212,13 +212,13 @@ class Crowd:
         assert not group.pending & group.members.keys()
         held = [member.held_bytes for member in group.members.values()] + [*map(pending_bytes, group.pending)]
         assert self.world.machine.held_bytes == group.held_bytes == sum(held)
-        assert group.unsynced <= group.members.keys()
+        assert group.unsynced <= group.members.keys() >= group.joins.keys() | group.syncs.keys()
         assert (group.leader in group.members) if group.members else group.leader is None
         if group.state in (State.STABLE, State.COMPLETING):
             assert group.members
-            assert all(member.join is None for member in group.members.values())
+            assert not group.joins
         if group.state is not State.COMPLETING:
-            assert all(member.sync is None for member in group.members.values())
+            assert not group.syncs
         if group.state is State.PREPARING:
             assert not group.all_joined or group.initial_delay is not None, "nobody is missing, yet it waits"
 

@@ -55,8 +55,6 @@ class Member(NamedTuple):
     protocols: Protocols
     assignment: bytes = b""
     is_new: bool = False  # until its first generation begins
-    join: Ticket | None = None  # its JoinGroup that waits for the generation
-    sync: Ticket | None = None  # its SyncGroup that waits for the assignment
     is_restored: bool = False  # from the journal, which has one of its protocols, and has not joined again
 
     @property
@@ -104,6 +102,8 @@ class ClassicGroup:
     instances: dict[str, str] = field(
         default_factory=dict
     )  # exactly the static members: instance id to member id
+    joins: dict[str, Ticket] = field(default_factory=dict)  # of members: JoinGroups that wait for the generation
+    syncs: dict[str, Ticket] = field(default_factory=dict)  # of members: SyncGroups that wait for the assignment
     pending: frozenset[str] = frozenset()  # ids given to members that have not joined with them yet
     unsynced: frozenset[str] = (
         frozenset()
@@ -124,6 +124,8 @@ class ClassicGroup:
             self.leader,
             dict(self.members),
             dict(self.instances),
+            dict(self.joins),
+            dict(self.syncs),
             self.pending,
             self.unsynced,
             self.initial_delay,
@@ -149,8 +151,7 @@ class ClassicGroup:
 
     @property
     def all_joined(self) -> bool:
-        # Members hear of a rebalance in about the order in which they are kept: a missing one is found from the end.
-        return not self.pending and all(member.join is not None for member in reversed(self.members.values()))
+        return not self.pending and len(self.joins) == len(self.members)
 
     def check_member(self, member_id: str, instance_id: str | None) -> Member:
         """The member of that id; UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if another has taken its place."""

@@ -124,9 +124,10 @@ class Draft:
         """A member was heard of: its session begins anew."""
         self.expect(member.id, member.session_timeout_ms)
 
-    def add(self, member: Member, protocol_type: str) -> None:
+    def add(self, member: Member, protocol_type: str, ticket: Ticket) -> None:
         """A new member joins; its JoinGroup waits, and the group prepares a new generation."""
         group = self.group
+        group.joins[member.id] = ticket
         if not group.members:
             group.protocol_type = protocol_type
         self.update(member)
@@ -146,8 +147,10 @@ class Draft:
         former = group.members.get(member.id)
         if former is None:
             group.held_bytes += member.held_bytes
-        elif former.protocols is not member.protocols or former.assignment is not member.assignment:
+        elif former.protocols is not member.protocols:
             group.held_bytes += member.held_bytes - former.held_bytes
+        else:
+            group.held_bytes += len(member.assignment) - len(former.assignment)
         group.members[member.id] = member
         return member
 
@@ -170,7 +173,8 @@ class Draft:
         group.held_bytes -= member.held_bytes
         self.timers[session(group.id, member_id)] = None
         error = KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "the member was removed from the group")
-        for ticket in (member.join, member.sync):
+        for waiting in (group.joins, group.syncs):
+            ticket = waiting.pop(member_id, None)
             if ticket is not None:
                 self.replies.append((ticket, error))
         if member.instance_id is not None and group.instances.get(member.instance_id) == member_id:
@@ -213,11 +217,13 @@ class Draft:
 
     def _cancel_syncs(self) -> None:
         error = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group rebalances")
-        for member in list(self.group.members.values()):
-            if member.sync is not None:
-                self.replies.append((member.sync, error))
-                self.stay(member)
-            self.update(member._replace(assignment=b"", sync=None))
+        members, syncs = self.group.members, self.group.syncs
+        for member_id, ticket in syncs.items():
+            self.replies.append((ticket, error))
+            self.stay(members[member_id])
+        syncs.clear()
+        for member in list(members.values()):
+            self.update(member._replace(assignment=b""))
 
     def _wait_for_joins(self, delay_ms: int) -> None:
         self.timers[Timer(self.group.id, TimerKind.JOIN)] = self.now_ms + delay_ms
@@ -245,10 +251,9 @@ class Draft:
         group = self.group
         group.initial_delay = None
         for member in list(group.members.values()):
-            if member.join is None and member.instance_id is None:
+            if member.id not in group.joins and member.instance_id is None:
                 self.remove(member.id)
-        joined = [member.id for member in group.members.values() if member.join is not None]
-        if group.members and not joined:
+        if group.members and not group.joins:
             self._wait_for_joins(group.rebalance_timeout_ms)
             return
         self.timers[Timer(group.id, TimerKind.JOIN)] = None
@@ -259,20 +264,19 @@ class Draft:
             self.turn(EMPTY)
             self.saved = True
             return
-        if group.leader not in joined:
-            group.leader = joined[0]
+        if group.leader not in group.joins:
+            group.leader = next(member_id for member_id in group.members if member_id in group.joins)
         group.protocol = group.select_protocol()
         group.topics = group.subscribed(group.protocol)
         group.unsynced = frozenset(group.members)
         self.turn(COMPLETING)
         self.timers[Timer(group.id, TimerKind.SYNC)] = self.now_ms + group.rebalance_timeout_ms
         for member in list(group.members.values()):
-            self._begin(member)
-
-    def _begin(self, member: Member) -> None:
-        if member.join is not None:
-            self.replies.append((member.join, self.joined(member.id)))
-        self.stay(self.update(member._replace(join=None, is_new=False)))
+            if member.is_new:
+                self.update(member._replace(is_new=False))
+            self.stay(member)
+        self.replies += [(ticket, self.joined(member_id)) for member_id, ticket in group.joins.items()]
+        group.joins.clear()
 
     def joined(self, member_id: str) -> JoinReply:
         """The current generation, as a member is told of it."""
@@ -293,11 +297,12 @@ class Draft:
         self.turn(STABLE)
         self.saved = True
         for member in list(group.members.values()):
-            ticket = member.sync
-            kept = self.update(member._replace(assignment=assignments.get(member.id, b""), sync=None))
+            kept = self.update(member._replace(assignment=assignments.get(member.id, b"")))
+            ticket = group.syncs.get(member.id)
             if ticket is not None:
                 self.stay(kept)
                 self.replies.append((ticket, self.assigned(kept)))
+        group.syncs.clear()
 
     def assigned(self, member: Member) -> SyncReply:
         """What a member is assigned."""

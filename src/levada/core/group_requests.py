@@ -113,12 +113,9 @@ def _has_room(draft: Draft, member_id: str, max_size: int) -> bool:
     group = draft.group
     if group.state is EMPTY or len(group.members) < max_size:
         return True
-    member = group.members.get(member_id)
     if group.state is PREPARING:
-        if member is not None and member.join is not None:
-            return True
-        return sum(1 for other in group.members.values() if other.join is not None) < max_size
-    return member is not None
+        return member_id in group.joins or len(group.joins) < max_size
+    return member_id in group.members
 
 
 def _turn_away(draft: Draft, member_id: str, ticket: Ticket) -> None:
@@ -142,13 +139,13 @@ def _join_unknown(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
         draft.await_pending(new_id, request.session_timeout_ms)
         draft.replies.append((ticket, JoinReply.id_required(new_id)))
     else:
-        draft.add(_new_member(request, new_id, ticket), request.protocol_type)
+        draft.add(_new_member(request, new_id), request.protocol_type, ticket)
 
 
 def _join_known(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
     group, member_id = draft.group, request.member_id
     if member_id in group.pending and request.instance_id is None:
-        draft.add(_new_member(request, member_id, ticket), request.protocol_type)
+        draft.add(_new_member(request, member_id), request.protocol_type, ticket)
         return
     member = group.check_member(member_id, request.instance_id)
     same = member.protocols == request.protocols
@@ -160,11 +157,11 @@ def _join_known(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
         draft.replies.append((ticket, draft.joined(member_id)))
     else:
         # Something changed, or the leader saw a reason to assign anew.
-        draft.update(_rejoining(draft, member, request, ticket))
+        _join_again(draft, member, request, ticket)
         draft.prepare()
 
 
-def _new_member(request: JoinRequest, member_id: str, ticket: Ticket) -> Member:
+def _new_member(request: JoinRequest, member_id: str) -> Member:
     return Member(
         member_id,
         request.instance_id,
@@ -174,22 +171,31 @@ def _new_member(request: JoinRequest, member_id: str, ticket: Ticket) -> Member:
         request.rebalance_timeout_ms,
         request.protocols,
         is_new=True,
-        join=ticket,
     )
 
 
-def _rejoining(draft: Draft, member: Member, request: JoinRequest, ticket: Ticket) -> Member:
-    """A member with what it says now. Of two JoinGroups that wait, the client hears only the newer."""
-    if member.join is not None and member.join != ticket:
+def _join_again(draft: Draft, member: Member, request: JoinRequest, ticket: Ticket) -> None:
+    """A member, with what it says now. Of two JoinGroups that wait, the client hears only the newer."""
+    older = draft.group.joins.get(member.id)
+    if older is not None:
         error = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "a newer JoinGroup of this member waits")
-        draft.replies.append((member.join, error))
-    return member._replace(
-        protocols=request.protocols,
-        session_timeout_ms=request.session_timeout_ms,
-        rebalance_timeout_ms=request.rebalance_timeout_ms,
-        join=ticket,
-        is_restored=False,
-    )
+        draft.replies.append((older, error))
+    draft.group.joins[member.id] = ticket
+    says = (request.session_timeout_ms, request.rebalance_timeout_ms, request.protocols)
+    if member.is_restored or says != (
+        member.session_timeout_ms,
+        member.rebalance_timeout_ms,
+        member.protocols,
+    ):
+        session_ms, rebalance_ms, protocols = says
+        draft.update(
+            member._replace(
+                session_timeout_ms=session_ms,
+                rebalance_timeout_ms=rebalance_ms,
+                protocols=protocols,
+                is_restored=False,
+            )
+        )
 
 
 def _replace_static(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
@@ -198,9 +204,10 @@ def _replace_static(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
     assert request.instance_id is not None
     old = group.members[group.instances[request.instance_id]]
     fenced = KafkaError(ErrorCode.FENCED_INSTANCE_ID, f"a new member has taken {request.instance_id}")
-    for waiting in (old.join, old.sync):
-        if waiting is not None:
-            draft.replies.append((waiting, fenced))
+    for waiting in (group.joins, group.syncs):
+        older = waiting.pop(old.id, None)
+        if older is not None:
+            draft.replies.append((older, fenced))
     was_leader, old_leader = group.leader == old.id, group.leader
     _rename(draft, old, request, ticket)
     if group.state is COMPLETING or (
@@ -216,8 +223,7 @@ def _replace_static(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
         else:
             # An old client that finds itself leader would assign, and nobody would hear of it.
             reply = reply._replace(leader=old_leader or "", members=())
-        member = group.members[request.new_member_id]
-        draft.update(member._replace(join=None))
+        del group.joins[request.new_member_id]
         draft.replies.append((ticket, reply))
 
 
@@ -248,10 +254,9 @@ def _rename(draft: Draft, old: Member, request: JoinRequest, ticket: Ticket) -> 
         session_timeout_ms=request.session_timeout_ms,
         rebalance_timeout_ms=request.rebalance_timeout_ms,
         protocols=request.protocols,
-        join=ticket,
-        sync=None,
         is_restored=False,
     )
+    group.joins[new_id] = ticket
     group.members = {
         new_id if one.id == old.id else one.id: member if one.id == old.id else one
         for one in group.members.values()
@@ -288,14 +293,11 @@ def sync(draft: Draft, request: SyncRequest, ticket: Ticket) -> None:
         draft.stay(member)
         draft.replies.append((ticket, draft.assigned(member)))
         return
-    if member.sync is not None:
-        draft.replies.append(
-            (
-                member.sync,
-                KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "a newer SyncGroup of this member waits"),
-            )
-        )
-    draft.update(member._replace(sync=ticket))
+    older = group.syncs.get(member.id)
+    if older is not None:
+        error = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "a newer SyncGroup of this member waits")
+        draft.replies.append((older, error))
+    group.syncs[member.id] = ticket
     if member.id == group.leader:
         draft.assign(request.assignments)
 
@@ -343,7 +345,8 @@ def expire(draft: Draft, timer: Timer) -> None:
     else:
         member = group.members.get(timer.member)
         # Who waits for an answer cannot heartbeat; its session begins anew with the answer.
-        if member is not None and (member.is_new or (member.join is None and member.sync is None)):
+        waits = timer.member in group.joins or timer.member in group.syncs
+        if member is not None and (member.is_new or not waits):
             draft.remove_and_go_on(member.id)
 
 

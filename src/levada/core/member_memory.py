@@ -95,8 +95,10 @@ def check_room(
     """
     former = machine.groups.get(group.id)
     grown = group.held_bytes - (0 if former is None else former.held_bytes)
+    if grown <= 0:
+        return
     said = 0 if former is None else _held_of(former, member_id, instance_id)
-    if grown <= 0 or said >= _held_of(group, member_id, instance_id) > 0:
+    if said >= _held_of(group, member_id, instance_id) > 0:
         return
     limit = machine.limits.members_bytes_max
     if group.held_bytes > limit // SHARE:

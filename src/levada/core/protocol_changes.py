@@ -97,8 +97,7 @@ def _cannot(classic: ClassicGroup, why: str) -> KafkaError:
 
 def _end_classic(draft: ConsumerDraft, classic: ClassicGroup) -> None:
     error = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group changes to the consumer protocol")
-    for member in classic.members.values():
-        draft.replies += [(ticket, error) for ticket in (member.join, member.sync) if ticket is not None]
+    draft.replies += [(ticket, error) for ticket in (*classic.joins.values(), *classic.syncs.values())]
     for kind in (TimerKind.JOIN, TimerKind.SYNC):
         draft.timers[Timer(classic.id, kind)] = None
     for member_id in classic.pending:
