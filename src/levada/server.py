@@ -25,7 +25,7 @@ from levada.api import (  # noqa: F401 (handlers)
     transactions,
     txn_offsets,
     usual_commits,
-    usual_heartbeats,
+    usual_members,
     versions,
 )
 from levada.api.registry import dispatcher

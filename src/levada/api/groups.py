@@ -60,31 +60,40 @@ def join_group(call: Call, request: "join_group_v9.JoinGroupRequest") -> Deferre
     v4 gives new members an id first (KIP-394), v5 adds static members (KIP-345), v8 a reason (KIP-800), v9 tells a
     static leader that it need not assign (KIP-814).
     """
+    name = (request.group_instance_id or call.client_id or "")[:NAME_CHARACTERS_MAX]
+    new_member_id = f"{name}-{uuid4()}" if request.member_id == UNKNOWN_MEMBER else ""
+    said = joining(request, call.api_version, call.client_id or "", f"/{call.connection.host}", new_member_id)
+    return _ask(
+        call, said.group_id, lambda machine, now_ms, ticket: machine.join(said, now_ms, ticket), joined
+    )
+
+
+def joining(
+    request: "join_group_v9.JoinGroupRequest",
+    version: int,
+    client_id: str = "",
+    client_host: str = "",
+    new_member_id: str = "",
+) -> JoinRequest:
+    """What a coordinator is asked. Who the client is matters only when it is new or comes back under a new id."""
     if len(request.member_id.encode()) > NAME_BYTES_MAX:
         raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"no member's id has more than {NAME_BYTES_MAX} bytes")
     if len(request.protocol_type.encode()) > NAME_BYTES_MAX:
         what = f"a protocol type of more than {NAME_BYTES_MAX} bytes"
         raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, what)
-    name = (request.group_instance_id or call.client_id or "")[:NAME_CHARACTERS_MAX]
-    joining = JoinRequest(
+    return JoinRequest(
         check_group_id(request.group_id),
         request.member_id,
         request.group_instance_id,
-        call.client_id or "",
-        f"/{call.connection.host}",
+        client_id,
+        client_host,
         request.session_timeout // MILLISECOND,
         request.rebalance_timeout // MILLISECOND,
         request.protocol_type,
         tuple([(protocol.name, protocol.metadata) for protocol in request.protocols]),
-        new_member_id=f"{name}-{uuid4()}" if request.member_id == UNKNOWN_MEMBER else "",
-        must_know_id=call.api_version >= MEMBER_ID_REQUIRED_FROM,
-        may_skip_assignment=call.api_version >= SKIP_ASSIGNMENT_FROM,
-    )
-    return _ask(
-        call,
-        request.group_id,
-        lambda machine, now_ms, ticket: machine.join(joining, now_ms, ticket),
-        _joined,
+        new_member_id,
+        must_know_id=version >= MEMBER_ID_REQUIRED_FROM,
+        may_skip_assignment=version >= SKIP_ASSIGNMENT_FROM,
     )
 
 
@@ -103,7 +112,8 @@ def _ask(
         raise
 
 
-def _joined(reply: JoinReply) -> Any:
+def joined(reply: JoinReply) -> Any:
+    """The response that tells a member of its generation."""
     answer = join_group_v9.response
     return answer.JoinGroupResponse(
         throttle_time=UNTHROTTLED,
@@ -128,24 +138,10 @@ def _joined(reply: JoinReply) -> Any:
 @handles("sync_group", versions=range(6))
 def sync_group(call: Call, request: "sync_group_v5.SyncGroupRequest") -> Deferred:
     """A member asks for its assignment, the leader brings all. v3 adds static members, v5 checks the protocol."""
-    unnamed = request.protocol_type is None or request.protocol_name is None
-    if unnamed and call.api_version >= PROTOCOL_NAMED_FROM:
-        raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the protocol must be named")
-    syncing = SyncRequest(
-        check_group_id(request.group_id),
-        request.member_id,
-        request.group_instance_id,
-        request.generation_id,
-        request.protocol_type,
-        request.protocol_name,
-        {assigned.member_id: assigned.assignment for assigned in request.assignments},
-    )
+    said = syncing(request, call.api_version)
     try:
         return _ask(
-            call,
-            request.group_id,
-            lambda machine, now_ms, ticket: machine.sync(syncing, now_ms, ticket),
-            _synced,
+            call, said.group_id, lambda machine, now_ms, ticket: machine.sync(said, now_ms, ticket), synced
         )
     except KafkaError as error:
         # Clients do not expect that a coordinator loads here. What was being agreed is lost: they join again.
@@ -154,7 +150,24 @@ def sync_group(call: Call, request: "sync_group_v5.SyncGroupRequest") -> Deferre
         raise
 
 
-def _synced(reply: SyncReply) -> Any:
+def syncing(request: "sync_group_v5.SyncGroupRequest", version: int) -> SyncRequest:
+    """What a coordinator is asked."""
+    unnamed = request.protocol_type is None or request.protocol_name is None
+    if unnamed and version >= PROTOCOL_NAMED_FROM:
+        raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the protocol must be named")
+    return SyncRequest(
+        check_group_id(request.group_id),
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id,
+        request.protocol_type,
+        request.protocol_name,
+        {assigned.member_id: assigned.assignment for assigned in request.assignments},
+    )
+
+
+def synced(reply: SyncReply) -> Any:
+    """The response that tells a member its part."""
     return sync_group_v5.response.SyncGroupResponse(
         throttle_time=UNTHROTTLED,
         error_code=ErrorCode.NONE,

@@ -102,8 +102,12 @@ class ClassicGroup:
     instances: dict[str, str] = field(
         default_factory=dict
     )  # exactly the static members: instance id to member id
-    joins: dict[str, Ticket] = field(default_factory=dict)  # of members: JoinGroups that wait for the generation
-    syncs: dict[str, Ticket] = field(default_factory=dict)  # of members: SyncGroups that wait for the assignment
+    joins: dict[str, Ticket] = field(
+        default_factory=dict
+    )  # of members: JoinGroups that wait for the generation
+    syncs: dict[str, Ticket] = field(
+        default_factory=dict
+    )  # of members: SyncGroups that wait for the assignment
     pending: frozenset[str] = frozenset()  # ids given to members that have not joined with them yet
     unsynced: frozenset[str] = (
         frozenset()

@@ -8,6 +8,7 @@ one may be in a group of the other. Offsets ask a group mostly what every kind c
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import methodcaller
 from typing import ClassVar, Final, Protocol
 
 from levada.core import classic_members, consumer_requests, group_requests
@@ -32,7 +33,7 @@ from levada.core.group_events import (
 )
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.image import ClusterImage
-from levada.core.machines import Deadlines, JournalRecord, Outcome, Stamp, Ticket
+from levada.core.machines import Deadlines, Outcome, Stamp, Ticket
 from levada.core.member_memory import Crowd, check_new_group, check_room, forget, keep
 from levada.core.offsets import CommitRequest, FetchedOffset, Offsets, Place
 from levada.errors import ErrorCode, KafkaError
@@ -342,8 +343,7 @@ class GroupsMachine:
 
     # Applying.
 
-    def encode(self, event: GroupEvent) -> JournalRecord | None:
-        return event.record()
+    encode = staticmethod(methodcaller("record"))
 
     def apply(self, event: GroupEvent) -> None:
         event.apply(self)
