@@ -20,7 +20,7 @@ from levada.core.offsets import Offsets
 SEEDS_MAX = 150
 # Where the search begins for what takes a rare coincidence.
 FIRST_SEEDS = {
-    "a_static_member_restarts_and_what_it_was_to_give_up_is_lost": 40,
+    "a_static_member_restarts_and_what_it_was_to_give_up_is_lost": 400,
     "an_upgrade_forgets_what_members_read": 90,
     "a_group_goes_back_halfway_and_nobody_joins_again": 90,
     "new_partitions_are_not_seen": 70,

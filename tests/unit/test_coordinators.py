@@ -25,7 +25,7 @@ from levada.broker.waiting import Deferred, together
 from levada.config import BrokerConfig
 from levada.core.group_drafts import GroupLimits
 from levada.core.group_requests import JoinRequest, SyncRequest
-from levada.core.groups import GroupsMachine
+from levada.core.groups import MOMENT_MS, GroupsMachine
 from levada.core.machines import Deadlines
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import HEADER_BYTES, encode_pairs, read_header
@@ -501,6 +501,10 @@ def test_a_process_that_stood_still_hears_its_members_before_it_removes_them() -
     assert heard == ["well"] * 4
     assert len(broker.written) == 1, "nobody was removed"
     broker.time_ms += 10_000
+    broker.ring()
+    broker.ring()
+    assert len(broker.written) == 1, "a session ends a moment late, never early"
+    broker.time_ms += MOMENT_MS
     broker.ring()
     broker.ring()
     assert len(broker.written) == 2, "who is silent is"

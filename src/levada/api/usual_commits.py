@@ -62,7 +62,8 @@ class UsualCommit(Answer):
         head: Head,
         partitions: list[Partition],
     ) -> None:
-        super().__init__(client)
+        self._client = client
+        self._reply = None
         self._correlation_id = correlation_id
         self._version = version
         self._topic = topic
@@ -72,14 +73,13 @@ class UsualCommit(Answer):
     def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
         """What the coordinator is asked."""
         topic = self._topic
-        group_id, generation, member_id, instance_id, *_ = self._head
-        offsets = [
-            ((topic, index), OffsetValue(offset, leader_epoch, "", now_ms))
-            for index, offset, leader_epoch, _, _ in self._partitions
-        ]
-        no_transaction = (-1, -1)
+        group_id, generation, member_id, instance_id, _, _, _ = self._head
+        offsets = []
+        for index, offset, leader_epoch, _, _ in self._partitions:
+            offsets.append(((topic, index), OffsetValue(offset, leader_epoch, "", now_ms)))
+        no_producer = no_epoch = -1
         request = CommitRequest(
-            group_id, member_id, instance_id, generation, offsets, *no_transaction, self._version
+            group_id, member_id, instance_id, generation, offsets, no_producer, no_epoch, self._version
         )
         return machine.commit(request, now_ms, ticket)
 

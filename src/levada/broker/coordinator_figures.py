@@ -30,10 +30,10 @@ class CountedGroups(GroupsMachine):
     figures: CoordinatorFigures
 
     def apply(self, event: GroupEvent) -> None:
-        if isinstance(event, TimerMoved):  # most of all, and nothing to count
-            pass
-        elif isinstance(event, OffsetPut):
+        if isinstance(event, OffsetPut):  # most of all
             self.figures.offsets_committed += event.value is not None
+        elif isinstance(event, TimerMoved):
+            pass
         elif isinstance(event, GroupChanged):
             former = self.classic(event.group.id)
             self.figures.classic_rebalances += event.group.generation > (former.generation if former else 0)

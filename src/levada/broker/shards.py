@@ -121,7 +121,11 @@ class Shard(Generic[M]):
         MESSAGE_TOO_LARGE if the topic would not take one, and nothing happens.
         """
         events, stamp, encode = outcome.events, outcome.stamp, machine.encode
-        records = [record for event in events if (record := encode(event)) is not None]
+        records = []
+        for event in events:
+            record = encode(event)
+            if record is not None:
+                records.append(record)
         if not records:
             return ((events, None),)
         batch = encode_pairs(records, now_ms, *stamp)

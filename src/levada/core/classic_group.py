@@ -176,6 +176,10 @@ class ClassicGroup:
         self, member_id: str, instance_id: str | None, generation: int, *, transactional: bool = False
     ) -> Member | None:
         """Who commits offsets: a member of this generation, or None for a client that only keeps offsets here."""
+        if generation == self.generation and instance_id is None and self.state is not COMPLETING:
+            usual = self.members.get(member_id)
+            if usual is not None:
+                return usual
         if generation < 0 and self.is_empty:
             return None
         if generation < 0 and not member_id and instance_id is None:

@@ -52,6 +52,8 @@ class TimerKind(IntEnum):
     MEMBER_JOIN = 5  # so is a member of the classic protocol in such a group that has not joined again
     MEMBER_SYNC = 6  # or has not asked for its assignment
 
+    __hash__ = int.__hash__  # an enum's own is slow, and deadlines are found by it
+
 
 class Timer(NamedTuple):
     """A deadline of a group, or of one of its members."""

@@ -12,13 +12,7 @@ from operator import methodcaller
 from typing import ClassVar, Final, Protocol
 
 from levada.core import classic_members, consumer_requests, group_requests
-from levada.core.classic_group import (
-    PREPARING,
-    STABLE,
-    UNKNOWN_MEMBER,
-    ClassicGroup,
-    restored,
-)
+from levada.core.classic_group import PREPARING, STABLE, UNKNOWN_MEMBER, ClassicGroup, Member, restored
 from levada.core.consumer_drafts import ConsumerDraft, ConsumerLimits, ConsumerRecord
 from levada.core.consumer_group import ANYBODY, ConsumerGroup, Reader
 from levada.core.group_drafts import Draft, GroupLimits, Timer, TimerKind, session
@@ -47,6 +41,7 @@ log = EventLog(__name__)
 REMOVALS_PER_CHECK_MAX: Final = 5_000  # offsets removed at once; the rest goes a moment later
 NEXT_CHECK_MS: Final = 1_000
 EXPIRIES_MAX: Final = 100  # at once, so that the loop stays free
+MOMENT_MS: Final = 50  # that a session may end late, never early
 RETENTION: Final = Timer("", TimerKind.RETENTION)
 HEARING: Final = (STABLE, PREPARING)  # a commit of a member says that it is alive
 NONE: Final = ErrorCode.NONE  # members of enums are slow to look up
@@ -142,8 +137,14 @@ class GroupsMachine:
         reply = None
         if group.state is PREPARING:
             reply = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group rebalances")
-        timer = session(group_id, member_id)
-        return Outcome([TimerMoved(timer, now_ms + member.session_timeout_ms)], [(ticket, reply)])
+        return Outcome(self._heard(group_id, member, now_ms), [(ticket, reply)])
+
+    def _heard(self, group_id: str, member: Member, now_ms: int) -> list[GroupEvent]:
+        """A member's session begins anew; of one that is heard of many times a moment, once a moment."""
+        timer, until_ms = session(group_id, member.id), now_ms + member.session_timeout_ms
+        if until_ms <= (self.deadlines.get(timer) or 0) <= until_ms + MOMENT_MS:
+            return []
+        return [TimerMoved(timer, until_ms + MOMENT_MS)]
 
     def leave(self, group_id: str, leaving: Sequence[LeavingMember], now_ms: int, ticket: Ticket) -> Outcome:
         """LeaveGroup; the reply is an error code for each who leaves."""
@@ -179,9 +180,8 @@ class GroupsMachine:
         events: list[GroupEvent] = self._committer(request, now_ms)
         errors = []
         group_id, producer_id = request.group_id, request.producer_id
-        metadata_max_bytes = self.limits.offset_metadata_max_bytes
         for place, value in request.offsets:
-            if len(value.metadata) > metadata_max_bytes:
+            if value.metadata and len(value.metadata) > self.limits.offset_metadata_max_bytes:
                 errors.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
                 continue
             errors.append(NONE)
@@ -203,7 +203,7 @@ class GroupsMachine:
             )
             if member is None or group.state not in HEARING:
                 return []
-            return [TimerMoved(session(group.id, member.id), now_ms + member.session_timeout_ms)]
+            return self._heard(group.id, member, now_ms)
         if isinstance(group, ConsumerGroup):
             consumer_requests.check_commit(self.image().topics, group, request)
         elif request.generation >= 0:

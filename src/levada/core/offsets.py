@@ -133,7 +133,10 @@ class Offsets:
             )
             self._open.setdefault(group, set()).add(producer_id)
         else:
-            self._groups.setdefault(group, {})[place] = Committed(value, self._order)
+            offsets = self._groups.get(group)
+            if offsets is None:
+                offsets = self._groups[group] = {}
+            offsets[place] = Committed(value, self._order)
 
     def end(self, producer_id: int, committed: bool) -> None:
         """A producer's transaction has ended: what it committed counts now, or never did."""
