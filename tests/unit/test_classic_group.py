@@ -1,5 +1,6 @@
 """Groups of the classic protocol, rule by rule, as Kafka's coordinator has them (R31-R33)."""
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from tests.unit.group_world import RANGE, World
 from levada.core.classic_group import State
 from levada.core.consumer_protocol import write_assignment
 from levada.core.group_drafts import NEW_MEMBER_JOIN_TIMEOUT_MS
+from levada.core.groups import MOMENT_MS
 from levada.errors import ErrorCode
 
 STICKY = (("sticky", b"s"), ("range", b"r"))
@@ -391,6 +393,23 @@ def test_a_static_member_that_returns_while_the_leader_assigns_starts_over() -> 
     again = world.join(world.joined(first).member_id, instance_id="one")
     assert world.joined(again).generation == world.joined(back).generation == 3
     assert world.joined(second).member_id not in world.group.members
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_session_ends_a_moment_after_its_time_and_never_before(seed: int) -> None:
+    """However often the member is heard of, by heartbeats or commits (R32)."""
+    random, world = Random(seed), World()
+    (member_id,) = world.stable(session_timeout_ms=10_000)
+    heard_ms = world.now_ms
+    for _ in range(random.randrange(1, 200)):
+        world.wait(random.choice((0, 1, 7, 49, 50, 51, 400, 9_999)))
+        said = random.choice((world.heartbeat, lambda *who: world.commit(5, *who)))(member_id, 1)
+        assert said is ErrorCode.NONE
+        heard_ms = world.now_ms
+    world.wait(10_000 - 1)
+    assert member_id in world.group.members
+    world.wait(1 + MOMENT_MS)
+    assert not world.group.members, f"{world.now_ms - heard_ms} ms later"
 
 
 def test_a_static_member_is_not_left_behind_but_its_session_ends() -> None:
