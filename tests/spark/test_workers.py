@@ -1,4 +1,4 @@
-"""What Spark's workers have loaded is not walked by the collector after each task; memory stays theirs."""
+"""What workers have loaded is not walked by the collector after each task; memory stays theirs; tasks come at once."""
 
 import gc
 import importlib.util
@@ -8,7 +8,10 @@ import sys
 import pytest
 
 from levada.spark import workers
+from levada.spark.batch import BatchReader
 from levada.spark.failures import told_plainly
+from levada.spark.sink import JobWriter, NamedJobWriter, StreamWriter
+from levada.spark.stream import StreamReader
 
 
 @pytest.fixture
@@ -66,3 +69,43 @@ def test_a_worker_keeps_the_memory_that_it_takes_over_and_over(process: str, kee
     """60 MB are 15,000 pages; those of the driver's program are its own business."""
     done = subprocess.run([sys.executable, "-c", MEMORY, process], capture_output=True, text=True, check=True)
     assert (int(done.stdout) < 1_000) is keeps
+
+
+ARRIVAL = """
+import importlib.util, pickle, socket, sys
+from levada.spark.workers import Travels
+
+class Reader(Travels):
+    topic = ""
+
+def hears_late():  # whether the system waits before it acknowledges
+    return worker.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 0
+
+with socket.create_server(("127.0.0.1", 0)) as server:
+    spark = socket.create_connection(server.getsockname())
+    worker, _ = server.accept()
+sys.modules["__main__"].__spec__ = importlib.util.spec_from_loader(sys.argv[1], None)
+reader = Reader()
+reader.topic = "orders"
+for _ in range(3):  # tasks
+    while not hears_late():
+        spark.sendall(b"task")
+        worker.recv(4)
+        worker.sendall(b"done")
+        spark.recv(4)
+    assert pickle.loads(pickle.dumps(reader)).topic == "orders"
+    print(hears_late())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others acknowledge in other ways")
+@pytest.mark.parametrize("spec", ["pyspark.daemon", "other"])
+def test_what_arrives_in_a_worker_is_acknowledged_at_once(spec: str) -> None:
+    """Every time; a program that is no worker is left alone (R60)."""
+    done = subprocess.run([sys.executable, "-c", ARRIVAL, spec], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == [str(spec != "pyspark.daemon")] * 3, done.stderr
+
+
+def test_all_that_spark_copies_into_workers_is_acknowledged() -> None:
+    for kind in (BatchReader, StreamReader, StreamWriter, JobWriter, NamedJobWriter):
+        assert issubclass(kind, workers.Travels)

@@ -12,6 +12,7 @@ from levada.spark.options import OptionError
 from levada.spark.planning import Range, Splitting, Task, average_sizes, tasks
 from levada.spark.read_options import ReadOptions
 from levada.spark.rows import Rows
+from levada.spark.workers import Travels
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -24,7 +25,7 @@ class ReadTask(InputPartition):
         super().__init__(ranges)
 
 
-class BatchReader(DataSourceReader):
+class BatchReader(Travels, DataSourceReader):
     """`spark.read.format("levada")`. Spark plans with one of these and reads with copies of it."""
 
     def __init__(self, options: ReadOptions, schema: "StructType") -> None:

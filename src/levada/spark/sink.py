@@ -31,6 +31,7 @@ from levada.spark.judging import UNKNOWN, CommitRefused, Content, Verdict
 from levada.spark.options import OptionError
 from levada.spark.patience import Patience, patiently, reach
 from levada.spark.topics import look_for
+from levada.spark.workers import Travels
 from levada.spark.write_options import (
     EXACTLY_ONCE,
     SKIP,
@@ -84,7 +85,7 @@ def batch_writer(
     return JobWriter(options, columns, uuid4().hex)
 
 
-class _Writer:
+class _Writer(Travels):
     """What all have in common."""
 
     def __init__(self, options: WriteOptions, columns: tuple[str, ...]) -> None:

@@ -32,6 +32,7 @@ from levada.spark.positions import from_json, to_json
 from levada.spark.read_options import ReadOptions
 from levada.spark.rows import Rows
 from levada.spark.warning import warn
+from levada.spark.workers import Travels
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -42,7 +43,7 @@ SIZES_AGE_S = 30.0  # averages of whole logs move slowly
 LOOKS_MAX = 5  # while topics come and go under the reader
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("levada")`."""
 
     def __init__(self, options: ReadOptions, schema: "StructType") -> None:

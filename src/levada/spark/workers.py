@@ -1,13 +1,19 @@
-"""Spark's Python workers live for many tasks and collect garbage after each, walking all that is loaded: 80 ms.
+"""Spark's Python workers, made quicker from within: between tasks they do more than in many a task.
 
-What modules hold stays for good, so it is taken out of the collector's sight whenever new ones were loaded. And a task
-takes the same megabytes over and over, for what it fetches and decodes: they stay in the process, because pages that
-were given back to the system cost as much as decoding when they come again.
+They live for many tasks and collect garbage after each, walking all that is loaded: 80 ms. What modules hold stays for
+good, so it is taken out of the collector's sight whenever new ones were loaded. A task takes the same megabytes over
+and over, for what it fetches and decodes: they stay in the process, because pages that were given back to the system
+cost as much as decoding when they come again. And a task is acknowledged when it arrives, without a wait of 40 ms.
 """
 
 import ctypes
 import gc
+import os
+import socket
 import sys
+from contextlib import suppress
+from functools import cache
+from typing import Any
 
 _loaded = 0  # modules, when they were last taken out
 
@@ -36,6 +42,46 @@ def keep_memory() -> None:
     if set_option is not None:
         for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
             set_option(*option)
+
+
+class Travels:
+    """What Spark copies into its workers. Where it arrives, Spark is told so at once.
+
+    Spark sends a task in two pieces over TCP, and the system holds the second back until the first, which has this
+    object in it, is acknowledged: that takes 40 ms if nobody asks for it, for each reader and writer of a micro-batch.
+    """
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if _is_worker():
+            acknowledge()
+
+
+def acknowledge() -> None:
+    """Acknowledge what has come over this process's connections; on Linux, elsewhere nothing happens."""
+    option = getattr(socket, "TCP_QUICKACK", None)
+    if option is None:
+        return
+    for descriptor in _connections():
+        with suppress(OSError):  # it may have been closed since
+            connection = socket.socket(fileno=descriptor)
+            try:
+                connection.setsockopt(socket.IPPROTO_TCP, option, 1)
+            finally:
+                connection.detach()
+
+
+@cache
+def _connections() -> list[int]:
+    """The descriptors of a worker's connections to Spark: those it has when its first task arrives."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # not a socket, or that of this listing
+            connection = socket.socket(fileno=int(name))
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                found.append(int(name))
+            connection.detach()
+    return found
 
 
 def _is_worker() -> bool:
