@@ -55,9 +55,10 @@ class Handler(NamedTuple):
 
 
 READ_BYTES_MAX = 16 << 20  # of a request that is read into objects, which take many times its bytes
-# Of a Fetch, a commit or a heartbeat: what names more partitions than this holds is not quick, and waits for its turn.
+# Of a Fetch, a commit or what a member says: one that is longer is not quick, and waits for its turn.
 LARGE_BYTES = 8 * 1024
 PRODUCE = messages.api_key("produce")
+_PENDING = object()
 
 HANDLERS: dict[int, Handler] = {}
 SHORTCUTS: dict[tuple[int, int], Callable[..., bool]] = {}  # by API key and version
@@ -151,6 +152,7 @@ class _Request(Call):
         "_answer",
         "_content",
         "_faults",
+        "_result",
         "api_key",
         "correlation_id",
         "frame",
@@ -177,6 +179,7 @@ class _Request(Call):
         self.handler = handler
         self._content: object = None
         self._answer: bytes | None = None
+        self._result: object = _PENDING
 
     def begin(self) -> None:
         """Carry it out now, or suffer what a test ordered."""
@@ -254,6 +257,8 @@ class _Request(Call):
     # An answer that waits.
 
     def collect(self) -> bytes | None:
+        if self._answer is None and self._result is not _PENDING:
+            self._answer = self._encode(self._result)
         return self._answer
 
     def give_up(self) -> None:
@@ -267,8 +272,13 @@ class _Request(Call):
         self._hear(response)
 
     def _hear(self, result: object) -> None:
+        """Write the answer, or keep the response for when there is room: many may be heard of at once."""
         try:
-            self._answer = self._encode(self._failed(result) if isinstance(result, Exception) else result)
+            self._result = self._failed(result) if isinstance(result, Exception) else result
+            if not self.connection.is_full:
+                self._answer = self._encode(self._result)
+                self._result = None
+                self.connection.outbox.queued_bytes += len(self._answer)
         except Exception as error:
             log.error(
                 "a response cannot be written",

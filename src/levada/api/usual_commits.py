@@ -62,8 +62,7 @@ class UsualCommit(Answer):
         head: Head,
         partitions: list[Partition],
     ) -> None:
-        self._client = client
-        self._reply = None
+        self._client, self._reply = client, None  # as `Answer` does, without the time of a call
         self._correlation_id = correlation_id
         self._version = version
         self._topic = topic

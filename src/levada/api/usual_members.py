@@ -13,7 +13,7 @@ from levada.api.failures import error_response
 from levada.api.groups import joined, joining, synced, syncing
 from levada.api.registry import takes_frames
 from levada.broker.broker import Broker
-from levada.broker.waiting import Answer
+from levada.core.classic_group import ClassicGroup
 from levada.core.group_requests import JoinRequest, SyncRequest
 from levada.core.groups import GroupsMachine
 from levada.core.machines import Outcome, Ticket
@@ -28,38 +28,52 @@ SYNC_GROUP: Final = messages.api_key("sync_group")
 HEARTBEAT: Final = messages.api_key("heartbeat")
 BODY_BYTES_MAX: Final = 1_000  # of those that are kept
 KNOWN_MAX: Final = 5_000  # members
-CROWD: Final = 1_000  # members: what such a group is asked takes so long that it waits for its turn
-
+PROTOCOLS_MAX: Final = 8  # of one member; each takes more memory than bytes
+CROWD: Final = 1_000  # members of a group: what takes so long waits for its turn
 
 _NO_GENERATION = bytes(INT.size)
+_PENDING = object()
 
 
-class Said(Answer):
-    """A request of a member, in its connection's outbox until the coordinator answers."""
+class Said:
+    """A request of a member, in its connection's outbox until the coordinator answers and the answer can leave."""
 
-    __slots__ = ("_correlation_id", "_version")
+    __slots__ = ("_connection", "_correlation_id", "_result", "_version")
 
-    def __init__(self, client: Connection, correlation_id: int, version: int) -> None:
-        super().__init__(client)
+    def __init__(self, connection: Connection, correlation_id: int, version: int) -> None:
+        self._connection = connection
         self._correlation_id = correlation_id
         self._version = version
+        self._result: Any = _PENDING
 
-    def ask(self, broker: Broker, connection: Connection, group_id: str) -> bool:
+    def ask(self, broker: Broker, group_id: str) -> bool:
         """Have the coordinator decide; False if it refuses."""
         try:
             broker.groups.shard(group_id).ask(self.decide, self)
         except KafkaError:
             return False
-        connection.outbox.add(self)  # nothing to send before `give` wakes the connection
+        self._connection.outbox.add(self)  # nothing to send before `give` wakes the connection
         return True
+
+    def give(self, result: Any) -> None:
+        """The coordinator has answered."""
+        self._result = result
+        self._connection.wake()
+
+    def collect(self) -> bytes | None:
+        """Written only now: what a member is assigned may be large, and asked for many times at once."""
+        return None if self._result is _PENDING else self.written(self._result)
+
+    def give_up(self) -> None:
+        """Nothing to stop: the coordinator goes on without this client."""
 
     def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
         """What the coordinator is asked."""
         raise NotImplementedError
 
-    def tell(self, api_key: int, response: Any) -> None:
-        """Answer."""
-        super().give(messages.write_response_frame(api_key, self._version, self._correlation_id, response))
+    def written(self, result: Any) -> bytes:
+        """The frame that tells the member what the coordinator has answered."""
+        raise NotImplementedError
 
 
 # Heartbeats.
@@ -88,9 +102,7 @@ def usual_heartbeat(
     if found is None:
         return False
     who, generation = found
-    return UsualHeartbeat(connection, correlation_id, version, who, generation).ask(
-        broker, connection, who.group_id
-    )
+    return UsualHeartbeat(connection, correlation_id, version, who, generation).ask(broker, who.group_id)
 
 
 class UsualHeartbeat(Said):
@@ -108,11 +120,11 @@ class UsualHeartbeat(Said):
     def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
         return machine.heartbeat(*self._who, self._generation, now_ms, ticket)
 
-    def give(self, result: Any) -> None:
+    def written(self, result: Any) -> bytes:
         """Nothing, or why the member must do something else."""
         code = result.code if isinstance(result, KafkaError) else ErrorCode.NONE
         before, behind = _heartbeat_answer(self._version, code)
-        super().give(before + INT.pack(self._correlation_id) + behind)
+        return before + INT.pack(self._correlation_id) + behind
 
 
 def read_heartbeat(body: bytes, version: int) -> tuple[Who, int] | None:
@@ -159,7 +171,7 @@ def usual_join(
     request = read_join(bytes(view[position:stop]), version)
     if request is None:
         return False
-    return UsualJoin(connection, correlation_id, version, request).ask(broker, connection, request.group_id)
+    return UsualJoin(connection, correlation_id, version, request).ask(broker, request.group_id)
 
 
 class UsualJoin(Said):
@@ -174,18 +186,15 @@ class UsualJoin(Said):
     def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
         request = self._request
         group = machine.classic(request.group_id)
-        if group is None or request.member_id not in group.members or len(group.members) > CROWD:
+        if group is None or request.member_id not in group.members or _is_slow(group, request.member_id):
             raise _not_usual()
         return machine.join(request, now_ms, ticket)
 
-    def give(self, result: Any) -> None:
+    def written(self, result: Any) -> bytes:
         """The generation, or why there is none."""
-        self.tell(
-            JOIN_GROUP,
-            error_response(JOIN_GROUP, self._request, result)
-            if isinstance(result, KafkaError)
-            else joined(result),
-        )
+        refused = isinstance(result, KafkaError)
+        response = error_response(JOIN_GROUP, self._request, result) if refused else joined(result)
+        return messages.write_response_frame(JOIN_GROUP, self._version, self._correlation_id, response)
 
 
 def read_join(body: bytes, version: int) -> JoinRequest | None:
@@ -194,7 +203,7 @@ def read_join(body: bytes, version: int) -> JoinRequest | None:
         return None
     try:
         return _join(body, version)
-    except (KafkaError, IndexError):
+    except KafkaError:
         return None
 
 
@@ -202,7 +211,8 @@ def read_join(body: bytes, version: int) -> JoinRequest | None:
 def _join(body: bytes, version: int) -> JoinRequest:
     tags = _tags(JOIN_GROUP, version)
     request = messages.read_request(JOIN_GROUP, version, body, tags)
-    if any(body[:tags]) or not request.member_id or request.group_instance_id is not None:
+    is_known = request.member_id and request.group_instance_id is None
+    if any(body[:tags]) or not is_known or len(request.protocols) > PROTOCOLS_MAX:
         raise _not_usual()
     return joining(request, version)
 
@@ -224,7 +234,7 @@ def usual_sync(
     request = read_sync(bytes(view[position:stop]), version)
     if request is None:
         return False
-    return UsualSync(connection, correlation_id, version, request).ask(broker, connection, request.group_id)
+    return UsualSync(connection, correlation_id, version, request).ask(broker, request.group_id)
 
 
 class UsualSync(Said):
@@ -239,16 +249,15 @@ class UsualSync(Said):
     def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
         request = self._request
         group = machine.classic(request.group_id)
-        if group is None or group.leader == request.member_id or len(group.members) > CROWD:
+        if group is None or _is_slow(group, request.member_id):
             raise _not_usual()
         return machine.sync(request, now_ms, ticket)
 
-    def give(self, result: Any) -> None:
+    def written(self, result: Any) -> bytes:
         """Its part, or why there is none."""
-        self.tell(
-            SYNC_GROUP,
-            error_response(SYNC_GROUP, None, result) if isinstance(result, KafkaError) else synced(result),
-        )
+        refused = isinstance(result, KafkaError)
+        response = error_response(SYNC_GROUP, None, result) if refused else synced(result)
+        return messages.write_response_frame(SYNC_GROUP, self._version, self._correlation_id, response)
 
 
 def read_sync(body: bytes, version: int) -> SyncRequest | None:
@@ -301,6 +310,11 @@ def _read_around(api_key: int, before: bytes, after: bytes, version: int) -> Any
     if any(before[:tags]) or not id_bytes or before[2:] != id_bytes:
         raise _not_usual()
     return request
+
+
+def _is_slow(group: ClassicGroup, member_id: str) -> bool:
+    """Whether an answer takes long: a leader is told all that members say, and a crowd is much to look at."""
+    return group.leader == member_id or len(group.members) > CROWD
 
 
 def _not_usual() -> KafkaError:

@@ -32,7 +32,7 @@ class CountedGroups(GroupsMachine):
     def apply(self, event: GroupEvent) -> None:
         if isinstance(event, OffsetPut):  # most of all
             self.figures.offsets_committed += event.value is not None
-        elif isinstance(event, TimerMoved):
+        elif isinstance(event, TimerMoved):  # nearly all others, and nothing to count
             pass
         elif isinstance(event, GroupChanged):
             former = self.classic(event.group.id)

@@ -343,7 +343,7 @@ class GroupsMachine:
 
     # Applying.
 
-    encode = staticmethod(methodcaller("record"))
+    encode = staticmethod(methodcaller("record"))  # of any event, by no function of Python's
 
     def apply(self, event: GroupEvent) -> None:
         event.apply(self)

@@ -270,6 +270,11 @@ class Connection(asyncio.BufferedProtocol):
         self.close("a bug in the broker; its log has the trace")
 
     @property
+    def is_full(self) -> bool:
+        """Whether answers in bytes wait for others before them, or for the client, as many as may."""
+        return self.outbox.queued_bytes > self._listener.limits.queued_bytes_max
+
+    @property
     def is_waiting(self) -> bool:
         """Whether an answer is owed that is not known yet, or not given on purpose."""
         return self.delayed or (bool(self.outbox.places) and not self._slow)

@@ -51,10 +51,11 @@ class Outbox:
     def collect(self) -> list[Buffer]:
         """What can be sent now: all answers before the first that is still unknown.
 
-        It ends early after a large one that was read from the log, since the client may be slow to take it.
+        It ends early when that is much, since the client may be slow to take it: what comes next is read from the log,
+        or written, when it has.
         """
         buffers: list[Buffer] = []
-        places = self.places
+        places, room = self.places, self._at_once_max
         self.more = False
         while places:
             place = places[0]
@@ -64,11 +65,13 @@ class Outbox:
             places.popleft()
             if isinstance(reply, bytes):
                 buffers.append(reply)
+                room -= len(reply)
             else:
                 buffers += reply
-                if sum(map(len, reply)) >= self._at_once_max and places:
-                    self.more = True
-                    return buffers
+                room -= sum(map(len, reply))
+            if room <= 0 and places:
+                self.more = True
+                return buffers
         if not places:
             self.queued_bytes = 0
         return buffers
