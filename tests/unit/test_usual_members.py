@@ -62,7 +62,7 @@ KINDS = [
     Kind(
         "heartbeat",
         usual_members.read_heartbeat,
-        lambda shape, _: ((shape.group_id, shape.member_id, shape.group_instance_id), shape.generation_id),
+        lambda shape, _: (shape.group_id, shape.member_id, shape.group_instance_id, shape.generation_id),
     ),
     Kind("join_group", usual_members.read_join, groups.joining),
     Kind("sync_group", usual_members.read_sync, groups.syncing),

@@ -5,6 +5,7 @@ generation a member says the same bytes every time, so they are read once. Whate
 for the first time is left to `levada.api.groups`: the coordinator has changed nothing then.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from struct import error as StructError
 from typing import Any, Final, NamedTuple
@@ -31,6 +32,8 @@ KNOWN_MAX: Final = 5_000  # members
 PROTOCOLS_MAX: Final = 8  # of one member; each takes more memory than bytes
 CROWD: Final = 1_000  # members of a group: what takes so long waits for its turn
 
+NOT_USUAL: Final = (KafkaError, IndexError, StructError)
+
 _NO_GENERATION = bytes(INT.size)
 _PENDING = object()
 
@@ -38,18 +41,19 @@ _PENDING = object()
 class Said:
     """A request of a member, in its connection's outbox until the coordinator answers and the answer can leave."""
 
-    __slots__ = ("_connection", "_correlation_id", "_result", "_version")
+    __slots__ = ("_connection", "_correlation_id", "_result", "_version", "request")
 
-    def __init__(self, connection: Connection, correlation_id: int, version: int) -> None:
+    def __init__(self, connection: Connection, correlation_id: int, version: int, request: Any) -> None:
         self._connection = connection
         self._correlation_id = correlation_id
         self._version = version
         self._result: Any = _PENDING
+        self.request = request
 
-    def ask(self, broker: Broker, group_id: str) -> bool:
+    def ask(self, broker: Broker) -> bool:
         """Have the coordinator decide; False if it refuses."""
         try:
-            broker.groups.shard(group_id).ask(self.decide, self)
+            broker.groups.shard(self.request.group_id).ask(self.decide, self)
         except KafkaError:
             return False
         self._connection.outbox.add(self)  # nothing to send before `give` wakes the connection
@@ -62,7 +66,9 @@ class Said:
 
     def collect(self) -> bytes | None:
         """Written only now: what a member is assigned may be large, and asked for many times at once."""
-        return None if self._result is _PENDING else self.written(self._result)
+        if self._result is _PENDING:
+            return None
+        return self.written(self._result, self._version, self._correlation_id)
 
     def give_up(self) -> None:
         """Nothing to stop: the coordinator goes on without this client."""
@@ -71,79 +77,76 @@ class Said:
         """What the coordinator is asked."""
         raise NotImplementedError
 
-    def written(self, result: Any) -> bytes:
+    def written(self, result: Any, version: int, correlation_id: int) -> bytes:
         """The frame that tells the member what the coordinator has answered."""
         raise NotImplementedError
+
+
+def take(
+    name: str, versions: range, read: Callable[[bytes, int], Any], kind: Callable[..., Said]
+) -> Callable[..., bool]:
+    """Take requests of an API whose bytes `read` knows; the others, and what is refused, go the general way."""
+
+    def usual(
+        broker: Broker,
+        connection: Connection,
+        view: memoryview,
+        position: int,
+        stop: int,
+        version: int,
+        correlation_id: int,
+    ) -> bool:
+        if stop - position > BODY_BYTES_MAX:
+            return False
+        request = read(bytes(view[position:stop]), version)
+        return request is not None and kind(connection, correlation_id, version, request).ask(broker)
+
+    return takes_frames(name, versions)(usual)
 
 
 # Heartbeats.
 
 
-class Who(NamedTuple):
-    """The member that is alive."""
+class Beat(NamedTuple):
+    """The member that is alive, and in which generation."""
 
     group_id: str
     member_id: str
     instance_id: str | None
-
-
-@takes_frames("heartbeat", versions=range(5))
-def usual_heartbeat(
-    broker: Broker,
-    connection: Connection,
-    view: memoryview,
-    position: int,
-    stop: int,
-    version: int,
-    correlation_id: int,
-) -> bool:
-    """A member says it is alive; False if it may not say so."""
-    found = read_heartbeat(bytes(view[position:stop]), version)
-    if found is None:
-        return False
-    who, generation = found
-    return UsualHeartbeat(connection, correlation_id, version, who, generation).ask(broker, who.group_id)
+    generation: int
 
 
 class UsualHeartbeat(Said):
     """Somebody is alive."""
 
-    __slots__ = ("_generation", "_who")
-
-    def __init__(
-        self, client: Connection, correlation_id: int, version: int, who: Who, generation: int
-    ) -> None:
-        super().__init__(client, correlation_id, version)
-        self._who = who
-        self._generation = generation
+    __slots__ = ()
 
     def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
-        return machine.heartbeat(*self._who, self._generation, now_ms, ticket)
+        group_id, member_id, instance_id, generation = self.request
+        return machine.heartbeat(group_id, member_id, instance_id, generation, now_ms, ticket)
 
-    def written(self, result: Any) -> bytes:
+    def written(self, result: Any, version: int, correlation_id: int) -> bytes:
         """Nothing, or why the member must do something else."""
         code = result.code if isinstance(result, KafkaError) else ErrorCode.NONE
-        before, behind = _heartbeat_answer(self._version, code)
-        return before + INT.pack(self._correlation_id) + behind
+        before, behind = _heartbeat_answer(version, code)
+        return before + INT.pack(correlation_id) + behind
 
 
-def read_heartbeat(body: bytes, version: int) -> tuple[Who, int] | None:
-    """Who says so and of which generation, of a request behind its client id; None if it is not usual."""
-    parts = _around_generation(HEARTBEAT, body, version)
-    if parts is None:
-        return None
-    before, generation, after = parts
+def read_heartbeat(body: bytes, version: int) -> Beat | None:
+    """Who is alive, by a request behind its client id; None if it is not usual."""
     try:
-        return _who(before, after, version), generation
-    except KafkaError:
+        before, generation, after = _around_generation(HEARTBEAT, body, version)
+        group_id, member_id, instance_id, _ = _beat(before, after, version)
+    except NOT_USUAL:
         return None
+    return Beat(group_id, member_id, instance_id, generation)
 
 
 @lru_cache(KNOWN_MAX)
-def _who(before: bytes, after: bytes, version: int) -> Who:
-    """Who says this around the generation. KafkaError if it is no heartbeat, or there is more in it."""
+def _beat(before: bytes, after: bytes, version: int) -> Beat:
+    """What is said around the generation. KafkaError if it is no heartbeat, or there is more in it."""
     request = _read_around(HEARTBEAT, before, after, version)
-    return Who(request.group_id, request.member_id, request.group_instance_id)
+    return Beat(request.group_id, request.member_id, request.group_instance_id, request.generation_id)
 
 
 @lru_cache(100)
@@ -157,53 +160,27 @@ def _heartbeat_answer(version: int, code: ErrorCode) -> tuple[bytes, bytes]:
 # Joining again.
 
 
-@takes_frames("join_group", versions=range(10))
-def usual_join(
-    broker: Broker,
-    connection: Connection,
-    view: memoryview,
-    position: int,
-    stop: int,
-    version: int,
-    correlation_id: int,
-) -> bool:
-    """A member joins the next generation; False if it is new, or may not."""
-    request = read_join(bytes(view[position:stop]), version)
-    if request is None:
-        return False
-    return UsualJoin(connection, correlation_id, version, request).ask(broker, request.group_id)
-
-
 class UsualJoin(Said):
     """Somebody joins again."""
 
-    __slots__ = ("_request",)
-
-    def __init__(self, client: Connection, correlation_id: int, version: int, request: JoinRequest) -> None:
-        super().__init__(client, correlation_id, version)
-        self._request = request
+    __slots__ = ()
 
     def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
-        request = self._request
-        group = machine.classic(request.group_id)
-        if group is None or request.member_id not in group.members or _is_slow(group, request.member_id):
-            raise _not_usual()
-        return machine.join(request, now_ms, ticket)
+        _check_quick(machine.classic(self.request.group_id), self.request.member_id)
+        return machine.join(self.request, now_ms, ticket)
 
-    def written(self, result: Any) -> bytes:
+    def written(self, result: Any, version: int, correlation_id: int) -> bytes:
         """The generation, or why there is none."""
         refused = isinstance(result, KafkaError)
-        response = error_response(JOIN_GROUP, self._request, result) if refused else joined(result)
-        return messages.write_response_frame(JOIN_GROUP, self._version, self._correlation_id, response)
+        response = error_response(JOIN_GROUP, self.request, result) if refused else joined(result)
+        return messages.write_response_frame(JOIN_GROUP, version, correlation_id, response)
 
 
 def read_join(body: bytes, version: int) -> JoinRequest | None:
     """What a member says that has an id of its own; None if it is not usual."""
-    if len(body) > BODY_BYTES_MAX:
-        return None
     try:
         return _join(body, version)
-    except KafkaError:
+    except NOT_USUAL:
         return None
 
 
@@ -220,55 +197,28 @@ def _join(body: bytes, version: int) -> JoinRequest:
 # Asking for one's part.
 
 
-@takes_frames("sync_group", versions=range(6))
-def usual_sync(
-    broker: Broker,
-    connection: Connection,
-    view: memoryview,
-    position: int,
-    stop: int,
-    version: int,
-    correlation_id: int,
-) -> bool:
-    """A member that does not lead asks for its part; False if it is another."""
-    request = read_sync(bytes(view[position:stop]), version)
-    if request is None:
-        return False
-    return UsualSync(connection, correlation_id, version, request).ask(broker, request.group_id)
-
-
 class UsualSync(Said):
     """Somebody waits for the leader."""
 
-    __slots__ = ("_request",)
-
-    def __init__(self, client: Connection, correlation_id: int, version: int, request: SyncRequest) -> None:
-        super().__init__(client, correlation_id, version)
-        self._request = request
+    __slots__ = ()
 
     def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
-        request = self._request
-        group = machine.classic(request.group_id)
-        if group is None or _is_slow(group, request.member_id):
-            raise _not_usual()
-        return machine.sync(request, now_ms, ticket)
+        _check_quick(machine.classic(self.request.group_id), self.request.member_id)
+        return machine.sync(self.request, now_ms, ticket)
 
-    def written(self, result: Any) -> bytes:
+    def written(self, result: Any, version: int, correlation_id: int) -> bytes:
         """Its part, or why there is none."""
         refused = isinstance(result, KafkaError)
         response = error_response(SYNC_GROUP, None, result) if refused else synced(result)
-        return messages.write_response_frame(SYNC_GROUP, self._version, self._correlation_id, response)
+        return messages.write_response_frame(SYNC_GROUP, version, correlation_id, response)
 
 
 def read_sync(body: bytes, version: int) -> SyncRequest | None:
     """What a member says that brings no assignments; None if it is not usual."""
-    parts = _around_generation(SYNC_GROUP, body, version)
-    if parts is None:
-        return None
-    before, generation, after = parts
     try:
+        before, generation, after = _around_generation(SYNC_GROUP, body, version)
         group_id, member_id, instance_id, _, protocol_type, protocol, nothing = _sync(before, after, version)
-    except KafkaError:
+    except NOT_USUAL:
         return None
     return SyncRequest(group_id, member_id, instance_id, generation, protocol_type, protocol, nothing)
 
@@ -281,6 +231,11 @@ def _sync(before: bytes, after: bytes, version: int) -> SyncRequest:
     return syncing(request, version)
 
 
+take("heartbeat", range(5), read_heartbeat, UsualHeartbeat)
+take("join_group", range(10), read_join, UsualJoin)
+take("sync_group", range(6), read_sync, UsualSync)
+
+
 # Bytes.
 
 
@@ -289,16 +244,11 @@ def _tags(api_key: int, version: int) -> int:
     return int(version >= APIS[api_key].flexible)
 
 
-def _around_generation(api_key: int, body: bytes, version: int) -> tuple[bytes, int, bytes] | None:
+def _around_generation(api_key: int, body: bytes, version: int) -> tuple[bytes, int, bytes]:
     """A request that begins with a group's id and a generation: what is before, which one, what is behind."""
-    if len(body) > BODY_BYTES_MAX:
-        return None
-    try:
-        # The length of the group's id is a short, or a byte behind the header's tagged fields.
-        at = 1 + body[1] if _tags(api_key, version) else SHORT.size + SHORT.unpack_from(body)[0]
-        (generation,) = INT.unpack_from(body, at)
-    except (IndexError, StructError):
-        return None
+    # The length of the group's id is a short, or a byte behind the header's tagged fields.
+    at = 1 + body[1] if _tags(api_key, version) else SHORT.size + SHORT.unpack_from(body)[0]
+    (generation,) = INT.unpack_from(body, at)
     return body[:at], generation, body[at + INT.size :]
 
 
@@ -312,9 +262,15 @@ def _read_around(api_key: int, before: bytes, after: bytes, version: int) -> Any
     return request
 
 
-def _is_slow(group: ClassicGroup, member_id: str) -> bool:
-    """Whether an answer takes long: a leader is told all that members say, and a crowd is much to look at."""
-    return group.leader == member_id or len(group.members) > CROWD
+def _check_quick(group: ClassicGroup | None, member_id: str) -> None:
+    """Whether a member is answered quickly: a leader is told all that members say, and a crowd is much to look at."""
+    if (
+        group is None
+        or member_id not in group.members
+        or member_id == group.leader
+        or len(group.members) > CROWD
+    ):
+        raise _not_usual()
 
 
 def _not_usual() -> KafkaError:
