@@ -29,7 +29,7 @@ $(STAMP): requirements/dev.txt pyproject.toml | $(BIN)/python
 demo: $(STAMP)  ## watch a broker and a pipeline on Spark at work: about a minute once all is installed, longer on a busy machine (KEEP=1 leaves them running)
 	@$(BIN)/python examples/demo.py
 
-test: $(STAMP)  ## all tests: unit and sim (5 minutes), badinput (1), compat with real clients (9, more the first time), eos (2), spark (11)
+test: $(STAMP)  ## all tests: unit and sim (5 minutes), badinput (1), compat with real clients (9, more the first time), eos (1), spark (9)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/unit tests/sim
 	$(BIN)/python -m pytest tests/badinput
 	$(BIN)/python -m pytest tests/compat
