@@ -144,7 +144,7 @@ def test_members_are_told_how_they_stand(broker: Running, version: int) -> None:
 
 
 class Voice:
-    """A member on a connection of its own, that speaks one version and never waits for an answer before the next."""
+    """A member on a connection of its own that speaks one version; asking and hearing are apart."""
 
     def __init__(self, connection: Connection, version: int, member_id: str = "") -> None:
         self.connection = connection
@@ -263,7 +263,7 @@ def test_a_member_that_says_the_same_is_still_refused_when_it_is_out(broker: Run
 
 
 def test_who_waits_is_told_when_the_group_goes_on_without_it(broker: Running) -> None:
-    """A JoinGroup and a SyncGroup that wait are answered with the reason."""
+    """A JoinGroup that waits is answered with the reason."""
     with broker.connect() as one, broker.connect() as two, broker.connect() as third:
         first, second = Voice(one, 5), Voice(two, 5)
         first.enter()

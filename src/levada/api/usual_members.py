@@ -5,6 +5,7 @@ generation a member says the same bytes every time, so they are read once. Whate
 for the first time is left to `levada.api.groups`: the coordinator has changed nothing then.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import lru_cache
 from struct import error as StructError
@@ -38,7 +39,7 @@ _NO_GENERATION = bytes(INT.size)
 _PENDING = object()
 
 
-class Said:
+class Said(ABC):
     """A request of a member, in its connection's outbox until the coordinator answers and the answer can leave."""
 
     __slots__ = ("_connection", "_correlation_id", "_result", "_version", "request")
@@ -70,16 +71,16 @@ class Said:
             return None
         return self.written(self._result, self._version, self._correlation_id)
 
-    def give_up(self) -> None:
+    def give_up(self) -> None:  # noqa: B027 (all of them do)
         """Nothing to stop: the coordinator goes on without this client."""
 
+    @abstractmethod
     def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
         """What the coordinator is asked."""
-        raise NotImplementedError
 
+    @abstractmethod
     def written(self, result: Any, version: int, correlation_id: int) -> bytes:
         """The frame that tells the member what the coordinator has answered."""
-        raise NotImplementedError
 
 
 def take(

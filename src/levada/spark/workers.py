@@ -1,4 +1,4 @@
-"""Spark's Python workers, made quicker from within: between tasks they do more than in many a task.
+"""What Spark's Python workers do around each task, made quicker from within.
 
 They live for many tasks and collect garbage after each, walking all that is loaded: 80 ms. What modules hold stays for
 good, so it is taken out of the collector's sight whenever new ones were loaded. A task takes the same megabytes over
