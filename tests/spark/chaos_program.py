@@ -20,6 +20,7 @@ from levada.pipelines.archive import archive
 from levada.pipelines.compacting import Sizes
 from levada.pipelines.steps import Query
 from levada.spark import session
+from levada.spark.registering import register
 
 TOPICS, PARQUET, DELTA = "topics", "parquet", "delta"  # where to
 SOURCE, COPIES, COUNTS = "messages", "copies", "counts"
@@ -115,7 +116,7 @@ def main() -> None:
     parser.add_argument("--to", choices=[TOPICS, PARQUET, DELTA], required=True)
     arguments = parser.parse_args()
     spark = session("chaos", master=arguments.master, **SETTINGS)
-    spark.dataSource.register(ChaosSource)
+    register(spark, ChaosSource)
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     hidden = arguments.folder / ".pids"

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from levada.spark import java, session
+from levada.spark.registering import PUT_BY_QUERIES, register
 from levada.spark.session import SETTINGS
+from levada.spark.source import LevadaDataSource
+from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,6 +46,40 @@ def test_a_session_that_is_there_is_used_and_keeps_what_its_owner_set(spark: "Sp
         for name, value in kept.items():
             spark.conf.set(name, str(value))
         spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def shared_by_queries(spark: "SparkSession") -> dict[str, str]:
+    """A copy of the map that Spark keeps for the registered source."""
+    manager = spark._jsparkSession.sessionState().dataSourceManager()
+    return dict(manager.lookupDataSource("levada").dataSourceCls().envVars())
+
+
+def test_queries_that_start_at_once_add_nothing_to_the_map_they_share(
+    spark: "SparkSession", broker: EmbeddedBroker
+) -> None:
+    """Two that add the same name at the same moment break it for good (R60)."""
+    register(spark, LevadaDataSource)  # a map that no query has seen
+    names = shared_by_queries(spark).keys()
+    options = {"kafka.bootstrap.servers": broker.bootstrap, "subscribe": broker.topic()}
+    frame = spark.readStream.format("levada").options(**options).load()
+    queries = [frame.writeStream.format("noop").trigger(availableNow=True).start() for _ in range(2)]
+    assert all(query.awaitTermination(60) for query in queries)
+    assert shared_by_queries(spark).keys() == names
+    assert not set(shared_by_queries(spark).values()) & {""}
+    assert not spark.sparkContext.environment.keys() & PUT_BY_QUERIES.keys()
+
+
+def test_a_session_registers_the_source_once(spark: "SparkSession") -> None:
+    """What a user registers under its name stays."""
+    kept = spark.sparkContext.environment
+    try:
+        spark.sparkContext.environment = kept | {"OF_THE_USER": "1"}
+        spark.dataSource.register(LevadaDataSource)
+        session()
+        assert "OF_THE_USER" in shared_by_queries(spark)
+    finally:
+        spark.sparkContext.environment = kept
+        register(spark, LevadaDataSource)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ IN_A_GIVEN_SESSION = {
 
 
 def session(app: str = "levada", master: str | None = None, **conf: str) -> "SparkSession":
-    """The session that is active, or a new one: on this machine, or where `master` says.
+    """The session that is active, or a new one: on this machine, or where `master` says; the source is registered.
 
     `conf` are Spark's settings, and win over those above: `session(**{"spark.ui.enabled": "true"})`. An active
     session keeps its own settings; only `conf` and the limits of Arrow batches are set on it.
@@ -67,7 +67,7 @@ def session(app: str = "levada", master: str | None = None, **conf: str) -> "Spa
         builder = builder.master(master)
     for name, value in (settings | conf).items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    return _registered(builder.getOrCreate())
 
 
 def _set_environment() -> None:
@@ -93,4 +93,11 @@ def _given(active: "SparkSession", conf: dict[str, str]) -> "SparkSession":
             active.conf.set(name, SETTINGS[name])
     for name, value in conf.items():
         active.conf.set(name, value)
-    return active
+    return _registered(active)
+
+
+def _registered(spark: "SparkSession") -> "SparkSession":
+    from levada.spark.registering import register_once  # with the source, which needs pyspark
+
+    register_once(spark)
+    return spark
