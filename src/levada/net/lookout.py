@@ -9,7 +9,7 @@ in fewer than two of three such moments, or others want the core, one is tried o
 from collections.abc import Callable
 from typing import Final
 
-MOMENT_S: Final = 100e-6
+MOMENT_S: Final = 200e-6
 ROUND_S_MAX: Final = 500e-6  # of the loop while it looks: what takes longer was another process
 VAIN: Final = 2  # what a moment in which nothing came counts, against one in which something did
 DOUBTS_MAX: Final = 8  # so many, and moments are no longer worthwhile
