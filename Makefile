@@ -64,7 +64,7 @@ load: $(STAMP)  ## many groups, commits and transactions at once: 3 minutes (SEC
 chaos: $(STAMP)  ## exactly once at length: 100,000 messages copied while all are killed, by four kinds of copiers (SEED=2: other kills)
 	CHAOS=full $(BIN)/python -m pytest -s -o faulthandler_timeout=1200 tests/eos
 
-chaos-spark: $(STAMP)  ## exactly once on Spark: topic to topic and topic to lake while driver, executors, workers and broker are killed: 40 minutes (SEED=2: other kills)
+chaos-spark: $(STAMP)  ## exactly once on Spark: topic to topic and topic to lake while driver, executors, workers and broker are killed: 15 minutes (SEED=2: other kills)
 	CHAOS=full $(BIN)/python -m pytest -s -o faulthandler_timeout=3600 tests/spark/test_chaos.py tests/spark/test_chaos_archive.py
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header $(if $(UPGRADE),--upgrade)
