@@ -20,7 +20,7 @@ from levada.pipelines.archive import archive
 from levada.pipelines.compacting import Sizes
 from levada.pipelines.steps import Query
 from levada.spark import session
-from levada.spark.registering import register
+from levada.spark.starting import let_streams_start_at_once
 
 TOPICS, PARQUET, DELTA = "topics", "parquet", "delta"  # where to
 SOURCE, COPIES, COUNTS = "messages", "copies", "counts"
@@ -116,7 +116,8 @@ def main() -> None:
     parser.add_argument("--to", choices=[TOPICS, PARQUET, DELTA], required=True)
     arguments = parser.parse_args()
     spark = session("chaos", master=arguments.master, **SETTINGS)
-    register(spark, ChaosSource)
+    spark.dataSource.register(ChaosSource)
+    let_streams_start_at_once(spark)
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     hidden = arguments.folder / ".pids"

@@ -4,15 +4,16 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from levada.spark import java, session
-from levada.spark.registering import PUT_BY_QUERIES, register
-from levada.spark.session import SETTINGS
+from levada.spark.session import SETTINGS, session_or
 from levada.spark.source import LevadaDataSource
+from levada.spark.starting import PUT_BY_STREAMS, SOURCE
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -48,38 +49,55 @@ def test_a_session_that_is_there_is_used_and_keeps_what_its_owner_set(spark: "Sp
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-def shared_by_queries(spark: "SparkSession") -> dict[str, str]:
-    """A copy of the map that Spark keeps for the registered source."""
+def shared_by_streams(spark: "SparkSession") -> dict[str, str]:
+    """A copy of the map that Spark keeps for the source."""
     manager = spark._jsparkSession.sessionState().dataSourceManager()
-    return dict(manager.lookupDataSource("levada").dataSourceCls().envVars())
+    return dict(manager.lookupDataSource(SOURCE).dataSourceCls().envVars())
 
 
-def test_queries_that_start_at_once_add_nothing_to_the_map_they_share(
-    spark: "SparkSession", broker: EmbeddedBroker
-) -> None:
-    """Two that add the same name at the same moment break it for good (R60)."""
-    register(spark, LevadaDataSource)  # a map that no query has seen
-    names = shared_by_queries(spark).keys()
+def test_streams_add_no_name_to_the_map_they_share(spark: "SparkSession", broker: EmbeddedBroker) -> None:
+    """Two that add one at the same moment break it for good (R60)."""
+    kept = spark.newSession()
+    kept.dataSource.register(LevadaDataSource)  # a map that no stream has seen
+    assert not shared_by_streams(kept).keys() & PUT_BY_STREAMS.keys()
+    session_or(kept)
+    names = shared_by_streams(kept).keys()
     options = {"kafka.bootstrap.servers": broker.bootstrap, "subscribe": broker.topic()}
-    frame = spark.readStream.format("levada").options(**options).load()
+    frame = kept.readStream.format("levada").options(**options).load()
     queries = [frame.writeStream.format("noop").trigger(availableNow=True).start() for _ in range(2)]
     assert all(query.awaitTermination(60) for query in queries)
-    assert shared_by_queries(spark).keys() == names
-    assert not set(shared_by_queries(spark).values()) & {""}
-    assert not spark.sparkContext.environment.keys() & PUT_BY_QUERIES.keys()
+    assert shared_by_streams(kept).keys() == names
+    assert not set(shared_by_streams(kept).values()) & {""}
 
 
-def test_a_session_registers_the_source_once(spark: "SparkSession") -> None:
-    """What a user registers under its name stays."""
-    kept = spark.sparkContext.environment
-    try:
-        spark.sparkContext.environment = kept | {"OF_THE_USER": "1"}
-        spark.dataSource.register(LevadaDataSource)
-        session()
-        assert "OF_THE_USER" in shared_by_queries(spark)
-    finally:
-        spark.sparkContext.environment = kept
-        register(spark, LevadaDataSource)
+SESSIONS = """
+from pyspark.sql import SparkSession
+from tests.spark.test_session import shared_by_streams
+from levada.spark import session
+from levada.spark.starting import PUT_BY_STREAMS
+
+for make in (session, SparkSession.builder.master("local[1]").getOrCreate):
+    spark = make()
+    prepared = session()
+    assert prepared is spark
+    for one in (prepared, prepared.newSession()):
+        assert PUT_BY_STREAMS.keys() <= shared_by_streams(one).keys(), make
+    spark.stop()
+print("all")
+"""
+
+
+def test_every_session_is_ready_for_streams_that_start_at_once() -> None:
+    """A new one, one that somebody else made, after another was stopped, and those made from them."""
+    done = subprocess.run([sys.executable, "-c", SESSIONS], capture_output=True, text=True, timeout=180)
+    assert done.stdout.split() == ["all"], done.stderr
+
+
+def test_another_thread_finds_the_session_that_is_there(spark: "SparkSession") -> None:
+    before = dict(spark.conf.getAll)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(session).result() is spark
+    assert dict(spark.conf.getAll) == before
 
 
 @pytest.fixture

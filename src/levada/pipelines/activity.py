@@ -16,6 +16,7 @@ from levada.pipelines.flow import Plan, Result
 from levada.pipelines.lengths import check_lengths
 from levada.pipelines.reports import Report
 from levada.pipelines.running import Running
+from levada.spark.session import session_or
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +51,7 @@ def activity(
     `format("levada")`.
     """
     check_lengths(window=window, gap=gap, late=late, every=every)
-    raw = flow.stream_of(flow.session_or(spark), bootstrap, topics, options)
+    raw = flow.stream_of(session_or(spark), bootstrap, topics, options)
     happened = events(raw).withWatermark("at", late)
     results = [
         Result(f"{to}-counts", counts(happened, window), key="kind"),
@@ -120,7 +121,7 @@ def report(
     With a `lake` of `archive`, also those that the log has no longer. `options` are those of `format("levada")`.
     """
     check_lengths(gap=gap)
-    happened = events(reports.records(flow.session_or(spark), topics, bootstrap, lake, options)).cache()
+    happened = events(reports.records(session_or(spark), topics, bootstrap, lake, options)).cache()
     try:
         step = reports.step(*reports.span(happened))
         lines = reports.series(counts(happened, step), "kind", "events")

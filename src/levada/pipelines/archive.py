@@ -20,6 +20,7 @@ from levada.pipelines.lake import Ids, LakeError, Positions, merged
 from levada.pipelines.lakes import AnyLake, open_lake, tidy, told_of
 from levada.pipelines.running import Running
 from levada.pipelines.topics import beginnings, check_same, topic_ids
+from levada.spark.session import session_or
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,7 +49,7 @@ def archive(
     """
     if NO_TOPIC in topics:
         raise LakeError(f"topic {NO_TOPIC} cannot be kept: in a lake that means a record of no topic")
-    spark = spark or _session()
+    spark = session_or(spark)
     with told_of(to):
         lake = open_lake(spark, to, lake_format)
     begins = beginnings(bootstrap, topics, options)
@@ -73,12 +74,6 @@ def archive(
     )
     stream = stream.trigger(availableNow=True) if once else stream.trigger(processingTime=every)
     return Running(name, [stream.start()])
-
-
-def _session() -> "SparkSession":
-    from levada.spark import session
-
-    return session()
 
 
 def claimed(lake: AnyLake, ids: Ids) -> Files:

@@ -15,6 +15,7 @@ from levada.pipelines.flow import Plan, Result
 from levada.pipelines.lengths import check_lengths
 from levada.pipelines.reports import Report
 from levada.pipelines.running import Running
+from levada.spark.session import session_or
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +46,7 @@ def devices(
     `format("levada")`.
     """
     check_lengths(window=window, gap=gap, late=late, every=every)
-    raw = flow.stream_of(flow.session_or(spark), bootstrap, topics, options)
+    raw = flow.stream_of(session_or(spark), bootstrap, topics, options)
     taken = readings(raw).withWatermark("at", late)
     results = [
         Result(f"{to}-statistics", statistics(taken, window), key="device"),
@@ -120,7 +121,7 @@ def report(
     With a `lake` of `archive`, also those that the log has no longer. `options` are those of `format("levada")`.
     """
     check_lengths(gap=gap)
-    taken = readings(reports.records(flow.session_or(spark), topics, bootstrap, lake, options)).cache()
+    taken = readings(reports.records(session_or(spark), topics, bootstrap, lake, options)).cache()
     try:
         step = reports.step(*reports.span(taken))
         lines = reports.series(means(taken, step), "measure", "mean")

@@ -46,13 +46,6 @@ class Plan(NamedTuple):
     mode: str = "append"
 
 
-def session_or(spark: "SparkSession | None") -> "SparkSession":
-    """The given session, or the one that `levada.spark` makes."""
-    from levada.spark import session
-
-    return spark or session()
-
-
 def stream_of(
     spark: "SparkSession", bootstrap: str, topics: Sequence[str], options: Mapping[str, str]
 ) -> DataFrame:

@@ -13,6 +13,7 @@ from levada.pipelines.lakes import AnyLake, check_lake, check_path, open_lake
 from levada.pipelines.running import PipelineError, Running
 from levada.pipelines.steps import Step, Steps
 from levada.pipelines.topics import beginnings, check_same, topic_ids
+from levada.spark.session import session_or
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,9 +37,7 @@ def history(
     topic that was deleted and made again since it was archived is another one: always an error.
     `options` are those of `format("levada")`.
     """
-    from levada.spark import session
-
-    spark = spark or session()
+    spark = session_or(spark)
     begins = {place.partition: begin for place, begin in beginnings(bootstrap, [topic], options).items()}
     the_lake = open_lake(spark, lake)
     check_same(the_lake, topic_ids(bootstrap, [topic], options))
@@ -82,11 +81,10 @@ def answer(
     from pyspark.errors import AnalysisException
 
     from levada.pipelines.sql import explain
-    from levada.spark import session
 
     if to is not None:
         check_path(to)
-    own = (spark or session()).newSession()  # a view of that name may be somebody else's
+    own = session_or(spark).newSession()  # a view of that name may be somebody else's
 
     def ask(stopped: threading.Event) -> Iterator[Step]:
         check_lake(own, lake)

@@ -23,6 +23,7 @@ from levada.pipelines.lakes import check_lake, open_lake
 from levada.pipelines.running import Running
 from levada.pipelines.slices import Bucket, Slice, slices
 from levada.pipelines.steps import Step, Steps
+from levada.spark.session import session_or
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,12 +76,10 @@ def replay(
     not there. `options` are those of writing with `format("levada")`. The checkpoint is kept in the lake unless told
     otherwise.
     """
-    from levada.spark import session
-
     if speed is not None and speed <= 0:
         raise ValueError(f"a replay cannot have the speed {speed:g}; it must be above 0")
     wanted = Wanted(topic, lake, to, _ms(start), _ms(end), speed, by_key)
-    spark = spark or session()
+    spark = session_or(spark)
     kept = Files(spark, checkpoint or f"{lake.rstrip('/')}/_levada/replays/{name}")
     options = {"kafka.bootstrap.servers": bootstrap, "topic": to} | options
     return Running(name, [Steps(name, spark, Replayer(spark, wanted, kept, options).steps).start()])

@@ -23,6 +23,7 @@ from levada.pipelines.lengths import check_lengths
 from levada.pipelines.reports import records
 from levada.pipelines.running import Running
 from levada.pipelines.steps import Query
+from levada.spark.session import session_or
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,7 +78,7 @@ def logs(
     `late` by so much; the lake has the later ones too. `options` are those of `format("levada")`.
     """
     check_lengths(window=window, late=late, every=every)
-    spark = flow.session_or(spark)
+    spark = session_or(spark)
     plan = Plan(name, bootstrap, checkpoint, once, every)
     written = lines(flow.stream_of(spark, bootstrap, topics, options)).withWatermark("at", late)
     results = [
@@ -185,7 +186,7 @@ def search(
 
     `text` is part of the message in any case of letters, `level` the least one.
     """
-    found = lines(records(flow.session_or(spark), topics, bootstrap, lake, options))
+    found = lines(records(session_or(spark), topics, bootstrap, lake, options))
     if text is not None:
         found = found.where(F.contains(F.lower("message"), F.lit(text.lower())))
     if service is not None:

@@ -21,6 +21,7 @@ from levada.pipelines.lengths import check_lengths
 from levada.pipelines.running import PipelineError, Running
 from levada.pipelines.runs import Run, home_directory
 from levada.pipelines.tables import Tables
+from levada.spark.session import session_or
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,7 +74,7 @@ def sql(
     records may be by a column of time (`{"ts": "10 minutes"}`, or `orders.ts` for one table). Notices go to `tell`.
     """
     check_lengths(every=every)
-    spark = flow.session_or(spark)
+    spark = session_or(spark)
     checkpoint = checkpoint or Run(home_directory(), name).checkpoint
     files = Files(spark, checkpoint)
     known = _remembered(files)

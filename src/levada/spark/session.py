@@ -42,7 +42,7 @@ IN_A_GIVEN_SESSION = {
 
 
 def session(app: str = "levada", master: str | None = None, **conf: str) -> "SparkSession":
-    """The session that is active, or a new one: on this machine, or where `master` says; the source is registered.
+    """The session that is active, or a new one: on this machine, or where `master` says.
 
     `conf` are Spark's settings, and win over those above: `session(**{"spark.ui.enabled": "true"})`. An active
     session keeps its own settings; only `conf` and the limits of Arrow batches are set on it.
@@ -50,7 +50,7 @@ def session(app: str = "levada", master: str | None = None, **conf: str) -> "Spa
     _set_environment()
     from pyspark.sql import SparkSession
 
-    active = SparkSession.getActiveSession()
+    active = _active()
     if active is not None:
         return _given(active, conf)
     settings = dict(SETTINGS)
@@ -67,7 +67,28 @@ def session(app: str = "levada", master: str | None = None, **conf: str) -> "Spa
         builder = builder.master(master)
     for name, value in (settings | conf).items():
         builder = builder.config(name, value)
-    return _registered(builder.getOrCreate())
+    return session_or(builder.getOrCreate())
+
+
+def session_or(spark: "SparkSession | None") -> "SparkSession":
+    """A session that somebody gave, ready for several streams, or that of `session()`."""
+    if spark is None:
+        return session()
+    from levada.spark.starting import let_streams_start_at_once  # which needs pyspark
+
+    let_streams_start_at_once(spark)
+    return spark
+
+
+def _active() -> "SparkSession | None":
+    """That of this thread or of the process, if there is one."""
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.active()
+    except PySparkRuntimeError:
+        return None
 
 
 def _set_environment() -> None:
@@ -93,11 +114,4 @@ def _given(active: "SparkSession", conf: dict[str, str]) -> "SparkSession":
             active.conf.set(name, SETTINGS[name])
     for name, value in conf.items():
         active.conf.set(name, value)
-    return _registered(active)
-
-
-def _registered(spark: "SparkSession") -> "SparkSession":
-    from levada.spark.registering import register_once  # with the source, which needs pyspark
-
-    register_once(spark)
-    return spark
+    return session_or(active)
