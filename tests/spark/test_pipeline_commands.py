@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from tests.brokers import free_port
 from tests.spark.feeding import feed, made, results
 
@@ -78,6 +79,15 @@ def test_a_run_ends_with_all_there_was_and_is_listed(
     assert pipeline("stop", "devices")[0] == 1
     code, _, said = pipeline("run", "activity", "--topic", readings, "--name", "devices")
     assert code == 1 and "devices is the name of a run of devices" in said
+    code, _, said = pipeline("run", "devices", "--topic", readings, "--to", "other", "--once")
+    assert code == 1 and "begun otherwise (to was d; window was 10 seconds)" in said and "--name" in said
+    there = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=30).topics
+    assert not [name for name in there if name.startswith("other")]
+    _, out, _ = pipeline("status", "devices")
+    assert "window: 10 seconds" in out and "failed: run devices was begun otherwise" in out
+    assert pipeline("forget", "devices")[0] == 1  # it cannot ask
+    assert pipeline("forget", "devices", "--yes")[0] == 0
+    assert pipeline("status", "devices")[0] == 4
 
 
 def test_a_topic_goes_to_a_lake_and_comes_back(

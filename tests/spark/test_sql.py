@@ -151,3 +151,10 @@ def test_a_name_belongs_to_one_query(shop: Shop) -> None:
     shop.ask("SELECT shop FROM orders", "shops")
     with pytest.raises(PipelineError, match=r"begun otherwise.*query was SELECT shop"):
         shop.ask("SELECT amount FROM orders", "amounts", name="shops")
+
+
+def test_a_query_that_never_ran_keeps_no_name(shop: Shop) -> None:
+    shop.sell(range(1))
+    with pytest.raises(PipelineError, match="no column shpo"):
+        shop.ask("SELECT shop FROM orders", "keys", name="again", key="shpo")
+    shop.ask("SELECT amount FROM orders", "keys", name="again", key="amount")

@@ -85,6 +85,35 @@ def test_a_name_belongs_to_one_pipeline(tmp_path: Path) -> None:
         pytest.fail("its checkpoint is of another pipeline")
 
 
+def test_a_start_that_fails_leaves_what_was_known(tmp_path: Path) -> None:
+    run = Run(str(tmp_path), "orders")
+    with run.held("sql", {"query": "SELECT shop"}, 1):
+        run.tell(Progress(rows=141), "finished", 2)
+    with run.held("sql", {"query": "SELECT shpo"}, 3):
+        run.did_not_begin("no column shpo", 4)
+    told = run.told()
+    assert told is not None and told.options == {"query": "SELECT shop"} and told.progress.rows == 141
+    assert (told.state, told.why, told.started_ms, told.progress_ms) == ("failed", "no column shpo", 1, 4)
+
+
+def test_the_first_start_may_fail(tmp_path: Path) -> None:
+    run = Run(str(tmp_path), "orders")
+    with run.held("sql", {"query": "SELECT shpo"}, 1):
+        run.did_not_begin("no column shpo", 2)
+    told = run.told()
+    assert told is not None and (told.state, told.options) == ("failed", {"query": "SELECT shpo"})
+
+
+def test_a_run_is_forgotten_unless_it_runs(tmp_path: Path) -> None:
+    run = Run(str(tmp_path), "orders")
+    with run.held("archive", {}, 1), pytest.raises(RunError, match="levada pipeline stop orders"):
+        Run(str(tmp_path), "orders").forget()
+    run.forget()
+    assert run.told() is None and not list(tmp_path.iterdir())
+    with run.held("replay", {}, 2):  # the name is free
+        pass
+
+
 @pytest.mark.parametrize("file", ["run.json", "progress.json"])
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"pipeline": "archive"}'])
 def test_a_damaged_run_hides_no_others(tmp_path: Path, file: str, text: str) -> None:

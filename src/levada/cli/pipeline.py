@@ -1,4 +1,4 @@
-"""`levada pipeline`: run, list, status, stop. The pipelines themselves are commands below `run`, loaded when used."""
+"""`levada pipeline`: run, list, status, stop, forget. The pipelines are commands below `run`, loaded when used."""
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from levada.cli.failures import EXIT_NOT_FOUND, EXIT_USAGE, Failure, did_you_mean
-from levada.cli.options import Command, existing_topic, names_brokers, prints, say, with_client
+from levada.cli.options import Command, confirm, existing_topic, names_brokers, prints, say, with_client
 from levada.cli.output import Output, emit, emit_one
 from levada.cli.pipeline_process import Signals, needs_spark, new_session, plain, said_plainly
 from levada.clock import SystemClock
@@ -93,6 +93,7 @@ def pipeline() -> None:
       levada pipeline list
       levada pipeline status archive
       levada pipeline stop archive
+      levada pipeline forget archive
 
     Needs Spark: pip install 'levada[spark]'
     """
@@ -157,15 +158,19 @@ def execute(begin: Begin, bootstrap: str, name: str | None, home: str, master: s
     with said_plainly():
         the_run = Run(home, name or begin.pipeline)
         with the_run.held(begin.pipeline, begin.options, clock.now_ms()), Signals() as signals:
+            running = None
             try:
                 there_is(begin.topics, bootstrap, begin.lake)
-                spark = new_session(the_run.name, master, the_run.spark_log)
-                _follow(the_run, begin.start(spark, the_run), signals, clock)
+                running = begin.start(new_session(the_run.name, master, the_run.spark_log), the_run)
+                _follow(the_run, running, signals, clock)
             except KeyboardInterrupt:
                 the_run.tell(_last(the_run), "stopped", clock.now_ms())
                 raise
             except BaseException as error:
-                the_run.tell(_last(the_run), "failed", clock.now_ms(), plain(error))
+                if running is None:
+                    the_run.did_not_begin(plain(error), clock.now_ms())
+                else:
+                    the_run.tell(_last(the_run), "failed", clock.now_ms(), plain(error))
                 raise
             last = _last(the_run)
             the_run.tell(last, "stopped" if signals.came else "finished", clock.now_ms())
@@ -287,6 +292,28 @@ def stop(name: str, wait: float, home: str) -> None:
                 hint=f"try: levada pipeline stop {name} --wait 300, or kill -9 {told.pid}: the next run repairs it",
             )
     say(f"pipeline {name} has stopped")
+
+
+@pipeline.command(short_help="Forget a run: the next one under its name begins anew.")
+@click.argument("name")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@keeps_runs
+def forget(name: str, yes: bool, home: str) -> None:
+    """Forget a run: how far it was, what it was asked, its checkpoint and its log.
+
+    The next one under its name begins anew and reads its topics from their beginning. What it has written stays where
+    it is, and is written again then.
+
+    \b
+    Examples:
+      levada pipeline forget activity
+      levada pipeline forget activity --yes
+    """
+    told = _told(home, name)
+    confirm(f"Forget the run {name} of {told.pipeline or 'a pipeline'}?", yes)
+    with said_plainly():
+        Run(home, name).forget()
+    say(f"run {name} is forgotten")
 
 
 def _told(home: str, name: str) -> Told:

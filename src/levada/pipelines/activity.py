@@ -58,7 +58,8 @@ def activity(
         Result(f"{to}-pages", top_pages(happened, window, top)),
         Result(f"{to}-sessions", sessions(happened, gap), key="visitor"),
     ]
-    return flow.start(results, Plan(name, bootstrap, checkpoint, once, every))
+    asked = {"topics": sorted(topics), "to": to, "window": window, "gap": gap, "late": late, "top": top}
+    return flow.start(results, Plan(name, asked, bootstrap, checkpoint, once, every))
 
 
 def events(raw: DataFrame) -> DataFrame:

@@ -53,7 +53,8 @@ def devices(
         Result(f"{to}-highest", highest(taken, window, top), key="measure"),
         Result(f"{to}-spells", spells(taken, gap), key="device"),
     ]
-    return flow.start(results, Plan(name, bootstrap, checkpoint, once, every))
+    asked = {"topics": sorted(topics), "to": to, "window": window, "gap": gap, "late": late, "top": top}
+    return flow.start(results, Plan(name, asked, bootstrap, checkpoint, once, every))
 
 
 def readings(raw: DataFrame) -> DataFrame:

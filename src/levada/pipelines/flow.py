@@ -6,14 +6,16 @@ All results of a pipeline are one streaming query: its micro-batches are in all 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.utils import is_remote
 
 from levada.errors import ErrorCode, KafkaError
 from levada.net.admin import BROKER_DEFAULT
 from levada.pipelines.files import Files
+from levada.pipelines.memory import remember
 from levada.pipelines.running import PipelineError, Running
 from levada.pipelines.runs import Run, home_directory
 from levada.pipelines.topics import beginnings
@@ -39,6 +41,7 @@ class Plan(NamedTuple):
     """How a pipeline is run."""
 
     name: str
+    asked: Mapping[str, Any]  # what makes its results what they are; the next under its name must ask the same
     bootstrap: str = BOOTSTRAP
     checkpoint: str | None = None  # that of the runs of this name, if not told
     once: bool = False
@@ -118,9 +121,11 @@ def as_records(result: Result) -> DataFrame:
 
 def start(results: Sequence[Result], plan: Plan) -> Running:
     """Run until it is stopped, or with `once` until all that is there is done."""
-    make_topics(plan.bootstrap, [result.topic for result in results])
     records = _joined(results)
     checkpoint = plan.checkpoint or Run(home_directory(), plan.name).checkpoint
+    if not is_remote():  # otherwise the checkpoint is out of reach
+        remember(Files(records.sparkSession, checkpoint), plan.asked, plan.name)
+    make_topics(plan.bootstrap, [result.topic for result in results])
     stream = records.writeStream.queryName(plan.name).outputMode(plan.mode)
     stream = stream.option("checkpointLocation", checkpoint)
     if plan.mode == "update":

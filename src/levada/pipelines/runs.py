@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -56,6 +57,7 @@ class Run:
             )
         self.name = name
         self.directory = os.path.join(home, name)
+        self._before: Told | None = None  # what was known when it began to be held
 
     @property
     def checkpoint(self) -> str:
@@ -80,6 +82,7 @@ class Run:
                 raise RunError(
                     f"{self.name} is the name of a run of {known['pipeline']}; give this one another by --name"
                 )
+            self._before = self.told() if known else None
             about = {"pipeline": pipeline, "pid": os.getpid(), "started_ms": now_ms, "options": dict(options)}
             self._write("run.json", about)
             self.tell(Progress(), "running", now_ms)
@@ -99,6 +102,24 @@ class Run:
     def tell(self, progress: Progress, state: str, now_ms: int, why: str = "") -> None:
         """Let others know."""
         self._write("progress.json", {"state": state, "at_ms": now_ms, "why": why} | progress._asdict())
+
+    def did_not_begin(self, why: str, now_ms: int) -> None:
+        """Let others know that it failed at the start: what it was asked and did before still counts."""
+        before = self._before
+        if before is not None and before.pipeline:
+            about = {"pipeline": before.pipeline, "pid": os.getpid(), "started_ms": before.started_ms}
+            self._write("run.json", about | {"options": dict(before.options)})
+        self.tell(before.progress if before else Progress(), "failed", now_ms, why)
+
+    def forget(self) -> None:
+        """Remove what is kept of it, its checkpoint too; refuses while it runs."""
+        lock = self._lock()
+        if lock is None:
+            raise RunError(f"pipeline {self.name} runs; try: levada pipeline stop {self.name}")
+        try:
+            shutil.rmtree(self.directory)
+        finally:
+            os.close(lock)
 
     def told(self) -> Told | None:
         """What is known; None of a name that never ran."""

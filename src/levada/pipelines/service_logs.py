@@ -79,14 +79,22 @@ def logs(
     """
     check_lengths(window=window, late=late, every=every)
     spark = session_or(spark)
-    plan = Plan(name, bootstrap, checkpoint, once, every)
+    asked = {"topics": sorted(topics), "to": to, "window": window, "late": late, "alert_at": alert_at}
+    plan = Plan(name, asked, bootstrap, checkpoint, once, every)
     written = lines(flow.stream_of(spark, bootstrap, topics, options)).withWatermark("at", late)
     results = [
         Result(f"{to}-rates", rates(written, window), key="service"),
         Result(f"{to}-alerts", alerts(written, window, alert_at), key="service"),
     ]
-    kept = [] if lake is None else _archived(topics, lake, plan, spark, options)
-    return Running(name, [*kept, *flow.start(results, plan).queries])
+    running = flow.start(results, plan)
+    if lake is None:
+        return running
+    try:
+        kept = _archived(topics, lake, plan, spark, options)
+    except BaseException:
+        running.stop()
+        raise
+    return Running(name, [*kept, *running.queries])
 
 
 def _archived(

@@ -5,10 +5,9 @@ newest records; those of the record follow, with an underscore: `_key`, `_partit
 inferred is kept beside the checkpoint, since a query that goes on must see the columns it began with.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.logger import PySparkLogger
@@ -18,6 +17,7 @@ from levada.pipelines import flow
 from levada.pipelines.files import Files
 from levada.pipelines.flow import Plan, Result
 from levada.pipelines.lengths import check_lengths
+from levada.pipelines.memory import remembered
 from levada.pipelines.running import PipelineError, Running
 from levada.pipelines.runs import Run, home_directory
 from levada.pipelines.tables import Tables
@@ -32,22 +32,11 @@ MEANINGS = {
     "update": "a group is written again whenever it changes, the newest record of it counts",
     "complete": "all groups are written again in every batch",
 }
-MEMORY = "levada-sql.json"  # in the checkpoint
 NOISE = "SQLQueryContextLogger"  # writes errors of queries to standard error, plans and all
 MISSING = "TABLE_OR_VIEW_NOT_FOUND"
 ASKS = re.compile(r"\s*(?:--[^\n]*\n\s*|/\*.*?\*/\s*)*(?:SELECT|WITH|FROM|\()", re.IGNORECASE | re.DOTALL)
 
 Tell = Callable[[str], None]
-
-
-class Asked(NamedTuple):
-    """What a run was begun with; the next under its name must ask the same."""
-
-    query: str
-    to: str
-    watermarks: Mapping[str, str]
-    mode: str
-    schemas: Mapping[str, str]
 
 
 def sql(
@@ -76,19 +65,23 @@ def sql(
     check_lengths(every=every)
     spark = session_or(spark)
     checkpoint = checkpoint or Run(home_directory(), name).checkpoint
-    files = Files(spark, checkpoint)
-    known = _remembered(files)
+    known = remembered(Files(spark, checkpoint))
     tables = Tables(spark, bootstrap, options, dead_letters, tell)
-    tables.schemas = dict(known.schemas if known else {}) | dict(schemas or {})
+    tables.schemas = dict(known["schemas"] if known else {}) | dict(schemas or {})
     tables.watermarks = dict(watermarks or {})
     found = select(spark, query, tables)
     chosen = output_mode(spark, found, mode, tell)
-    asked = Asked(query, to, tables.watermarks, chosen, tables.schemas)
-    _remember(files, known, asked, name)
     if key is not None and key not in found.columns:
         raise PipelineError(f"no column {key} for the key: the query gives {', '.join(found.columns)}")
     result = Result(to, found, key)
-    return flow.start([result], Plan(name, bootstrap, checkpoint, once, every, chosen))
+    asked = {
+        "query": query,
+        "to": to,
+        "watermarks": tables.watermarks,
+        "mode": chosen,
+        "schemas": tables.schemas,
+    }
+    return flow.start([result], Plan(name, asked, bootstrap, checkpoint, once, every, chosen))
 
 
 def select(spark: "SparkSession", query: str, tables: Tables) -> DataFrame:
@@ -178,17 +171,3 @@ def _refusal(spark: "SparkSession", found: DataFrame, mode: str) -> str:
     except AnalysisException as error:
         return explain(error)
     return ""
-
-
-def _remembered(files: Files) -> Asked | None:
-    return Asked(**json.loads(files.read(MEMORY))) if files.exists(MEMORY) else None
-
-
-def _remember(files: Files, known: Asked | None, asked: Asked, name: str) -> None:
-    """Keep what the run is; PipelineError if its checkpoint is of another."""
-    if known is None:
-        files.write(MEMORY, json.dumps(asked._asdict(), indent=1))
-    elif known != asked:
-        differs = [field for field in Asked._fields if getattr(known, field) != getattr(asked, field)]
-        was = "; ".join(f"{field} was {getattr(known, field)}" for field in differs)
-        raise PipelineError(f"run {name} was begun otherwise ({was}); give this one another name")
