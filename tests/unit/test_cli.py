@@ -325,6 +325,43 @@ def test_json_goes_out_and_in_again(shell: Shell, tmp_path: Path) -> None:
     assert "line 2 of the input" in broken.err
 
 
+def test_a_topic_is_copied_into_one_with_as_many_partitions(shell: Shell) -> None:
+    shell("topic", "create", "orders", "-p", "3")
+    for partition in range(3):
+        shell("produce", "orders", "-p", str(partition), stdin=b"a\nb\n")
+    lines = shell("consume", "orders", "-e", "-o", "jsonl").out.encode()
+    small = shell(
+        "produce", "small", "-i", "jsonl", stdin=b'{"value": "a"}\n{"value": "b", "partition": 2}\n'
+    )
+    assert (small.code, small.out) == (4, "")
+    assert small.err.splitlines() == [
+        "% stored so far: up to 1 record",
+        "error: small has 1 partition, no partition 2 (UNKNOWN_TOPIC_OR_PARTITION)",
+        "  try: levada topic alter small --partitions 3, or more if other records need more",
+    ]
+    assert shell("topic", "alter", "small", "--partitions", "3").code == 0
+    assert shell("produce", "small", "-i", "jsonl", stdin=lines).code == 0
+    beyond = shell("produce", "orders", "-p", "3", stdin=b"a\n")
+    assert beyond.err.startswith("error: orders has 3 partitions, no partition 3 (")
+
+    shell("topic", "create", "copy", "-p", "3")
+    assert shell("produce", "copy", "-i", "jsonl", stdin=lines).code == 0
+    shown = sorted(shell("consume", "copy", "-e", "-f", "%p %s\\n").lines())
+    assert shown == ["0 a", "0 b", "1 a", "1 b", "2 a", "2 b"]
+
+
+def test_topics_of_levadas_own_are_listed_only_when_asked_for(shell: Shell) -> None:
+    own = "__levada_spark_decisions"
+    shell("topic", "create", "orders", "__levad", own)
+    try:
+        assert shell("topic", "list", "-q").lines() == ["__levad", "orders"]
+        assert [row["name"] for row in shell("topic", "list", "-o", "json").json()] == ["__levad", "orders"]
+        assert own in shell("topic", "list", "-q", "--internal").lines()
+        assert shell("topic", "describe", own).code == 0
+    finally:
+        shell("topic", "delete", "--yes", own)
+
+
 def test_consume_by_time(shell: Shell) -> None:
     shell("topic", "create", "orders")
     stamped = "".join(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from levada.cli.codecs import from_json, unescape
-from levada.cli.failures import EXIT_USAGE, Failure, no_such_topic
+from levada.cli.failures import EXIT_NOT_FOUND, EXIT_USAGE, Failure, no_such_topic
 from levada.cli.options import connects, parse_settings, say, topic_argument, with_client
 from levada.errors import ErrorCode, KafkaError
 
@@ -53,6 +53,7 @@ def produce(topic: str, bootstrap: str, timeout: float, quiet: bool, acks: str, 
       levada produce orders -K: < pairs.txt
       levada produce images *.png -H type=png
       levada produce logs -l access.log -z zstd
+      levada topic create new -p 3  # as many partitions as the old one has
       levada consume old -e -o jsonl | levada produce new -i jsonl
     """
     reading = Reading(**given)
@@ -86,6 +87,8 @@ async def _send_all(
         acks=acks, compression=reading.compression, delivery_timeout_ms=timeout_ms
     ) as producer:
         async for record in reading.records():
+            if record["partition"] is not None:
+                await _check_partition(client, topic, record["partition"], sent)
             answer = await producer.send(topic, **record)
             answer.add_done_callback(settled)
             sent += 1
@@ -97,6 +100,21 @@ async def _send_all(
         say(f"% {len(failures)} of {sent} records were not stored")
         raise failures[0]
     return sent
+
+
+async def _check_partition(client: "Client", topic: str, partition: int, sent: int) -> None:
+    """Ends the command if there is no such partition, and says how to have one."""
+    info = await client.topic(topic, create=True)
+    if partition < len(info.partitions):
+        return
+    if sent:
+        say(f"% stored so far: up to {sent} {'record' if sent == 1 else 'records'}")
+    error = info.lacks(partition)
+    raise Failure(
+        f"{error.detail} ({error.code.name})",
+        EXIT_NOT_FOUND,
+        f"try: levada topic alter {topic} --partitions {partition + 1}, or more if other records need more",
+    )
 
 
 class Reading:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from levada.net.bootstrap import TopicInfo
     from levada.net.client import Client
 
+OWN_PREFIX = "__levada_"  # of topics that are ordinary ones for brokers, and that Levada keeps for itself
+
 
 @click.group()
 def topic() -> None:
@@ -40,7 +42,9 @@ def topic() -> None:
 
 @topic.command("list")
 @click.option("-q", "--names", is_flag=True, help="Print only the names.")
-@click.option("--internal", is_flag=True, help="Also show topics that brokers keep for themselves.")
+@click.option(
+    "--internal", is_flag=True, help="Also show topics that brokers and Levada keep for themselves."
+)
 @prints
 @connects
 def list_topics(names: bool, internal: bool, output: Output, bootstrap: str, timeout: float) -> None:
@@ -56,7 +60,7 @@ def list_topics(names: bool, internal: bool, output: Output, bootstrap: str, tim
     topics = [
         metadata.topics[name]
         for name in sorted(metadata.topics)
-        if internal or not metadata.topics[name].is_internal
+        if internal or not (metadata.topics[name].is_internal or name.startswith(OWN_PREFIX))
     ]
     if names:
         click.echo("".join(f"{info.name}\n" for info in topics), nl=False)
@@ -92,7 +96,7 @@ def create(
     \b
     Examples:
       levada topic create orders
-      levada topic create orders payments -p 12 -r 3
+      levada topic create orders payments -p 12
       levada topic create events -c cleanup.policy=compact -c segment.ms=3600000
     """
     configs = parse_settings(settings, "-c")

@@ -59,6 +59,14 @@ class TopicInfo(NamedTuple):
     partitions: tuple[PartitionInfo, ...]
     error: int
 
+    def lacks(self, partition: int) -> KafkaError:
+        """The error that says that there is no such partition."""
+        count = len(self.partitions)
+        has = f"{count} partition" if count == 1 else f"{count} partitions"
+        return KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} has {has}, no partition {partition}"
+        )
+
 
 class Served(NamedTuple):
     """What a broker can be asked, and the levels of the cluster's features."""

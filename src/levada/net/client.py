@@ -162,10 +162,7 @@ class Client:
         """The node that leads a partition; KafkaError if there is no such partition or no leader now."""
         topic = await self.topic(partition.topic, refresh=refresh)
         if not 0 <= partition.partition < len(topic.partitions):
-            raise KafkaError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"{topic.name} has {len(topic.partitions)} partitions, no partition {partition.partition}",
-            )
+            raise topic.lacks(partition.partition)
         leader = topic.partitions[partition.partition].leader
         if leader < 0:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))

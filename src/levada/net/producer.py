@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from levada.clock import SystemClock
-from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec, TopicPartition
 from levada.net.bootstrap import TopicInfo
 from levada.net.partitioner import another_partition, partition_for_key
@@ -249,10 +248,7 @@ class Producer:
         count = len(info.partitions)
         if partition is not None:
             if not 0 <= partition < count:
-                raise KafkaError(
-                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"{info.name} has {count} partitions, no partition {partition}",
-                )
+                raise info.lacks(partition)
             return TopicPartition(info.name, partition)
         if key is not None:
             return TopicPartition(info.name, partition_for_key(key, count))
