@@ -207,3 +207,16 @@ def test_what_is_not_there_is_said_with_a_suggestion(
     assert shell("txn", "abort").code == EXIT_USAGE
     assert shell("txn", "abort", name, "--hanging").code == EXIT_USAGE
     assert shell("txn", "list", "--hanging", "--topic", "no-such-topic").code == EXIT_NOT_FOUND
+
+
+def test_a_topic_is_named_only_where_hanging_ones_are_looked_for(
+    shell: Shell, wire: raw.Connection, broker: EmbeddedBroker, name: str
+) -> None:
+    """Elsewhere it would change nothing, and whoever gave it would not know."""
+    topic = broker.topic()
+    begin(wire, name, topic)
+    for command in (["list"], ["list", "--open"], ["abort", "--yes", name]):
+        refused = shell("txn", *command, "--topic", topic)
+        assert (refused.code, refused.out) == (EXIT_USAGE, ""), command
+        assert "--topic goes with --hanging" in refused.err
+    assert shell("txn", "describe", name, "-o", "json").json()["state"] == "Ongoing"

@@ -70,6 +70,7 @@ def list_transactions(
       levada txn list --longer-than 600
       levada txn list --hanging --topic orders
     """
+    _check_topics(topics, hanging)
     if hanging:
         found = with_client(bootstrap, timeout, lambda client: _hanging(client, topics))
         if not found and output == "table":
@@ -140,6 +141,7 @@ def abort(
     """
     if bool(names) == hanging:
         raise click.UsageError("name transactional ids, or give --hanging")
+    _check_topics(topics, hanging)
     if hanging:
         _abort_hanging(topics, yes, bootstrap, timeout)
         return
@@ -192,6 +194,11 @@ def commit(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) ->
             say(f"committed {name}")
 
     with_client(bootstrap, timeout, work)
+
+
+def _check_topics(topics: tuple[str, ...], hanging: bool) -> None:
+    if topics and not hanging:
+        raise click.UsageError("--topic goes with --hanging; give both, or leave --topic out")
 
 
 def _abort_hanging(topics: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) -> None:
