@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from tests.unit.test_cli import Shell
 
 from levada.testing import EmbeddedBroker
@@ -125,6 +126,36 @@ def test_reset(levada: EmbeddedBroker, shell: Shell, topic: str, goal: list[str]
     (done,) = shell("group", "reset", "billing", *goal, "--execute", "-o", "json").json()
     assert (done["committed"], done["new"], done["lag"]) == (4, expected, 10 - expected)
     assert levada.committed("billing") == {(topic, 0): expected}
+
+
+@pytest.mark.parametrize(
+    ("goal", "said"),
+    [
+        (["--to-offset", "99"], "{}-0 ends at 10: billing goes on there, not at 99"),
+        (["--shift-by", "7"], "{}-0 ends at 10: billing goes on there, not at 11"),
+        (["--shift-by", "-3"], "{}-0 begins at 2: billing goes on there, not at 1"),
+        (["--to-offset", "1"], "{}-0 begins at 2: billing goes on there, not at 1"),
+        (
+            ["--to-datetime", "2199-01-01T00:00+00:00"],
+            "{}-0 has nothing from that time on: billing goes on at its end, 10",
+        ),
+        (["--to-offset", "2"], None),
+        (["--to-offset", "10"], None),
+        (["--to-earliest"], None),
+        (["--to-latest"], None),
+        (["--to-datetime", "2020-01-01T00:00"], None),
+    ],
+)
+def test_reset_says_where_a_log_does_not_reach_so_far(
+    levada: EmbeddedBroker, shell: Shell, topic: str, goal: list[str], said: str | None
+) -> None:
+    consumer(levada, topic, 4).close()
+    admin = AdminClient({"bootstrap.servers": levada.bootstrap})
+    for deleted in admin.delete_records([TopicPartition(topic, 0, 2)]).values():
+        deleted.result()
+    notices = [said.format(topic)] if said else []
+    done = shell("group", "reset", "billing", *goal, "--execute")
+    assert (done.code, done.err.splitlines()) == (0, [*notices, "reset 1 offset of billing"])
 
 
 def test_reset_what_is_named(levada: EmbeddedBroker, shell: Shell, topic: str) -> None:

@@ -160,6 +160,7 @@ def reset(
 
     moves = with_client(bootstrap, timeout, plan)
     emit([_move_row(move) for move in moves], output, ("topic", "partition", "committed", "new", "lag"))
+    _tell_of_ends(name, moves)
     count = "1 offset" if len(moves) == 1 else f"{len(moves)} offsets"
     if not execute:
         confirm(f"reset {count} of {name}?", yes=False, hint="try: --execute")
@@ -211,7 +212,7 @@ def _goal(
         return "earliest" if to_earliest else "latest"
     try:
         return datetime.fromisoformat(to_datetime).astimezone()
-    except ValueError:
+    except (ValueError, OverflowError):
         raise click.BadParameter(
             f"{to_datetime!r} is no time; write 2026-05-01T12:00", param_hint="--to-datetime"
         ) from None
@@ -345,6 +346,17 @@ def _move_row(move: "Move") -> dict[str, Any]:
         "new": move.target,
         "lag": move.end - move.target,
     }
+
+
+def _tell_of_ends(name: str, moves: "list[Move]") -> None:
+    """Say which partitions do not reach as far as was asked."""
+    for move in moves:
+        if move.wanted is None:
+            say(f"{move.partition} has nothing from that time on: {name} goes on at its end, {move.target}")
+        elif move.wanted > move.target:
+            say(f"{move.partition} ends at {move.target}: {name} goes on there, not at {move.wanted}")
+        elif move.wanted < move.target:
+            say(f"{move.partition} begins at {move.target}: {name} goes on there, not at {move.wanted}")
 
 
 def _print_description(info: Row) -> None:

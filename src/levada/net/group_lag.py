@@ -33,10 +33,11 @@ class PartitionLag(NamedTuple):
 
 
 class Move(NamedTuple):
-    """What a reset would change."""
+    """What a reset would change; `wanted` is None if nothing was written since the time that was asked for."""
 
     partition: TopicPartition
     committed: int | None
+    wanted: int | None
     target: int
     end: int
 
@@ -131,9 +132,9 @@ async def planned(
         wanted = starts if target == "earliest" else ends
     moves = []
     for place in sorted(places):
-        found = wanted[place]
-        if isinstance(target, datetime) and found < 0:
-            found = ends[place]  # nothing was written since
+        start, end = starts[place], ends[place]
+        found = None if isinstance(target, datetime) and wanted[place] < 0 else wanted[place]
+        nearest = end if found is None else min(max(found, start), end)
         current = committed[place].offset if place in committed else None
-        moves.append(Move(place, current, min(max(found, starts[place]), ends[place]), ends[place]))
+        moves.append(Move(place, current, found, nearest, end))
     return moves
