@@ -100,6 +100,14 @@ def test_another_thread_finds_the_session_that_is_there(spark: "SparkSession") -
     assert dict(spark.conf.getAll) == before
 
 
+def test_what_counts_only_when_spark_starts_is_told(spark: "SparkSession") -> None:
+    """A cell of a notebook that is run again asks for what is there; something else is not heard."""
+    name = "spark.ui.enabled"
+    session(**{name: str(spark.conf.get(name))})
+    with pytest.warns(UserWarning, match=f"{name} stays false"):
+        session(**{name: "true"})
+
+
 @pytest.fixture
 def without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A PATH on which everything is but Java."""

@@ -153,6 +153,12 @@ def test_a_name_belongs_to_one_query(shop: Shop) -> None:
         shop.ask("SELECT amount FROM orders", "amounts", name="shops")
 
 
+def test_a_query_does_not_read_what_it_writes(shop: Shop) -> None:
+    shop.sell(range(1))
+    with pytest.raises(PipelineError, match=f"the query reads {shop.orders}"):
+        shop.ask("SELECT shop FROM orders", shop.orders)
+
+
 def test_a_query_that_never_ran_keeps_no_name(shop: Shop) -> None:
     shop.sell(range(1))
     with pytest.raises(PipelineError, match="no column shpo"):

@@ -10,6 +10,7 @@ from tests.unit.test_cli import Shell
 
 from levada.cli.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE
 from levada.errors import ErrorCode
+from levada.net import txn_admin
 from levada.net.client import Client
 from levada.net.txn_admin import OpenTransaction, TransactionAdmin, TransactionState
 from levada.testing import EmbeddedBroker
@@ -98,6 +99,19 @@ def test_open_transactions_are_listed_and_described(
     assert name not in shell("txn", "list", "--longer-than", "3600").out
     assert end(wire, name, producer, commit=True) is ErrorCode.NONE
     assert name in shell("txn", "list").out and name not in shell("txn", "list", "--open").out
+
+
+def test_many_are_asked_for_in_pieces(
+    shell: Shell, wire: raw.Connection, broker: EmbeddedBroker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.topic()
+    names = [f"{name}-{number}" for number in range(5)]
+    producers = [begin(wire, each, topic) for each in names]
+    monkeypatch.setattr(txn_admin, "IDS_AT_ONCE", 2)
+    listed = shell("txn", "list", "--open", "-o", "json").json()
+    assert {row["transactional_id"] for row in listed} >= set(names)
+    for each, producer in zip(names, producers, strict=True):
+        end(wire, each, producer, commit=False)
 
 
 def test_an_open_transaction_is_aborted_and_its_producer_fenced(

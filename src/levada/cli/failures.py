@@ -79,6 +79,8 @@ def explain(error: Exception) -> Failure | None:
         return Failure(str(error), EXIT_CANNOT_CONNECT, hint)
     if isinstance(error, RequestTimedOut):
         return Failure(str(error), EXIT_TIMEOUT, "try: --timeout with more seconds")
+    if isinstance(error, UnicodeEncodeError):
+        return Failure(f"{error.object!r} is not UTF-8", EXIT_USAGE)
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         return Failure(f"{name}{error.strerror or error}")

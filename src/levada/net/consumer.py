@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Self, TypedDict
 
 from levada.errors import ErrorCode, KafkaError
 from levada.model import ConsumerRecord, TopicPartition
-from levada.net.data import EARLIEST, LATEST
+from levada.net.data import EARLIEST, LATEST, asked_ms
 from levada.net.fetcher import Cursor, Fetcher
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Consumer:
             return dict.fromkeys(partitions, start)
         ends = await self._offsets(partitions, LATEST)
         if isinstance(start, datetime):
-            found = await self._offsets(partitions, int(start.timestamp() * 1000))
+            found = await self._offsets(partitions, asked_ms(start))
             return {partition: ends[partition] if at < 0 else at for partition, at in found.items()}
         if isinstance(start, int):
             first = await self._offsets(partitions, EARLIEST)

@@ -5,6 +5,7 @@ From Produce 13 and Fetch 13 on a topic goes by its id: one deleted and made aga
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from itertools import groupby
 from operator import attrgetter
 from struct import Struct
@@ -24,7 +25,7 @@ LIST_OFFSETS = Api("list_offsets", 2, range(6, 12))
 INIT_PRODUCER_ID = Api("init_producer_id", 22, range(2, 6))
 
 TOPIC_IDS_FROM = 13
-LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
+LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3  # in the place of a time
 
 _ACKS_TIMEOUT = Struct(">hi")
 _INT = Struct(">i")
@@ -195,6 +196,11 @@ def _read_fetched(reader: Reader) -> Fetched:
         tuple(aborted),
         memoryview(b"") if records is None else records,
     )
+
+
+def asked_ms(moment: datetime) -> int:
+    """A moment as ListOffsets takes it. Nothing is older than 1970: below 0 it would mean an end of the log."""
+    return max(0, int(moment.timestamp() * 1000))
 
 
 def write_list_offsets(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MILLISECOND = timedelta(milliseconds=1)
 EPOCH = datetime.fromtimestamp(0, UTC)
 NEVER_MS = (1 << 31) - 1
+IDS_AT_ONCE = 100  # they may be long, and a request not
 UNDER_WAY = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort"})
 TIMEOUT_MS = (
     1  # of the producer that an operator pretends to be, who opens nothing; no broker refuses it as too long
@@ -101,15 +102,16 @@ class TransactionAdmin:
         return _state(response.transaction_states[0])
 
     async def _describe(self, names: Sequence[str], node: int) -> list[TransactionState]:
-        if not names:
-            return []
-        request = describe_transactions.request.DescribeTransactionsRequest(transactional_ids=tuple(names))
-        response = await self._client.request("describe_transactions", request, node=node)
-        found = [
-            one
-            for one in response.transaction_states
-            if one.error_code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND  # forgotten meanwhile
-        ]
+        found: list[describe_transactions.response.TransactionState] = []
+        for start in range(0, len(names), IDS_AT_ONCE):
+            some = tuple(names[start : start + IDS_AT_ONCE])
+            request = describe_transactions.request.DescribeTransactionsRequest(transactional_ids=some)
+            response = await self._client.request("describe_transactions", request, node=node)
+            found += (
+                one
+                for one in response.transaction_states
+                if one.error_code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND  # forgotten meanwhile
+            )
         for one in found:
             check(one.error_code, f"transactional id {one.transactional_id!r}")
         return [_state(one) for one in found]

@@ -41,7 +41,9 @@ class Plan(NamedTuple):
     """How a pipeline is run."""
 
     name: str
-    asked: Mapping[str, Any]  # what makes its results what they are; the next under its name must ask the same
+    asked: Mapping[
+        str, Any
+    ]  # what makes its results what they are; the next under its name must ask the same
     bootstrap: str = BOOTSTRAP
     checkpoint: str | None = None  # that of the runs of this name, if not told
     once: bool = False

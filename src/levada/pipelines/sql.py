@@ -70,6 +70,8 @@ def sql(
     tables.schemas = dict(known["schemas"] if known else {}) | dict(schemas or {})
     tables.watermarks = dict(watermarks or {})
     found = select(spark, query, tables)
+    if to in tables.made:
+        raise PipelineError(f"the query reads {to}: what it writes there it would read again, for ever")
     chosen = output_mode(spark, found, mode, tell)
     if key is not None and key not in found.columns:
         raise PipelineError(f"no column {key} for the key: the query gives {', '.join(found.columns)}")

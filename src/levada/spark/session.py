@@ -7,6 +7,7 @@ micro-batch spends on its journal. Time: records carry instants, so the session 
 
 import os
 import sys
+import warnings
 from typing import TYPE_CHECKING
 
 from levada.spark.home import quick_home
@@ -113,5 +114,18 @@ def _given(active: "SparkSession", conf: dict[str, str]) -> "SparkSession":
         if active.conf.get(name) in (default, default.rstrip("b")):
             active.conf.set(name, SETTINGS[name])
     for name, value in conf.items():
-        active.conf.set(name, value)
+        _set(active, name, value)
     return session_or(active)
+
+
+def _set(active: "SparkSession", name: str, value: str) -> None:
+    from pyspark.errors import PySparkException
+
+    try:
+        active.conf.set(name, value)
+    except PySparkException:
+        kept = active.conf.get(name, None)
+        if kept != value:
+            warnings.warn(
+                f"{name} stays {kept}: it counts when Spark starts, and Spark is running", stacklevel=4
+            )
