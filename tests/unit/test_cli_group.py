@@ -113,6 +113,8 @@ def test_the_lag_of_a_group_that_has_committed_nothing_is_not_known(
         (["--shift-by", "-30"], 0),
         (["--shift-by", "2"], 6),
         (["--to-datetime", "2020-01-01T00:00"], 0),
+        (["--to-datetime", "1969-12-31T23:59:59.999+00:00"], 0),
+        (["--to-datetime", "1950-01-01"], 0),
         (["--to-datetime", "2199-01-01T00:00+00:00"], 10),
     ],
 )
@@ -173,6 +175,8 @@ def test_reset_what_is_named(levada: EmbeddedBroker, shell: Shell, topic: str) -
     assert shell("group", "reset", "billing", "--to-latest", "--to-offset", "1").code == 2
     assert shell("group", "reset", "billing", "--to-earliest", "--to-latest", "--execute").code == 2
     assert shell("group", "reset", "billing", "--to-datetime", "tomorrow").code == 2
+    assert shell("group", "reset", "billing", "--to-datetime", "9999-12-31T23:59:59-23:59").code == 2
+    assert "is not UTF-8" in shell("group", "describe", "\udcff").err
 
 
 def test_reset_makes_a_group_whose_consumers_start_there(

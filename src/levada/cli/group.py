@@ -93,8 +93,14 @@ def lag(names: tuple[str, ...], partitions: bool, output: Output, bootstrap: str
     from levada.net.group_admin import GroupAdmin
 
     async def work(client: "Client") -> list[dict[str, Any]]:
-        wanted = names or [found.group for found in await GroupAdmin(client).known()]
-        return [row for name in wanted for row in await _lag_rows(client, name, partitions)]
+        rows = []
+        for name in names or [found.group for found in await GroupAdmin(client).known()]:
+            try:
+                rows += await _lag_rows(client, name, partitions)
+            except Failure as error:
+                if names or error.exit_code != EXIT_NOT_FOUND:  # otherwise it has gone meanwhile
+                    raise
+        return rows
 
     rows = with_client(bootstrap, timeout, work)
     if not rows and output == "table":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from levada.clock import SystemClock
 from levada.model import TopicPartition
-from levada.net.data import EARLIEST, LATEST
+from levada.net.data import EARLIEST, LATEST, asked_ms
 from levada.net.group_admin import GroupAdmin, GroupDescription
 from levada.net.group_offsets import CommittedOffset
 
@@ -120,7 +120,7 @@ async def planned(
     ends = await _offsets_at(client, places, LATEST)
     wanted: Mapping[TopicPartition, int]
     if isinstance(target, datetime):
-        wanted = await _offsets_at(client, places, int(target.timestamp() * 1000))
+        wanted = await _offsets_at(client, places, asked_ms(target))
     elif isinstance(target, int) and shift:
         wanted = {
             place: target + (committed[place].offset if place in committed else starts[place])
