@@ -59,7 +59,7 @@ def activity(
         Result(f"{to}-sessions", sessions(happened, gap), key="visitor"),
     ]
     asked = {"topics": sorted(topics), "to": to, "window": window, "gap": gap, "late": late, "top": top}
-    return flow.start(results, Plan(name, asked, bootstrap, checkpoint, once, every))
+    return flow.start(results, Plan(name, bootstrap, checkpoint, once, every, asked=asked))
 
 
 def events(raw: DataFrame) -> DataFrame:

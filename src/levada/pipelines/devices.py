@@ -54,7 +54,7 @@ def devices(
         Result(f"{to}-spells", spells(taken, gap), key="device"),
     ]
     asked = {"topics": sorted(topics), "to": to, "window": window, "gap": gap, "late": late, "top": top}
-    return flow.start(results, Plan(name, asked, bootstrap, checkpoint, once, every))
+    return flow.start(results, Plan(name, bootstrap, checkpoint, once, every, asked=asked))
 
 
 def readings(raw: DataFrame) -> DataFrame:

@@ -41,14 +41,13 @@ class Plan(NamedTuple):
     """How a pipeline is run."""
 
     name: str
-    asked: Mapping[
-        str, Any
-    ]  # what makes its results what they are; the next under its name must ask the same
     bootstrap: str = BOOTSTRAP
     checkpoint: str | None = None  # that of the runs of this name, if not told
     once: bool = False
     every: str = "5 seconds"
     mode: str = "append"
+    # What makes its results what they are: the next under its name must ask the same. None: that is not looked at.
+    asked: Mapping[str, Any] | None = None
 
 
 def stream_of(
@@ -125,7 +124,7 @@ def start(results: Sequence[Result], plan: Plan) -> Running:
     """Run until it is stopped, or with `once` until all that is there is done."""
     records = _joined(results)
     checkpoint = plan.checkpoint or Run(home_directory(), plan.name).checkpoint
-    if not is_remote():  # otherwise the checkpoint is out of reach
+    if plan.asked is not None and not is_remote():  # there the checkpoint is out of reach
         remember(Files(records.sparkSession, checkpoint), plan.asked, plan.name)
     make_topics(plan.bootstrap, [result.topic for result in results])
     stream = records.writeStream.queryName(plan.name).outputMode(plan.mode)

@@ -80,7 +80,7 @@ def logs(
     check_lengths(window=window, late=late, every=every)
     spark = session_or(spark)
     asked = {"topics": sorted(topics), "to": to, "window": window, "late": late, "alert_at": alert_at}
-    plan = Plan(name, asked, bootstrap, checkpoint, once, every)
+    plan = Plan(name, bootstrap, checkpoint, once, every, asked=asked)
     written = lines(flow.stream_of(spark, bootstrap, topics, options)).withWatermark("at", late)
     results = [
         Result(f"{to}-rates", rates(written, window), key="service"),

@@ -83,7 +83,7 @@ def sql(
         "mode": chosen,
         "schemas": tables.schemas,
     }
-    return flow.start([result], Plan(name, asked, bootstrap, checkpoint, once, every, chosen))
+    return flow.start([result], Plan(name, bootstrap, checkpoint, once, every, chosen, asked))
 
 
 def select(spark: "SparkSession", query: str, tables: Tables) -> DataFrame:
