@@ -93,7 +93,7 @@ def pipeline() -> None:
       levada pipeline list
       levada pipeline status archive
       levada pipeline stop archive
-      levada pipeline forget archive
+      levada pipeline forget activity
 
     Needs Spark: pip install 'levada[spark]'
     """
@@ -302,7 +302,7 @@ def forget(name: str, yes: bool, home: str) -> None:
     """Forget a run: how far it was, what it was asked, its checkpoint and its log.
 
     The next one under its name begins anew and reads its topics from their beginning. What it has written stays where
-    it is, and is written again then.
+    it is, and is written again then. A lake keeps for itself how far its archive is: that goes on where the lake ends.
 
     \b
     Examples:

@@ -6,6 +6,7 @@ then on every task of the session fails (`java.io.OptionalDataException`). So th
 value under a known name changes neither the count nor the shape of the map.
 """
 
+import warnings
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -27,7 +28,7 @@ PUT_BY_STREAMS = {
 def let_streams_start_at_once(spark: "SparkSession") -> None:
     """Prepare the source that this session knows by Levada's name, found by Spark or registered by the user.
 
-    A Spark in another process (Connect) is out of reach, and one that keeps its sources otherwise is left as it is.
+    A Spark in another process (Connect) is out of reach; of one that keeps its sources otherwise there is a warning.
     """
     inner = getattr(spark, "_jsparkSession", None)
     if inner is None:
@@ -37,5 +38,5 @@ def let_streams_start_at_once(spark: "SparkSession") -> None:
         shared = source.dataSourceCls().envVars()
         for name, value in PUT_BY_STREAMS.items():
             shared.putIfAbsent(name, value)
-    except (Py4JError, PySparkException):
-        return
+    except (Py4JError, PySparkException) as error:
+        warnings.warn(f"streams of this session should not start at the same moment: {error}", stacklevel=2)
