@@ -9,8 +9,7 @@ from tests.unit.group_world import RANGE, World
 
 from levada.core.classic_group import State
 from levada.core.consumer_protocol import write_assignment
-from levada.core.group_drafts import NEW_MEMBER_JOIN_TIMEOUT_MS
-from levada.core.groups import MOMENT_MS
+from levada.core.group_drafts import MOMENT_MS, NEW_MEMBER_JOIN_TIMEOUT_MS
 from levada.errors import ErrorCode
 
 STICKY = (("sticky", b"s"), ("range", b"r"))
@@ -47,6 +46,29 @@ def test_a_second_member_makes_the_first_join_again() -> None:
     assert waiting not in world.replies
     world.sync(first, 2, {first: b"1", world.joined(second).member_id: b"2"})
     assert world.replies[waiting].assignment == b"2"
+
+
+def test_for_members_who_only_wait_the_group_is_not_copied() -> None:
+    """Of the requests of a rebalance nearly all are theirs (R32)."""
+    world = World()
+    leader, second, third = world.stable(3)
+    world.join(leader)
+    group = world.group
+    world.join(second)
+    assert world.group is group
+    assert list(group.joins) == [leader, second]
+    world.join(third)
+    group, generation = world.group, world.group.generation
+    waiting = world.sync(second, generation)
+    assert world.group is group
+    assert list(group.syncs) == [second]
+    world.sync(leader, generation, {second: b"2", third: b"3"})
+    assert world.replies[waiting].assignment == b"2"
+    group = world.group
+    late = world.sync(third, generation)
+    assert world.group is group
+    assert world.replies[late].assignment == b"3"
+    assert not group.unsynced
 
 
 def test_a_new_member_is_given_its_id_first() -> None:
@@ -222,7 +244,7 @@ def test_a_member_not_heard_of_is_removed() -> None:
     world.wait(9_000)
     generation = world.group.generation
     assert world.heartbeat(first, generation) is ErrorCode.NONE
-    world.wait(1_000)
+    world.wait(1_000 + MOMENT_MS)
     assert world.is_in(State.PREPARING)
     assert set(world.group.members) == {first}
     assert world.heartbeat(second, generation) is ErrorCode.UNKNOWN_MEMBER_ID
@@ -232,7 +254,7 @@ def test_a_member_not_heard_of_is_removed() -> None:
 def test_the_last_member_not_heard_of_leaves_an_empty_group() -> None:
     world = World()
     world.stable()
-    world.wait(10_000)
+    world.wait(10_000 + MOMENT_MS)
     assert world.is_in(State.EMPTY)
     assert (world.group.generation, world.group.leader, world.group.protocol) == (2, None, None)
 
@@ -450,7 +472,7 @@ def test_a_stable_generation_survives_a_restart() -> None:
     }
     for one in ids:
         assert world.heartbeat(one, generation) is ErrorCode.NONE
-    world.wait(10_000)
+    world.wait(10_000 + MOMENT_MS)
     assert world.is_in(State.EMPTY)
 
 

@@ -23,9 +23,9 @@ from levada.broker.partitions import Partition
 from levada.broker.shards import Shard
 from levada.broker.waiting import Deferred, together
 from levada.config import BrokerConfig
-from levada.core.group_drafts import GroupLimits
+from levada.core.group_drafts import MOMENT_MS, GroupLimits
 from levada.core.group_requests import JoinRequest, SyncRequest
-from levada.core.groups import MOMENT_MS, GroupsMachine
+from levada.core.groups import GroupsMachine
 from levada.core.machines import Deadlines
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import HEADER_BYTES, encode_pairs, read_header

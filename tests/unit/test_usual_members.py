@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 from tests.brokers import Running, running
@@ -14,6 +14,8 @@ from tests.unit.messages_at_random import random_message
 from tests.unit.test_hot_messages import HEADER_TAGS, kio_bytes
 
 from levada.api import groups, usual_members
+from levada.core.classic_group import NO_GENERATION
+from levada.core.group_drafts import JoinReply, SyncReply
 from levada.errors import ErrorCode, KafkaError
 from levada.wire import messages
 from levada.wire.versions import APIS
@@ -58,14 +60,23 @@ class Kind(NamedTuple):
             return None
 
 
+def beating(shape: Any, _: int) -> Any:
+    return (shape.group_id, shape.member_id, shape.group_instance_id), shape.generation_id
+
+
+def joining(shape: Any, version: int) -> Any:
+    return groups.joining(shape, version), NO_GENERATION
+
+
+def syncing(shape: Any, version: int) -> Any:
+    said = groups.syncing(shape, version)
+    return said._replace(generation=0), said.generation
+
+
 KINDS = [
-    Kind(
-        "heartbeat",
-        usual_members.read_heartbeat,
-        lambda shape, _: (shape.group_id, shape.member_id, shape.group_instance_id, shape.generation_id),
-    ),
-    Kind("join_group", usual_members.read_join, groups.joining),
-    Kind("sync_group", usual_members.read_sync, groups.syncing),
+    Kind("heartbeat", usual_members.read_heartbeat, beating),
+    Kind("join_group", usual_members.read_join, joining),
+    Kind("sync_group", usual_members.read_sync, syncing),
 ]
 VERSIONS_OF = {"heartbeat": range(5), "join_group": range(10), "sync_group": range(6)}
 EACH = pytest.mark.parametrize(
@@ -103,6 +114,27 @@ def test_cut_and_damaged_requests_are_not_taken_for_others(kind: Kind, version: 
         if found is not None:
             assert not any(body[: kind.tags(version)])
             assert found == kind.as_the_codec_reads(bytes(body), version)
+
+
+@pytest.mark.parametrize("version", VERSIONS_OF["join_group"])
+@pytest.mark.parametrize("member_id", ["m", "é✓", "x" * 126, "x" * 127, "x" * 300])
+def test_who_follows_is_answered_as_the_codec_would(version: int, member_id: str) -> None:
+    """All but its own id is the same for everybody (R32)."""
+    for protocol, leader in (("range", "l"), ("sticky", "l" * 200)):
+        reply = JoinReply(1 << 20, "consumer", protocol, leader, member_id)
+        written = usual_members.UsualJoin.written(cast(Any, None), reply, version, 7)
+        response = groups.joined(reply)
+        assert written == messages.write_response_frame(usual_members.JOIN_GROUP, version, 7, response)
+
+
+@pytest.mark.parametrize("version", VERSIONS_OF["sync_group"])
+@pytest.mark.parametrize("size", [0, 1, 126, 127, 128, 20_000])
+def test_a_part_is_told_as_the_codec_would(version: int, size: int) -> None:
+    for protocol in ("range", "sticky"):
+        reply = SyncReply("consumer", protocol, bytes(size))
+        written = usual_members.UsualSync.written(cast(Any, None), reply, version, 7)
+        response = groups.synced(reply)
+        assert written == messages.write_response_frame(usual_members.SYNC_GROUP, version, 7, response)
 
 
 @pytest.fixture

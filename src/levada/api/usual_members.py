@@ -1,29 +1,34 @@
 """What members of groups say over and over: that they are alive, that they join again, that they ask for their part.
 
 A member heartbeats every few seconds, and when its group rebalances all members say all three at once. But for its
-generation a member says the same bytes every time, so they are read once. Whatever is refused, is said by a leader or
-for the first time is left to `levada.api.groups`: the coordinator has changed nothing then.
+generation a member says the same bytes every time, so they are read once. Whatever is refused, is said by a leader,
+for the first time or by the last one missing is left to `levada.api.groups`: the coordinator has changed nothing then,
+and what takes long in a large group waits for its turn.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
 from struct import error as StructError
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from levada.api.failures import error_response
 from levada.api.groups import joined, joining, synced, syncing
 from levada.api.registry import takes_frames
 from levada.broker.broker import Broker
-from levada.core.classic_group import ClassicGroup
+from levada.core import group_waits
+from levada.core.classic_group import NO_GENERATION
+from levada.core.group_drafts import JoinReply, SyncReply
 from levada.core.group_requests import JoinRequest, SyncRequest
 from levada.core.groups import GroupsMachine
 from levada.core.machines import Outcome, Ticket
 from levada.errors import ErrorCode, KafkaError
 from levada.net.listener import Connection
 from levada.wire import messages
+from levada.wire.messages import SIZE_AND_ID
 from levada.wire.primitives import INT, SHORT
 from levada.wire.versions import APIS
+from levada.wire.writing import COMPACT_STRINGS, LEGACY_STRINGS, UVARINTS
 
 JOIN_GROUP: Final = messages.api_key("join_group")
 SYNC_GROUP: Final = messages.api_key("sync_group")
@@ -31,7 +36,6 @@ HEARTBEAT: Final = messages.api_key("heartbeat")
 BODY_BYTES_MAX: Final = 1_000  # of those that are kept
 KNOWN_MAX: Final = 5_000  # members
 PROTOCOLS_MAX: Final = 8  # of one member; each takes more memory than bytes
-CROWD: Final = 1_000  # members of a group: what takes so long waits for its turn
 
 NOT_USUAL: Final = (KafkaError, IndexError, StructError)
 
@@ -42,14 +46,17 @@ _PENDING = object()
 class Said(ABC):
     """A request of a member, in its connection's outbox until the coordinator answers and the answer can leave."""
 
-    __slots__ = ("_connection", "_correlation_id", "_result", "_version", "request")
+    __slots__ = ("_connection", "_correlation_id", "_result", "_version", "generation", "request")
 
-    def __init__(self, connection: Connection, correlation_id: int, version: int, request: Any) -> None:
+    def __init__(
+        self, connection: Connection, correlation_id: int, version: int, request: Any, generation: int
+    ) -> None:
         self._connection = connection
         self._correlation_id = correlation_id
         self._version = version
         self._result: Any = _PENDING
-        self.request = request
+        self.request = request  # but for its generation
+        self.generation = generation
 
     def ask(self, broker: Broker) -> bool:
         """Have the coordinator decide; False if it refuses."""
@@ -99,8 +106,8 @@ def take(
     ) -> bool:
         if stop - position > BODY_BYTES_MAX:
             return False
-        request = read(bytes(view[position:stop]), version)
-        return request is not None and kind(connection, correlation_id, version, request).ask(broker)
+        said = read(bytes(view[position:stop]), version)
+        return said is not None and kind(connection, correlation_id, version, *said).ask(broker)
 
     return takes_frames(name, versions)(usual)
 
@@ -109,12 +116,11 @@ def take(
 
 
 class Beat(NamedTuple):
-    """The member that is alive, and in which generation."""
+    """The member that is alive."""
 
     group_id: str
     member_id: str
     instance_id: str | None
-    generation: int
 
 
 class UsualHeartbeat(Said):
@@ -123,8 +129,8 @@ class UsualHeartbeat(Said):
     __slots__ = ()
 
     def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
-        group_id, member_id, instance_id, generation = self.request
-        return machine.heartbeat(group_id, member_id, instance_id, generation, now_ms, ticket)
+        group_id, member_id, instance_id = self.request
+        return machine.heartbeat(group_id, member_id, instance_id, self.generation, now_ms, ticket)
 
     def written(self, result: Any, version: int, correlation_id: int) -> bytes:
         """Nothing, or why the member must do something else."""
@@ -133,21 +139,20 @@ class UsualHeartbeat(Said):
         return before + INT.pack(correlation_id) + behind
 
 
-def read_heartbeat(body: bytes, version: int) -> Beat | None:
-    """Who is alive, by a request behind its client id; None if it is not usual."""
+def read_heartbeat(body: bytes, version: int) -> tuple[Beat, int] | None:
+    """Who is alive in which generation, by a request behind its client id; None if it is not usual."""
     try:
         before, generation, after = _around_generation(HEARTBEAT, body, version)
-        group_id, member_id, instance_id, _ = _beat(before, after, version)
+        return _beat(before, after, version), generation
     except NOT_USUAL:
         return None
-    return Beat(group_id, member_id, instance_id, generation)
 
 
 @lru_cache(KNOWN_MAX)
 def _beat(before: bytes, after: bytes, version: int) -> Beat:
     """What is said around the generation. KafkaError if it is no heartbeat, or there is more in it."""
     request = _read_around(HEARTBEAT, before, after, version)
-    return Beat(request.group_id, request.member_id, request.group_instance_id, request.generation_id)
+    return Beat(request.group_id, request.member_id, request.group_instance_id)
 
 
 @lru_cache(100)
@@ -162,25 +167,45 @@ def _heartbeat_answer(version: int, code: ErrorCode) -> tuple[bytes, bytes]:
 
 
 class UsualJoin(Said):
-    """Somebody joins again."""
+    """Somebody joins again, and others are missing."""
 
     __slots__ = ()
 
     def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
-        _check_quick(machine.classic(self.request.group_id), self.request.member_id)
-        return machine.join(self.request, now_ms, ticket)
+        group = machine.classic(self.request.group_id)
+        return (group and group_waits.join(machine, group, self.request, ticket)) or _not_usual()
 
     def written(self, result: Any, version: int, correlation_id: int) -> bytes:
         """The generation, or why there is none."""
-        refused = isinstance(result, KafkaError)
-        response = error_response(JOIN_GROUP, self.request, result) if refused else joined(result)
+        if isinstance(result, KafkaError):
+            response = error_response(JOIN_GROUP, self.request, result)
+        elif result.members or result.error or result.skip_assignment:
+            response = joined(result)
+        else:
+            before, text, behind = _join_answer(version, *result[:4])
+            return _frame(correlation_id, before, text[result.member_id], behind)
         return messages.write_response_frame(JOIN_GROUP, version, correlation_id, response)
 
 
-def read_join(body: bytes, version: int) -> JoinRequest | None:
-    """What a member says that has an id of its own; None if it is not usual."""
+@lru_cache(100)
+def _join_answer(
+    version: int, generation: int, protocol_type: str | None, protocol: str | None, leader: str
+) -> tuple[bytes, Mapping[str, bytes], bytes]:
+    """What all who follow are told, before and behind the member's own id, and how that is written.
+
+    There are no members behind it: their number, 0, is one byte or four.
+    """
+    response = joined(JoinReply(generation, protocol_type, protocol, leader, ""))
+    frame = messages.write_response_frame(JOIN_GROUP, version, 0, response)
+    if _tags(JOIN_GROUP, version):
+        return frame[SIZE_AND_ID.size : -3], COMPACT_STRINGS, frame[-2:]
+    return frame[SIZE_AND_ID.size : -6], LEGACY_STRINGS, frame[-4:]
+
+
+def read_join(body: bytes, version: int) -> tuple[JoinRequest, int] | None:
+    """What a member says that has an id of its own, whatever its generation; None if it is not usual."""
     try:
-        return _join(body, version)
+        return _join(body, version), NO_GENERATION
     except NOT_USUAL:
         return None
 
@@ -191,7 +216,7 @@ def _join(body: bytes, version: int) -> JoinRequest:
     request = messages.read_request(JOIN_GROUP, version, body, tags)
     is_known = request.member_id and request.group_instance_id is None
     if any(body[:tags]) or not is_known or len(request.protocols) > PROTOCOLS_MAX:
-        raise _not_usual()
+        _not_usual()
     return joining(request, version)
 
 
@@ -199,36 +224,52 @@ def _join(body: bytes, version: int) -> JoinRequest:
 
 
 class UsualSync(Said):
-    """Somebody waits for the leader."""
+    """Somebody waits for the leader, or comes after it."""
 
     __slots__ = ()
 
     def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
-        _check_quick(machine.classic(self.request.group_id), self.request.member_id)
-        return machine.sync(self.request, now_ms, ticket)
+        group = machine.classic(self.request.group_id)
+        said = self.request, self.generation
+        return (group and group_waits.sync(machine, group, *said, now_ms, ticket)) or _not_usual()
 
     def written(self, result: Any, version: int, correlation_id: int) -> bytes:
         """Its part, or why there is none."""
-        refused = isinstance(result, KafkaError)
-        response = error_response(SYNC_GROUP, None, result) if refused else synced(result)
-        return messages.write_response_frame(SYNC_GROUP, version, correlation_id, response)
+        if isinstance(result, KafkaError):
+            response = error_response(SYNC_GROUP, None, result)
+            return messages.write_response_frame(SYNC_GROUP, version, correlation_id, response)
+        protocol_type, protocol, assignment = result
+        before, behind = _sync_answer(version, protocol_type, protocol)
+        size = len(assignment)
+        length = UVARINTS[size + 1] if behind else INT.pack(size)
+        return _frame(correlation_id, before, length, assignment, behind)
 
 
-def read_sync(body: bytes, version: int) -> SyncRequest | None:
-    """What a member says that brings no assignments; None if it is not usual."""
+@lru_cache(100)
+def _sync_answer(version: int, protocol_type: str | None, protocol: str | None) -> tuple[bytes, bytes]:
+    """What all members are told, before and behind their assignment."""
+    frame = messages.write_response_frame(
+        SYNC_GROUP, version, 0, synced(SyncReply(protocol_type, protocol, b""))
+    )
+    if _tags(SYNC_GROUP, version):
+        return frame[SIZE_AND_ID.size : -2], frame[-1:]
+    return frame[SIZE_AND_ID.size : -INT.size], b""
+
+
+def read_sync(body: bytes, version: int) -> tuple[SyncRequest, int] | None:
+    """What a member says that brings no assignments, and in which generation; None if it is not usual."""
     try:
         before, generation, after = _around_generation(SYNC_GROUP, body, version)
-        group_id, member_id, instance_id, _, protocol_type, protocol, nothing = _sync(before, after, version)
+        return _sync(before, after, version), generation
     except NOT_USUAL:
         return None
-    return SyncRequest(group_id, member_id, instance_id, generation, protocol_type, protocol, nothing)
 
 
 @lru_cache(KNOWN_MAX)
 def _sync(before: bytes, after: bytes, version: int) -> SyncRequest:
     request = _read_around(SYNC_GROUP, before, after, version)
     if request.assignments:
-        raise _not_usual()
+        _not_usual()
     return syncing(request, version)
 
 
@@ -240,6 +281,13 @@ take("sync_group", range(6), read_sync, UsualSync)
 # Bytes.
 
 
+def _frame(correlation_id: int, *parts: bytes) -> bytes:
+    """An answer from its parts."""
+    body = b"".join(parts)
+    return SIZE_AND_ID.pack(INT.size + len(body), correlation_id) + body
+
+
+@cache
 def _tags(api_key: int, version: int) -> int:
     """How many bytes are between the client id and the body: those of the header's tagged fields, of which are none."""
     return int(version >= APIS[api_key].flexible)
@@ -259,20 +307,9 @@ def _read_around(api_key: int, before: bytes, after: bytes, version: int) -> Any
     request = messages.read_request(api_key, version, before + _NO_GENERATION + after, tags)
     id_bytes = request.group_id.encode()
     if any(before[:tags]) or not id_bytes or before[2:] != id_bytes:
-        raise _not_usual()
+        _not_usual()
     return request
 
 
-def _check_quick(group: ClassicGroup | None, member_id: str) -> None:
-    """Whether a member is answered quickly: a leader is told all that members say, and a crowd is much to look at."""
-    if (
-        group is None
-        or member_id not in group.members
-        or member_id == group.leader
-        or len(group.members) > CROWD
-    ):
-        raise _not_usual()
-
-
-def _not_usual() -> KafkaError:
-    return KafkaError(ErrorCode.INVALID_REQUEST, "not what members say over and over")
+def _not_usual() -> NoReturn:
+    raise KafkaError(ErrorCode.INVALID_REQUEST, "not what members say over and over")

@@ -4,11 +4,15 @@ Events are counted as they happen, not when a journal is read again: a machine t
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from levada.core.consumer_drafts import ConsumerRecord
-from levada.core.group_events import GroupChanged, GroupEvent, OffsetPut, TimerMoved
+from levada.core.group_events import GroupChanged, GroupEvent, OffsetPut, TimerMoved, TimersMoved
+from levada.core.group_waits import JoinWaits, PartAsked
 from levada.core.groups import GroupsMachine
 from levada.wire.consumer_journal import GroupEpochKey
+
+QUIET: Final = (JoinWaits, PartAsked, TimerMoved, TimersMoved)  # nothing to count, and nearly all there is
 
 
 @dataclass(slots=True)
@@ -32,7 +36,7 @@ class CountedGroups(GroupsMachine):
     def apply(self, event: GroupEvent) -> None:
         if isinstance(event, OffsetPut):  # most of all
             self.figures.offsets_committed += event.value is not None
-        elif isinstance(event, TimerMoved):  # nearly all others, and nothing to count
+        elif isinstance(event, QUIET):
             pass
         elif isinstance(event, GroupChanged):
             former = self.classic(event.group.id)

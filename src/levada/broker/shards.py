@@ -111,7 +111,7 @@ class Shard(Generic[M]):
         machine = self.machine or self.ready
         now_ms = self._now_ms()
         outcome = decide(machine, now_ms, ticket)
-        parts = self._parts(machine, outcome, now_ms)
+        parts = self._parts(machine, outcome, now_ms) if outcome.events else ()
         self._waiting[ticket] = ticket
         self._carry_out(machine, outcome, parts, now_ms)
 
@@ -150,7 +150,8 @@ class Shard(Generic[M]):
                 machine.apply(event)
         if outcome.replies or outcome.effects:
             self._owe(outcome)
-        self._arm(machine)
+        if parts:
+            self._arm(machine)
 
     def _owe(self, outcome: Outcome) -> None:
         """Pay when the journal is committed; give a refusal if that takes too long."""

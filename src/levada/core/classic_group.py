@@ -6,7 +6,8 @@ timeout cut off those who did not) and is stable once the leader's assignment is
 
     EMPTY -> PREPARING (members join) -> COMPLETING (the leader assigns) -> STABLE -> PREPARING -> ...
 
-A group is changed by copying it (`levada.core.group_drafts`), so a decision that is not carried out leaves no trace.
+A group is changed by copying it (`levada.core.group_drafts`), so a decision that is not carried out leaves no trace;
+who only waits is put among those who wait (`levada.core.group_waits`).
 What is journaled of it is a stable generation with its assignments, or that it is empty; a group read back from there
 begins with that generation, and members that had joined since join again.
 """
@@ -71,10 +72,12 @@ class Member(NamedTuple):
                 return metadata
         return b""
 
-    @property
-    def vote(self) -> list[str]:
-        """The names of its protocols, the preferred first."""
-        return [name for name, _ in self.protocols]
+    def given(self, assignment: bytes) -> "Member":
+        """The same with an assignment. All members are given theirs at once, and `_replace` is slow."""
+        return Member._make((*self[:ASSIGNMENT], assignment, *self[ASSIGNMENT + 1 :]))
+
+
+ASSIGNMENT: Final = Member._fields.index("assignment")
 
 
 class InitialDelay(NamedTuple):
@@ -87,7 +90,7 @@ class InitialDelay(NamedTuple):
 
 @dataclass(slots=True)
 class ClassicGroup:
-    """One group. Only a draft changes it."""
+    """One group. Only events change it: one that puts a draft in its place, or those of `levada.core.group_waits`."""
 
     kind: ClassVar[str] = "classic"
 
@@ -109,8 +112,8 @@ class ClassicGroup:
         default_factory=dict
     )  # of members: SyncGroups that wait for the assignment
     pending: frozenset[str] = frozenset()  # ids given to members that have not joined with them yet
-    unsynced: frozenset[str] = (
-        frozenset()
+    unsynced: set[str] = field(
+        default_factory=set
     )  # members of this generation that have not asked for their assignment
     initial_delay: InitialDelay | None = None  # only while the first generation is prepared
     topics: frozenset[str] | None = None  # what the members subscribe to, if it can be told
@@ -131,7 +134,7 @@ class ClassicGroup:
             dict(self.joins),
             dict(self.syncs),
             self.pending,
-            self.unsynced,
+            set(self.unsynced),
             self.initial_delay,
             self.topics,
             self.held_bytes,
@@ -203,14 +206,18 @@ class ClassicGroup:
         """Whether a member with these protocols fits the members there are."""
         if not self.members:
             return bool(protocol_type and names)
-        common = set.intersection(*(set(member.vote) for member in self.members.values()))
+        said = {member.protocols for member in self.members.values()}
+        common = set.intersection(*({name for name, _ in protocols} for protocols in said))
         return protocol_type == self.protocol_type and not common.isdisjoint(names)
 
     def select_protocol(self) -> str:
         """The protocol that every member knows and most members prefer."""
-        members = list(self.members.values())
-        common = set.intersection(*(set(member.vote) for member in members))
-        votes = Counter(next(name for name in member.vote if name in common) for member in members)
+        alike = Counter(member.protocols for member in self.members.values())  # nearly all say the same
+        ballots = [([name for name, _ in protocols], count) for protocols, count in alike.items()]
+        common = set.intersection(*(set(names) for names, _ in ballots))
+        votes: Counter[str] = Counter()
+        for names, count in ballots:
+            votes[next(name for name in names if name in common)] += count
         return max(votes, key=votes.__getitem__)
 
     def subscribed(self, protocol: str | None) -> frozenset[str] | None:

@@ -21,7 +21,7 @@ from levada.core.consumer_group import (
 )
 from levada.core.consumer_member import ConsumerMember, MemberState, Target, reconcile
 from levada.core.group_drafts import Timer, TimerKind
-from levada.core.group_events import FORMAT, GroupEvent, TimerMoved
+from levada.core.group_events import FORMAT, GroupEvent, TimersMoved
 from levada.core.group_regex import WORK_MAX, Pattern
 from levada.core.image import ClusterImage
 from levada.core.machines import JournalRecord, Outcome, Ticket
@@ -293,5 +293,4 @@ class ConsumerDraft:
 
     def outcome(self) -> Outcome:
         """What was gathered."""
-        moved: list[GroupEvent] = [TimerMoved(timer, at_ms) for timer, at_ms in self.timers.items()]
-        return Outcome([*self.events, *moved], self.replies)
+        return Outcome([*self.events, TimersMoved(self.timers)], self.replies)

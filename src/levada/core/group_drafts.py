@@ -26,6 +26,9 @@ from levada.errors import ErrorCode, KafkaError
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = (
     300_000  # a new member cannot heartbeat while it waits for its first generation
 )
+MOMENT_MS: Final = (
+    50  # that a session may end late, never early: who is heard of again at once need not move it
+)
 
 
 class GroupLimits(NamedTuple):
@@ -124,7 +127,7 @@ class Draft:
 
     def stay(self, member: Member) -> None:
         """A member was heard of: its session begins anew."""
-        self.expect(member.id, member.session_timeout_ms)
+        self.expect(member.id, member.session_timeout_ms + MOMENT_MS)
 
     def add(self, member: Member, protocol_type: str, ticket: Ticket) -> None:
         """A new member joins; its JoinGroup waits, and the group prepares a new generation."""
@@ -183,7 +186,7 @@ class Draft:
             del group.instances[member.instance_id]
         if group.leader == member_id:
             group.leader = next(iter(group.members), None)
-        group.unsynced -= {member_id}
+        group.unsynced.discard(member_id)
 
     def remove_and_go_on(self, member_id: str) -> None:
         """Take a member out, and let the others go on without it."""
@@ -225,7 +228,7 @@ class Draft:
             self.stay(members[member_id])
         syncs.clear()
         for member in list(members.values()):
-            self.update(member._replace(assignment=b""))
+            self.update(member.given(b""))
 
     def _wait_for_joins(self, delay_ms: int) -> None:
         self.timers[Timer(self.group.id, TimerKind.JOIN)] = self.now_ms + delay_ms
@@ -252,16 +255,17 @@ class Draft:
         """Leave behind who has not joined, and begin the generation. A static member keeps its place."""
         group = self.group
         group.initial_delay = None
-        for member in list(group.members.values()):
-            if member.id not in group.joins and member.instance_id is None:
-                self.remove(member.id)
+        if len(group.joins) < len(group.members):
+            for member in list(group.members.values()):
+                if member.id not in group.joins and member.instance_id is None:
+                    self.remove(member.id)
         if group.members and not group.joins:
             self._wait_for_joins(group.rebalance_timeout_ms)
             return
         self.timers[Timer(group.id, TimerKind.JOIN)] = None
         group.generation += 1
         if not group.members:
-            group.protocol, group.leader, group.unsynced = None, None, frozenset()
+            group.protocol, group.leader, group.unsynced = None, None, set()
             group.topics = frozenset()
             self.turn(EMPTY)
             self.saved = True
@@ -270,7 +274,7 @@ class Draft:
             group.leader = next(member_id for member_id in group.members if member_id in group.joins)
         group.protocol = group.select_protocol()
         group.topics = group.subscribed(group.protocol)
-        group.unsynced = frozenset(group.members)
+        group.unsynced = set(group.members)
         self.turn(COMPLETING)
         self.timers[Timer(group.id, TimerKind.SYNC)] = self.now_ms + group.rebalance_timeout_ms
         for member in list(group.members.values()):
@@ -299,7 +303,7 @@ class Draft:
         self.turn(STABLE)
         self.saved = True
         for member in list(group.members.values()):
-            kept = self.update(member._replace(assignment=assignments.get(member.id, b"")))
+            kept = self.update(member.given(assignments.get(member.id, b"")))
             ticket = group.syncs.get(member.id)
             if ticket is not None:
                 self.stay(kept)
@@ -313,6 +317,6 @@ class Draft:
     def synced(self, member_id: str) -> None:
         """A member has asked for its assignment; when all have, nobody is waited for."""
         group = self.group
-        group.unsynced -= {member_id}
+        group.unsynced.discard(member_id)
         if not group.unsynced:
             self.timers[Timer(group.id, TimerKind.SYNC)] = None

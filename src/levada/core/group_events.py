@@ -3,6 +3,7 @@
 A machine with other kinds of groups adds events of its own: all that is asked of one is `record` and `apply`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -62,20 +63,33 @@ class GroupRemoved:
 
 
 class TimerMoved(NamedTuple):
-    """A deadline is set, or ended with None."""
+    """A deadline is set."""
 
     timer: Timer
-    at_ms: int | None
+    at_ms: int
 
     def record(self) -> JournalRecord | None:
         return None
 
     def apply(self, machine: "GroupsMachine") -> None:
-        timer, at_ms = self
-        if at_ms is None:
-            machine.deadlines.cancel(timer)
-        else:
-            machine.deadlines.set(timer, at_ms)
+        machine.deadlines.set(self.timer, self.at_ms)
+
+
+class TimersMoved(NamedTuple):
+    """Deadlines are set, or ended with None."""
+
+    timers: Mapping[Timer, int | None]
+
+    def record(self) -> JournalRecord | None:
+        return None
+
+    def apply(self, machine: "GroupsMachine") -> None:
+        deadlines = machine.deadlines
+        for timer, at_ms in self.timers.items():
+            if at_ms is None:
+                deadlines.cancel(timer)
+            else:
+                deadlines.set(timer, at_ms)
 
 
 class OffsetPut(NamedTuple):

@@ -266,7 +266,7 @@ def _rename(draft: Draft, old: Member, request: JoinRequest, ticket: Ticket) -> 
     if group.leader == old.id:
         group.leader = new_id
     if old.id in group.unsynced:
-        group.unsynced = group.unsynced - {old.id} | {new_id}
+        group.unsynced ^= {old.id, new_id}
     draft.timers[Timer(group.id, TimerKind.MEMBER, old.id)] = None
     draft.stay(member)
 
@@ -355,6 +355,6 @@ def _expire_syncs(draft: Draft) -> None:
     group = draft.group
     if group.state not in (COMPLETING, STABLE) or not group.unsynced:
         return
-    for member_id in group.unsynced:
+    for member_id in [member_id for member_id in group.members if member_id in group.unsynced]:
         draft.remove(member_id)
     draft.prepare()

@@ -11,11 +11,11 @@ from enum import StrEnum
 from operator import methodcaller
 from typing import ClassVar, Final, Protocol
 
-from levada.core import classic_members, consumer_requests, group_requests
-from levada.core.classic_group import PREPARING, STABLE, UNKNOWN_MEMBER, ClassicGroup, Member, restored
+from levada.core import classic_members, consumer_requests, group_requests, group_waits
+from levada.core.classic_group import PREPARING, STABLE, UNKNOWN_MEMBER, ClassicGroup, restored
 from levada.core.consumer_drafts import ConsumerDraft, ConsumerLimits, ConsumerRecord
 from levada.core.consumer_group import ANYBODY, ConsumerGroup, Reader
-from levada.core.group_drafts import Draft, GroupLimits, Timer, TimerKind, session
+from levada.core.group_drafts import Draft, GroupLimits, Timer, TimerKind
 from levada.core.group_events import (
     FORMAT,
     GroupChanged,
@@ -23,6 +23,7 @@ from levada.core.group_events import (
     GroupRemoved,
     OffsetPut,
     TimerMoved,
+    TimersMoved,
     TransactionEnded,
 )
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
@@ -41,10 +42,10 @@ log = EventLog(__name__)
 REMOVALS_PER_CHECK_MAX: Final = 5_000  # offsets removed at once; the rest goes a moment later
 NEXT_CHECK_MS: Final = 1_000
 EXPIRIES_MAX: Final = 100  # at once, so that the loop stays free
-MOMENT_MS: Final = 50  # that a session may end late, never early
 RETENTION: Final = Timer("", TimerKind.RETENTION)
 HEARING: Final = (STABLE, PREPARING)  # a commit of a member says that it is alive
 NONE: Final = ErrorCode.NONE  # members of enums are slow to look up
+REBALANCES: Final = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group rebalances")  # told, never raised
 
 
 class Group(Crowd, Protocol):
@@ -101,6 +102,8 @@ class GroupsMachine:
                 raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"there is no group {request.group_id!r}")
             check_new_group(request.group_id)
             group = ClassicGroup(request.group_id)
+        if waits := group_waits.join(self, group, request, ticket):
+            return waits
         draft = Draft(group, self.limits, now_ms)
         group_requests.join(draft, request, ticket, self.limits)
         if not group_requests.comes_back(group, request):
@@ -113,6 +116,8 @@ class GroupsMachine:
         group = self._member_group(request.group_id)
         if isinstance(group, ConsumerGroup):
             return classic_members.sync(self, group, request, now_ms, ticket)
+        if waits := group_waits.sync(self, group, request, request.generation, now_ms, ticket):
+            return waits
         draft = Draft(group, self.limits, now_ms)
         group_requests.sync(draft, request, ticket)
         check_room(self, draft.group)
@@ -136,15 +141,8 @@ class GroupsMachine:
             raise group.illegal(generation)
         reply = None
         if group.state is PREPARING:
-            reply = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group rebalances")
-        return Outcome(self._heard(group_id, member, now_ms), [(ticket, reply)])
-
-    def _heard(self, group_id: str, member: Member, now_ms: int) -> list[GroupEvent]:
-        """A member's session begins anew; of one that is heard of many times a moment, once a moment."""
-        timer, until_ms = session(group_id, member.id), now_ms + member.session_timeout_ms
-        if until_ms <= (self.deadlines.get(timer) or 0) <= until_ms + MOMENT_MS:
-            return []
-        return [TimerMoved(timer, until_ms + MOMENT_MS)]
+            reply = REBALANCES
+        return Outcome(group_waits.heard(self, group_id, member, now_ms), [(ticket, reply)])
 
     def leave(self, group_id: str, leaving: Sequence[LeavingMember], now_ms: int, ticket: Ticket) -> Outcome:
         """LeaveGroup; the reply is an error code for each who leaves."""
@@ -160,7 +158,7 @@ class GroupsMachine:
 
     def _member_group(self, group_id: str) -> ClassicGroup | ConsumerGroup:
         group = self.groups.get(group_id)
-        if isinstance(group, ClassicGroup | ConsumerGroup):
+        if isinstance(group, (ClassicGroup, ConsumerGroup)):  # a union would be slow
             return group
         raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"there is no group {group_id!r}")
 
@@ -203,7 +201,7 @@ class GroupsMachine:
             )
             if member is None or group.state not in HEARING:
                 return []
-            return self._heard(group.id, member, now_ms)
+            return group_waits.heard(self, group.id, member, now_ms)
         if isinstance(group, ConsumerGroup):
             consumer_requests.check_commit(self.image().topics, group, request)
         elif request.generation >= 0:
@@ -314,7 +312,7 @@ class GroupsMachine:
             elif isinstance(group, ConsumerGroup):
                 lapsed.setdefault(timer.group, []).append(timer)
             else:
-                events.append(TimerMoved(timer, None))
+                events.append(TimersMoved({timer: None}))
         outcomes = [_outcome(draft) for draft in drafts.values()]
         outcomes += [consumer_requests.expire(self, *one, now_ms) for one in lapsed.items()]
         replies = [reply for outcome in outcomes for reply in outcome.replies]
@@ -391,5 +389,4 @@ def _removal(group: Group) -> list[GroupEvent]:
 
 
 def _outcome(draft: Draft) -> Outcome:
-    moved: list[GroupEvent] = [TimerMoved(timer, at_ms) for timer, at_ms in draft.timers.items()]
-    return Outcome([GroupChanged(draft.group, draft.saved), *moved], draft.replies)
+    return Outcome([GroupChanged(draft.group, draft.saved), TimersMoved(draft.timers)], draft.replies)

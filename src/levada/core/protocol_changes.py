@@ -106,7 +106,7 @@ def _end_classic(draft: ConsumerDraft, classic: ClassicGroup) -> None:
 
 
 def _upgraded(draft: ConsumerDraft, classic: ClassicGroup, member: Member) -> _Upgraded:
-    subscription = read_subscription(member.metadata(classic.protocol or member.vote[0]))
+    subscription = read_subscription(member.metadata(classic.protocol or member.protocols[0][0]))
     assignment = read_assignment(member.assignment)
     if subscription is None or assignment is None:
         raise _cannot(classic, "what its members say cannot be read")

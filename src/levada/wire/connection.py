@@ -17,6 +17,7 @@ FRAME_BYTES_MIN = 8  # api key, version, correlation id
 
 Buffer = bytes | memoryview
 Reply = bytes | list[Buffer]
+KNOWN = (bytes, list)  # the types of a Reply
 
 
 class Pending(Protocol):
@@ -59,7 +60,7 @@ class Outbox:
         self.more = False
         while places:
             place = places[0]
-            reply = place if isinstance(place, bytes | list) else place.collect()
+            reply = place if isinstance(place, KNOWN) else place.collect()
             if reply is None:
                 break
             places.popleft()
@@ -78,7 +79,7 @@ class Outbox:
 
     def clear(self) -> list[Pending]:
         """Forget everything (the client is gone); what was still awaited is returned, to be given up."""
-        left = [place for place in self.places if not isinstance(place, bytes | list)]
+        left = [place for place in self.places if not isinstance(place, KNOWN)]
         self.places.clear()
         return left
 

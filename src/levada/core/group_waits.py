@@ -1,0 +1,108 @@
+"""The steps that most members take: they are alive, and in a rebalance they join again, wait and ask for their part.
+
+Of the 150 requests with which 50 members rebalance all but a handful change no more than who waits. So nobody copies
+the group for them: each is an event that changes one entry. Whatever might bring about more, or is refused, is left to
+`levada.core.group_requests`, which would decide the same.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from levada.core.classic_group import COMPLETING, PREPARING, STABLE, ClassicGroup, Member
+from levada.core.group_drafts import MOMENT_MS, SyncReply, Timer, TimerKind, session
+from levada.core.group_events import GroupEvent, TimerMoved, TimersMoved
+from levada.core.group_requests import JoinRequest, SyncRequest
+from levada.core.machines import JournalRecord, Outcome, Ticket
+
+if TYPE_CHECKING:
+    from levada.core.groups import GroupsMachine
+
+
+class JoinWaits(NamedTuple):
+    """A member has joined again, and others are missing."""
+
+    group: ClassicGroup
+    member_id: str
+    ticket: Ticket
+
+    def record(self) -> JournalRecord | None:
+        return None
+
+    def apply(self, _: "GroupsMachine") -> None:
+        group, member_id, ticket = self
+        group.joins[member_id] = ticket
+
+
+class PartAsked(NamedTuple):
+    """A member has asked for its assignment; with a ticket, it waits for the leader."""
+
+    group: ClassicGroup
+    member_id: str
+    ticket: Ticket | None = None
+
+    def record(self) -> JournalRecord | None:
+        return None
+
+    def apply(self, _: "GroupsMachine") -> None:
+        group, member_id, ticket = self
+        group.unsynced.discard(member_id)
+        if ticket is not None:
+            group.syncs[member_id] = ticket
+
+
+def heard(machine: "GroupsMachine", group_id: str, member: Member, now_ms: int) -> list[GroupEvent]:
+    """A member's session begins anew; of one that is heard of many times a moment, once a moment."""
+    timer, until_ms = session(group_id, member.id), now_ms + member.session_timeout_ms
+    if until_ms <= (machine.deadlines.get(timer) or 0) <= until_ms + MOMENT_MS:
+        return []
+    return [TimerMoved(timer, until_ms + MOMENT_MS)]
+
+
+def join(
+    machine: "GroupsMachine", group: ClassicGroup, request: JoinRequest, ticket: Ticket
+) -> Outcome | None:
+    """A member that says what it said before, while others are missing; None if it is anything else."""
+    member = group.members.get(request.member_id)
+    joined = group.joins
+    if (
+        member is None
+        or group.state is not PREPARING
+        or member.is_restored
+        or member.id in joined
+        or request.protocols != member.protocols
+        or request.session_timeout_ms != member.session_timeout_ms
+        or request.rebalance_timeout_ms != member.rebalance_timeout_ms
+        or request.instance_id != member.instance_id
+        or request.protocol_type != group.protocol_type
+        or len(joined) >= machine.limits.max_size
+        or (len(joined) + 1 == len(group.members) and not group.pending)
+    ):
+        return None
+    return Outcome([JoinWaits(group, member.id, ticket)])
+
+
+def sync(
+    machine: "GroupsMachine",
+    group: ClassicGroup,
+    request: SyncRequest,
+    generation: int,
+    now_ms: int,
+    ticket: Ticket,
+) -> Outcome | None:
+    """A member that follows, or is told its assignment once more; None if it is anything else."""
+    member = group.members.get(request.member_id)
+    if (
+        member is None
+        or generation != group.generation
+        or request.instance_id != member.instance_id
+        or (request.protocol_type or group.protocol_type) != group.protocol_type
+        or (request.protocol or group.protocol) != group.protocol
+    ):
+        return None
+    if group.state is COMPLETING and member.id != group.leader and member.id not in group.syncs:
+        return Outcome([PartAsked(group, member.id, ticket)])
+    if group.state is STABLE:
+        events: list[GroupEvent] = [PartAsked(group, member.id), *heard(machine, group.id, member, now_ms)]
+        if len(group.unsynced) < 2 and group.unsynced <= {member.id}:
+            events.append(TimersMoved({Timer(group.id, TimerKind.SYNC): None}))
+        return Outcome(events, [(ticket, SyncReply(group.protocol_type, group.protocol, member.assignment))])
+    return None
