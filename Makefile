@@ -37,7 +37,7 @@ test: $(STAMP)  ## all tests: unit and sim (5 minutes), badinput (1), compat wit
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/spark
 
 quick: $(STAMP)  ## what is worth running at each save: under 2 minutes
-	SEEDS=150 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow" tests/unit tests/sim
+	SEEDS=100 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow" tests/unit tests/sim
 
 check: $(STAMP)  ## style, types and layers
 	$(BIN)/ruff check .

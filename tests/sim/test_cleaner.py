@@ -81,7 +81,7 @@ def live(world: CleanerWorld) -> None:
 
 
 @pytest.mark.parametrize("power_cut", [False, True], ids=["killed", "power cut"])
-@pytest.mark.parametrize("life", range(3))
+@pytest.mark.parametrize("life", [0, *(pytest.param(life, marks=pytest.mark.slow) for life in (1, 2))])
 def test_a_crash_at_every_step_of_a_cleaning(life: int, power_cut: bool) -> None:
     world = CleanerWorld(life)
     live(world)
@@ -287,6 +287,7 @@ PLANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     disk_type = plant(monkeypatch)

@@ -26,6 +26,7 @@ from levada.core.member_memory import regex_bytes
 from levada.errors import ErrorCode, KafkaError
 
 SEEDS = 100
+SEEDS_QUICK = 30
 STEPS = 300
 Part = tuple[UUID, int]
 START_OVER = (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
@@ -407,7 +408,13 @@ def by_topic(reads: set[Part]) -> dict[UUID, frozenset[int]]:
     return {topic: frozenset(ones) for topic, ones in found.items()}
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(SEEDS_QUICK),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(SEEDS_QUICK, SEEDS)),
+    ],
+)
 def test_groups_under_everything(seed: int) -> None:
     Crowd(seed).run()
 

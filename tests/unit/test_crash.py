@@ -194,6 +194,7 @@ def test_a_broker_whose_starter_is_gone_stops_in_order(tmp_path: Path) -> None:
         assert "not clean" not in server.log.read_text()
 
 
+@pytest.mark.slow
 def test_two_thousand_partitions_after_a_kill(tmp_path: Path) -> None:
     """R9: and few files open, however many there are."""
     with Server(tmp_path, {"levada.open.files.max": 500}, ready_s=PATIENCE_S) as server:

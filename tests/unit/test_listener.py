@@ -522,6 +522,7 @@ def anonymous_bytes() -> int:
     return int(found[1]) * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is Linux's")
 def test_frames_that_are_announced_and_never_come_take_little() -> None:
     with serving() as server:

@@ -101,6 +101,7 @@ def test_what_dashboards_ask_for_is_there(broker: Running) -> None:
         assert 0 < time.time() - found["process_start_time_seconds", ()] < 24 * 3600
 
 
+@pytest.mark.slow
 def test_groups_and_transactions_are_counted(broker: Running) -> None:
     """A member of each protocol, a simple commit; transactions that end, and one that nobody ends."""
     broker.create("counted")

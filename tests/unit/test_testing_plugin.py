@@ -175,7 +175,7 @@ def test_that_needs_no_broker():
 """
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_the_fixture_in_a_users_project(tmp_path: Path, workers: str) -> None:
     (tmp_path / "test_orders.py").write_text(USERS_TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-n", workers, "-p", "no:cacheprovider"]
