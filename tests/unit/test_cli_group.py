@@ -90,6 +90,20 @@ def test_a_group_at_work(levada: EmbeddedBroker, shell: Shell, topic: str) -> No
     member.close()
 
 
+def test_a_group_named_to_paint_the_terminal(levada: EmbeddedBroker, shell: Shell, topic: str) -> None:
+    """A name is data: a table shows it, JSON and -q give it as it is (R32)."""
+    name = "red\x1b[31m\talert"
+    client = Consumer({"bootstrap.servers": levada.bootstrap, "group.id": name})
+    client.commit(offsets=[TopicPartition(topic, 0, 5)], asynchronous=False)
+    client.close()
+    for shown in (shell("group", "list"), shell("group", "describe", name), shell("group", "lag")):
+        assert (shown.code, "\x1b[31m" in shown.out) == (0, False)
+        assert "red\\x1b[31m\\talert" in shown.out
+    assert [row["group"] for row in shell("group", "list", "-o", "json").json()] == [name]
+    assert shell("group", "list", "-q").out == f"{name}\n"
+    assert shell("group", "delete", "--yes", name).code == 0
+
+
 def test_the_lag_of_a_group_that_has_committed_nothing_is_not_known(
     levada: EmbeddedBroker, shell: Shell, topic: str
 ) -> None:

@@ -28,6 +28,12 @@ with run.held("archive", {"topic": "orders"}, 1000):
     run.tell(Progress(4, 600, 12.5, 0, 0.25), "stopped", 3000)
 """
 
+OF_WRONG_KINDS = [
+    '{"pipeline": "archive", "pid": "7", "started_ms": 1, "options": {}, "state": 5, "at_ms": 1, "why": ""}',
+    '{"pipeline": "archive", "pid": 7, "started_ms": 1, "options": [], "state": "x", "at_ms": null, "why": ""}',
+    '{"pipeline": ["x"], "pid": 7, "started_ms": 1, "options": {}, "state": "x", "at_ms": 1, "why": "", "rows": "a"}',
+]
+
 
 @pytest.fixture
 def holder(tmp_path: Path):  # type: ignore[no-untyped-def]
@@ -115,7 +121,7 @@ def test_a_run_is_forgotten_unless_it_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["run.json", "progress.json"])
-@pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"pipeline": "archive"}'])
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"pipeline": "archive"}', *OF_WRONG_KINDS])
 def test_a_damaged_run_hides_no_others(tmp_path: Path, file: str, text: str) -> None:
     runs = {name: Run(str(tmp_path), name) for name in ("damaged", "well")}
     for run in runs.values():

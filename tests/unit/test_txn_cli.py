@@ -220,6 +220,8 @@ def test_what_is_not_there_is_said_with_a_suggestion(
     assert missing.code == EXIT_NOT_FOUND and f"did you mean {name}?" in missing.err
     assert shell("txn", "abort").code == EXIT_USAGE
     assert shell("txn", "abort", name, "--hanging").code == EXIT_USAGE
+    assert shell("txn", "list", "--hanging", "--open").code == EXIT_USAGE
+    assert "leave out --open" in shell("txn", "list", "--hanging", "--longer-than", "5").err
     assert shell("txn", "list", "--hanging", "--topic", "no-such-topic").code == EXIT_NOT_FOUND
 
 

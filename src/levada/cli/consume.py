@@ -9,6 +9,7 @@ import click
 
 from levada.cli.codecs import Formatter, formatter, to_json
 from levada.cli.options import TimeType, connects, existing_topic, say, topic_argument, with_client
+from levada.cli.output import printable
 
 if TYPE_CHECKING:
     from levada.model import ConsumerRecord
@@ -80,10 +81,7 @@ def _row(record: "ConsumerRecord") -> bytes:
 
 
 def _printable(value: bytes | None) -> str:
-    if value is None:
-        return "-"
-    text = value.decode(errors="replace")
-    return text if text.isprintable() else repr(text)[1:-1]
+    return "-" if value is None else printable(value.decode(errors="replace"))
 
 
 @click.command()

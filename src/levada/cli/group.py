@@ -7,7 +7,7 @@ import click
 
 from levada.cli.failures import EXIT_NOT_FOUND, Failure, did_you_mean
 from levada.cli.options import confirm, connects, existing_topic, prints, say, with_client
-from levada.cli.output import Output, Row, emit, emit_each, table, wants_color
+from levada.cli.output import Output, Row, emit, emit_each, printable, table, wants_color
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def list_groups(names: bool, output: Output, bootstrap: str, timeout: float) -> 
 
     groups = with_client(bootstrap, timeout, lambda client: GroupAdmin(client).known())
     if names:
-        click.echo("".join(f"{found.group}\n" for found in groups), nl=False)
+        # Data: with `color` nothing is left out that looks like one.
+        click.echo("".join(f"{found.group}\n" for found in groups), nl=False, color=True)
     elif not groups and output == "table":
         say("no groups; a consumer with a group.id makes one")
     else:
@@ -366,8 +367,8 @@ def _tell_of_ends(name: str, moves: "list[Move]") -> None:
 
 
 def _print_description(info: Row) -> None:
-    words = [info["state"], info["kind"], *([info["assignor"]] if info["assignor"] else [])]
-    title = click.style(info["group"], bold=True)
+    words = [info["state"], info["kind"], *([printable(info["assignor"])] if info["assignor"] else [])]
+    title = click.style(printable(info["group"]), bold=True)
     click.echo(f"{title}   {', '.join(words)}   coordinator {info['coordinator']}", color=wants_color())
     if info["members"]:
         columns = ("member", "instance", "client", "host", "partitions")

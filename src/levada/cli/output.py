@@ -73,9 +73,12 @@ def _text(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ",".join(map(str, value))
-    return str(value)
+    return printable(",".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+
+
+def printable(text: str) -> str:
+    """What a client may have named so, without what would make a terminal do things."""
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def wants_color() -> bool | None:

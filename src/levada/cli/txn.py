@@ -71,6 +71,10 @@ def list_transactions(
       levada txn list --hanging --topic orders
     """
     _check_topics(topics, hanging)
+    if hanging and (only_open or longer_than is not None):
+        raise click.UsageError(
+            "--hanging lists what coordinators do not know; leave out --open and --longer-than"
+        )
     if hanging:
         found = with_client(bootstrap, timeout, lambda client: _hanging(client, topics))
         if not found and output == "table":

@@ -12,7 +12,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,7 +20,15 @@ from levada.pipelines.progress import Progress
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 POLL_SECONDS = 0.1
-SAID = {"run.json": {"pipeline", "pid", "started_ms", "options"}, "progress.json": {"state", "at_ms", "why"}}
+NUMBER = (int, float)
+SAID: Mapping[str, Mapping[str, Any]] = {  # what must be in a file
+    "run.json": {"pipeline": str, "pid": int, "started_ms": int, "options": dict},
+    "progress.json": {"state": str, "at_ms": int, "why": str},
+}
+TOLD: Mapping[str, Any] = dict.fromkeys(Progress._fields, NUMBER) | {  # and what may be, of progress
+    "lag": (int, type(None)),
+    "query": str,
+}
 
 
 class RunError(Exception):
@@ -187,7 +195,7 @@ class Run:
             raise RunError(f"{self._path(name)} cannot be read: {error.strerror}") from None
         except ValueError:
             read = None
-        if not isinstance(read, dict) or not read.keys() >= SAID[name]:
+        if not isinstance(read, dict) or not (_fits(read, SAID[name]) and _fits(read, TOLD, read.keys())):
             raise RunError(f"{self._path(name)} is damaged")
         return read
 
@@ -196,6 +204,13 @@ class Run:
         with open(new, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1, default=str)
         os.replace(new, self._path(name))
+
+
+def _fits(read: Mapping[str, Any], kinds: Mapping[str, Any], names: Container[str] | None = None) -> bool:
+    """Whether values are of their kinds, all or those of the given names."""
+    return all(
+        isinstance(read.get(name), kind) for name, kind in kinds.items() if names is None or name in names
+    )
 
 
 def all_runs(home: str) -> list[Told]:
