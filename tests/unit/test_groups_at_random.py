@@ -4,8 +4,6 @@ What must hold whatever happens: each partition of a generation has one owner at
 generation that is over are refused (12), the journal gives the state back (13), and whoever asks is answered once.
 """
 
-from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 from tests.unit.group_world import World
 
-from levada.core import group_drafts, group_waits
 from levada.core.classic_group import ClassicGroup, State
 from levada.core.group_drafts import JoinReply, SyncReply
 from levada.core.member_memory import pending_bytes
@@ -54,14 +51,9 @@ class Crowd:
         self.past: list[Client] = []  # clients as they were in generations before
 
     def run(self) -> None:
-        for _ in self.worlds():
-            self.check()
-
-    def worlds(self) -> Iterator[World]:
-        """The world after each step."""
         for _ in range(STEPS):
             self.step()
-            yield self.world
+            self.check()
 
     def step(self) -> None:
         actions: dict[Any, int] = {
@@ -239,26 +231,6 @@ def durable(group: ClassicGroup) -> Any:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_group_keeps_its_promises(seed: int) -> None:
     Crowd(seed).run()
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_members_who_only_wait_change_what_a_draft_would_change(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The short way of `group_waits` and the long way of drafts: the same answers, groups and deadlines (R31)."""
-    for module in (group_drafts, group_waits):
-        monkeypatch.setattr(module, "MOMENT_MS", 0)  # within a moment a session is moved or not
-    told = [everything(world) for world in Crowd(seed).worlds()]
-    for step in ("join", "sync"):
-        monkeypatch.setattr(group_waits, step, lambda *_: None)
-    assert [everything(world) for world in Crowd(seed).worlds()] == told
-
-
-def everything(world: World) -> Any:
-    """What clients were told and what the machine knows."""
-    replies = {ticket: str(reply) for ticket, reply in world.replies.items()}
-    machine = deepcopy(world.machine)
-    return replies, machine.groups, machine.deadlines._at, len(world.journal)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

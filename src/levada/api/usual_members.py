@@ -1,9 +1,9 @@
 """What members of groups say over and over: that they are alive, that they join again, that they ask for their part.
 
 A member heartbeats every few seconds, and when its group rebalances all members say all three at once. But for its
-generation a member says the same bytes every time, so they are read once. Whatever is refused, is said by a leader,
-for the first time or by the last one missing is left to `levada.api.groups`: the coordinator has changed nothing then,
-and what takes long in a large group waits for its turn.
+generation a member says the same bytes every time, so they are read once. Whatever is refused, brings assignments,
+is said for the first time or by the last one missing is left to `levada.api.groups`: the coordinator has changed
+nothing then, and what takes long in a large group waits for its turn.
 """
 
 from abc import ABC, abstractmethod
@@ -39,7 +39,7 @@ PROTOCOLS_MAX: Final = 8  # of one member; each takes more memory than bytes
 
 NOT_USUAL: Final = (KafkaError, IndexError, StructError)
 
-_NO_GENERATION = bytes(INT.size)
+_ANY_GENERATION = bytes(INT.size)
 _PENDING = object()
 
 
@@ -304,7 +304,7 @@ def _around_generation(api_key: int, body: bytes, version: int) -> tuple[bytes, 
 def _read_around(api_key: int, before: bytes, after: bytes, version: int) -> Any:
     """The request around a generation. KafkaError if it is none, or there is more in it."""
     tags = _tags(api_key, version)
-    request = messages.read_request(api_key, version, before + _NO_GENERATION + after, tags)
+    request = messages.read_request(api_key, version, before + _ANY_GENERATION + after, tags)
     id_bytes = request.group_id.encode()
     if any(before[:tags]) or not id_bytes or before[2:] != id_bytes:
         _not_usual()

@@ -289,7 +289,7 @@ def sync(draft: Draft, request: SyncRequest, ticket: Ticket) -> None:
     if group.state is EMPTY:
         raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "the group has no members")
     draft.synced(member.id)
-    if group.state is STABLE:
+    if group.state is STABLE:  # as `group_waits.sync`, for a static member that does not say which it is
         draft.stay(member)
         draft.replies.append((ticket, draft.assigned(member)))
         return

@@ -61,11 +61,11 @@ def join(
     machine: "GroupsMachine", group: ClassicGroup, request: JoinRequest, ticket: Ticket
 ) -> Outcome | None:
     """A member that says what it said before, while others are missing; None if it is anything else."""
-    member = group.members.get(request.member_id)
-    joined = group.joins
+    member, joined, limits = group.members.get(request.member_id), group.joins, machine.limits
     if (
         member is None
         or group.state is not PREPARING
+        or not limits.min_session_timeout_ms <= request.session_timeout_ms <= limits.max_session_timeout_ms
         or member.is_restored
         or member.id in joined
         or request.protocols != member.protocols
@@ -73,7 +73,7 @@ def join(
         or request.rebalance_timeout_ms != member.rebalance_timeout_ms
         or request.instance_id != member.instance_id
         or request.protocol_type != group.protocol_type
-        or len(joined) >= machine.limits.max_size
+        or len(joined) >= limits.max_size
         or (len(joined) + 1 == len(group.members) and not group.pending)
     ):
         return None
