@@ -17,7 +17,7 @@ from levada.core.classic_group import PREPARING, Member
 from levada.core.group_drafts import MOMENT_MS, TimerKind
 from levada.core.group_requests import JoinRequest, SyncRequest
 from levada.core.groups import GroupsMachine
-from levada.errors import KafkaError
+from levada.errors import ErrorCode, KafkaError
 
 STEPS = 250
 SHORT = (group_waits.JoinWaits, group_waits.PartAsked)
@@ -160,3 +160,11 @@ def test_both_ways_decide_the_same(some: int, monkeypatch: pytest.MonkeyPatch) -
         asking.run()
         went += asking.went
     assert all(went[way] for way in ("join short", "join long", "sync short", "sync long")), went
+
+
+def test_in_a_group_over_its_size_nobody_waits() -> None:
+    world = World()
+    leader, second, _ = world.stable(3)
+    world.join(leader)
+    world.machine.limits = world.limits._replace(max_size=1)
+    assert world.error(world.join(second)) is ErrorCode.GROUP_MAX_SIZE_REACHED

@@ -1,5 +1,7 @@
 """ApiVersions: what this broker can be asked, derived from the handlers themselves."""
 
+from functools import cache
+
 from levada.api.registry import API_VERSIONS_KEY, HANDLERS, Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.errors import ErrorCode
@@ -23,7 +25,12 @@ def api_versions(call: Call, request: "shapes.ApiVersionsRequest | None") -> "sh
 
     Without a request the client spoke a version that is not known here: it gets the error and the range to try.
     """
-    refused = request is None
+    return _told(call.api_version, refused=request is None)
+
+
+@cache
+def _told(version: int, *, refused: bool) -> "shapes.ApiVersionsResponse":
+    """Every client asks, on each of its connections, and what there is does not change."""
     ranges = tuple(
         shapes.response.ApiVersion(
             api_key=handler.api_key, min_version=handler.advertised_from, max_version=handler.versions[-1]
@@ -38,7 +45,7 @@ def api_versions(call: Call, request: "shapes.ApiVersionsRequest | None") -> "sh
         supported_features=tuple(
             shapes.response.SupportedFeatureKey(name=name, min_version=first, max_version=last)
             for name, (first, last, _) in FEATURES.items()
-            if first > 0 or call.api_version > OMIT_FROM_ZERO_UNTIL
+            if first > 0 or version > OMIT_FROM_ZERO_UNTIL
         ),
         finalized_features_epoch=0,
         finalized_features=tuple(
