@@ -17,12 +17,18 @@ from levada.errors import ErrorCode
 OTHERS = 8
 TIMES = 300  # answers of eight megabytes, or of one
 MIB = 1 << 20
+END_OF_TOPIC = {
+    "replica_id": -1,
+    "topics": [{"name": TOPIC, "partitions": [{"partition_index": 0, "timestamp": -1}]}],
+}
 
 
 class Chatter:
     """A group of nine in a generation that waits for its leader's assignment."""
 
-    def __init__(self, broker: Broker, group: str, stack: ExitStack, said_bytes: int) -> None:
+    def __init__(
+        self, broker: Broker, group: str, stack: ExitStack, said_bytes: int, others: int = OTHERS
+    ) -> None:
         self._group = group
         self.leader = stack.enter_context(Connection(broker.bootstrap))
         self.leader.socket.settimeout(30.0)
@@ -31,13 +37,13 @@ class Chatter:
         self.leader_id = self.leader.receive()[1].member_id
         self.sync(self.leader, 1, self.leader_id, {})
         self.leader.receive()
-        self.others = [stack.enter_context(Connection(broker.bootstrap)) for _ in range(OTHERS)]
+        self.others = [stack.enter_context(Connection(broker.bootstrap)) for _ in range(others)]
         for other in self.others:
             self.join(other, "", bytes(said_bytes))
         self._await_others(broker)
         self.join(self.leader, self.leader_id, b"")
         told = self.leader.receive()[1]
-        assert (told.error_code, len(told.members)) == (ErrorCode.NONE, OTHERS + 1)
+        assert (told.error_code, len(told.members)) == (ErrorCode.NONE, others + 1)
         self.generation = told.generation_id
 
     def _await_others(self, broker: Broker) -> None:
@@ -47,7 +53,7 @@ class Chatter:
 
         def have_joined() -> bool:
             self.leader.call("heartbeat", 0, beat)
-            return len(one.call("describe_groups", 0, asked).groups[0].members) > OTHERS
+            return len(one.call("describe_groups", 0, asked).groups[0].members) > len(self.others)
 
         with Connection(broker.bootstrap) as one:
             until(have_joined)
@@ -130,3 +136,59 @@ def test_a_member_may_ask_many_times_for_a_large_part(
         follower.socket.sendall(b"".join(frames))
         broker.check_health()
         assert peak(broker, follower, len(frames)) - before < 100 * MIB
+
+
+BEHIND = 200  # generations, whose answers would take two hundred megabytes or more
+GENERATION_BYTES = 1_000_000
+
+
+def long_poll(one: Connection) -> None:
+    """Nothing behind it leaves before it is answered, in ten minutes."""
+    end = one.call("list_offsets", 1, END_OF_TOPIC).topics[0].partitions[0].offset
+    part = {"partition": 0, "fetch_offset": end, "partition_max_bytes": MIB}
+    waits = {"max_wait": 600_000, "min_bytes": MIB, "max_bytes": MIB}
+    one.send("fetch", 4, {**waits, "topics": [{"topic": TOPIC, "partitions": [part]}]})
+
+
+def test_parts_of_many_generations_behind_an_answer_that_waits(broker: Broker) -> None:
+    """Each keeps what was assigned in a generation of its own: the connection is read no more when that is much."""
+    with ExitStack() as stack:
+        group = Chatter(broker, "parts", stack, said_bytes=10, others=0)
+        blocked = stack.enter_context(Connection(broker.bootstrap))
+        long_poll(blocked)
+        before, most = broker.memory(), 0
+        for generation in range(group.generation, group.generation + BEHIND):
+            part = generation.to_bytes(4, "big") * (GENERATION_BYTES // 4)
+            group.sync(group.leader, generation, group.leader_id, {group.leader_id: part})
+            assert group.leader.receive()[1].error_code == ErrorCode.NONE
+            group.sync(blocked, generation, group.leader_id, {})
+            group.join(group.leader, group.leader_id, b"")
+            assert group.leader.receive()[1].error_code == ErrorCode.NONE
+            most = max(most, broker.memory())
+        assert most - before < 130 * MIB
+
+
+def test_what_members_said_in_many_generations_behind_an_answer_that_waits(broker: Broker) -> None:
+    """A leader that joins on such a connection is told all: it is heard no more when that is much."""
+    with ExitStack() as stack:
+        group = Chatter(broker, "said", stack, said_bytes=10, others=2)
+        talker, last = group.others
+        talker_id, last_id = (one.receive()[1].member_id for one in group.others)
+        blocked = stack.enter_context(Connection(broker.bootstrap))
+        long_poll(blocked)
+        last.socket.settimeout(3.0)
+        before, most = broker.memory(), 0
+        for generation in range(group.generation, group.generation + BEHIND):
+            group.join(talker, talker_id, generation.to_bytes(4, "big") * (GENERATION_BYTES // 4))
+            beat = {"group_id": "said", "generation_id": generation, "member_id": last_id}
+            until(lambda: last.call("heartbeat", 0, beat).error_code == ErrorCode.REBALANCE_IN_PROGRESS)  # noqa: B023
+            group.join(blocked, group.leader_id, b"")
+            broker.check_health()  # by now the leader's was heard
+            group.join(last, last_id, bytes(10))
+            most = max(most, broker.memory())
+            try:
+                last.receive_frame()
+            except TimeoutError:
+                break  # the leader is not heard, so there is no generation
+            talker.receive_frame()
+        assert most - before < 130 * MIB

@@ -68,9 +68,11 @@ class Said(ABC):
         return True
 
     def give(self, result: Any) -> None:
-        """The coordinator has answered."""
+        """The coordinator has answered. What that holds counts: it may have to wait behind another answer."""
         self._result = result
-        self._connection.wake()
+        connection = self._connection
+        connection.outbox.queued_bytes += self.size(result)
+        connection.wake()
 
     def collect(self) -> bytes | None:
         """Written only now: what a member is assigned may be large, and asked for many times at once."""
@@ -80,6 +82,10 @@ class Said(ABC):
 
     def give_up(self) -> None:  # noqa: B027 (all of them do)
         """Nothing to stop: the coordinator goes on without this client."""
+
+    def size(self, result: Any) -> int:
+        """How many bytes of others an answer holds, about."""
+        return 0
 
     @abstractmethod
     def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
@@ -175,6 +181,12 @@ class UsualJoin(Said):
         group = machine.classic(self.request.group_id)
         return (group and group_waits.join(machine, group, self.request, ticket)) or _not_usual()
 
+    def size(self, result: Any) -> int:
+        """A leader is told all that members say."""
+        if isinstance(result, KafkaError) or not result.members:
+            return 0
+        return sum([len(member.id) + len(member.metadata) for member in result.members])
+
     def written(self, result: Any, version: int, correlation_id: int) -> bytes:
         """The generation, or why there is none."""
         if isinstance(result, KafkaError):
@@ -232,6 +244,10 @@ class UsualSync(Said):
         group = machine.classic(self.request.group_id)
         said = self.request, self.generation
         return (group and group_waits.sync(machine, group, *said, now_ms, ticket)) or _not_usual()
+
+    def size(self, result: Any) -> int:
+        """That of the part, which may be of a generation that is long over when it leaves."""
+        return 0 if isinstance(result, KafkaError) else len(result.assignment)
 
     def written(self, result: Any, version: int, correlation_id: int) -> bytes:
         """Its part, or why there is none."""
