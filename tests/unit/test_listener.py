@@ -477,6 +477,28 @@ def test_a_connection_that_waits_for_its_answer_is_not_idle() -> None:
         assert receive(patient, 7) == b"at last"
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel does not tell")
+@pytest.mark.parametrize("way", ["closed", "reset"])
+def test_a_client_that_goes_while_it_is_not_read_is_noticed(way: str) -> None:
+    """It has asked as much as it may behind an answer that does not come."""
+    limits = LIMITS._replace(idle_ms_max=500, requests_in_flight_max=3)
+    with serving(limits) as server, server.connect() as patient:
+        server.handle = lambda connection, view: connection.reply(Answer(connection))
+        for one in (patient, server.connect()):
+            one.sendall(framed(b"long poll") * 10)
+        server.wait_for(lambda: server.dispatched == 6)
+        if way == "reset":
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        address = one.getsockname()
+        one.close()
+        deadline = time.monotonic() + PATIENCE_S
+        while len(server.connections()) > 1 and time.monotonic() < deadline:
+            server.call(lambda: None)
+        (left,) = server.connections()
+        assert left.peer != f"{address[0]}:{address[1]}", "who waits is left alone"
+        assert server.dispatched == 6
+
+
 def test_a_connection_that_never_takes_its_answers_is_idle() -> None:
     with serving(LIMITS._replace(idle_ms_max=300)) as server, server.connect() as one:
         server.handle = lambda connection, view: connection.reply(bytes(MIB), MIB)

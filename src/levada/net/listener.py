@@ -14,6 +14,7 @@ from levada.logs import EventLog
 from levada.net.admission import Admission
 from levada.net.memory import PARSED_BYTES_MAX, POSITION_MAX, ReceiveMemory
 from levada.net.relief import Relief
+from levada.net.silence import Silence
 from levada.net.turn import Turn
 from levada.wire.connection import SIZE_BYTES, Buffer, Outbox, Pending, Reply, frame_end
 from levada.wire.produce import Shortcuts
@@ -279,6 +280,11 @@ class Connection(asyncio.BufferedProtocol):
         """Whether an answer is owed that is not known yet, or not given on purpose."""
         return self.delayed or (bool(self.outbox.places) and not self._slow)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the loop reads from it, and so tells when the client closes it."""
+        return self._reading
+
     def close(self, reason: str) -> None:
         """End the conversation; `reason` is for the log."""
         if self.closed:
@@ -313,7 +319,7 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
-        self._idle_timer: asyncio.TimerHandle | None = None
+        self._silence = Silence(self.connections, limits.idle_ms_max, self._loop)
         self.relief = Relief(memory, self._loop)
         self._deserted = asyncio.Event()  # when stopping: the last client is gone
 
@@ -339,13 +345,12 @@ class Listener:
         self._server = await self._loop.create_server(
             lambda: Connection(self), sock=self._socket, backlog=self._backlog
         )
-        self._close_idle()
+        self._silence.watch()
 
     async def stop(self) -> None:
         """Accept nobody, and let everybody go; who does not take its last answers is cut off."""
         self.relief.stop()
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
+        self._silence.stop()
         if self._server is not None:
             self._server.close()
         elif self._socket is not None:
@@ -383,14 +388,3 @@ class Listener:
             self._admission.leave(connection.host)
             if not self.connections:
                 self._deserted.set()
-
-    def _close_idle(self) -> None:
-        """A client that waits for an answer is not idle, one that does not take its answers is."""
-        if self.limits.idle_ms_max < 0:
-            return
-        seconds_max = self.limits.idle_ms_max / 1000
-        now = self.now()
-        for connection in list(self.connections):
-            if now - connection.last_active > seconds_max and not connection.is_waiting:
-                connection.close("idle for longer than connections.max.idle.ms")
-        self._idle_timer = self._loop.call_later(min(max(seconds_max / 10, 0.05), 60.0), self._close_idle)
