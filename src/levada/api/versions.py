@@ -25,31 +25,31 @@ def api_versions(call: Call, request: "shapes.ApiVersionsRequest | None") -> "sh
 
     Without a request the client spoke a version that is not known here: it gets the error and the range to try.
     """
-    return _told(call.api_version, refused=request is None)
-
-
-@cache
-def _told(version: int, *, refused: bool) -> "shapes.ApiVersionsResponse":
-    """Every client asks, on each of its connections, and what there is does not change."""
-    ranges = tuple(
-        shapes.response.ApiVersion(
-            api_key=handler.api_key, min_version=handler.advertised_from, max_version=handler.versions[-1]
-        )
-        for handler in sorted(HANDLERS.values())
-        if not refused or handler.api_key == API_VERSIONS_KEY
-    )
+    refused = request is None
     return shapes.ApiVersionsResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION if refused else ErrorCode.NONE,
-        api_keys=ranges,
+        api_keys=_ranges(refused),
         throttle_time=UNTHROTTLED,
         supported_features=tuple(
             shapes.response.SupportedFeatureKey(name=name, min_version=first, max_version=last)
             for name, (first, last, _) in FEATURES.items()
-            if first > 0 or version > OMIT_FROM_ZERO_UNTIL
+            if first > 0 or call.api_version > OMIT_FROM_ZERO_UNTIL
         ),
         finalized_features_epoch=0,
         finalized_features=tuple(
             shapes.response.FinalizedFeatureKey(name=name, min_version_level=level, max_version_level=level)
             for name, (_, _, level) in FEATURES.items()
         ),
+    )
+
+
+@cache
+def _ranges(refused: bool) -> "tuple[shapes.response.ApiVersion, ...]":
+    """Made once: every client asks, on each of its connections."""
+    return tuple(
+        shapes.response.ApiVersion(
+            api_key=handler.api_key, min_version=handler.advertised_from, max_version=handler.versions[-1]
+        )
+        for handler in sorted(HANDLERS.values())
+        if not refused or handler.api_key == API_VERSIONS_KEY
     )
