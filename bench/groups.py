@@ -212,21 +212,6 @@ class Committer:
         while time.perf_counter() < until:
             await self.commit()
 
-    async def commit_by_schedule(self, interval: float, first: float, until: float) -> None:
-        """Whatever the answers do: a broker that stalls is charged for every commit that waited.
-
-        A commit's time counts from when it was sent, since the loop's timers are no finer than a millisecond.
-        """
-        due = first
-        under_way: set[asyncio.Task[None]] = set()
-        while due < until:
-            await asyncio.sleep(due - time.perf_counter())
-            task = asyncio.ensure_future(self.commit())
-            under_way.add(task)
-            task.add_done_callback(under_way.discard)
-            due += interval
-        await asyncio.gather(*under_way)
-
 
 async def commits(load: GroupLoad) -> tuple[Outcome, list[Committer]]:
     """Each connection is a member of a group of its own, so that groups are of several shards."""
@@ -248,14 +233,26 @@ async def commits(load: GroupLoad) -> tuple[Outcome, list[Committer]]:
 def _committing(
     load: GroupLoad, committers: Sequence[Committer], started: float
 ) -> list[Coroutine[Any, Any, None]]:
+    if load.rate:
+        return [_by_schedule(load, committers, started)]
     until = started + load.seconds
-    if not load.rate:
-        return [each.commit_on(until) for each in committers for _ in range(load.depth)]
-    interval = load.connections / load.rate
-    return [
-        each.commit_by_schedule(interval, started + number / load.rate, until)
-        for number, each in enumerate(committers)
-    ]
+    return [each.commit_on(until) for each in committers for _ in range(load.depth)]
+
+
+async def _by_schedule(load: GroupLoad, committers: Sequence[Committer], started: float) -> None:
+    """Whatever the answers do, so that a broker that stalls is charged for every commit that waited.
+
+    The loop's timers are no finer than a millisecond, and what they let go at once would wait for each other here. So
+    it goes round until the next commit is due; an answer is seen as soon as it comes.
+    """
+    under_way: set[asyncio.Task[None]] = set()
+    for number in range(int(load.seconds * load.rate)):
+        while time.perf_counter() < started + number / load.rate:
+            await asyncio.sleep(0)
+        task = asyncio.ensure_future(committers[number % len(committers)].commit())
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+    await asyncio.gather(*under_way)
 
 
 ACTIONS: dict[str, Callable[[GroupLoad], Outcome]] = {
