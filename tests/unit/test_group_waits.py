@@ -168,3 +168,14 @@ def test_in_a_group_over_its_size_nobody_waits() -> None:
     world.join(leader)
     world.machine.limits = world.limits._replace(max_size=1)
     assert world.error(world.join(second)) is ErrorCode.GROUP_MAX_SIZE_REACHED
+
+
+def test_a_session_timeout_that_is_no_longer_allowed_is_left_to_who_refuses_it() -> None:
+    world = World()
+    leader, second, _ = world.stable(3)
+    world.join(leader)
+    member = world.group.members[second]
+    request = JoinRequest("g", *member[:6], "consumer", member.protocols, "")
+    assert group_waits.join(world.machine, world.group, request, 1) is not None
+    world.machine.limits = world.limits._replace(max_session_timeout_ms=member.session_timeout_ms - 1)
+    assert group_waits.join(world.machine, world.group, request, 1) is None
