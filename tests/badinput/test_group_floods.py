@@ -24,7 +24,7 @@ END_OF_TOPIC = {
 
 
 class Chatter:
-    """A group of nine in a generation that waits for its leader's assignment."""
+    """A leader and others, eight unless said otherwise, in a generation that waits for its leader's assignment."""
 
     def __init__(
         self, broker: Broker, group: str, stack: ExitStack, said_bytes: int, others: int = OTHERS

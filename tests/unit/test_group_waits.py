@@ -103,7 +103,6 @@ class Asking:
 
     def both_ways(self, kind: str, request: Any, step: int) -> None:
         """Decide twice, compare, and go on with the first."""
-        machine = self.world.machine
         short, said = self.decided(kind, request)
         with self.patch.context() as patched:
             patched.setattr(group_waits, kind, lambda *_: None)
@@ -111,21 +110,17 @@ class Asking:
         assert said == said_long, f"step {step}: {request}"
         assert short.groups == long.groups, f"step {step}: {request}"
         assert short.held_bytes == long.held_bytes
-        for group in filter(None, [short.classic("g")]):
-            other = long.classic("g")
-            assert other is not None
-            assert [*group.joins, *group.syncs, *group.members] == [
-                *other.joins,
-                *other.syncs,
-                *other.members,
-            ]
+        assert self.order(short) == self.order(long)
         self.check_deadlines(short, long)
-        if (waits := machine.classic("g")) is not None:
-            before = deepcopy(waits)
-            self.world.submit(lambda machine, now_ms, ticket: getattr(machine, kind)(request, now_ms, ticket))
-            assert waits is self.world.machine.classic("g") or waits == before, "a draft and its group share"
-        else:
-            self.world.submit(lambda machine, now_ms, ticket: getattr(machine, kind)(request, now_ms, ticket))
+        group = self.world.machine.classic("g")
+        before = deepcopy(group)
+        self.world.submit(lambda machine, now_ms, ticket: getattr(machine, kind)(request, now_ms, ticket))
+        assert group is self.world.machine.classic("g") or group == before, "a draft and its group share"
+
+    def order(self, machine: GroupsMachine) -> list[str]:
+        """Of members and of those who wait, which equal dicts may not share."""
+        group = machine.classic("g")
+        return [] if group is None else [*group.joins, *group.syncs, *group.members]
 
     def decided(self, kind: str, request: Any) -> tuple[GroupsMachine, Any]:
         """A copy of the machine as it is afterwards, and all that is told and written."""

@@ -18,7 +18,7 @@ import pytest
 
 from levada.broker.waiting import Answer
 from levada.net import listener as listening
-from levada.net import relief
+from levada.net import relief, silence
 from levada.net.admission import Admission
 from levada.net.listener import Connection, Limits, Listener
 from levada.net.memory import Owner, ReceiveMemory
@@ -477,7 +477,7 @@ def test_a_connection_that_waits_for_its_answer_is_not_idle() -> None:
         assert receive(patient, 7) == b"at last"
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel does not tell")
+@pytest.mark.skipif(not silence.KERNEL_TELLS, reason="only Linux tells")
 @pytest.mark.parametrize("way", ["closed", "reset"])
 def test_a_client_that_goes_while_it_is_not_read_is_noticed(way: str) -> None:
     """It has asked as much as it may behind an answer that does not come."""

@@ -6,15 +6,15 @@ not read, and the answer that it waits for may be days away by its own wish: the
 
 import asyncio
 import socket
+import sys
 from collections.abc import Iterable
 from typing import Final, Protocol
 
 LOOK_SECONDS_MIN: Final = 0.05
 LOOK_SECONDS_MAX: Final = 60.0
-ESTABLISHED: Final = 1  # of Linux's TCP states, the first byte of TCP_INFO
-_TCP_INFO: Final[int | None] = getattr(
-    socket, "TCP_INFO", None
-)  # elsewhere they are noticed when they are answered
+# Elsewhere states have other numbers, and who has gone is noticed when it is answered.
+KERNEL_TELLS: Final = sys.platform == "linux"
+ESTABLISHED: Final = 1  # of TCP's states, the first byte of TCP_INFO
 
 
 class Client(Protocol):
@@ -49,9 +49,9 @@ class Silence:
 
     def watch(self) -> None:
         """Look now and then until stopped."""
-        self._look()
         again_s = min(max(self._seconds_max / 10, LOOK_SECONDS_MIN), LOOK_SECONDS_MAX)
         self._timer = self._loop.call_later(again_s, self.watch)
+        self._look()
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -69,7 +69,7 @@ class Silence:
 
 def _has_gone(transport: asyncio.Transport) -> bool:
     """Whether the other end is closed, by what the kernel knows."""
-    sock = transport.get_extra_info("socket")
-    if _TCP_INFO is None or sock is None:
+    if not KERNEL_TELLS or transport.is_closing():
         return False
-    return bool(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != ESTABLISHED)
+    sock = transport.get_extra_info("socket")
+    return bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != ESTABLISHED)
