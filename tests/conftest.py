@@ -16,6 +16,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Name what failed once more at the very end: a test may have said so much that its name is far above."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:
+        return
+    for report in [*reporter.stats.get("failed", ()), *reporter.stats.get("error", ())]:
+        said = str(getattr(report.longrepr, "reprcrash", "")).partition("\n")[0]
+        reporter.write_line(f"failed: {report.nodeid}: {said[:200]}")
+
+
 def children_alive() -> list[str]:
     """The command lines of this process's children that are not yet gone, zombies left out."""
     alive = []

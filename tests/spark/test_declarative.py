@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,13 @@ from levada.testing import EmbeddedBroker
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 220
 PROJECT = ROOT / "examples" / "declarative"
+# Flows start at the same moment: what they put into the map they share must be there before (R60).
+PREPARED = """
+from pyspark.sql.session import SparkSession
+from levada.spark.starting import PUT_BY_STREAMS
+sources = SparkSession._instantiatedSession._jsparkSession.sessionState().dataSourceManager()
+assert PUT_BY_STREAMS.keys() <= dict(sources.lookupDataSource("levada").dataSourceCls().envVars()).keys()
+"""
 
 
 def order(broker: EmbeddedBroker, minutes: range) -> None:
@@ -56,13 +64,16 @@ def run(broker: EmbeddedBroker, project: Path) -> None:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    assert process.returncode == 0, said
+    print(said)
+    assert process.returncode == 0, re.findall("^.*(?:Exception|Error): .*$", said, re.MULTILINE)[:5]
 
 
 @pytest.mark.slow
 def test_the_project_goes_on_where_it_ended(broker: EmbeddedBroker, tmp_path: Path) -> None:
     project = tmp_path / "declarative"
     shutil.copytree(PROJECT, project)
+    with (project / "transformations" / "orders.py").open("a") as declared:
+        declared.write(PREPARED)
     spec = project / "spark-pipeline.yml"
     spec.write_text(spec.read_text().replace("file:///tmp/levada-declarative", f"file://{tmp_path}/storage"))
     make_topics(broker.bootstrap, ["orders", "large-orders", "order-totals"])

@@ -7,11 +7,13 @@ and each run reads what came since the last one.
 import os
 
 from pyspark import pipelines as dp
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from levada.spark import session
+
 BROKER = {"kafka.bootstrap.servers": os.environ.get("LEVADA_BOOTSTRAP", "127.0.0.1:9092")}
-spark = SparkSession.active()
+spark = session()  # the active one, so that both flows may start at the same moment
 
 dp.create_sink("large_orders", "levada", BROKER | {"topic": "large-orders"})
 dp.create_sink("totals", "levada", BROKER | {"topic": "order-totals"})

@@ -8,6 +8,7 @@ micro-batch spends on its journal. Time: records carry instants, so the session 
 import os
 import sys
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from levada.spark.home import quick_home
@@ -110,9 +111,12 @@ def _is_told_elsewhere(conf: dict[str, str]) -> bool:
 
 
 def _given(active: "SparkSession", conf: dict[str, str]) -> "SparkSession":
+    from pyspark.errors import PySparkException
+
     for name, default in IN_A_GIVEN_SESSION.items():
         if active.conf.get(name) in (default, default.rstrip("b")):
-            active.conf.set(name, SETTINGS[name])
+            with suppress(PySparkException):  # what declares a pipeline may not set anything
+                active.conf.set(name, SETTINGS[name])
     for name, value in conf.items():
         _set(active, name, value)
     return session_or(active)

@@ -7,7 +7,7 @@ value under a known name changes neither the count nor the shape of the map.
 """
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -28,9 +28,11 @@ PUT_BY_STREAMS = {
 def let_streams_start_at_once(spark: "SparkSession") -> None:
     """Prepare the source that this session knows by Levada's name, found by Spark or registered by the user.
 
-    A Spark in another process (Connect) is out of reach; of one that keeps its sources otherwise there is a warning.
+    Of Connect, what Spark has found by itself: all sessions of a server share it, so it is prepared through the one
+    that a server has which runs in this process. A server elsewhere is out of reach; of a Spark that keeps its sources
+    otherwise there is a warning.
     """
-    inner = getattr(spark, "_jsparkSession", None)
+    inner = getattr(spark, "_jsparkSession", None) or _of_the_server_in_this_process()
     if inner is None:
         return
     try:
@@ -40,3 +42,10 @@ def let_streams_start_at_once(spark: "SparkSession") -> None:
             shared.putIfAbsent(name, value)
     except (Py4JError, PySparkException) as error:
         warnings.warn(f"streams of this session should not start at the same moment: {error}", stacklevel=2)
+
+
+def _of_the_server_in_this_process() -> Any:
+    """Spark's own session behind `remote("local")` and declarative pipelines; None if there is none here."""
+    from pyspark.sql.session import SparkSession
+
+    return getattr(SparkSession._instantiatedSession, "_jsparkSession", None)
