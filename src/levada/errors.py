@@ -147,6 +147,8 @@ class ErrorCode(IntEnum):
     STREAMS_TOPOLOGY_FENCED = 132
     SHARE_SESSION_LIMIT_REACHED = 133
 
+    __hash__ = int.__hash__  # an enum's own is slow, and answers that are kept are found by it
+
 
 class KafkaError(Exception):
     """An error with a code of the protocol and a sentence for people."""

@@ -133,6 +133,7 @@ class Asking:
         assert machine.groups == self.world.machine.groups, "deciding changes nothing"
         self.went[f"{kind} {'short' if isinstance(outcome.events[0], SHORT) else 'long'}"] += 1
         records = [machine.encode(event) for event in outcome.events]
+        assert not outcome.in_memory or not any(records), "nobody would ask for these records"
         for event in outcome.events:
             machine.apply(event)
         replies = [(str(ticket), str(reply)) for ticket, reply in outcome.replies]

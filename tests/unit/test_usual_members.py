@@ -309,3 +309,53 @@ def test_who_waits_is_told_when_the_group_goes_on_without_it(broker: Running) ->
         assert third.call("leave_group", 1, leaving).error_code == ErrorCode.NONE
         refused = second.joined()
         assert (refused.error_code, refused.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, second.member_id)
+
+
+def test_answers_leave_in_the_order_of_the_requests(broker: Running) -> None:
+    """Heartbeats behind a JoinGroup that waits are told after it, also where their answers are known before (R2)."""
+    with broker.connect() as one, broker.connect() as two:
+        first, second = Voice(one, 5), Voice(two, 5)
+        first.enter()
+        generation, _ = settle([first], [first.joined()])
+        second.enter()  # waits for the first
+        first.await_rebalance(generation)
+        beat = {"group_id": "g", "generation_id": generation, "member_id": second.member_id}
+        sent = [two.send("heartbeat", 1, beat) for _ in range(3)]
+        first.ask_to_join()
+        assert second.joined().generation_id == generation + 1
+        assert [two.receive()[0] for _ in sent] == sent
+        assert first.joined().generation_id == generation + 1
+        sent = [one.send("heartbeat", 1, {**beat, "member_id": first.member_id}) for _ in range(5)]
+        assert [one.receive()[0] for _ in sent] == sent
+
+
+def test_an_answer_that_cannot_be_written_is_its_own_clients_loss(
+    broker: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug that shows there must not keep the coordinator from telling the others."""
+    with broker.connect() as one, broker.connect() as two, broker.connect() as three:
+        voices = [Voice(connection, 5) for connection in (one, two, three)]
+        generation, leader = 0, voices[0]
+        for count in (1, 2, 3):
+            voices[count - 1].enter()
+            for voice in voices[: count - 1]:
+                voice.follow(generation)
+            generation, leader = settle(voices[:count], [voice.joined() for voice in voices[:count]])
+        unlucky, lucky = (voice for voice in voices if voice is not leader)
+        leader.ask_to_join()
+        for voice in (unlucky, lucky):
+            voice.follow(generation)
+        (generation,) = {voice.joined().generation_id for voice in voices}
+        write = usual_members.UsualSync.written
+
+        def written(self: Any, *said: Any) -> bytes:
+            assert self.request.member_id != unlucky.member_id, "a bug"
+            return write(self, *said)
+
+        monkeypatch.setattr(usual_members.UsualSync, "written", written)
+        for voice in (unlucky, lucky):
+            voice.ask_to_sync(generation, {})
+        leader.ask_to_sync(generation, {voice.member_id: b"part" for voice in voices})
+        assert lucky.synced().assignment == leader.synced().assignment == b"part"
+        with pytest.raises(ConnectionError):
+            unlucky.synced()

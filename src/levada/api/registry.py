@@ -130,7 +130,8 @@ def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "a request shorter than its header")
         api_key, version, correlation_id, client_id_bytes = unpack(view, start)
         counts[api_key] += 1
-        position += max(0, client_id_bytes)
+        if client_id_bytes > 0:
+            position += client_id_bytes
         handler = frame_handlers.get((api_key, version))
         if handler is not None and not faults and (stop - start < LARGE_BYTES or api_key == PRODUCE):
             taken = handler(broker, connection, view, position, stop, version, correlation_id)

@@ -8,8 +8,8 @@ from typing import Any
 
 from levada.api.offset_commits import known_topic
 from levada.api.registry import takes_frames
+from levada.api.said import Said
 from levada.broker.broker import Broker
-from levada.broker.waiting import Answer
 from levada.core.groups import GroupsMachine
 from levada.core.machines import Outcome, Ticket
 from levada.core.offsets import CommitRequest
@@ -39,40 +39,30 @@ def usual_commit(
     for partition in partitions:
         if not 0 <= partition[0] < count:
             return False
-    commit = UsualCommit(connection, correlation_id, version, topic, head, partitions)
-    try:
-        broker.groups.shard(head.group_id).ask(commit.decide, commit)
-    except KafkaError:
-        return False
-    connection.reply(commit)
-    return True
+    return UsualCommit(connection, correlation_id, version, topic, head, partitions).ask(broker)
 
 
-class UsualCommit(Answer):
-    """A commit in its connection's outbox, until the coordinator's journal has it."""
+class UsualCommit(Said):
+    """Offsets of one topic, by a member or by a client that only keeps them here."""
 
-    __slots__ = ("_correlation_id", "_head", "_partitions", "_topic", "_version")
+    __slots__ = ("_partitions", "_topic")
 
     def __init__(
         self,
-        client: Connection,
+        connection: Connection,
         correlation_id: int,
         version: int,
         topic: str,
         head: Head,
         partitions: list[Partition],
     ) -> None:
-        self._client, self._reply = client, None  # as `Answer` does, without the time of a call
-        self._correlation_id = correlation_id
-        self._version = version
+        super().__init__(connection, correlation_id, version, head, head.generation)
         self._topic = topic
-        self._head = head
         self._partitions = partitions
 
     def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
-        """What the coordinator is asked."""
         topic = self._topic
-        group_id, generation, member_id, instance_id, _, _, _ = self._head
+        group_id, generation, member_id, instance_id, _, _, _ = self.request
         offsets = []
         for index, offset, leader_epoch, _, _ in self._partitions:
             offsets.append(((topic, index), OffsetValue(offset, leader_epoch, "", now_ms)))
@@ -83,7 +73,12 @@ class UsualCommit(Answer):
         return machine.commit(request, now_ms, ticket)
 
     def give(self, result: Any) -> None:
+        """Told at the end of the turn, after all commits of it: one by one, the next ones would come one by one."""
+        self._result = result
+        self._connection.wake()
+
+    def written(self, result: Any, _: int, correlation_id: int) -> bytes:
         """The codes of the partitions, or the error of all."""
         partitions = self._partitions
         codes = [result.code] * len(partitions) if isinstance(result, KafkaError) else result
-        super().give(offset_commit.write_answer(self._correlation_id, self._head, partitions, codes))
+        return offset_commit.write_answer(correlation_id, self.request, partitions, codes)

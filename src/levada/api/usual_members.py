@@ -6,7 +6,6 @@ is said for the first time or by the last one missing is left to `levada.api.gro
 nothing then, and what takes long in a large group waits for its turn.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from struct import error as StructError
@@ -15,6 +14,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 from levada.api.failures import error_response
 from levada.api.groups import joined, joining, synced, syncing
 from levada.api.registry import takes_frames
+from levada.api.said import Said
 from levada.broker.broker import Broker
 from levada.core import group_waits
 from levada.core.classic_group import NO_GENERATION
@@ -40,60 +40,6 @@ PROTOCOLS_MAX: Final = 8  # of one member; each takes more memory than bytes
 NOT_USUAL: Final = (KafkaError, IndexError, StructError)
 
 _ANY_GENERATION = bytes(INT.size)
-_PENDING = object()
-
-
-class Said(ABC):
-    """A request of a member, in its connection's outbox until the coordinator answers and the answer can leave."""
-
-    __slots__ = ("_connection", "_correlation_id", "_result", "_version", "generation", "request")
-
-    def __init__(
-        self, connection: Connection, correlation_id: int, version: int, request: Any, generation: int
-    ) -> None:
-        self._connection = connection
-        self._correlation_id = correlation_id
-        self._version = version
-        self._result: Any = _PENDING
-        self.request = request  # but for its generation
-        self.generation = generation
-
-    def ask(self, broker: Broker) -> bool:
-        """Have the coordinator decide; False if it refuses."""
-        try:
-            broker.groups.shard(self.request.group_id).ask(self.decide, self)
-        except KafkaError:
-            return False
-        self._connection.outbox.add(self)  # nothing to send before `give` wakes the connection
-        return True
-
-    def give(self, result: Any) -> None:
-        """The coordinator has answered. What that holds counts: it may have to wait behind another answer."""
-        self._result = result
-        connection = self._connection
-        connection.outbox.queued_bytes += self.size(result)
-        connection.wake()
-
-    def collect(self) -> bytes | None:
-        """Written only now: what a member is assigned may be large, and asked for many times at once."""
-        if self._result is _PENDING:
-            return None
-        return self.written(self._result, self._version, self._correlation_id)
-
-    def give_up(self) -> None:  # noqa: B027 (all of them do)
-        """Nothing to stop: the coordinator goes on without this client."""
-
-    def size(self, result: Any) -> int:
-        """How many bytes of others an answer holds, about."""
-        return 0
-
-    @abstractmethod
-    def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
-        """What the coordinator is asked."""
-
-    @abstractmethod
-    def written(self, result: Any, version: int, correlation_id: int) -> bytes:
-        """The frame that tells the member what the coordinator has answered."""
 
 
 def take(

@@ -67,7 +67,7 @@ class Coordinators(Generic[M]):
 
     def shard(self, key: str) -> Shard[M]:
         """The shard that a group id or transactional id belongs to; NOT_COORDINATOR if it is not here."""
-        shard = self._shards.get(self.index(key))
+        shard = self._shards.get(partition_of(key, self._partitions))
         if shard is None:
             raise KafkaError(ErrorCode.NOT_COORDINATOR, f"this broker is not the coordinator of {key!r}")
         return shard
@@ -82,7 +82,7 @@ class Coordinators(Generic[M]):
 
     def index(self, key: str) -> int:
         """The partition that a key belongs to."""
-        return java_abs(java_hash(key)) % self._partitions
+        return partition_of(key, self._partitions)
 
     @property
     def exists(self) -> bool:
@@ -131,6 +131,11 @@ class Coordinators(Generic[M]):
 
 
 @lru_cache(1_000)
+def partition_of(key: str, partitions: int) -> int:
+    """The partition that a key belongs to, of so many."""
+    return java_abs(java_hash(key)) % partitions
+
+
 def java_hash(text: str) -> int:
     """Java's String.hashCode: over UTF-16 units, as a signed 32-bit number."""
     number = 0

@@ -111,6 +111,15 @@ class Shard(Generic[M]):
         machine = self.machine or self.ready
         now_ms = self._now_ms()
         outcome = decide(machine, now_ms, ticket)
+        if outcome.in_memory:
+            self._waiting[ticket] = ticket
+            if outcome.events:
+                for event in outcome.events:
+                    machine.apply(event)
+                self._arm(machine)
+            if outcome.replies:
+                self._owe(outcome)
+            return
         parts = self._parts(machine, outcome, now_ms) if outcome.events else ()
         self._waiting[ticket] = ticket
         self._carry_out(machine, outcome, parts, now_ms)

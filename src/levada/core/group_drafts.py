@@ -277,10 +277,11 @@ class Draft:
         group.unsynced = set(group.members)
         self.turn(COMPLETING)
         self.timers[Timer(group.id, TimerKind.SYNC)] = self.now_ms + group.rebalance_timeout_ms
+        until_ms = self.now_ms + MOMENT_MS
         for member in list(group.members.values()):
             if member.is_new:
                 self.update(member._replace(is_new=False))
-            self.stay(member)
+            self.timers[session(group.id, member.id)] = until_ms + member.session_timeout_ms
         self.replies += [(ticket, self.joined(member_id)) for member_id, ticket in group.joins.items()]
         group.joins.clear()
 

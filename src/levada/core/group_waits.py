@@ -77,7 +77,7 @@ def join(
         or (len(joined) + 1 == len(group.members) and not group.pending)
     ):
         return None
-    return Outcome([JoinWaits(group, member.id, ticket)])
+    return Outcome([JoinWaits(group, member.id, ticket)], in_memory=True)
 
 
 def sync(
@@ -99,10 +99,11 @@ def sync(
     ):
         return None
     if group.state is COMPLETING and member.id != group.leader and member.id not in group.syncs:
-        return Outcome([PartAsked(group, member.id, ticket)])
+        return Outcome([PartAsked(group, member.id, ticket)], in_memory=True)
     if group.state is STABLE:
         events: list[GroupEvent] = [PartAsked(group, member.id), *heard(machine, group.id, member, now_ms)]
         if len(group.unsynced) < 2 and group.unsynced <= {member.id}:
             events.append(TimersMoved({Timer(group.id, TimerKind.SYNC): None}))
-        return Outcome(events, [(ticket, SyncReply(group.protocol_type, group.protocol, member.assignment))])
+        reply = SyncReply(group.protocol_type, group.protocol, member.assignment)
+        return Outcome(events, [(ticket, reply)], in_memory=True)
     return None

@@ -142,7 +142,7 @@ class GroupsMachine:
         reply = None
         if group.state is PREPARING:
             reply = REBALANCES
-        return Outcome(group_waits.heard(self, group_id, member, now_ms), [(ticket, reply)])
+        return Outcome(group_waits.heard(self, group_id, member, now_ms), [(ticket, reply)], in_memory=True)
 
     def leave(self, group_id: str, leaving: Sequence[LeavingMember], now_ms: int, ticket: Ticket) -> Outcome:
         """LeaveGroup; the reply is an error code for each who leaves."""

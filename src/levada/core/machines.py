@@ -42,6 +42,7 @@ class Outcome(NamedTuple):
     divisible: bool = (
         False  # its events may go into several batches, since each of them is right without the others
     )
+    in_memory: bool = False  # none of its events has a record, so nobody need ask them
 
 
 class Machine(Protocol):

@@ -56,12 +56,13 @@ class Connection(asyncio.BufferedProtocol):
         "closed",
         "delayed",
         "fetches",
+        "heard",
         "host",
-        "last_active",
         "listener_name",
         "outbox",
         "peer",
         "produces",
+        "silent_since",
         "transport",
     )
 
@@ -71,8 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         self._memory = listener.memory
         self._turn = listener.turn
         self._frame: bytearray | None = None  # a frame that has not arrived whole
-        self._frame_filled = 0
-        self._frame_size = 0
+        self._frame_filled = self._frame_size = 0
         self._held = bytearray()  # of one receive, not begun: the client is slow, waits or asks too much
         self._queued = False  # whether the turn knows of this connection
         self._reading = True
@@ -84,7 +84,8 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = False
         self.delayed = False  # no further request is begun while one waits for its turn, or its answer does
         self.client_id: str | None = None
-        self.last_active = 0.0
+        self.heard = True  # since silence was last looked for
+        self.silent_since = 0.0  # if it is not
         self.host = self.peer = ""
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
 
@@ -111,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         return memoryview(self._frame)[self._frame_filled : min(self._frame_size, len(self._frame))]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.last_active = self._listener.now()
+        self.heard = True
         memory = self._memory
         if self._frame is not None:
             self._fill(nbytes)
@@ -129,7 +130,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._slow = False
-        self.last_active = self._listener.now()
+        self.heard = True
         self.wake()
 
     # Frames.
@@ -137,9 +138,7 @@ class Connection(asyncio.BufferedProtocol):
     def _cut(self, view: memoryview, position: int, stop: int) -> None:
         """Hand on every whole frame of view[position:stop] and keep the rest."""
         dispatch = self._dispatch
-        frame_bytes_max = self._listener.limits.frame_bytes_max
-        in_flight_max = self._listener.limits.requests_in_flight_max
-        queued_bytes_max = self._listener.limits.queued_bytes_max
+        frame_bytes_max, in_flight_max, queued_bytes_max, _ = self._listener.limits
         outbox = self.outbox
         try:
             while position < stop:
@@ -240,6 +239,18 @@ class Connection(asyncio.BufferedProtocol):
         if not self._queued:
             self._queued = True
             self._turn.add_sender(self)
+
+    @property
+    def owes_one(self) -> bool:
+        """Whether the client waits for one answer and takes it: it need not wait for the end of the turn."""
+        is_free = self._reading and not (self._queued or self._slow or self.closed)
+        return is_free and len(self.outbox.places) == 1
+
+    def tell(self, answer: bytes) -> None:
+        """Send the one answer that is owed."""
+        self.outbox.places.clear()
+        self.outbox.queued_bytes = 0
+        self.transport.write(answer)
 
     def wake(self) -> None:
         """An answer has become ready: look again at the end of the turn."""
@@ -373,7 +384,6 @@ class Listener:
         host, port, *_ = connection.transport.get_extra_info("peername") or ("", 0)
         connection.host = str(host)
         connection.peer = f"{host}:{port}"
-        connection.last_active = self.now()
         refusal = self._admission.enter(connection.host)
         if refusal:
             connection.close(refusal)

@@ -20,7 +20,8 @@ ESTABLISHED: Final = 1  # of TCP's states, the first byte of TCP_INFO
 class Client(Protocol):
     """A connection."""
 
-    last_active: float
+    heard: bool
+    silent_since: float
     transport: asyncio.Transport
 
     @property
@@ -58,10 +59,15 @@ class Silence:
             self._timer.cancel()
 
     def _look(self) -> None:
-        """A client that waits for an answer is not idle, one that does not take its answers is."""
+        """A client that waits for an answer is not idle, one that does not take its answers is.
+
+        Whoever is heard of only says so, since that is at each receive: when is known as exactly as is looked.
+        """
         now = self._loop.time()
         for client in list(self._clients):
-            if now - client.last_active > self._seconds_max and not client.is_waiting:
+            if client.heard:
+                client.heard, client.silent_since = False, now
+            if now - client.silent_since > self._seconds_max and not client.is_waiting:
                 client.close("idle for longer than connections.max.idle.ms")
             elif not client.is_read and _has_gone(client.transport):
                 client.close("the client has gone")
