@@ -12,7 +12,8 @@ from levada.core.group_waits import JoinWaits, PartAsked
 from levada.core.groups import GroupsMachine
 from levada.wire.consumer_journal import GroupEpochKey
 
-QUIET: Final = (JoinWaits, PartAsked, TimerMoved, TimersMoved)  # nothing to count, and nearly all there is
+# Nothing to count, and nearly all there is.
+QUIET: Final[frozenset[type]] = frozenset((JoinWaits, PartAsked, TimerMoved, TimersMoved))
 
 
 @dataclass(slots=True)
@@ -34,10 +35,10 @@ class CountedGroups(GroupsMachine):
     figures: CoordinatorFigures
 
     def apply(self, event: GroupEvent) -> None:
-        if isinstance(event, OffsetPut):  # most of all
-            self.figures.offsets_committed += event.value is not None
-        elif isinstance(event, QUIET):
+        if type(event) in QUIET:
             pass
+        elif isinstance(event, OffsetPut):
+            self.figures.offsets_committed += event.value is not None
         elif isinstance(event, GroupChanged):
             former = self.classic(event.group.id)
             self.figures.classic_rebalances += event.group.generation > (former.generation if former else 0)
