@@ -8,7 +8,7 @@ from levada.core.classic_group import ClassicGroup, State
 from levada.core.group_drafts import GroupLimits, JoinReply
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.groups import GroupsMachine
-from levada.core.machines import JournalRecord, Outcome, Stamp
+from levada.core.machines import JournalRecord, Outcome, Passing, Stamp
 from levada.core.offsets import CommitRequest
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import BatchHeader
@@ -37,7 +37,7 @@ class World:
         self._ids = itertools.count(1)
         self._carry_out(self.machine.loaded(self.now_ms))
 
-    def submit(self, decide: Callable[[GroupsMachine, int, int], Outcome]) -> int:
+    def submit(self, decide: Callable[[GroupsMachine, int, int], Outcome | Passing]) -> int:
         """The ticket under which the reply will be found; a refusal is a reply, too."""
         ticket = next(self._tickets)
         try:
@@ -48,10 +48,11 @@ class World:
             self._carry_out(outcome)
         return ticket
 
-    def _carry_out(self, outcome: Outcome) -> None:
+    def _carry_out(self, outcome: Outcome | Passing) -> None:
         for event in outcome.events:
             record = self.machine.encode(event)
             if record is not None:
+                assert isinstance(outcome, Outcome), "nobody would have asked for its record"
                 self.journal.append((record, outcome.stamp))
         for event in outcome.events:
             self.machine.apply(event)

@@ -18,7 +18,7 @@ from levada.core.group_drafts import JoinReply, SyncReply
 from levada.core.group_events import GroupEvent
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.groups import Group, GroupsMachine
-from levada.core.machines import Outcome, Ticket
+from levada.core.machines import Outcome, Passing, Ticket
 from levada.core.member_memory import NAME_BYTES_MAX
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.lazy import kio_modules
@@ -100,7 +100,7 @@ def joining(
 def _ask(
     call: Call,
     group_id: str,
-    decide: Callable[[GroupsMachine, int, Ticket], Outcome],
+    decide: Callable[[GroupsMachine, int, Ticket], Outcome | Passing],
     answer: Callable[[Any], Any],
 ) -> Deferred:
     """Let a member's coordinator decide. That a group is too large for its journal has no code of its own."""

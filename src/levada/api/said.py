@@ -8,7 +8,7 @@ from typing import Any
 
 from levada.broker.broker import Broker
 from levada.core.groups import GroupsMachine
-from levada.core.machines import Outcome, Ticket
+from levada.core.machines import Outcome, Passing, Ticket
 from levada.errors import KafkaError
 from levada.logs import EventLog
 from levada.net.listener import Connection
@@ -72,7 +72,7 @@ class Said(ABC):
         return 0
 
     @abstractmethod
-    def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
+    def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome | Passing:
         """What the coordinator is asked."""
 
     @abstractmethod

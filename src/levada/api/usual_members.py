@@ -21,7 +21,7 @@ from levada.core.classic_group import NO_GENERATION
 from levada.core.group_drafts import JoinReply, SyncReply
 from levada.core.group_requests import JoinRequest, SyncRequest
 from levada.core.groups import GroupsMachine
-from levada.core.machines import Outcome, Ticket
+from levada.core.machines import Outcome, Passing, Ticket
 from levada.errors import ErrorCode, KafkaError
 from levada.net.listener import Connection
 from levada.wire import messages
@@ -80,7 +80,7 @@ class UsualHeartbeat(Said):
 
     __slots__ = ()
 
-    def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
+    def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome | Passing:
         group_id, member_id, instance_id = self.request
         return machine.heartbeat(group_id, member_id, instance_id, self.generation, now_ms, ticket)
 
@@ -123,7 +123,7 @@ class UsualJoin(Said):
 
     __slots__ = ()
 
-    def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
+    def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Passing:
         group = machine.classic(self.request.group_id)
         return (group and group_waits.join(machine, group, self.request, ticket)) or _not_usual()
 
@@ -186,7 +186,7 @@ class UsualSync(Said):
 
     __slots__ = ()
 
-    def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
+    def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Passing:
         group = machine.classic(self.request.group_id)
         said = self.request, self.generation
         return (group and group_waits.sync(machine, group, *said, now_ms, ticket)) or _not_usual()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from levada.broker.journal import Journal
 from levada.broker.partitions import Partition
 from levada.broker.waiting import Deferred, Promise
-from levada.core.machines import JournalRecord, Machine, Outcome, Ticket
+from levada.core.machines import JournalRecord, Machine, Outcome, Passing, Ticket
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.wire.batches import HEADER_BYTES, encode_pairs
@@ -99,26 +99,28 @@ class Shard(Generic[M]):
     # Deciding.
 
     def submit(
-        self, decide: Callable[[M, int, Ticket], Outcome], answer: Callable[[Any], Any] | None = None
+        self,
+        decide: Callable[[M, int, Ticket], Outcome | Passing],
+        answer: Callable[[Any], Any] | None = None,
     ) -> Deferred:
         """Let the machine decide on a request; `answer` turns its reply into the response. Raises KafkaError."""
         ticket = Deferred(answer)
         self.ask(decide, ticket)
         return ticket
 
-    def ask(self, decide: Callable[[M, int, Ticket], Outcome], ticket: Promise) -> None:
+    def ask(self, decide: Callable[[M, int, Ticket], Outcome | Passing], ticket: Promise) -> None:
         """Let the machine decide on a request, whose ticket is given the reply. Raises KafkaError."""
         machine = self.machine or self.ready
         now_ms = self._now_ms()
         outcome = decide(machine, now_ms, ticket)
-        if outcome.in_memory:
+        if isinstance(outcome, Passing):
             self._waiting[ticket] = ticket
             if outcome.events:
                 for event in outcome.events:
                     machine.apply(event)
                 self._arm(machine)
             if outcome.replies:
-                self._owe(outcome)
+                self._owe(outcome.replies)
             return
         parts = self._parts(machine, outcome, now_ms) if outcome.events else ()
         self._waiting[ticket] = ticket
@@ -158,17 +160,17 @@ class Shard(Generic[M]):
             for event in events:
                 machine.apply(event)
         if outcome.replies or outcome.effects:
-            self._owe(outcome)
+            self._owe(outcome.replies, outcome.effects)
         if parts:
             self._arm(machine)
 
-    def _owe(self, outcome: Outcome) -> None:
+    def _owe(self, replies: Replies, effects: Sequence[Any] = ()) -> None:
         """Pay when the journal is committed; give a refusal if that takes too long."""
         if not self._owed and self._journal.is_committed:
-            self._settle(outcome.replies, outcome.effects)
+            self._settle(replies, effects)
             return
         until = self._broker.clock.monotonic() + self._patience_s
-        self._owed.append((self._journal.end, until, outcome.replies, outcome.effects))
+        self._owed.append((self._journal.end, until, replies, effects))
         if self._impatience is None:
             self._impatience = self._broker.call_later(self._patience_s, self._lose_patience)
 

@@ -11,7 +11,7 @@ from levada.core.classic_group import COMPLETING, PREPARING, STABLE, ClassicGrou
 from levada.core.group_drafts import MOMENT_MS, SyncReply, Timer, TimerKind, session
 from levada.core.group_events import GroupEvent, TimerMoved, TimersMoved
 from levada.core.group_requests import JoinRequest, SyncRequest
-from levada.core.machines import JournalRecord, Outcome, Ticket
+from levada.core.machines import JournalRecord, Passing, Ticket
 
 if TYPE_CHECKING:
     from levada.core.groups import GroupsMachine
@@ -59,7 +59,7 @@ def heard(machine: "GroupsMachine", group_id: str, member: Member, now_ms: int) 
 
 def join(
     machine: "GroupsMachine", group: ClassicGroup, request: JoinRequest, ticket: Ticket
-) -> Outcome | None:
+) -> Passing | None:
     """A member that says what it said before, while others are missing; None if it is anything else."""
     member, joined, limits = group.members.get(request.member_id), group.joins, machine.limits
     if (
@@ -77,7 +77,7 @@ def join(
         or (len(joined) + 1 == len(group.members) and not group.pending)
     ):
         return None
-    return Outcome([JoinWaits(group, member.id, ticket)], in_memory=True)
+    return Passing([JoinWaits(group, member.id, ticket)])
 
 
 def sync(
@@ -87,7 +87,7 @@ def sync(
     generation: int,
     now_ms: int,
     ticket: Ticket,
-) -> Outcome | None:
+) -> Passing | None:
     """A member that follows, or is told its assignment once more; None if it is anything else."""
     member = group.members.get(request.member_id)
     if (
@@ -99,11 +99,11 @@ def sync(
     ):
         return None
     if group.state is COMPLETING and member.id != group.leader and member.id not in group.syncs:
-        return Outcome([PartAsked(group, member.id, ticket)], in_memory=True)
+        return Passing([PartAsked(group, member.id, ticket)])
     if group.state is STABLE:
         events: list[GroupEvent] = [PartAsked(group, member.id), *heard(machine, group.id, member, now_ms)]
         if len(group.unsynced) < 2 and group.unsynced <= {member.id}:
             events.append(TimersMoved({Timer(group.id, TimerKind.SYNC): None}))
         reply = SyncReply(group.protocol_type, group.protocol, member.assignment)
-        return Outcome(events, [(ticket, reply)], in_memory=True)
+        return Passing(events, [(ticket, reply)])
     return None

@@ -28,7 +28,7 @@ from levada.core.group_events import (
 )
 from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.image import ClusterImage
-from levada.core.machines import Deadlines, Outcome, Stamp, Ticket
+from levada.core.machines import Deadlines, Outcome, Passing, Stamp, Ticket
 from levada.core.member_memory import Crowd, check_new_group, check_room, forget, keep
 from levada.core.offsets import CommitRequest, FetchedOffset, Offsets, Place
 from levada.errors import ErrorCode, KafkaError
@@ -87,7 +87,7 @@ class GroupsMachine:
         group = self.groups.get(group_id)
         return group if isinstance(group, ClassicGroup) else None
 
-    def join(self, request: JoinRequest, now_ms: int, ticket: Ticket) -> Outcome:
+    def join(self, request: JoinRequest, now_ms: int, ticket: Ticket) -> Outcome | Passing:
         """JoinGroup. The first member makes the group."""
         group_requests.check_join(request, self.limits)
         group = self.groups.get(request.group_id)
@@ -111,7 +111,7 @@ class GroupsMachine:
         outcome = _outcome(draft)
         return outcome._replace(events=[*former, *outcome.events]) if former else outcome
 
-    def sync(self, request: SyncRequest, now_ms: int, ticket: Ticket) -> Outcome:
+    def sync(self, request: SyncRequest, now_ms: int, ticket: Ticket) -> Outcome | Passing:
         """SyncGroup."""
         group = self._member_group(request.group_id)
         if isinstance(group, ConsumerGroup):
@@ -131,7 +131,7 @@ class GroupsMachine:
         generation: int,
         now_ms: int,
         ticket: Ticket,
-    ) -> Outcome:
+    ) -> Outcome | Passing:
         """Heartbeat: the session begins anew, and the member is told when it must join again."""
         group = self._member_group(group_id)
         if isinstance(group, ConsumerGroup):
@@ -142,7 +142,7 @@ class GroupsMachine:
         reply = None
         if group.state is PREPARING:
             reply = REBALANCES
-        return Outcome(group_waits.heard(self, group_id, member, now_ms), [(ticket, reply)], in_memory=True)
+        return Passing(group_waits.heard(self, group_id, member, now_ms), [(ticket, reply)])
 
     def leave(self, group_id: str, leaving: Sequence[LeavingMember], now_ms: int, ticket: Ticket) -> Outcome:
         """LeaveGroup; the reply is an error code for each who leaves."""

@@ -42,7 +42,13 @@ class Outcome(NamedTuple):
     divisible: bool = (
         False  # its events may go into several batches, since each of them is right without the others
     )
-    in_memory: bool = False  # none of its events has a record, so nobody need ask them
+
+
+class Passing(NamedTuple):
+    """What a machine decided that need not survive: none of the events has a record, so nobody asks them for one."""
+
+    events: Sequence[Any]
+    replies: Sequence[tuple[Ticket, Any]] = ()
 
 
 class Machine(Protocol):

@@ -79,8 +79,7 @@ class Connection(asyncio.BufferedProtocol):
         self._slow = False
         self.listener_name = listener.name
         self.outbox = Outbox(UNSENT_BYTES_HIGH)
-        self.produces = Shortcuts()
-        self.fetches = Repeats()
+        self.produces, self.fetches = Shortcuts(), Repeats()
         self.closed = False
         self.delayed = False  # no further request is begun while one waits for its turn, or its answer does
         self.client_id: str | None = None
@@ -250,6 +249,7 @@ class Connection(asyncio.BufferedProtocol):
         """Send the one answer that is owed."""
         self.outbox.places.clear()
         self.outbox.queued_bytes = 0
+        self._turn.has_begun()
         self.transport.write(answer)
 
     def wake(self) -> None:

@@ -65,6 +65,11 @@ class Turn:
         if not self._scheduled:
             self._schedule()
 
+    def has_begun(self) -> None:
+        """Something happened that was carried out at once: the turn ends nevertheless."""
+        if not self._scheduled:
+            self._schedule()
+
     def _schedule(self) -> None:
         self._scheduled = True
         self._call_soon(self.end)
