@@ -3,6 +3,7 @@
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.compat.server import Server
@@ -26,14 +27,21 @@ class RestartedServer(Server):
 
     def die(self) -> None:
         """Killed now, and back when somebody has tried to connect several times."""
+        self._leave(hang_up_on)
+
+    def stand_still(self) -> None:
+        """Take connections and answer nobody from now on; go on when several have given up waiting."""
+        self._leave(ignore)
+
+    def _leave(self, meanwhile: Callable[[str, int], None]) -> None:
         self.be_back()
         self.stop(signal.SIGKILL)
         self._missed.clear()
-        self._returns = threading.Thread(target=self._return, name="broker returns")
+        self._returns = threading.Thread(target=self._return, args=(meanwhile,), name="broker returns")
         self._returns.start()
 
-    def _return(self) -> None:
-        hang_up_on(self.address, MISSED)
+    def _return(self, meanwhile: Callable[[str, int], None]) -> None:
+        meanwhile(self.address, MISSED)
         self._missed.set()
         self.start()
 
@@ -50,6 +58,18 @@ class RestartedServer(Server):
     def __exit__(self, *why: object) -> None:
         self.be_back()
         super().__exit__(*why)
+
+
+def ignore(address: str, callers: int) -> None:
+    """Take connections at an address and say nothing, until so many have given up waiting."""
+    host, _, port = address.rpartition(":")
+    with socket.create_server((host, int(port))) as listening:
+        listening.settimeout(PATIENCE_S)
+        while callers:
+            caller, _ = listening.accept()
+            caller.settimeout(PATIENCE_S)
+            with caller, caller.makefile("rb") as told:
+                callers -= CONNECTOR in told.read()
 
 
 def hang_up_on(address: str, callers: int) -> None:

@@ -85,6 +85,18 @@ def test_brokers_that_were_never_there_are_told_soon(server: RestartedServer, ho
         reader.initialOffset()
 
 
+def test_a_broker_that_stands_still_is_waited_for_by_those_who_never_heard_it(
+    server: RestartedServer,
+) -> None:
+    """On a machine that does for a while it is no mistake in an option."""
+    topics = plain(server)
+    topics.produce("events", ["a"])
+    reader = topics.streaming(**SUBSCRIBED | {"kafka.socket.connection.setup.timeout.ms": 300})
+    server.stand_still()
+    assert Stream(reader).batch() == ["a"]
+    assert server.was_missed()
+
+
 # Who writes.
 
 

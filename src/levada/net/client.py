@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.net.bootstrap import Api, BrokerInfo, ClusterMetadata, TopicInfo, error_code
-from levada.net.connection import RESPONSE_BYTES_MAX, Address, Connection, ConnectionFailed, RequestTimedOut
+from levada.net.connection import (
+    RESPONSE_BYTES_MAX,
+    Address,
+    Connection,
+    ConnectionFailed,
+    NoAnswer,
+    RequestTimedOut,
+)
 from levada.net.pool import Pool
 
 if TYPE_CHECKING:
@@ -335,10 +342,12 @@ class Client:
             return connection
         known = [Address(broker.host, broker.port) for broker in self._brokers.values()]
         random.shuffle(known)
-        failures: list[str] = []
+        failures: list[ConnectionFailed] = []
         for address in dict.fromkeys(known + self.bootstrap):
             try:
                 return await self._pool.get(address)
             except ConnectionFailed as failure:
-                failures.append(str(failure))
-        raise ConnectionFailed("; ".join(dict.fromkeys(failures)))
+                failures.append(failure)
+        some_stand_still = any(isinstance(failure, NoAnswer) for failure in failures)
+        kind = NoAnswer if some_stand_still else ConnectionFailed
+        raise kind("; ".join(dict.fromkeys(map(str, failures))))

@@ -43,6 +43,10 @@ class ConnectionFailed(ConnectionError):  # noqa: N818
     """A broker cannot be reached, went away, or does not speak Kafka's protocol."""
 
 
+class NoAnswer(ConnectionFailed):
+    """Somebody takes connections there and does not answer: a broker that stands still, or no broker."""
+
+
 class RequestTimedOut(TimeoutError):  # noqa: N818
     """A broker took a request and gave no answer in time."""
 
@@ -122,9 +126,7 @@ class Connection(asyncio.BufferedProtocol):
             )
             connection.served = connection.parse(read_api_versions, body)
         except RequestTimedOut:
-            raise ConnectionFailed(
-                f"{address} takes connections and does not answer: is it a broker?"
-            ) from None
+            raise NoAnswer(f"{address} takes connections and does not answer: is it a broker?") from None
         except BaseException:
             connection.close()
             raise

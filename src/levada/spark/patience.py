@@ -1,8 +1,9 @@
 """Brokers that are away: asked again until they are back, for as long as it makes sense.
 
 A broker that restarts, a leader that moves and a coordinator that reads its journal are back in seconds, and a query
-that waits for them need not be started again. Servers that have never answered are rather a mistake in an option, and
-whoever made it wants to know soon.
+that waits for them need not be started again. Servers that have never answered and take no connection are rather a
+mistake in an option, and whoever made it wants to know soon; one that takes connections is more likely a broker that
+stands still for a moment, on a machine that does.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from weakref import WeakSet
 
 from levada.errors import ErrorCode, KafkaError
 from levada.net.client import MOVED
-from levada.net.connection import ConnectionFailed, RequestTimedOut
+from levada.net.connection import ConnectionFailed, NoAnswer, RequestTimedOut
 from levada.net.coordinator import NOT_YET
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ PASSING = (
 )
 BACKOFF_S_MAX = 1.0
 
-_known: "WeakSet[Client]" = WeakSet()  # those whose servers have answered, ever
+_known: "WeakSet[Client]" = WeakSet()  # those whose servers were there, ever
 
 
 class Unreachable(ConnectionError):  # noqa: N818
@@ -44,7 +45,7 @@ class Unreachable(ConnectionError):  # noqa: N818
 class Patience(NamedTuple):
     """How long brokers may be away."""
 
-    known_ms: int  # those that have answered this process before
+    known_ms: int  # those that have answered this process before, or taken connections
     unknown_ms: int
 
 
@@ -62,7 +63,7 @@ async def patiently(client: "Client", ask: Callable[[], Awaitable[T]], patience:
             _known.add(client)
             return answer
         except FAILURES as failure:
-            if isinstance(failure, KafkaError):
+            if isinstance(failure, KafkaError | NoAnswer):
                 _known.add(client)
             waited_s = loop.time() - asked_at
             if not is_passing(failure) or client.closed:

@@ -8,7 +8,6 @@ micro-batch spends on its journal. Time: records carry instants, so the session 
 import os
 import sys
 import warnings
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from levada.spark.home import quick_home
@@ -42,12 +41,17 @@ IN_A_GIVEN_SESSION = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
 }
 
+DECLARING = (
+    "SESSION_MUTATION_IN_DECLARATIVE_PIPELINE"  # where nothing may be set: the project's own file says it
+)
+
 
 def session(app: str = "levada", master: str | None = None, **conf: str) -> "SparkSession":
     """The session that is active, or a new one: on this machine, or where `master` says.
 
     `conf` are Spark's settings, and win over those above: `session(**{"spark.ui.enabled": "true"})`. An active
-    session keeps its own settings; only `conf` and the limits of Arrow batches are set on it.
+    session keeps its own settings; only `conf` and the limits of Arrow batches are set on it (not by the files of a
+    declarative pipeline, which may set nothing).
     """
     _set_environment()
     from pyspark.sql import SparkSession
@@ -115,8 +119,11 @@ def _given(active: "SparkSession", conf: dict[str, str]) -> "SparkSession":
 
     for name, default in IN_A_GIVEN_SESSION.items():
         if active.conf.get(name) in (default, default.rstrip("b")):
-            with suppress(PySparkException):  # what declares a pipeline may not set anything
+            try:
                 active.conf.set(name, SETTINGS[name])
+            except PySparkException as error:
+                if not (error.getCondition() or "").startswith(DECLARING):
+                    raise
     for name, value in conf.items():
         _set(active, name, value)
     return session_or(active)
