@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.consumer_world import subscription
 
+from levada.core.classic_group import Member, restored
 from levada.core.group_events import FORMAT
 from levada.errors import KafkaError
 from levada.wire.journal import (
@@ -186,3 +188,18 @@ def readable(key: bytes, value: bytes | None) -> bool:
     except KafkaError:
         return False
     return True
+
+
+def test_a_group_that_others_left_without_members_is_read() -> None:
+    """Levada writes no protocol then; a record of somebody else may not keep a shard from loading."""
+    group = restored("g", GroupValue("consumer", 3, "range", None, -1, ()))
+    assert group.is_empty and group.topics == frozenset()
+
+
+def test_of_a_protocol_that_is_named_twice_the_first_counts() -> None:
+    """For the leader, for the journal and for the topics that are in use."""
+    said = (("range", subscription("a")), ("range", subscription("b")))
+    group = restored("g", GroupValue("consumer", 3, "range", None, -1, ()))
+    group.members["m"] = member = Member("m", None, "", "", 1, 1, said)
+    assert member.metadata("range") == group.record().members[0].subscription == subscription("a")
+    assert group.subscribed("range") == frozenset({"a"})

@@ -36,7 +36,7 @@ class Said(ABC):
     def ask(self, broker: Broker) -> bool:
         """Have the coordinator decide; False if it refuses."""
         places = self._connection.outbox.places
-        places.append(self)  # before it is asked, since it may answer at once
+        places.append(self)  # before the coordinator is asked, since it may answer at once; of no size yet
         try:
             broker.groups.shard(self.request.group_id).ask(self.decide, self)
         except KafkaError:

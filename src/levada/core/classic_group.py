@@ -67,14 +67,19 @@ class Member(NamedTuple):
 
     def metadata(self, protocol: str | None) -> bytes:
         """What it said for a protocol."""
-        for name, metadata in self.protocols:
-            if name == protocol:
-                return metadata
-        return b""
+        return _said_for(protocol, self.protocols)
 
     def given(self, assignment: bytes) -> "Member":
         """The same with an assignment. All members are given theirs at once, and `_replace` is slow."""
         return Member._make((*self[:ASSIGNMENT], assignment, *self[ASSIGNMENT + 1 :]))
+
+
+def _said_for(protocol: str | None, protocols: Protocols) -> bytes:
+    """Of one that is named twice, the first."""
+    for name, metadata in protocols:
+        if name == protocol:
+            return metadata
+    return b""
 
 
 ASSIGNMENT: Final = Member._fields.index("assignment")
@@ -221,10 +226,12 @@ class ClassicGroup:
 
     def subscribed(self, protocol: str | None) -> frozenset[str] | None:
         """The topics that members subscribe to; None if that cannot be told."""
+        if not self.members:
+            return frozenset()
         if self.protocol_type != CONSUMER_PROTOCOL or protocol is None:
-            return None if self.members else frozenset()
+            return None
         topics: set[str] = set()
-        for subscription in {dict(protocols).get(protocol, b"") for protocols in self._said()}:
+        for subscription in {_said_for(protocol, protocols) for protocols in self._said()}:
             found = subscribed_topics(subscription)
             if found is None:
                 return None
@@ -232,7 +239,7 @@ class ClassicGroup:
         return frozenset(topics)
 
     def _said(self) -> Mapping[Protocols, int]:
-        """What members say, and how many of them: nearly always all the same, and to count that takes longer."""
+        """What members say, of which there are some, and how many: nearly always all the same, and seen sooner so."""
         said = [member.protocols for member in self.members.values()]
         return {said[0]: len(said)} if said.count(said[0]) == len(said) else Counter(said)
 

@@ -1,9 +1,10 @@
 """What every journaled machine has in common: groups and transactions are decided, journaled and replayed alike.
 
-A machine is the state of one shard of a coordinator. Its deciding methods change nothing and return an `Outcome`:
-events and replies. The runtime (`levada.broker.coordinators`) journals the events that have a record, applies all of
-them at once, and lets the replies go when the journal is committed. After a restart the machine is rebuilt by
-`replay`, so whatever must survive has to be in a record; an event without one (a heartbeat) lives in memory only.
+A machine is the state of one shard of a coordinator. Its deciding methods change nothing and return an `Outcome`, or
+a `Passing` one: events and replies. The runtime (`levada.broker.coordinators`) journals the events that have a record,
+applies all of them at once, and lets the replies go when the journal is committed. After a restart the machine is
+rebuilt by `replay`, so whatever must survive has to be in a record; an event without one (a heartbeat) lives in memory
+only.
 """
 
 from collections.abc import Hashable, Sequence

@@ -61,13 +61,14 @@ class Silence:
     def _look(self) -> None:
         """A client that waits for an answer is not idle, one that does not take its answers is.
 
-        Whoever is heard of only says so, since that is at each receive: when is known as exactly as is looked.
+        Whoever is heard of only says so, since that is at each receive: when is known as exactly as is looked, so that
+        a client may be closed two looks late.
         """
         now = self._loop.time()
         for client in list(self._clients):
-            if client.heard:
+            if client.heard or client.is_waiting:
                 client.heard, client.silent_since = False, now
-            if now - client.silent_since > self._seconds_max and not client.is_waiting:
+            if now - client.silent_since > self._seconds_max:
                 client.close("idle for longer than connections.max.idle.ms")
             elif not client.is_read and _has_gone(client.transport):
                 client.close("the client has gone")

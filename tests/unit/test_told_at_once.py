@@ -1,0 +1,139 @@
+"""When an answer leaves at once, and when it waits for the end of the turn: the rules of `Connection.owes_one` (R2)."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from levada.api.usual_commits import UsualCommit
+from levada.api.usual_members import UsualHeartbeat
+from levada.errors import ErrorCode
+from levada.net.admission import Admission
+from levada.net.listener import Connection, Limits, Listener
+from levada.net.memory import ReceiveMemory
+from levada.net.turn import Turn
+from levada.wire.offset_commit import Head
+
+LIMITS = Limits(frame_bytes_max=1 << 20, requests_in_flight_max=10, queued_bytes_max=1 << 20, idle_ms_max=-1)
+
+
+class Client:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.told: list[bytes] = []
+        self.is_read = True
+
+    def write(self, data: bytes) -> None:
+        self.told.append(data)
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
+
+    def abort(self) -> None: ...
+
+    def set_write_buffer_limits(self, high: int) -> None: ...
+
+    def get_extra_info(self, _: str) -> tuple[str, int]:
+        return "127.0.0.1", 1
+
+
+class World:
+    """A connection and the turn that it is in."""
+
+    def __init__(self) -> None:
+        self.soon: list[Callable[[], None]] = []
+        self.turns = 0
+        turn = Turn(self.soon.append)
+        turn.on_end(self.count)
+        memory = ReceiveMemory(1 << 20, 1 << 20)
+        listener = Listener("one", lambda *_: None, turn, memory, LIMITS, Admission(10, 10))
+        self.client = Client()
+        self.connection = Connection(listener)
+        self.connection.connection_made(cast(asyncio.Transport, self.client))
+
+    def count(self) -> None:
+        self.turns += 1
+
+    def end_turn(self) -> None:
+        while self.soon:
+            self.soon.pop()()
+
+    def heartbeat(self) -> UsualHeartbeat:
+        said = UsualHeartbeat(self.connection, 7, 3, None, 1)
+        self.connection.outbox.places.append(said)
+        return said
+
+
+@pytest.fixture
+def world() -> World:
+    async def made() -> World:
+        return World()
+
+    return asyncio.run(made())
+
+
+def test_the_only_answer_leaves_at_once_and_the_turn_ends_all_the_same(world: World) -> None:
+    said = world.heartbeat()
+    world.connection.outbox.queued_bytes = 5  # of answers that have left before it
+    said.give(None)
+    assert len(world.client.told) == 1 and world.turns == 0
+    assert not world.connection.outbox.places and world.connection.outbox.queued_bytes == 0
+    world.end_turn()
+    assert len(world.client.told) == 1 and world.turns == 1
+
+
+HELD_UP: dict[str, Callable[[Connection], None]] = {
+    "another is behind it": lambda connection: connection.outbox.add(b"behind"),
+    "one is about to be sent": Connection.wake,
+    "the client does not take its answers": Connection.pause_writing,
+    "the client is not read from": lambda connection: connection._hold(memoryview(b"")),
+    "the connection is closed": lambda connection: connection.close("by the test"),
+}
+
+
+@pytest.mark.parametrize("why", HELD_UP)
+def test_others_wait_for_the_end_of_the_turn(world: World, why: str) -> None:
+    said = world.heartbeat()
+    HELD_UP[why](world.connection)
+    said.give(None)
+    assert world.client.told == []
+
+
+def test_one_that_comes_second_waits_for_the_first(world: World) -> None:
+    first, second = world.heartbeat(), world.heartbeat()
+    second.give(None)
+    world.end_turn()
+    assert world.client.told == []
+    first.give(None)
+    world.end_turn()
+    assert b"".join(world.client.told).count(b"\0\0\0\x07") == 2
+
+
+def test_a_client_that_is_not_read_from_is_read_again_after_its_answer(world: World) -> None:
+    said = world.heartbeat()
+    world.connection._hold(memoryview(b""))
+    said.give(None)
+    world.end_turn()
+    assert len(world.client.told) == 1 and world.client.is_read
+
+
+def test_a_client_that_takes_its_answers_again_is_heard(world: World) -> None:
+    world.connection.pause_writing()
+    world.connection.heard = False
+    world.connection.resume_writing()
+    assert world.connection.heard
+
+
+def test_commits_are_told_together(world: World) -> None:
+    head: Any = Head("g", 1, "m", None, "t", None, b"")
+    commit = UsualCommit(world.connection, 7, 9, "t", head, [(0, 1, -1, 0, 0)])
+    world.connection.outbox.places.append(commit)
+    commit.give([ErrorCode.NONE])
+    assert world.client.told == []
+    world.end_turn()
+    assert len(world.client.told) == 1
