@@ -1,7 +1,7 @@
 """Sockets to frames: one asyncio protocol object per client, and the listener that limits how many there are.
 
 The first half of the hot path. Bytes are received into the shared arena, cut into frames in place and handed to
-`dispatch` without a copy, a task or a queue; answers are sent at the end of the turn, in one write.
+`dispatch` without a copy, a task or a queue; answers leave at the end of the turn, in one write, or at once (`tell`).
 """
 
 import asyncio
