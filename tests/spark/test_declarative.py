@@ -1,4 +1,7 @@
-"""A Spark Declarative Pipelines project over topics, run as users run it (R60)."""
+"""A Spark Declarative Pipelines project over topics, run as users run it, and Spark Connect behind it (R60).
+
+Both start a Connect server, for which Spark has one port: they are in one file, so that they never run at once.
+"""
 
 import json
 import os
@@ -93,3 +96,31 @@ def test_the_project_goes_on_where_it_ended(broker: EmbeddedBroker, tmp_path: Pa
     totals = results(broker, "order-totals")
     coffee = sorted((one["until"], one["total"]) for one in totals if one["shop"] == "coffee")
     assert coffee == [(f"2026-11-15T12:{minute + 1:02d}:00.000Z", minute * 10.0) for minute in range(13)]
+
+
+CONNECT = """
+import sys
+from pyspark.sql import SparkSession
+from pyspark.sql.session import SparkSession as ServersOwn
+from tests.spark.test_session import shared_by_streams
+from levada.spark import session
+from levada.spark.starting import PUT_BY_STREAMS
+
+spark = SparkSession.builder.remote("local[1]").getOrCreate()
+assert session() is spark
+names = shared_by_streams(ServersOwn._instantiatedSession).keys()
+assert PUT_BY_STREAMS.keys() <= names
+bootstrap, topic = sys.argv[1:]
+frame = spark.readStream.format("levada").option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic).load()
+query = frame.writeStream.format("noop").trigger(availableNow=True).start()
+assert query.awaitTermination(60)
+assert shared_by_streams(ServersOwn._instantiatedSession).keys() == names
+print("all")
+"""
+
+
+def test_a_server_of_connect_in_this_process_is_ready_too(broker: EmbeddedBroker) -> None:
+    command = [sys.executable, "-c", CONNECT, broker.bootstrap, broker.topic()]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert done.stdout.split() == ["all"], done.stderr

@@ -93,34 +93,6 @@ def test_every_session_is_ready_for_streams_that_start_at_once() -> None:
     assert done.stdout.split() == ["all"], done.stderr
 
 
-CONNECT = """
-import sys
-from pyspark.sql import SparkSession
-from pyspark.sql.session import SparkSession as ServersOwn
-from tests.spark.test_session import shared_by_streams
-from levada.spark import session
-from levada.spark.starting import PUT_BY_STREAMS
-
-spark = SparkSession.builder.remote("local[1]").getOrCreate()
-assert session() is spark
-names = shared_by_streams(ServersOwn._instantiatedSession).keys()
-assert PUT_BY_STREAMS.keys() <= names
-bootstrap, topic = sys.argv[1:]
-frame = spark.readStream.format("levada").option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic).load()
-query = frame.writeStream.format("noop").trigger(availableNow=True).start()
-assert query.awaitTermination(60)
-assert shared_by_streams(ServersOwn._instantiatedSession).keys() == names
-print("all")
-"""
-
-
-def test_a_server_of_connect_in_this_process_is_ready_too(broker: EmbeddedBroker) -> None:
-    command = [sys.executable, "-c", CONNECT, broker.bootstrap, broker.topic()]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
-    assert done.stdout.split() == ["all"], done.stderr
-
-
 def test_another_thread_finds_the_session_that_is_there(spark: "SparkSession") -> None:
     before = dict(spark.conf.getAll)
     with ThreadPoolExecutor(1) as other:

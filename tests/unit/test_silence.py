@@ -1,4 +1,4 @@
-"""Who is closed for saying nothing: by the looks that are taken, with a clock of the test's (R49)."""
+"""Who is closed for saying nothing: by the looks that are taken, with a clock of the test's."""
 
 import asyncio
 from typing import cast

@@ -1,4 +1,4 @@
-"""When an answer leaves at once, and when it waits for the end of the turn: the rules of `Connection.owes_one` (R2)."""
+"""When an answer leaves at once, and when it waits for the end of the turn: rules of `Connection.owes_one` (R32)."""
 
 import asyncio
 from collections.abc import Callable

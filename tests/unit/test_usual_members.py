@@ -312,7 +312,7 @@ def test_who_waits_is_told_when_the_group_goes_on_without_it(broker: Running) ->
 
 
 def test_answers_leave_in_the_order_of_the_requests(broker: Running) -> None:
-    """Heartbeats behind a JoinGroup that waits are told after it, also where their answers are known before (R2)."""
+    """Heartbeats behind a JoinGroup that waits are told after it, also where their answers are known before."""
     with broker.connect() as one, broker.connect() as two:
         first, second = Voice(one, 5), Voice(two, 5)
         first.enter()

@@ -30,7 +30,7 @@ class Said(ABC):
         self._correlation_id = correlation_id
         self._version = version
         self._result: Any = _PENDING
-        self.request = request  # but for its generation
+        self.request = request  # but for its generation, if that is read apart
         self.generation = generation
 
     def ask(self, broker: Broker) -> bool:

@@ -84,7 +84,7 @@ class Connection(asyncio.BufferedProtocol):
         self.delayed = False  # no further request is begun while one waits for its turn, or its answer does
         self.client_id: str | None = None
         self.heard = True  # since silence was last looked for
-        self.silent_since = 0.0  # when it was last known not to be, by `Silence`
+        self.silent_since = 0.0  # when `Silence` last found it heard of, or waiting
         self.host = self.peer = ""
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
 
