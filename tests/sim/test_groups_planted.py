@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.sim.planting import Plant, must_be_found
 from tests.sim.test_groups import simulate
 
@@ -134,7 +135,7 @@ def an_older_commit_wins_when_its_transaction_ends(patch: pytest.MonkeyPatch) ->
     def backwards(self: Offsets, producer_id: int, committed: bool) -> None:
         for pending in self._pending.get(producer_id, {}).values():
             for place, commit in pending.items():
-                pending[place] = commit._replace(order=self._order + 1)
+                pending[place] = replace(commit, order=self._order + 1)
         end(self, producer_id, committed)
 
     patch.setattr(Offsets, "end", backwards)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.sim.planting import Plant, must_be_found
 from tests.sim.test_transactions import simulate
 
@@ -34,7 +35,7 @@ def marker_before_the_prepare_is_durable(patch: pytest.MonkeyPatch) -> None:
 
 def _hasty(carry_out: Any) -> Any:
     def at_once(self: Any, machine: Any, outcome: Outcome, parts: Any, now_ms: int) -> None:
-        carry_out(self, machine, outcome._replace(effects=()), parts, now_ms)
+        carry_out(self, machine, replace(outcome, effects=()), parts, now_ms)
         if outcome.effects and self.machine is machine:
             self._have_done(machine, outcome.effects)
 
@@ -107,7 +108,7 @@ def offsets_count_before_the_marker(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         GroupsMachine,
         "commit",
-        lambda self, request, now_ms, ticket: commit(self, request._replace(producer_id=-1), now_ms, ticket),
+        lambda self, request, now_ms, ticket: commit(self, replace(request, producer_id=-1), now_ms, ticket),
     )
 
 

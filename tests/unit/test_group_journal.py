@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.unit.consumer_world import subscription
 
 from levada.core.classic_group import Member, restored
@@ -114,7 +115,7 @@ def test_offsets_come_back(key: OffsetKey, value: OffsetValue) -> None:
 def test_the_short_way_to_write_an_offset_ends_in_the_same_bytes(
     key: OffsetKey, value: OffsetValue, expire_timestamp: int
 ) -> None:
-    value = value._replace(expire_timestamp=expire_timestamp)
+    value = replace(value, expire_timestamp=expire_timestamp)
     assert offset_record(*key, value) == FORMAT.encode(key, value)
     assert offset_record(*key, None) == FORMAT.encode(key, None)
 
@@ -146,7 +147,7 @@ def test_offsets_of_every_version_are_read(version: int, value: OffsetValue) -> 
     key, _ = FORMAT.encode(OffsetKey("g", "t", 0), None)
     assert FORMAT.decode(key, bytes(written)) == (
         OffsetKey("g", "t", 0),
-        value._replace(**LOST.get(("offset", version), {})),
+        replace(value, **LOST.get(("offset", version), {})),
     )
 
 

@@ -33,6 +33,13 @@ OTHERWISE: dict[str, list[Any]] = {  # what a JoinGroup may say that the member 
 }
 
 
+def as_said(member: Member, new_member_id: str = "") -> JoinRequest:
+    """What a member says that joins as it did before."""
+    names = (member.id, member.instance_id, member.client_id, member.client_host)
+    timeouts = (member.session_timeout_ms, member.rebalance_timeout_ms)
+    return JoinRequest("g", *names, *timeouts, "consumer", member.protocols, new_member_id)
+
+
 class Asking:
     """One group under requests at random."""
 
@@ -62,9 +69,7 @@ class Asking:
         if member is None or self.random.random() < 0.1:
             instance_id = self.random.choice((None, None, "one", "two"))
             member = Member("", instance_id, "client", "/host", 10_000, 60_000, RANGE)
-        request = JoinRequest(
-            "g", *member[:6], "consumer", member.protocols, f"new-{step}", must_know_id=False
-        )
+        request = as_said(member, f"new-{step}")._replace(must_know_id=False)
         if self.random.random() < 0.3:
             name = self.random.choice(list(OTHERWISE))
             request = request._replace(**{name: self.random.choice(OTHERWISE[name])})
@@ -77,7 +82,7 @@ class Asking:
         assignments = {one: bytes(random.choice((1, 1, 300))) for one in group.members}
         if member.id != group.leader or random.random() < 0.2:
             assignments = {}
-        request = SyncRequest("g", *member[:2], group.generation, None, None, assignments)
+        request = SyncRequest("g", member.id, member.instance_id, group.generation, None, None, assignments)
         if random.random() < 0.3:
             said: dict[str, Any] = {
                 "instance_id": random.choice((None, "one", "nobody")),
@@ -172,7 +177,7 @@ def test_a_session_timeout_that_is_no_longer_allowed_is_left_to_who_refuses_it()
     leader, second, _ = world.stable(3)
     world.join(leader)
     member = world.group.members[second]
-    request = JoinRequest("g", *member[:6], "consumer", member.protocols, "")
+    request = as_said(member)
     assert group_waits.join(world.machine, world.group, request, 1) is not None
     world.machine.limits = world.limits._replace(max_session_timeout_ms=member.session_timeout_ms - 1)
     assert group_waits.join(world.machine, world.group, request, 1) is None

@@ -140,7 +140,8 @@ class UsualJoin(Said):
         elif result.members or result.error or result.skip_assignment:
             response = joined(result)
         else:
-            before, text, behind = _join_answer(version, *result[:4])
+            what = (result.generation, result.protocol_type, result.protocol, result.leader)
+            before, text, behind = _join_answer(version, *what)
             return _frame(correlation_id, before, text[result.member_id], behind)
         return messages.write_response_frame(JOIN_GROUP, version, correlation_id, response)
 
@@ -200,8 +201,8 @@ class UsualSync(Said):
         if isinstance(result, KafkaError):
             response = error_response(SYNC_GROUP, None, result)
             return messages.write_response_frame(SYNC_GROUP, version, correlation_id, response)
-        protocol_type, protocol, assignment = result
-        before, behind = _sync_answer(version, protocol_type, protocol)
+        assignment = result.assignment
+        before, behind = _sync_answer(version, result.protocol_type, result.protocol)
         size = len(assignment)
         length = UVARINTS[size + 1] if behind else INT.pack(size)
         return _frame(correlation_id, before, length, assignment, behind)

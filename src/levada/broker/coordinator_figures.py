@@ -35,10 +35,10 @@ class CountedGroups(GroupsMachine):
     figures: CoordinatorFigures
 
     def apply(self, event: GroupEvent) -> None:
-        if type(event) in QUIET:
-            pass
-        elif isinstance(event, OffsetPut):
+        if isinstance(event, OffsetPut):
             self.figures.offsets_committed += event.value is not None
+        elif type(event) in QUIET:
+            pass
         elif isinstance(event, GroupChanged):
             former = self.classic(event.group.id)
             self.figures.classic_rebalances += event.group.generation > (former.generation if former else 0)

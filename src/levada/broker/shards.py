@@ -47,6 +47,7 @@ class Shard(Generic[M]):
         "_hesitates",
         "_impatience",
         "_journal",
+        "_monotonic",
         "_new_machine",
         "_now_ms",
         "_on_loaded",
@@ -71,7 +72,7 @@ class Shard(Generic[M]):
         self.partition = partition
         self.machine: M | None = None  # None while it is loaded
         self._broker = broker
-        self._now_ms = broker.clock.now_ms
+        self._now_ms, self._monotonic = broker.clock.now_ms, broker.clock.monotonic
         self._new_machine = new_machine
         self._on_loaded = on_loaded
         self._perform = perform
@@ -166,11 +167,12 @@ class Shard(Generic[M]):
 
     def _owe(self, replies: Replies, effects: Sequence[Any] = ()) -> None:
         """Pay when the journal is committed; give a refusal if that takes too long."""
-        if not self._owed and self._journal.is_committed:
+        journal = self._journal
+        if not self._owed and journal.is_committed:
             self._settle(replies, effects)
             return
-        until = self._broker.clock.monotonic() + self._patience_s
-        self._owed.append((self._journal.end, until, replies, effects))
+        until = self._monotonic() + self._patience_s
+        self._owed.append((journal.end, until, replies, effects))
         if self._impatience is None:
             self._impatience = self._broker.call_later(self._patience_s, self._lose_patience)
 
@@ -192,7 +194,7 @@ class Shard(Generic[M]):
 
     def _lose_patience(self) -> None:
         self._impatience = None
-        now = self._broker.clock.monotonic()
+        now = self._monotonic()
         error = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the journal is not committed in time")
         for place, (end, until, replies, effects) in enumerate(list(self._owed)):
             if until > now:

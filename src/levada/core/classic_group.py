@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Final, NamedTuple
 
+import msgspec
+from msgspec.structs import replace
+
 from levada.core.consumer_protocol import subscribed_topics
 from levada.core.machines import Ticket
 from levada.core.member_memory import MEMBER_BYTES, NAME_BYTES
@@ -44,7 +47,7 @@ class State(StrEnum):
 EMPTY, PREPARING, COMPLETING, STABLE, _ = State  # members of an enum are slow to look up in it
 
 
-class Member(NamedTuple):
+class Member(msgspec.Struct, frozen=True):
     """A member as the group knows it."""
 
     id: str
@@ -70,8 +73,8 @@ class Member(NamedTuple):
         return _said_for(protocol, self.protocols)
 
     def given(self, assignment: bytes) -> "Member":
-        """The same with an assignment. All members are given theirs at once, and `_replace` is slow."""
-        return Member._make((*self[:ASSIGNMENT], assignment, *self[ASSIGNMENT + 1 :]))
+        """The same with an assignment."""
+        return replace(self, assignment=assignment)
 
 
 def _said_for(protocol: str | None, protocols: Protocols) -> bytes:
@@ -80,9 +83,6 @@ def _said_for(protocol: str | None, protocols: Protocols) -> bytes:
         if name == protocol:
             return metadata
     return b""
-
-
-ASSIGNMENT: Final = Member._fields.index("assignment")
 
 
 class InitialDelay(NamedTuple):

@@ -8,6 +8,9 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+import msgspec
+from msgspec.structs import replace
+
 from levada.core.classic_group import (
     COMPLETING,
     EMPTY,
@@ -72,7 +75,7 @@ def session(group_id: str, member_id: str) -> Timer:
     return Timer(group_id, TimerKind.MEMBER, member_id)
 
 
-class JoinedMember(NamedTuple):
+class JoinedMember(msgspec.Struct, frozen=True):
     """A member as the leader is told of it."""
 
     id: str
@@ -80,7 +83,7 @@ class JoinedMember(NamedTuple):
     metadata: bytes
 
 
-class JoinReply(NamedTuple):
+class JoinReply(msgspec.Struct, frozen=True):
     """The generation a member is in."""
 
     generation: int
@@ -98,7 +101,7 @@ class JoinReply(NamedTuple):
         return cls(NO_GENERATION, None, None, "", member_id, error=ErrorCode.MEMBER_ID_REQUIRED)
 
 
-class SyncReply(NamedTuple):
+class SyncReply(msgspec.Struct, frozen=True):
     """What a member is assigned."""
 
     protocol_type: str | None
@@ -280,7 +283,7 @@ class Draft:
         until_ms = self.now_ms + MOMENT_MS
         for member in list(group.members.values()):
             if member.is_new:
-                self.update(member._replace(is_new=False))
+                self.update(replace(member, is_new=False))
             self.timers[session(group.id, member.id)] = until_ms + member.session_timeout_ms
         self.replies += [(ticket, self.joined(member_id)) for member_id, ticket in group.joins.items()]
         group.joins.clear()

@@ -5,7 +5,9 @@ A machine with other kinds of groups adds events of its own: all that is asked o
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
 
 from levada.core.classic_group import ClassicGroup
 from levada.core.group_drafts import Timer
@@ -35,7 +37,7 @@ class GroupEvent(Protocol):
         ...
 
 
-class GroupChanged(NamedTuple):
+class GroupChanged(msgspec.Struct, frozen=True):
     """A classic group is now this one; `saved` if that must survive."""
 
     group: ClassicGroup
@@ -62,7 +64,7 @@ class GroupRemoved:
         forget(machine, self.group_id)
 
 
-class TimerMoved(NamedTuple):
+class TimerMoved(msgspec.Struct, frozen=True):
     """A deadline is set."""
 
     timer: Timer
@@ -75,7 +77,7 @@ class TimerMoved(NamedTuple):
         machine.deadlines.set(self.timer, self.at_ms)
 
 
-class TimersMoved(NamedTuple):
+class TimersMoved(msgspec.Struct, frozen=True):
     """Deadlines are set, or ended with None."""
 
     timers: Mapping[Timer, int | None]
@@ -92,7 +94,7 @@ class TimersMoved(NamedTuple):
                 deadlines.set(timer, at_ms)
 
 
-class OffsetPut(NamedTuple):
+class OffsetPut(msgspec.Struct, frozen=True):
     """An offset is committed, by a producer if in a transaction, or taken back with None."""
 
     group_id: str
@@ -104,8 +106,8 @@ class OffsetPut(NamedTuple):
         return offset_record(self.group_id, *self.place, self.value)
 
     def apply(self, machine: "GroupsMachine") -> None:
-        group_id, place, value, producer_id = self
-        machine.offsets.put(group_id, place, value, producer_id)
+        group_id, value = self.group_id, self.value
+        machine.offsets.put(group_id, self.place, value, self.producer_id)
         if value is None:
             machine.forget_if_bare(group_id)
         elif group_id not in machine.groups:

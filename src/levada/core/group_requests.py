@@ -6,6 +6,8 @@ Each function works on a draft and either leaves it changed or raises what Kafka
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from levada.core.classic_group import (
     COMPLETING,
     CONSUMER_PROTOCOL,
@@ -189,7 +191,8 @@ def _join_again(draft: Draft, member: Member, request: JoinRequest, ticket: Tick
     ):
         session_ms, rebalance_ms, protocols = says
         draft.update(
-            member._replace(
+            replace(
+                member,
                 session_timeout_ms=session_ms,
                 rebalance_timeout_ms=rebalance_ms,
                 protocols=protocols,
@@ -219,10 +222,10 @@ def _replace_static(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
         group.topics = group.subscribed(group.protocol)
         reply = draft.joined(request.new_member_id)
         if request.may_skip_assignment:
-            reply = reply._replace(skip_assignment=was_leader)
+            reply = replace(reply, skip_assignment=was_leader)
         else:
             # An old client that finds itself leader would assign, and nobody would hear of it.
-            reply = reply._replace(leader=old_leader or "", members=())
+            reply = replace(reply, leader=old_leader or "", members=())
         del group.joins[request.new_member_id]
         draft.replies.append((ticket, reply))
 
@@ -247,7 +250,8 @@ def _rename(draft: Draft, old: Member, request: JoinRequest, ticket: Ticket) -> 
     """The same member under its new id, in the same place among the others."""
     group, new_id = draft.group, request.new_member_id
     assert old.instance_id is not None
-    member = old._replace(
+    member = replace(
+        old,
         id=new_id,
         client_id=request.client_id,
         client_host=request.client_host,

@@ -5,7 +5,9 @@ the group for them: each is an event that changes one entry. Whatever might brin
 `levada.core.group_requests`, which would decide the same.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from levada.core.classic_group import COMPLETING, PREPARING, STABLE, ClassicGroup, Member
 from levada.core.group_drafts import MOMENT_MS, SyncReply, Timer, TimerKind, session
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from levada.core.groups import GroupsMachine
 
 
-class JoinWaits(NamedTuple):
+class JoinWaits(msgspec.Struct, frozen=True):
     """A member has joined again, and others are missing."""
 
     group: ClassicGroup
@@ -28,11 +30,10 @@ class JoinWaits(NamedTuple):
         return None
 
     def apply(self, _: "GroupsMachine") -> None:
-        group, member_id, ticket = self
-        group.joins[member_id] = ticket
+        self.group.joins[self.member_id] = self.ticket
 
 
-class PartAsked(NamedTuple):
+class PartAsked(msgspec.Struct, frozen=True):
     """A member has asked for its assignment; with a ticket, it waits for the leader."""
 
     group: ClassicGroup
@@ -43,10 +44,9 @@ class PartAsked(NamedTuple):
         return None
 
     def apply(self, _: "GroupsMachine") -> None:
-        group, member_id, ticket = self
-        group.unsynced.discard(member_id)
-        if ticket is not None:
-            group.syncs[member_id] = ticket
+        self.group.unsynced.discard(self.member_id)
+        if self.ticket is not None:
+            self.group.syncs[self.member_id] = self.ticket
 
 
 def heard(machine: "GroupsMachine", group_id: str, member: Member, now_ms: int) -> list[GroupEvent]:

@@ -11,6 +11,8 @@ from enum import StrEnum
 from operator import methodcaller
 from typing import ClassVar, Final, Protocol
 
+from msgspec.structs import replace
+
 from levada.core import classic_members, consumer_requests, group_requests, group_waits
 from levada.core.classic_group import PREPARING, STABLE, UNKNOWN_MEMBER, ClassicGroup, restored
 from levada.core.consumer_drafts import ConsumerDraft, ConsumerLimits, ConsumerRecord
@@ -109,7 +111,7 @@ class GroupsMachine:
         if not group_requests.comes_back(group, request):
             check_room(self, draft.group, request.member_id, request.instance_id)
         outcome = _outcome(draft)
-        return outcome._replace(events=[*former, *outcome.events]) if former else outcome
+        return replace(outcome, events=[*former, *outcome.events]) if former else outcome
 
     def sync(self, request: SyncRequest, now_ms: int, ticket: Ticket) -> Outcome | Passing:
         """SyncGroup."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from levada.wire.batches import BatchHeader
 
 Ticket = Hashable  # stands for a request that waits; a machine keeps it as long as it owes the reply
@@ -29,7 +31,7 @@ class Stamp(NamedTuple):
 PLAIN: Final = Stamp()
 
 
-class Outcome(NamedTuple):
+class Outcome(msgspec.Struct, frozen=True):
     """What a machine decided. A reply that is a KafkaError fails its request.
 
     Effects are what is to be done elsewhere once all of it is committed (markers of a transaction); the runtime hands
@@ -45,7 +47,7 @@ class Outcome(NamedTuple):
     )
 
 
-class Passing(NamedTuple):
+class Passing(msgspec.Struct, frozen=True):
     """What a machine decided that need not survive: none of the events has a record, so nobody asks them for one."""
 
     events: Sequence[Any]

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from levada.errors import ErrorCode
 from levada.wire.journal import NO_EXPIRY, OffsetValue
 
 Place = tuple[str, int]  # topic and partition
 
 
-class CommitRequest(NamedTuple):
+class CommitRequest(msgspec.Struct, frozen=True):
     """Offsets to commit, by a member or by a client that only keeps them here."""
 
     group_id: str
@@ -40,7 +42,7 @@ class FetchedOffset(NamedTuple):
     error: ErrorCode = ErrorCode.NONE
 
 
-class Committed(NamedTuple):
+class Committed(msgspec.Struct, frozen=True):
     """An offset and where in the order of all commits it was written."""
 
     value: OffsetValue

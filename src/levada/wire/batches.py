@@ -247,7 +247,7 @@ def encode_pairs(
     for key, value in pairs:
         end = b"\x01\0" if value is None else _VARINTS[len(value)] + value + b"\0"
         # No attributes, no later than the first.
-        record = b"\0\0" + _VARINTS[count] + _VARINTS[len(key)] + key + end
+        record = b"".join((b"\0\0", _VARINTS[count], _VARINTS[len(key)], key, end))
         parts.append(_VARINTS[len(record)] + record)
         count += 1
     return _batch(b"".join(parts), count, timestamp, timestamp, producer_id, producer_epoch, -1, attributes)
@@ -272,9 +272,7 @@ def _batch(
     )
     signed = start + data
     length = _UNSIGNED.size + len(signed) - LOG_OVERHEAD
-    batch = bytearray(_UNSIGNED.pack(base_offset, length, leader_epoch, MAGIC, crc32c(signed)))
-    batch += signed
-    return batch
+    return bytearray(_UNSIGNED.pack(base_offset, length, leader_epoch, MAGIC, crc32c(signed)) + signed)
 
 
 def _encode_record(record: Record, timestamp_delta: int, offset_delta: int) -> bytes:

@@ -7,6 +7,8 @@ from functools import lru_cache
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from levada.wire.layouts import (
     BYTES,
     COMPACT_BYTES,
@@ -36,7 +38,7 @@ class OffsetKey(NamedTuple):
     partition: int
 
 
-class OffsetValue(NamedTuple):
+class OffsetValue(msgspec.Struct, frozen=True):
     """A committed offset. Only commits with a retention time of their own have an expire timestamp."""
 
     offset: int
@@ -104,12 +106,9 @@ def offset_record(
     group: str, topic: str, partition: int, value: OffsetValue | None
 ) -> tuple[bytes, bytes | None]:
     """A record as its `Kind` would write it, in a fraction of the time: brokers write few things more often."""
-    if value is not None:
-        offset, leader_epoch, metadata, commit_timestamp, expire_timestamp = value
-        if not metadata and expire_timestamp == NO_EXPIRY:
-            return _offset_key(group, topic, partition), _VALUE.pack(
-                3, offset, leader_epoch, 0, commit_timestamp
-            )
+    if value is not None and not value.metadata and value.expire_timestamp == NO_EXPIRY:
+        content = _VALUE.pack(3, value.offset, value.leader_epoch, 0, value.commit_timestamp)
+        return _offset_key(group, topic, partition), content
     return _OFFSETS.encode(OffsetKey(group, topic, partition), value)
 
 

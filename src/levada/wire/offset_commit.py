@@ -25,6 +25,7 @@ _END = b"\0\0"  # no tagged fields of the topic and of the request
 
 _PARTITION = Struct(">iqiBB")  # index, offset, leader epoch, length of the metadata, number of tagged fields
 _ONE = Struct(">iqiBBh")  # the only partition, and the end
+_ONE_BYTES = _ONE.size
 _COUNT_ONE = 2  # the length of a compact array of one
 _ANSWERED = Struct(">ihx")  # index, error, no tagged fields
 _ONE_ANSWERED = Struct(">ihx2x")  # the same, and the end
@@ -50,8 +51,8 @@ _HEADS: Final[dict[int, dict[bytes, Head]]] = {version: {} for version in VERSIO
 
 def read(view: memoryview, position: int, stop: int, version: int) -> tuple[Head, list[Partition]] | None:
     """The commit whose body (after the client id) is view[position:stop]; None if it is not usual."""
-    at = max(position, stop - _ONE.size)
-    known = _HEADS[version].get(bytes(view[position:at]))
+    at = stop - _ONE_BYTES
+    known = _HEADS[version].get(bytes(view[position:at])) if at > position else None
     if known is not None and view[at - 1] == _COUNT_ONE:
         index, offset, leader_epoch, metadata, tags, end = _ONE.unpack_from(view, at)
         if end or metadata > EMPTY_MAX or tags:
