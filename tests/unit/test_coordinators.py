@@ -214,6 +214,32 @@ def test_a_journal_that_cannot_be_read_has_no_coordinator(
     assert "a journal cannot be read" in caplog.text and "background work crashed" not in caplog.text
 
 
+@pytest.mark.parametrize("step", ["replay", "loaded"])
+def test_a_bug_while_a_journal_is_read_leaves_nobody_waiting(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What another broker wrote may be what nobody thought of; its trace is in the log."""
+    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+        one.create("t")
+        find(wire)
+        commit(wire, 1)
+
+    as_before = getattr(GroupsMachine, step)
+
+    def fail(machine: GroupsMachine, *more: Any) -> Any:
+        if step == "loaded" and not machine.offsets.total:
+            return as_before(machine, *more)  # of a shard without records
+        raise LookupError("nobody thought of it")
+
+    monkeypatch.setattr(GroupsMachine, step, fail)
+    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+        while committed(wire).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            pass
+        assert committed(wire).error_code == ErrorCode.NOT_COORDINATOR
+        assert commit(wire, 2) == ErrorCode.NOT_COORDINATOR
+    assert "a journal cannot be read" in caplog.text and "LookupError" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("form", "at", "value"),
     [(">B", HEADER_BYTES + 20, 0xFF), (">q", 0, 0), (">q", 0, 1 << 40), (">i", 8, 1 << 29), (">i", 8, 1)],

@@ -272,16 +272,24 @@ class Shard(Generic[M]):
                     since = clock.monotonic()
                     if self._closed:
                         return
-        except (OSError, KafkaError) as error:
+            self._begin(machine)
+        except Exception as error:  # noqa: BLE001 (whoever wrote the record, its groups are not to wait for ever)
             self._give_up(error, offset)
-            return
-        self._begin(machine)
 
-    def _give_up(self, error: OSError | KafkaError, offset: int) -> None:
+    def _give_up(self, error: Exception, offset: int) -> None:
         """The journal cannot be read: nothing is served from a part of it."""
         topic, index = self.partition.topic, self.partition.index
-        log.error("a journal cannot be read", topic=topic, index=index, after_offset=offset, why=str(error))
+        is_bug = not isinstance(error, OSError | KafkaError)
+        log.error(
+            "a journal cannot be read",
+            topic=topic,
+            index=index,
+            after_offset=offset,
+            why=str(error),
+            exc_info=error if is_bug else None,
+        )
         self._unreadable = True
+        self._drop()
         if isinstance(error, OSError):
             self.partition.failed(error)
 
