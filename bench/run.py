@@ -1,8 +1,8 @@
 """`make bench`: Levada and Apache Kafka in one run, the same load on both, round about.
 
-Only the ratios of one run mean something: the brokers take turns within each row, Kafka first gets half a minute of
-load for its JIT compiler, and a row is the median of its rounds. A row that fails is reported and does not stop the
-others. Without Java or Maven Levada is measured alone.
+Only the ratios of one run mean something: the brokers take turns within each row, and who is not measured stands still
+meanwhile; Kafka first gets half a minute of load for its JIT compiler, and a row is the median of its rounds. A row
+that fails is reported and does not stop the others. Without Java or Maven Levada is measured alone.
 """
 
 import argparse
@@ -12,10 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tests.cache import Unavailable
 from tests.kafka_jars import KAFKA_VERSION
@@ -103,8 +105,29 @@ class Side(Protocol):
     def last_words(self) -> str: ...
 
 
-def measure_row(row: Row, sides: Sequence[Side], rounds: int) -> dict[str, Any]:
-    """Rounds of the sides in turns, the first of a round changing."""
+AnySide = TypeVar("AnySide", bound=Side)
+
+
+@contextmanager
+def alone(brokers: Sequence[Broker], broker: Broker) -> Iterator[None]:
+    """Have the others stand still: what a JVM does while it idles would show in the p99 of who is measured."""
+    others = [other for other in brokers if other is not broker]
+    for other in others:
+        other.sleep()
+    try:
+        yield
+    finally:
+        for other in others:
+            other.wake()
+
+
+def measure_row(
+    row: Row,
+    sides: Sequence[AnySide],
+    rounds: int,
+    turn: Callable[[AnySide], AbstractContextManager[object]] = nullcontext,
+) -> dict[str, Any]:
+    """Rounds of the sides in turns, the first of a round changing; `turn` is around each."""
     taken: dict[str, list[results.Figures]] = {side.name: [] for side in sides}
     errors: dict[str, str] = {}
     for number in range(rounds):
@@ -112,7 +135,8 @@ def measure_row(row: Row, sides: Sequence[Side], rounds: int) -> dict[str, Any]:
             if side.name in errors:
                 continue
             try:
-                taken[side.name].append(results.figures(row.run(side)))
+                with turn(side):
+                    taken[side.name].append(results.figures(row.run(side)))
             except (BrokerError, OSError, subprocess.SubprocessError) as problem:
                 errors[side.name] = str(problem)
                 progress(f"{row.key}: {side.name} failed: {problem}\n{side.last_words()}")
@@ -141,7 +165,8 @@ def measure(
         warm_up(broker, WARM_UP_S[broker.name])
     measured: dict[str, Any] = {}
     for row in rows:
-        measured[row.key] = measure_row(row, brokers, options.rounds or row.rounds)
+        rounds = options.rounds or row.rounds
+        measured[row.key] = measure_row(row, brokers, rounds, partial(alone, brokers))
         progress(f"{row.title}: {report.summary(measured[row.key])}")
     read_memory(brokers, process, "loaded")
     return {"process": process, "rows": measured}

@@ -2,13 +2,18 @@
 
 import json
 import os
+import sys
+from functools import partial
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from bench import chart, coordination, machine, report, results, wire
+from bench.brokers import Levada
 from bench.outcome import Outcome
-from bench.rows import ROWS, Goal
+from bench.rows import ROWS, Goal, Row
+from bench.run import alone, measure_row
 from tests.load import figures
 
 from levada.wire import batches, messages
@@ -169,6 +174,41 @@ def test_only_the_place_between_the_markers_changes(tmp_path: Any) -> None:
     report.put_between_markers(page, "new")
     report.put_between_markers(page, "newer", "load")
     assert page.read_text() == shown.format("new", "newer")
+
+
+def state_of(pid: int) -> str:
+    """One letter; T has been stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="states are those of /proc")
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_is_not_measured_stands_still(fails: bool, tmp_path: Path) -> None:
+    """And goes on afterwards, also when a round has failed."""
+    sides = [Levada(tmp_path), Levada(tmp_path)]
+    measured = []
+
+    def run(side: Levada) -> Outcome:
+        (other,) = (each for each in sides if each is not side)
+        while state_of(other.pid) != "T":  # a signal takes a moment
+            pass
+        assert wire.answers(side.port)
+        measured.append(side.name)
+        if fails:
+            raise wire.BrokerError("no")
+        return outcome()
+
+    try:
+        for number, side in enumerate(sides):
+            side.name = str(number)
+            side.start()
+        row = measure_row(Row("a", "b", run), sides, 2, partial(alone, sides))
+        assert "".join(measured) == ("01" if fails else "0110")
+        assert "".join(row["errors"]) == ("01" if fails else "")
+        assert all(wire.answers(side.port) for side in sides)
+    finally:
+        for side in sides:
+            side.remove()
 
 
 def test_own_cpu_time_is_seen() -> None:
