@@ -3,7 +3,7 @@
 Apache Kafka comes from Maven Central into a cache outside the tree and runs as its own start script runs it:
 one KRaft node, 1 GiB of heap, G1. Everything else of both brokers stays at its defaults, except that a new group
 does not wait three seconds for more members, and that Kafka removes the files of a deleted topic after a second
-instead of a minute, so that rounds leave no pages behind.
+instead of a minute, so that rounds leave no pages behind, and does not take a broker for dead that was stopped.
 """
 
 import os

@@ -33,8 +33,8 @@ class StartLoad:
     times: int = 1
 
 
-def raw(load: StartLoad, group: str) -> None:
-    """Everything from connecting to a record, as a client does it."""
+def raw(load: StartLoad, group: str) -> float:
+    """Everything from connecting to a record, as a client does it; when it had the record. Then it leaves."""
     versions = wire.request(wire.API_VERSIONS, 0, b"", flexible=False)
     with wire.connect(load.port) as to_leader, wire.connect(load.port) as to_coordinator:
         wire.call(to_leader, versions)
@@ -63,7 +63,9 @@ def raw(load: StartLoad, group: str) -> None:
         _check("Fetch", wire.fetch_error(records))
         if wire.read_varint(records, wire.FETCH_RECORDS_AT)[0] <= wire.BATCH_HEADER_BYTES:
             raise wire.BrokerError("a Fetch of a stored record gave none")
+        had_record = time.perf_counter()
         wire.call(to_coordinator, coordination.leave_group(group, member_id))
+    return had_record
 
 
 def _check(api: str, error: int) -> None:
@@ -85,8 +87,8 @@ def _first_offset(answer: bytes) -> int:
     return reader.take(wire.I64)
 
 
-def _librdkafka(protocol: str) -> Callable[[StartLoad, str], None]:
-    def start(load: StartLoad, group: str) -> None:
+def _librdkafka(protocol: str) -> Callable[[StartLoad, str], float]:
+    def start(load: StartLoad, group: str) -> float:
         consumer = Consumer(
             {
                 "bootstrap.servers": f"127.0.0.1:{load.port}",
@@ -99,12 +101,14 @@ def _librdkafka(protocol: str) -> Callable[[StartLoad, str], None]:
         message = consumer.poll(PATIENCE_S)
         if message is None or message.error():
             raise wire.BrokerError(f"no record came: {message.error() if message else 'for too long'}")
+        had_record = time.perf_counter()
         consumer.close()
+        return had_record
 
     return start
 
 
-CLIENTS: dict[str, Callable[[StartLoad, str], None]] = {
+CLIENTS: dict[str, Callable[[StartLoad, str], float]] = {
     "raw": raw,
     "librdkafka": _librdkafka("classic"),
     "librdkafka-848": _librdkafka("consumer"),
@@ -113,12 +117,11 @@ CLIENTS: dict[str, Callable[[StartLoad, str], None]] = {
 
 def _outcome(load: StartLoad) -> Outcome:
     start, taken = CLIENTS[load.client], []
-    meter, began = Meter(load.pid), time.perf_counter()
+    meter = Meter(load.pid)
     for number in range(load.times):
         started = time.perf_counter()
-        start(load, f"{load.topic}-{number}")
-        taken.append(time.perf_counter() - started)
-    return meter.outcome(time.perf_counter() - began, len(taken), 0, taken)
+        taken.append(start(load, f"{load.topic}-{number}") - started)
+    return meter.outcome(sum(taken), len(taken), 0, taken)
 
 
 def first_consumer(port: int) -> float:
@@ -127,8 +130,7 @@ def first_consumer(port: int) -> float:
     wire.create_topic(port, topic, 1)
     wire.produce_one(port, topic)
     started = time.perf_counter()
-    CLIENTS["librdkafka"](StartLoad(port, topic), topic)
-    return time.perf_counter() - started
+    return CLIENTS["librdkafka"](StartLoad(port, topic), topic) - started
 
 
 def run(load: StartLoad) -> Outcome:

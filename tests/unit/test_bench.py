@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -190,8 +191,9 @@ def test_who_is_not_measured_stands_still(fails: bool, tmp_path: Path) -> None:
 
     def run(side: Levada) -> Outcome:
         (other,) = (each for each in sides if each is not side)
+        deadline = time.monotonic() + 10
         while state_of(other.pid) != "T":  # a signal takes a moment
-            pass
+            assert time.monotonic() < deadline, "both run"
         assert wire.answers(side.port)
         measured.append(side.name)
         if fails:

@@ -272,12 +272,13 @@ class Shard(Generic[M]):
                     since = clock.monotonic()
                     if self._closed:
                         return
-            self._begin(machine)
         except Exception as error:  # noqa: BLE001 (whoever wrote the record, its groups are not to wait for ever)
             self._give_up(error, offset)
+            return
+        self._begin(machine)
 
     def _give_up(self, error: Exception, offset: int) -> None:
-        """The journal cannot be read: nothing is served from a part of it."""
+        """The journal cannot be read, or the broker fails at a record of it: nothing is served from a part."""
         topic, index = self.partition.topic, self.partition.index
         is_bug = not isinstance(error, OSError | KafkaError)
         log.error(
@@ -289,7 +290,6 @@ class Shard(Generic[M]):
             exc_info=error if is_bug else None,
         )
         self._unreadable = True
-        self._drop()
         if isinstance(error, OSError):
             self.partition.failed(error)
 

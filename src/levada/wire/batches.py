@@ -272,7 +272,9 @@ def _batch(
     )
     signed = start + data
     length = _UNSIGNED.size + len(signed) - LOG_OVERHEAD
-    return bytearray(_UNSIGNED.pack(base_offset, length, leader_epoch, MAGIC, crc32c(signed)) + signed)
+    batch = bytearray(_UNSIGNED.pack(base_offset, length, leader_epoch, MAGIC, crc32c(signed)))
+    batch += signed  # and not a sum of both first, which is one more copy of what may be large
+    return batch
 
 
 def _encode_record(record: Record, timestamp_delta: int, offset_delta: int) -> bytes:
