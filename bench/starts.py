@@ -116,6 +116,7 @@ CLIENTS: dict[str, Callable[[StartLoad, str], float]] = {
 
 
 def _outcome(load: StartLoad) -> Outcome:
+    """The seconds are those until the records; the CPU time is also that of leaving."""
     start, taken = CLIENTS[load.client], []
     meter = Meter(load.pid)
     for number in range(load.times):
