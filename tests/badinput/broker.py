@@ -159,7 +159,10 @@ def running(directory: Path) -> Iterator[Broker]:
     """A broker from start to a clean stop."""
     command = [sys.executable, "-m", "levada", "start", "--data", str(directory / "data"), "--port", "0"]
     log = directory / "broker.log"
-    environment = os.environ | {"KAFKA_LEVADA_METRICS_LISTENER": ""}
+    environment = os.environ | {
+        "KAFKA_LEVADA_METRICS_LISTENER": "",
+        "KAFKA_LOG_RETENTION_CHECK_INTERVAL_MS": "86400000",  # records of any times stay for the whole suite
+    }
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
     try:

@@ -13,6 +13,10 @@ from typing import Self
 
 READY_S = 120.0  # a machine may have much else to do
 _ADDRESS = re.compile(rb"bootstrap\.servers=(\S+)\s")
+SETTINGS = {
+    "levada.metrics.listener": "",
+    "log.retention.check.interval.ms": "86400000",  # records of tests have any times: none goes in the fifth minute
+}
 
 
 class Server:
@@ -26,7 +30,7 @@ class Server:
         limit: Callable[[], None] | None = None,  # called in the process before it becomes a broker
         ready_s: float = READY_S,
     ) -> None:
-        self._settings = {"levada.metrics.listener": ""} | dict(settings or {})
+        self._settings = SETTINGS | dict(settings or {})
         self._limit = limit
         self._ready_s = ready_s
         self._data = folder / "data"

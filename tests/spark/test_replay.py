@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ConfigSource
 from pyspark.errors import AnalysisException
 from tests.spark.lakes import archive_once, fill
 
@@ -105,6 +106,35 @@ def test_a_time_range_at_a_chosen_speed(
     assert not slow.wait(3)  # the next record is due in a hundred seconds
     assert slow.progress().rows == 1
     slow.stop()
+
+
+def test_a_topic_keeps_what_is_replayed_to_it_however_old(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """One that would delete it at once gets nothing, until it is told to keep it; one that is made keeps it."""
+    lake, topic, week = str(tmp_path / "lake"), broker.topic(), broker.topic(retention_ms=7 * 86_400_000)
+    fill(broker, topic, 0, 3, first_ms=DAY_MS)
+    archive_once(spark, broker, tmp_path / "lake", topic)
+
+    def run(to: str) -> None:
+        assert replay(topic, lake, to, bootstrap=broker.bootstrap, name=to, spark=spark).wait(300)
+
+    with pytest.raises(PipelineError, match=f"2025-10-09 08:53 .*{week} deletes those .* older than 7 days"):
+        run(week)
+    assert numbers(broker, week) == {}
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    resource = ConfigResource(ConfigResource.Type.TOPIC, week)
+    resource.add_incremental_config(
+        ConfigEntry("retention.ms", "-1", incremental_operation=AlterConfigOpType.SET)
+    )
+    admin.incremental_alter_configs([resource])[resource].result(30)
+    run(week)
+    made = f"{topic}-again"
+    run(made)
+    assert numbers(broker, week) == numbers(broker, made) == {0: [0, 1, 2]}
+    (described,) = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, made)]).values()
+    entry = described.result(30)["retention.ms"]
+    assert (entry.value, entry.source) == ("-1", ConfigSource.DYNAMIC_TOPIC_CONFIG.value)
 
 
 def test_what_is_not_in_the_lake_is_said(

@@ -160,20 +160,25 @@ class Updates:
         writer.option("txnAppId", query).option("txnVersion", str(number)).save()
 
 
-def make_topics(bootstrap: str, names: Iterable[str], partitions: int = BROKER_DEFAULT) -> None:
+def make_topics(
+    bootstrap: str,
+    names: Iterable[str],
+    partitions: int = BROKER_DEFAULT,
+    configs: Mapping[str, str] | None = None,
+) -> None:
     """Let the topics be there; those that are stay as they are."""
     from levada.spark import blocking
 
-    blocking.run(_make(blocking.client(bootstrap), list(names), partitions))
+    blocking.run(_make(blocking.client(bootstrap), list(names), partitions, configs or {}))
 
 
-async def _make(client: "Client", names: Sequence[str], partitions: int) -> None:
+async def _make(client: "Client", names: Sequence[str], partitions: int, configs: Mapping[str, str]) -> None:
     there = (await client.metadata()).topics
     for name in names:
         if name in there:
             continue
         try:
-            await client.admin.create_topic(name, partitions=partitions)
+            await client.admin.create_topic(name, partitions=partitions, configs=configs)
         except KafkaError as error:
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:  # somebody else was quicker
                 raise PipelineError(f"topic {name} is not there and cannot be made: {error.detail}") from None

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +23,7 @@ from levada.pipelines.lakes import check_lake, open_lake
 from levada.pipelines.running import Running
 from levada.pipelines.slices import Bucket, Slice, slices
 from levada.pipelines.steps import Step, Steps
+from levada.pipelines.topics import kept_ms
 from levada.spark.session import session_or
 
 if TYPE_CHECKING:
@@ -104,11 +105,17 @@ class Replayer:
         """Slice by slice, from where the last run ended; each when its time has come."""
         plan = self._plan()
         make_topics(
-            self._options["kafka.bootstrap.servers"], [self._wanted.to], max(plan.ends, default=0) + 1
+            self._options["kafka.bootstrap.servers"],
+            [self._wanted.to],
+            max(plan.ends, default=0) + 1,
+            {"retention.ms": "-1"},  # what is sent may be of any age
         )
-        todo = list(slices(self._buckets(plan), plan.ends, self._rows_min))
+        buckets = self._buckets(plan)
+        todo = list(slices(buckets, plan.ends, self._rows_min))
         wanted, done = sum(one.rows for one in todo), 0
         first = self._first()
+        if buckets and not first:
+            self._check_kept(min(bucket.number for bucket in buckets) * plan.span_ms)
         origin = time.monotonic()
         for number, one in enumerate(todo):
             done += one.rows
@@ -129,6 +136,19 @@ class Replayer:
 
     def _first(self) -> int:
         return int(self._kept.read("done")) if self._kept.exists("done") else 0
+
+    def _check_kept(self, oldest_ms: int) -> None:
+        """LakeError if the topic, which was there before, deletes records of this time as soon as it has them."""
+        to = self._wanted.to
+        kept = kept_ms(self._options["kafka.bootstrap.servers"], to)
+        if kept is not None and oldest_ms < time.time() * 1000 - kept:
+            oldest = datetime.fromtimestamp(oldest_ms / 1000, UTC)
+            raise LakeError(
+                f"the records to be sent begin at {oldest:%Y-%m-%d %H:%M} (UTC), and topic {to} deletes those that are "
+                f"older than {timedelta(milliseconds=kept)} (retention.ms): they would be gone soon after they came. "
+                f"Let it keep them (levada config set topic {to} retention.ms=-1), or send to a topic that is not "
+                "there yet, which is made so"
+            )
 
     def _plan(self) -> Plan:
         """That of the first start."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from levada.errors import KafkaError
 from levada.model import TopicPartition
 from levada.pipelines.lake import LakeError
 from levada.spark.logs import Logs
@@ -36,6 +37,21 @@ def check_same(lake: "AnyLake", ids: Mapping[str, UUID]) -> None:
                 "one made since, or this one is of another cluster, and its offsets mean other records. The lake stays "
                 "as it is; archive this topic to another lake (--to another path), and ask that one for its history"
             )
+
+
+def kept_ms(bootstrap: str, topic: str) -> int | None:
+    """How old a record of this topic may become; None if any age, or where brokers do not tell their settings."""
+    from levada.spark import blocking
+
+    asked = blocking.client(bootstrap).admin.describe_configs(
+        "topic", topic, ["cleanup.policy", "retention.ms"]
+    )
+    try:
+        found = {entry.name: entry.value or "" for entry in blocking.run(asked)}
+    except KafkaError:
+        return None
+    kept = int(found.get("retention.ms") or -1)
+    return kept if kept >= 0 and "delete" in found.get("cleanup.policy", "") else None
 
 
 def _logs(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> Logs:

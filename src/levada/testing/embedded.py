@@ -37,6 +37,7 @@ SETTINGS = {
     "levada.metrics.listener": "",
     "group.initial.rebalance.delay.ms": "0",  # a test has the members it starts, and does not wait for more
     "offsets.topic.num.partitions": "5",  # quicker to make than the fifty of a real broker
+    "log.retention.check.interval.ms": "86400000",  # records of tests have any times: none goes in the fifth minute
 }
 
 
