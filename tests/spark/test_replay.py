@@ -34,7 +34,7 @@ def numbers(broker: EmbeddedBroker, topic: str) -> dict[int, list[int]]:
 
 
 def test_a_topic_comes_back_as_it_was(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
-    lake, topic, again = str(tmp_path / "lake"), broker.topic(partitions=3), broker.topic(partitions=3)
+    lake, topic, again = str(tmp_path / "lake"), broker.topic(partitions=3), broker.topic(3, retention_ms=-1)
     fill(broker, topic, 0, 300, first_ms=DAY_MS)
     archive_once(spark, broker, tmp_path / "lake", topic)
 
@@ -57,7 +57,7 @@ def test_a_time_range_at_a_chosen_speed(
     spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
     """Forty seconds of records, ten times as fast; stopped in between and gone on with."""
-    lake, topic, again = str(tmp_path / "lake"), broker.topic(partitions=2), broker.topic()
+    lake, topic, again = str(tmp_path / "lake"), broker.topic(partitions=2), broker.topic(retention_ms=-1)
     fill(broker, topic, 0, 100, first_ms=DAY_MS)
     archive_once(spark, broker, tmp_path / "lake", topic, lake_format="delta")
     start, end = when(20), when(60)
@@ -93,7 +93,7 @@ def test_a_time_range_at_a_chosen_speed(
     slow = replay(
         topic,
         lake,
-        broker.topic(),
+        broker.topic(retention_ms=-1),
         bootstrap=broker.bootstrap,
         speed=0.01,
         name="slow",
