@@ -17,7 +17,10 @@ SMALL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.executor.memory": "512m",
-    "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # so that every executor has its part
+    # So that every executor has its part: Spark waits for all cores that it was promised, and longer than it would.
+    "spark.cores.max": "2",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "180s",
     "spark.sql.shuffle.partitions": "2",
 }
 

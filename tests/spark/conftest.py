@@ -43,7 +43,7 @@ def end_java() -> None:
     assert gateway is not None
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(30)
+    gateway.proc.wait(120)
     SparkContext._gateway = SparkContext._jvm = None
 
 

@@ -4,6 +4,7 @@ Its parts are fetched one by one, without what their poms ask for: not every ver
 Maven Central, and the rest is already in pyspark. The set is the one that works with the pyspark of this project.
 """
 
+from functools import cache
 from pathlib import Path
 
 from tests.cache import Unavailable, executable, locked, run
@@ -19,8 +20,19 @@ _PARTS = (
 
 def stock_connector() -> list[Path]:
     """The jars (10 MB); downloads them when missing, raises `Unavailable` when that fails."""
-    with locked(f"spark-kafka-{CONNECTOR_VERSION}") as folder:
-        return [fetched(folder, *part) for part in _PARTS]
+    found = _found()
+    if isinstance(found, Unavailable):
+        raise found
+    return found
+
+
+@cache  # a session without them stays without, also if Maven Central can be reached a minute later
+def _found() -> list[Path] | Unavailable:
+    try:
+        with locked(f"spark-kafka-{CONNECTOR_VERSION}") as folder:
+            return [fetched(folder, *part) for part in _PARTS]
+    except Unavailable as reason:
+        return reason
 
 
 def stock_settings() -> dict[str, str]:

@@ -12,6 +12,8 @@ from levada.testing import EmbeddedBroker
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+DAY_MS = 1_760_000_000_000  # a morning: lakes part files by days, and tests run over midnight too
+
 
 def fill(broker: EmbeddedBroker, topic: str, first: int, count: int, first_ms: int = 0) -> None:
     """Records k1: v1, k2: v2 ... in their order; a second apart if a time is told, and of now otherwise."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.spark.lakes import archive_once, fill
+from tests.spark.lakes import DAY_MS, archive_once, fill
 
 from levada.pipelines.archive import archive
 from levada.pipelines.files import Files
@@ -171,7 +171,7 @@ def test_a_file_is_created_once_where_there_are_no_links(
 def test_small_files_are_joined(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
     lake, topic = tmp_path / "lake", broker.topic()
     for first in range(0, 40, 10):
-        fill(broker, topic, first, 10)
+        fill(broker, topic, first, 10, DAY_MS)
         archive_once(spark, broker, lake, topic, files_max=2)
     files = list(lake.glob("topic=*/date=*/*.parquet"))
     assert len(files) <= 2

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from tests.spark.lakes import archive_once, fill
+from tests.spark.lakes import DAY_MS, archive_once, fill
 
 from levada.pipelines.delta import DeltaLake
 from levada.pipelines.files import Files
@@ -43,7 +43,7 @@ def test_a_table_grows_with_its_topic(spark: "SparkSession", broker: EmbeddedBro
 def test_small_files_are_joined(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
     lake, topic = tmp_path / "lake", broker.topic()
     for first in range(0, 30, 10):
-        fill(broker, topic, first, 10)
+        fill(broker, topic, first, 10, DAY_MS)
         archive_once(spark, broker, lake, topic, lake_format="delta", files_max=2)
     table = DeltaTable(lake)
     assert len(table.file_uris()) == 1
@@ -55,7 +55,7 @@ def test_what_was_not_committed_is_not_there(
 ) -> None:
     """As after a crash between Delta's commit and Spark's, and with files that no commit names."""
     lake, topic = tmp_path / "lake", broker.topic()
-    fill(broker, topic, 0, 20)
+    fill(broker, topic, 0, 20, DAY_MS)
     archive_once(spark, broker, lake, topic, lake_format="delta")
     (known,) = lake.glob("topic=*/date=*/*.parquet")
     shutil.copy(known, known.parent / "left-by-a-killed-writer.parquet")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from tests.cache import Unavailable, must_be_had
 from tests.spark.hdfs import hdfs
-from tests.spark.lakes import archive_once, fill
+from tests.spark.lakes import DAY_MS, archive_once, fill
 
 from levada.pipelines.files import Files
 from levada.pipelines.history import history
@@ -22,7 +22,7 @@ def test_a_lake_on_hdfs(spark: "SparkSession", broker: EmbeddedBroker, tmp_path:
         with hdfs(tmp_path) as address:
             lake = f"{address}/lakes/main"
             for first in range(0, 90, 30):
-                fill(broker, topic, first, 30)
+                fill(broker, topic, first, 30, DAY_MS)
                 archive_once(spark, broker, lake, topic, files_max=2)
             found = spark.read.parquet(lake).selectExpr("string(value) v").collect()
             assert sorted(row.v for row in found) == sorted(f"v{number}" for number in range(90))

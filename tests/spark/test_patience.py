@@ -81,7 +81,8 @@ def test_brokers_that_were_never_there_are_told_soon(server: RestartedServer, ho
         "kafka.socket.connection.setup.timeout.ms": 500,
     }
     reader = plain(server).streaming(**options)
-    with pytest.raises(Unreachable, match=f"{address}.* cannot connect to {address}"):
+    told = f"{address}.* s: (cannot connect to )?{address}"  # the other where names are looked for in vain for so long
+    with pytest.raises(Unreachable, match=told):
         reader.initialOffset()
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ConfigSource
 from pyspark.errors import AnalysisException
-from tests.spark.lakes import archive_once, fill
+from tests.spark.lakes import DAY_MS, archive_once, fill
 
 from levada.pipelines.replay import files_went, replay
 from levada.pipelines.running import PipelineError, Running
@@ -16,8 +16,6 @@ from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-DAY_MS = 1_760_000_000_000
 
 
 def when(second: int) -> datetime:

@@ -207,18 +207,17 @@ def test_a_stream_without_rows(sink: Sink, broker: EmbeddedBroker, delivery: str
 
 # What a user sees.
 
-NOBODY = {
-    "kafka.bootstrap.servers": f"127.0.0.1:{free_port()}",
-    "kafka.socket.connection.setup.timeout.ms": "500",
-}
-
 
 def failing(sink: Sink, topic: str) -> dict[str, tuple[Callable[[], Any], str]]:
     rows = sink.numbers(10)
+    nobody = {
+        "kafka.bootstrap.servers": f"127.0.0.1:{free_port()}",
+        "kafka.socket.connection.setup.timeout.ms": "500",
+    }
     return {
         "column": (lambda: sink.save(rows.drop("value"), topic=topic), "column value is missing"),
         "topic": (lambda: sink.save(rows, topic="nowhere"), "topic nowhere does not exist; create it"),
-        "brokers": (lambda: sink.save(rows, topic=topic, **NOBODY), "no answer from the brokers"),
+        "brokers": (lambda: sink.save(rows, topic=topic, **nobody), "no answer from the brokers"),
         "no topic": (lambda: sink.save(rows), "give option topic, or a column topic"),
         "overwrite": (lambda: sink.save(rows, "overwrite", topic=topic), "a topic cannot be overwritten"),
         "type": (

@@ -1,5 +1,6 @@
 """A stream: where it begins, how far each micro-batch goes, who is told, and topics that change (R60)."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,7 +73,8 @@ def test_a_limit_in_bytes(plain: Plain) -> None:
 
 def test_too_little_is_waited_for(plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_000.0]
-    monkeypatch.setattr("levada.spark.stream.time.monotonic", lambda: now[0])
+    clock = SimpleNamespace(monotonic=lambda: now[0])  # of the stream alone: the broker here has a clock too
+    monkeypatch.setattr("levada.spark.stream.time", clock)
     topic = plain.broker.topic()
     stream = start(plain, topic, minOffsetsPerTrigger=3, maxTriggerDelay="10s")
     plain.produce(topic, [0, 1, 2])
