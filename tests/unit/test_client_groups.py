@@ -230,7 +230,7 @@ def test_one_that_does_not_come_back_loses_its_partitions_and_hears_of_it(
 
     async def work(client: Client) -> None:
         await produce(client, topic, range(10))
-        slow = client.consumer(topic, group=group, max_poll_interval_ms=100, on_lost=note)
+        slow = client.consumer(topic, group=group, max_poll_interval_ms=1_000, on_lost=note)
         async with slow:
             assert await read(slow, 3) == [0, 1, 2]
             await slow.commit()
@@ -375,11 +375,11 @@ def test_a_consumer_that_is_not_asked_for_records_leaves(broker: EmbeddedBroker,
 
     async def work(client: Client) -> None:
         await produce(client, topic, range(2))
-        async with client.consumer(topic, group=group, max_poll_interval_ms=100) as consumer:
+        async with client.consumer(topic, group=group, max_poll_interval_ms=1_000) as consumer:
             assert await read(consumer, 1) == [0]
             while (await GroupAdmin(client).describe(group)).members:
                 await asyncio.sleep(0.02)
-            with pytest.raises(MemberFenced, match="no record was asked for within 100 ms"):
+            with pytest.raises(MemberFenced, match="no record was asked for within 1000 ms"):
                 await consumer.commit()
             assert await read(consumer, 2) == [0, 1]
 
@@ -513,12 +513,13 @@ def test_a_caller_that_gives_up_loses_nothing(broker: EmbeddedBroker, group: str
         async with client.consumer(topic, group=group, delivery="at_most_once") as consumer:
             await produce(client, topic, range(200), partitions=4)
             found: list[int] = []
+            patience_s = 0.001
             while len(found) < 200:
                 try:
-                    async with asyncio.timeout(0.001):
+                    async with asyncio.timeout(patience_s):
                         found += numbers_of(await consumer.poll())
                 except TimeoutError:
-                    continue
+                    patience_s *= 1.05  # a slow machine needs longer for the commit before the records
             assert sorted(found) == list(range(200))
 
     run(broker, work)

@@ -340,12 +340,12 @@ def test_an_end_whose_answer_was_lost_is_asked_for_again(broker: EmbeddedBroker,
 
     async def work(client: Client) -> None:
         async with client.producer(transactional_id=name) as producer:
-            broker.delay("end_txn", 0.4)
+            broker.delay("end_txn", 1.3)
             await send(producer, topic, b"1")
             await send(producer, topic, b"2")
         assert await values(client, topic) == [b"1", b"2"]
 
-    run(broker, work, request_timeout_ms=300, retry_backoff_ms=20)
+    run(broker, work, request_timeout_ms=1_000, retry_backoff_ms=20)
 
 
 def test_a_transaction_with_a_record_that_fails_cannot_be_committed(
@@ -372,8 +372,8 @@ def test_nobody_knows_how_it_ended(broker: EmbeddedBroker, name: str) -> None:
     topic = broker.topic()
 
     async def work(client: Client) -> None:
-        async with client.producer(transactional_id=name, delivery_timeout_ms=100) as producer:
-            broker.delay("end_txn", 0.5)
+        async with client.producer(transactional_id=name, delivery_timeout_ms=1_000) as producer:
+            broker.delay("end_txn", 3)
             with pytest.raises(RequestTimedOut):
                 await send(producer, topic, b"in doubt")
             with pytest.raises(RuntimeError, match="start another producer"):
@@ -382,7 +382,7 @@ def test_nobody_knows_how_it_ended(broker: EmbeddedBroker, name: str) -> None:
             await send(producer, topic, b"next")
         assert (await values(client, topic))[-1] == b"next"
 
-    run(broker, work, request_timeout_ms=200, retry_backoff_ms=20)
+    run(broker, work, request_timeout_ms=2_000, retry_backoff_ms=20)
 
 
 def test_an_error_is_not_hidden_by_an_abort_that_fails(broker: EmbeddedBroker, name: str) -> None:

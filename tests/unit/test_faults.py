@@ -161,7 +161,7 @@ def test_an_error_for_who_expects_no_answer_ends_the_connection(levada: Embedded
 
 def test_others_are_not_touched(levada: EmbeddedBroker, topic: str) -> None:
     """A fault of one request leaves the same API on another connection alone once it has been met."""
-    levada.delay("produce", 1.0)
+    levada.delay("produce", 5.0)
     with Connection(levada.bootstrap) as delayed, Connection(levada.bootstrap) as other:
         done = threading.Event()
 

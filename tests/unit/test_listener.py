@@ -451,7 +451,7 @@ def admitted(server: Server, number: int) -> socket.socket:
 
 
 def test_an_idle_connection_is_closed() -> None:
-    with serving(LIMITS._replace(idle_ms_max=200)) as server, server.connect() as one:
+    with serving(LIMITS._replace(idle_ms_max=1_000)) as server, server.connect() as one:
         ask(one, b"and then silence")
         assert is_closed(one)
         server.wait_for(lambda: not server.listeners[0].connections)
@@ -464,14 +464,13 @@ def test_a_connection_that_waits_for_its_answer_is_not_idle() -> None:
         parked.append(Answer(connection))
         connection.reply(parked[-1])
 
-    with serving(LIMITS._replace(idle_ms_max=100)) as server, server.connect() as patient:
+    with serving(LIMITS._replace(idle_ms_max=500)) as server, server.connect() as patient:
         server.handle = park
         patient.sendall(framed(b"long poll"))
         server.wait_for(lambda: bool(parked))
         server.handle = server.journal.take
         for _ in range(3):  # three others come and are closed as idle meanwhile
             with server.connect() as other:
-                ask(other, b"and then silence")
                 assert is_closed(other)
         server.call(lambda: parked[0].give(b"at last"))
         assert receive(patient, 7) == b"at last"
