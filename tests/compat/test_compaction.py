@@ -238,7 +238,7 @@ def cleaners(pid: int) -> list[int]:
 
 def test_a_broker_killed_while_it_cleans(tmp_path: Path) -> None:
     """Again and again, with the cleaner in the middle of its work: no key loses its latest value, no process stays."""
-    with Server(tmp_path, SETTINGS | {"log.cleaner.io.max.bytes.per.second": 100_000}) as server:
+    with Server(tmp_path, SETTINGS | {"log.cleaner.io.max.bytes.per.second": 40_000}) as server:
         compacting = Compacting(server, tmp_path / "data")
         client = Confluent(server.address)
         client.create_topic("killed", configs=CONFIGS)

@@ -28,7 +28,7 @@ from tests.kafka_jars import java
 SETTINGS = {
     "group.initial.rebalance.delay.ms": 0,
     "group.min.session.timeout.ms": 1_000,
-    "group.consumer.session.timeout.ms": 3_000,
+    "group.consumer.session.timeout.ms": 6_000,
     "group.consumer.heartbeat.interval.ms": 100,
 }
 SPEAKERS = tuple(kind for kind in MEMBERS if "consumer" not in kind.lacks)

@@ -116,7 +116,7 @@ def test_members_share_partitions_and_those_who_are_gone_are_replaced(
     written = produce(wire, topic, 5)
     one.join("a", group, topic)
     wait_for_shares((one, "a"))
-    other.join("b", group, topic)
+    other.join("b", group, topic, session_timeout_ms=1_500)  # it will be killed
     wait_for_shares((one, "a"), (other, "b"))
     one.join("c", group, topic)
     wait_for_shares((one, "a"), (other, "b"), (one, "c"))

@@ -31,15 +31,15 @@ class Reader:
 
     @property
     def partitions(self) -> set[int]:
-        told = re.findall(r"rebalanced.*: (assigned|revoked):(.*)", self._talk.read_text())
+        told = re.findall(r"rebalanced.*: (assigned|revoked):(.*)\n", self._talk.read_text())
         if not told or told[-1][0] == "revoked":
             return set()
         return {int(number) for number in re.findall(r"\[(\d+)\]", told[-1][1])}
 
     @property
     def records(self) -> list[Place]:
-        lines = self._out.read_text().splitlines()
-        return [(int(partition), int(offset)) for partition, offset in map(str.split, lines)]
+        lines = re.findall(r"(\d+) (\d+)\n", self._out.read_text())  # the last may not be whole yet
+        return [(int(partition), int(offset)) for partition, offset in lines]
 
     def end(self, how: signal.Signals) -> None:
         self.process.send_signal(how)

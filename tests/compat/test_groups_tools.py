@@ -52,17 +52,10 @@ def rows(printed: str) -> list[list[str]]:
 
 def journal(broker: str, formatter: str) -> list[dict[str, Any]]:
     """The records of __consumer_offsets as a formatter of Kafka prints them."""
-    printed = tool(
-        broker,
-        f"{TOOLS}.ConsoleConsumer",
-        "--topic",
-        "__consumer_offsets",
-        "--from-beginning",
-        "--timeout-ms",
-        "3000",
-        "--formatter",
-        f"{TOOLS}.{formatter}",
-    )
+    what = ("--topic", "__consumer_offsets", "--from-beginning", "--formatter", f"{TOOLS}.{formatter}")
+    printed = ""
+    for timeout_ms in ("3000", "30000"):  # also for the first record, which a slow machine may have later
+        printed = printed or tool(broker, f"{TOOLS}.ConsoleConsumer", *what, "--timeout-ms", timeout_ms)
     decoder, found, position = json.JSONDecoder(), [], 0
     while (position := printed.find("{", position)) >= 0:
         record, position = decoder.raw_decode(printed, position)
