@@ -232,7 +232,7 @@ class ClassicMember(Member):
         self.topics_seen = world.image.topics
         self.claimed = self.reads
         owned: dict[str, frozenset[int]] = {}
-        for topic, index in self.reads:
+        for topic, index in sorted(self.reads):  # the order is in what it says, and must be that of a replay
             owned[topic] = owned.get(topic, frozenset()) | {index}
         protocols = ((flavour.assignor, subscription(*self.topics, owned=owned)),)
         member_id = self.member_id
@@ -382,6 +382,6 @@ def divide(places: list[Place], claims: dict[str, set[Place]], cooperative: bool
 
 def _by_topic(places: set[Place]) -> dict[str, frozenset[int]]:
     found: dict[str, set[int]] = {}
-    for topic, index in places:
+    for topic, index in sorted(places):
         found.setdefault(topic, set()).add(index)
     return {topic: frozenset(indexes) for topic, indexes in found.items()}

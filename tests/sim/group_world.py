@@ -138,7 +138,7 @@ class GroupWorld(EventWorld):
 
     def by_id(self, places: set[Place]) -> dict[UUID, frozenset[int]]:
         found: dict[UUID, set[int]] = {}
-        for topic, index in places:
+        for topic, index in sorted(places):  # sets of names differ from process to process
             if topic in self.image.topics:
                 found.setdefault(self.image.topics[topic].id, set()).add(index)
         return {topic: frozenset(indexes) for topic, indexes in found.items()}
