@@ -49,6 +49,7 @@ def run(broker: EmbeddedBroker, project: Path) -> None:
         "PYSPARK_PYTHON": sys.executable,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "TZ": "UTC",  # the project leaves it to the machine in which zone times are written
     }
     home = java_home()
     if home is not None:

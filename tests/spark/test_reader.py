@@ -17,6 +17,7 @@ from pyspark.sql.types import (
 from tests.spark.feeds import PATIENCE_S
 from tests.spark.plain import EVERYTHING, Plain
 
+from levada.spark import blocking
 from levada.spark.fetching import DataLoss
 from levada.spark.options import OptionError
 
@@ -55,10 +56,13 @@ def test_topics_by_name_pattern_and_partition(plain: Plain) -> None:
     plain.produce(first, [10])
     plain.produce(first, [11], partition=1)
     plain.produce(second, [20])
+    plain.transact(plain.broker.topic(), ["elsewhere"], commit=True)
     assert sorted(plain.texts(subscribe=f"{first}, {second}")) == ["10", "11", "20"]
     assert sorted(plain.texts(subscribePattern=f"{first}|{second}")) == ["10", "11", "20"]
     assert plain.texts(subscribePattern=f"{second}.*") == ["20"]
-    assert plain.texts(subscribePattern="__.*") == []  # internal topics are nobody's
+    internal = "__(consumer_offsets|transaction_state)"
+    assert plain.texts(subscribePattern=internal) == []  # they are nobody's
+    assert "__transaction_state" in blocking.run(blocking.client(plain.broker.bootstrap).metadata()).topics
     assert plain.texts(assign={first: [1]}) == ["11"]
 
 
