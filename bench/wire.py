@@ -26,6 +26,9 @@ PRODUCE_VERSION, FETCH_VERSION, METADATA_VERSION = 13, 17, 12
 CLIENT_ID = b"levada-bench"
 
 I16, I32, U32, I64 = Struct(">h"), Struct(">i"), Struct(">I"), Struct(">q")
+REQUEST = Struct(">ihhih")  # its size, API key, version, correlation id, the length of the client id
+TIMEVAL = Struct("@ll")
+RECEIVE_BYTES = 64 * 1024
 HEADER = Struct(">qiibIhiqqqhii")
 BATCH_HEADER_BYTES, BATCH_CRC_AT, BATCH_CRC_FROM, BATCH_SEQUENCE_AT = HEADER.size, 17, 21, 53
 BATCH_PRODUCER_AT, PRODUCER = 43, Struct(">qhi")  # its id, its epoch, the batch's first sequence number
@@ -77,10 +80,8 @@ def string(text: str) -> bytes:
 
 def request(api_key: int, version: int, body: bytes, *, flexible: bool) -> bytes:
     """A whole frame. Responses come in order, so every request may carry the same correlation id."""
-    header = (
-        Struct(">hhih").pack(api_key, version, 7, len(CLIENT_ID)) + CLIENT_ID + (b"\0" if flexible else b"")
-    )
-    return I32.pack(len(header) + len(body)) + header + body
+    rest = CLIENT_ID + (b"\0" if flexible else b"") + body
+    return REQUEST.pack(REQUEST.size - I32.size + len(rest), api_key, version, 7, len(CLIENT_ID)) + rest
 
 
 def batch(
@@ -143,17 +144,30 @@ def fetch_error(reply: bytes) -> int:
     )
 
 
-def connect(port: int, timeout: float | None = 30.0) -> socket.socket:
-    """To a broker on this machine."""
-    sock = socket.create_connection(("127.0.0.1", port), timeout)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def connect(port: int, timeout: float = 30.0) -> socket.socket:
+    """To a broker on this machine. The system minds the time: with Python's timeouts each call would be two."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for what in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, what, TIMEVAL.pack(int(timeout), 0))
+        sock.connect(("127.0.0.1", port))
+    except BaseException:
+        sock.close()
+        raise
     return sock
 
 
 def call(sock: socket.socket, frame: bytes) -> bytes:
-    """One request, one response without its length field."""
+    """One request, one response without its length field, which is all that comes."""
     sock.sendall(frame)
-    return _response(sock)
+    data = sock.recv(RECEIVE_BYTES)
+    while len(data) < 4 or len(data) < 4 + I32.unpack_from(data)[0]:
+        chunk = sock.recv(RECEIVE_BYTES)
+        if not (data and chunk):
+            raise BrokerError("the broker closed the connection")
+        data += chunk
+    return data[4:]
 
 
 def pipelined(sock: socket.socket, frames: Iterable[bytes], window: int) -> Iterator[bytes]:

@@ -160,11 +160,11 @@ def test_groups_of_every_version_are_read(version: int, value: GroupValue) -> No
     expected = value._replace(**LOST.get(("group", version), {}))
     if version < 3:
         expected = expected._replace(
-            members=tuple(member._replace(group_instance_id=None) for member in expected.members)
+            members=tuple(replace(member, group_instance_id=None) for member in expected.members)
         )
     if version < 1:
         expected = expected._replace(
-            members=tuple(member._replace(rebalance_timeout=-1) for member in expected.members)
+            members=tuple(replace(member, rebalance_timeout=-1) for member in expected.members)
         )
     assert FORMAT.decode(key, bytes(written)) == (GroupKey("g"), expected)
 

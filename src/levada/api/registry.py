@@ -5,7 +5,6 @@ Produce and Fetch take the frame itself, the others get a request in one shape, 
 A client's mistake is a `KafkaError`; a frame that cannot be read closes its connection, as in Kafka.
 """
 
-import inspect
 from collections.abc import Awaitable, Callable
 from struct import Struct
 from typing import Any, NamedTuple, TypeVar
@@ -226,7 +225,7 @@ class _Request(Call):
         if isinstance(result, Deferred):
             self.connection.outbox.add(self)  # nothing to send before `_hear` wakes the connection
             result.then(self._hear)
-        elif inspect.isawaitable(result):
+        elif hasattr(result, "__await__"):
             self.connection.outbox.add(self)
             self.broker.tasks.start(f"api-{self.handler.name}", self._await(result))
         else:

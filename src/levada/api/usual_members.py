@@ -35,6 +35,7 @@ SYNC_GROUP: Final = messages.api_key("sync_group")
 HEARTBEAT: Final = messages.api_key("heartbeat")
 BODY_BYTES_MAX: Final = 1_000  # of those that are kept
 KNOWN_MAX: Final = 5_000  # members
+SAID_MAX: Final = 4 * KNOWN_MAX
 PROTOCOLS_MAX: Final = 8  # of one member; each takes more memory than bytes
 
 NOT_USUAL: Final = (KafkaError, IndexError, StructError)
@@ -162,9 +163,9 @@ def _join_answer(
 
 
 def read_join(body: bytes, version: int) -> tuple[JoinRequest, int] | None:
-    """What a member says that has an id of its own, whatever its generation; None if it is not usual."""
+    """What a member says again that has an id of its own, whatever its generation; None if it is not usual."""
     try:
-        return _join(body, version), NO_GENERATION
+        return (_join(body, version), NO_GENERATION) if _was_said(hash(body)) else None
     except NOT_USUAL:
         return None
 
@@ -220,10 +221,10 @@ def _sync_answer(version: int, protocol_type: str | None, protocol: str | None) 
 
 
 def read_sync(body: bytes, version: int) -> tuple[SyncRequest, int] | None:
-    """What a member says that brings no assignments, and in which generation; None if it is not usual."""
+    """What a member says again that brings no assignments, and in which generation; None if it is not usual."""
     try:
         before, generation, after = _around_generation(SYNC_GROUP, body, version)
-        return _sync(before, after, version), generation
+        return (_sync(before, after, version), generation) if _was_said(hash(after)) else None
     except NOT_USUAL:
         return None
 
@@ -239,6 +240,22 @@ def _sync(before: bytes, after: bytes, version: int) -> SyncRequest:
 take("heartbeat", range(5), read_heartbeat, UsualHeartbeat)
 take("join_group", range(10), read_join, UsualJoin)
 take("sync_group", range(6), read_sync, UsualSync)
+
+
+def _was_said(said: int) -> bool:
+    """Whether what has this hash was said before. If not, it is mostly of somebody new, and not usual.
+
+    So it is read where it is decided, and not here too: somebody who comes once is read once.
+    """
+    if said in _said:
+        return True
+    if len(_said) >= SAID_MAX:
+        _said.clear()  # whoever says it again is taken for new once
+    _said.add(said)
+    return False
+
+
+_said: set[int] = set()
 
 
 # Bytes.

@@ -25,7 +25,12 @@ def api_versions(call: Call, request: "shapes.ApiVersionsRequest | None") -> "sh
 
     Without a request the client spoke a version that is not known here: it gets the error and the range to try.
     """
-    refused = request is None
+    return _told(request is None, call.api_version)
+
+
+@cache
+def _told(refused: bool, version: int) -> "shapes.ApiVersionsResponse":
+    """Made once: every client asks, on each of its connections."""
     return shapes.ApiVersionsResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION if refused else ErrorCode.NONE,
         api_keys=_ranges(refused),
@@ -33,7 +38,7 @@ def api_versions(call: Call, request: "shapes.ApiVersionsRequest | None") -> "sh
         supported_features=tuple(
             shapes.response.SupportedFeatureKey(name=name, min_version=first, max_version=last)
             for name, (first, last, _) in FEATURES.items()
-            if first > 0 or call.api_version > OMIT_FROM_ZERO_UNTIL
+            if first > 0 or version > OMIT_FROM_ZERO_UNTIL
         ),
         finalized_features_epoch=0,
         finalized_features=tuple(
@@ -43,9 +48,7 @@ def api_versions(call: Call, request: "shapes.ApiVersionsRequest | None") -> "sh
     )
 
 
-@cache
 def _ranges(refused: bool) -> "tuple[shapes.response.ApiVersion, ...]":
-    """Made once: every client asks, on each of its connections."""
     return tuple(
         shapes.response.ApiVersion(
             api_key=handler.api_key, min_version=handler.advertised_from, max_version=handler.versions[-1]

@@ -25,7 +25,8 @@ from levada.wire.layouts import (
     compact_array,
     struct,
 )
-from levada.wire.primitives import INT
+from levada.wire.primitives import INT, SHORT
+from levada.wire.writing import LEGACY_STRINGS, NULLABLE_LEGACY_STRINGS
 
 NO_EXPIRY: Final = -1
 
@@ -54,7 +55,7 @@ class GroupKey(NamedTuple):
     group: str
 
 
-class MemberValue(NamedTuple):
+class MemberValue(msgspec.Struct, frozen=True):
     """A member with its subscription and assignment, which only clients understand."""
 
     member_id: str
@@ -64,7 +65,7 @@ class MemberValue(NamedTuple):
     rebalance_timeout: int
     session_timeout: int
     subscription: bytes
-    assignment: bytes
+    assignment: bytes = b""
 
 
 class GroupValue(NamedTuple):
@@ -164,23 +165,39 @@ GROUP: Final = Kind(
     {version: _group(version) for version in range(5)},
     written=_GROUP_VERSION,
 )
-_GROUPS: Final[Format[GroupKey]] = Format(GROUP)
+_GROUP_START: Final = SHORT.pack(GROUP.number), SHORT.pack(_GROUP_VERSION)  # of a key, and of a value
+_TIME_AND_COUNT: Final = Struct(">qi")
 _WRITTEN_MEMBER = _member(_GROUP_VERSION)
 
 
 def group_record(group: str, value: GroupValue) -> tuple[bytes, bytes]:
     """A record as its `Kind` would write it; what does not change from generation to generation is kept."""
-    head, body = _GROUPS.encode(GroupKey(group), value._replace(members=()))
-    assert body is not None
-    parts = [body[: -INT.size], INT.pack(len(value.members))]
-    for *lasting, assignment in value.members:
-        parts += (_member_start(*lasting), INT.pack(len(assignment)), assignment)
-    return head, b"".join(parts)
+    of_key, of_value = _GROUP_START
+    parts = [
+        of_value,
+        LEGACY_STRINGS[value.protocol_type],
+        INT.pack(value.generation),
+        NULLABLE_LEGACY_STRINGS[value.protocol],
+        NULLABLE_LEGACY_STRINGS[value.leader],
+        _TIME_AND_COUNT.pack(value.current_state_timestamp, len(value.members)),
+    ]
+    for member in value.members:
+        start = _member_start(
+            member.member_id,
+            member.group_instance_id,
+            member.client_id,
+            member.client_host,
+            member.rebalance_timeout,
+            member.session_timeout,
+            member.subscription,
+        )
+        parts += (start, INT.pack(len(member.assignment)), member.assignment)
+    return of_key + LEGACY_STRINGS[group], b"".join(parts)
 
 
 @lru_cache(5_000)
 def _member_start(*lasting: Any) -> bytes:
     """A member up to its assignment."""
     target = bytearray()
-    _WRITTEN_MEMBER.write(target, MemberValue._make((*lasting, b"")))
+    _WRITTEN_MEMBER.write(target, MemberValue(*lasting))
     return bytes(target[: -INT.size])
