@@ -1,5 +1,6 @@
 """Rules for every test: no process outlives the tests that started it, and a busy machine fails none."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +8,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How long an example takes says nothing on a machine that does other things as well.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says nothing on a machine that does other things as well. Where changes are let in by their
+# tests, two runs of one state try the same examples; everywhere else each run tries new ones.
+settings.register_profile(
+    "patient",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
+)
 settings.load_profile("patient")
 
 # A shell starts background jobs with SIGINT ignored, and so would every process be that a test starts and interrupts.
@@ -30,7 +37,11 @@ def children_alive() -> list[str]:
     """The command lines of this process's children that are not yet gone, zombies left out."""
     alive = []
     for children in Path("/proc/self/task").glob("*/children"):
-        for pid in children.read_text().split():
+        try:
+            pids = children.read_text().split()
+        except OSError:
+            continue  # the thread ended while we looked
+        for pid in pids:
             try:
                 state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from levada.net.bootstrap import TopicInfo
     from levada.net.client import Client
 
-OWN_PREFIX = "__levada_"  # of topics that are ordinary ones for brokers, and that Levada keeps for itself
-
 
 @click.group()
 def topic() -> None:
@@ -60,7 +58,7 @@ def list_topics(names: bool, internal: bool, output: Output, bootstrap: str, tim
     topics = [
         metadata.topics[name]
         for name in sorted(metadata.topics)
-        if internal or not (metadata.topics[name].is_internal or name.startswith(OWN_PREFIX))
+        if internal or not metadata.topics[name].is_hidden
     ]
     if names:
         click.echo("".join(f"{info.name}\n" for info in topics), nl=False)

@@ -15,6 +15,7 @@ from levada.wire.primitives import count_bytes, string_bytes
 
 NO_TOPIC_ID = bytes(16)
 FINALIZED_FEATURES = 2  # the tag of that field
+OWN_PREFIX = "__levada_"  # of topics that are ordinary ones for brokers, and that Levada keeps for itself
 
 
 class Api(NamedTuple):
@@ -66,6 +67,11 @@ class TopicInfo(NamedTuple):
         return KafkaError(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} has {has}, no partition {partition}"
         )
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether only who asks for it by its name gets it: one of the brokers' own, or of those Levada keeps."""
+        return self.is_internal or self.name.startswith(OWN_PREFIX)
 
 
 class Served(NamedTuple):

@@ -40,11 +40,9 @@ class Logs:
         options = self._options
         if options.subscribe_pattern:
             matches = matcher(options.subscribe_pattern)
-            found = [
-                topic
-                for topic in self._topics(None).values()
-                if matches(topic.name) and not topic.is_internal
-            ]
+            every = self._topics(None).values()
+            # A query that read the decisions of its own sink would find news after each of its batches.
+            found = [topic for topic in every if matches(topic.name) and not topic.is_hidden]
             return _partitions(found)
         names = options.subscribe or tuple({place.topic for place in options.assign})
         topics = self._topics(names)

@@ -66,7 +66,8 @@ class ReadOptions(ConnectionOptions):
     subscribe: tuple[str, ...] = option("subscribe", "Topics, separated by commas.", words, (), told="")
     subscribe_pattern: str = option(
         "subscribePattern",
-        "A regular expression (RE2, or what Python has beyond it) that the whole name of a topic must match.",
+        "A regular expression (RE2, or what Python has beyond it) that the whole name of a topic must match. Topics of "
+        "the brokers' own and those that Levada keeps (`__levada_...`) are read by name only.",
         _pattern,
         "",
     )
