@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from levada.pipelines import runs
 from levada.pipelines.lake import LakeError
 from levada.pipelines.lakes import check_local_lake
 from levada.pipelines.progress import Counter, Progress
@@ -80,6 +82,18 @@ def test_a_killed_run_is_not_taken_for_a_live_one(tmp_path: Path, holder: subpro
     told = run.told()
     assert told is not None and told.state == "killed" and not run.is_running()
     with run.held("archive", {}, 9000):
+        assert run.is_running()
+
+
+def test_a_run_begins_while_others_ask_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks whether it runs holds its lock for an instant, and is not taken for a run."""
+    run = Run(str(tmp_path), "orders")
+    with run.held("archive", {}, 1):
+        pass
+    lock = Run(str(tmp_path), "orders")._lock()
+    assert lock is not None
+    monkeypatch.setattr(runs, "time", SimpleNamespace(sleep=lambda _: os.close(lock)))
+    with run.held("archive", {}, 2):
         assert run.is_running()
 
 

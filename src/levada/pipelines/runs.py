@@ -20,6 +20,7 @@ from levada.pipelines.progress import Progress
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 POLL_SECONDS = 0.1
+LOCK_TRIES = 5
 NUMBER = (int, float)
 SAID: Mapping[str, Mapping[str, Any]] = {  # what must be in a file
     "run.json": {"pipeline": str, "pid": int, "started_ms": int, "options": dict},
@@ -81,7 +82,7 @@ class Run:
     def held(self, pipeline: str, options: Mapping[str, Any], now_ms: int) -> Iterator[None]:
         """Be this run; refuses if another process is."""
         os.makedirs(self.directory, exist_ok=True)
-        lock = self._lock()
+        lock = self._own_lock()
         if lock is None:
             raise RunError(f"pipeline {self.name} runs already; try: levada pipeline status {self.name}")
         try:
@@ -170,6 +171,15 @@ class Run:
                 return False
             time.sleep(POLL_SECONDS)
         return True
+
+    def _own_lock(self) -> int | None:
+        """The lock for as long as this process runs. Who asks whether there is a run has it, too, for an instant."""
+        for _ in range(LOCK_TRIES):
+            lock = self._lock()
+            if lock is not None:
+                return lock
+            time.sleep(POLL_SECONDS)
+        return None
 
     def _lock(self) -> int | None:
         """A descriptor that holds the lock; None if another process does."""
