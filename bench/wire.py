@@ -150,7 +150,7 @@ def connect(port: int, timeout: float = 30.0) -> socket.socket:
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for what in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            sock.setsockopt(socket.SOL_SOCKET, what, TIMEVAL.pack(int(timeout), 0))
+            sock.setsockopt(socket.SOL_SOCKET, what, TIMEVAL.pack(int(timeout), int(timeout % 1 * 1e6)))
         sock.connect(("127.0.0.1", port))
     except BaseException:
         sock.close()
