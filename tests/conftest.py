@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says nothing on a machine that does other things as well. Where changes are let in by their
-# tests, two runs of one state try the same examples; everywhere else each run tries new ones.
+# tests, two runs of one state try the same examples of hypothesis; everywhere else each run tries new ones.
 settings.register_profile(
     "patient",
     deadline=None,

@@ -114,25 +114,37 @@ def test_a_topic_keeps_what_is_replayed_to_it_however_old(
     fill(broker, topic, 0, 3, first_ms=DAY_MS)
     archive_once(spark, broker, tmp_path / "lake", topic)
 
-    def run(to: str) -> None:
-        assert replay(topic, lake, to, bootstrap=broker.bootstrap, name=to, spark=spark).wait(300)
+    def run(to: str, name: str = "replay") -> None:
+        assert replay(topic, lake, to, bootstrap=broker.bootstrap, name=name, spark=spark).wait(300)
 
     with pytest.raises(PipelineError, match=f"2025-10-09 08:53 .*{week} deletes those .* older than 7 days"):
         run(week)
     assert numbers(broker, week) == {}
+    made, stamped = f"{topic}-again", broker.topic(message_timestamp_type="LogAppendTime")
+    run(made)  # under the same name: nothing had begun
+    run(stamped, "stamped")  # its records are of now
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     resource = ConfigResource(ConfigResource.Type.TOPIC, week)
     resource.add_incremental_config(
         ConfigEntry("retention.ms", "-1", incremental_operation=AlterConfigOpType.SET)
     )
     admin.incremental_alter_configs([resource])[resource].result(30)
-    run(week)
-    made = f"{topic}-again"
-    run(made)
-    assert numbers(broker, week) == numbers(broker, made) == {0: [0, 1, 2]}
+    run(week, "week")
+    assert numbers(broker, week) == numbers(broker, made) == numbers(broker, stamped) == {0: [0, 1, 2]}
     (described,) = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, made)]).values()
     entry = described.result(30)["retention.ms"]
     assert (entry.value, entry.source) == ("-1", ConfigSource.DYNAMIC_TOPIC_CONFIG.value)
+
+
+def test_how_old_records_are_is_asked_of_them(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """And not of the spans of time they are sent in, which at this speed are days."""
+    lake, topic, hour = str(tmp_path / "lake"), broker.topic(), broker.topic(retention_ms=3_600_000)
+    fill(broker, topic, 0, 3)
+    archive_once(spark, broker, tmp_path / "lake", topic)
+    assert replay(topic, lake, hour, bootstrap=broker.bootstrap, speed=1e6, spark=spark).wait(300)
+    assert numbers(broker, hour) == {0: [0, 1, 2]}
 
 
 def test_what_is_not_in_the_lake_is_said(

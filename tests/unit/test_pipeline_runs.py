@@ -1,7 +1,9 @@
 """Runs of pipelines: who runs, who ran, how far they are, without Spark (R60)."""
 
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,14 +88,32 @@ def test_a_killed_run_is_not_taken_for_a_live_one(tmp_path: Path, holder: subpro
 
 
 def test_a_run_begins_while_others_ask_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who looks whether it runs holds its lock for an instant, and is not taken for a run."""
+    """Who looks whether it runs holds its lock for a moment, and is not taken for a run."""
     run = Run(str(tmp_path), "orders")
     with run.held("archive", {}, 1):
         pass
-    lock = Run(str(tmp_path), "orders")._lock()
-    assert lock is not None
-    monkeypatch.setattr(runs, "time", SimpleNamespace(sleep=lambda _: os.close(lock)))
+    asks = Run(str(tmp_path), "orders")._lock(fcntl.LOCK_SH)
+    assert asks is not None and not run.is_running()
+    monkeypatch.setattr(runs, "time", SimpleNamespace(sleep=lambda _: os.close(asks)))
     with run.held("archive", {}, 2):
+        assert run.is_running()
+
+
+def test_a_run_begins_while_its_former_self_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(str(tmp_path), "orders")
+    with run.held("archive", {}, 1):
+        pass
+    forgets = run._own_lock()
+    assert forgets is not None
+
+    def removed(_: float) -> None:
+        shutil.rmtree(run.directory)
+        os.close(forgets)
+
+    monkeypatch.setattr(runs, "time", SimpleNamespace(sleep=removed))
+    with run.held("replay", {}, 2):
         assert run.is_running()
 
 

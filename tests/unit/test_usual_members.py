@@ -126,6 +126,17 @@ def test_who_comes_once_is_not_read_twice(kind: Kind) -> None:
     assert kind.read(taken[-1], 0) is None
 
 
+@pytest.mark.parametrize("version", VERSIONS_OF["join_group"])
+def test_what_all_newcomers_say_is_read_here_once(version: int) -> None:
+    """It has no id in it, so they say the same; that it is not usual is known then (R32)."""
+    kind = next(kind for kind in KINDS if kind.name == "join_group")
+    request: Any = random_message(Random(1), APIS[kind.api_key], version, "request")
+    body = HEADER_TAGS[: kind.tags(version)] + kio_bytes(replace(request, group_id="g", member_id=""))
+    misses = usual_members._join.cache_info().misses
+    assert [usual_members.read_join(body, version) for _ in range(10)] == [None] * 10
+    assert usual_members._join.cache_info().misses <= misses + 1
+
+
 @EACH
 def test_cut_and_damaged_requests_are_not_taken_for_others(kind: Kind, version: int) -> None:
     """Also behind whole ones of the same member, of which all but the generation is known."""

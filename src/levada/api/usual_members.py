@@ -165,18 +165,19 @@ def _join_answer(
 def read_join(body: bytes, version: int) -> tuple[JoinRequest, int] | None:
     """What a member says again that has an id of its own, whatever its generation; None if it is not usual."""
     try:
-        return (_join(body, version), NO_GENERATION) if _was_said(hash(body)) else None
+        request = _join(body, version) if _was_said(hash(body)) else None
     except NOT_USUAL:
         return None
+    return request and (request, NO_GENERATION)
 
 
 @lru_cache(KNOWN_MAX)
-def _join(body: bytes, version: int) -> JoinRequest:
+def _join(body: bytes, version: int) -> JoinRequest | None:
     tags = _tags(JOIN_GROUP, version)
     request = messages.read_request(JOIN_GROUP, version, body, tags)
     is_known = request.member_id and request.group_instance_id is None
     if any(body[:tags]) or not is_known or len(request.protocols) > PROTOCOLS_MAX:
-        _not_usual()
+        return None
     return joining(request, version)
 
 
@@ -224,17 +225,16 @@ def read_sync(body: bytes, version: int) -> tuple[SyncRequest, int] | None:
     """What a member says again that brings no assignments, and in which generation; None if it is not usual."""
     try:
         before, generation, after = _around_generation(SYNC_GROUP, body, version)
-        return (_sync(before, after, version), generation) if _was_said(hash(after)) else None
+        request = _sync(before, after, version) if _was_said(hash(after)) else None
     except NOT_USUAL:
         return None
+    return request and (request, generation)
 
 
 @lru_cache(KNOWN_MAX)
-def _sync(before: bytes, after: bytes, version: int) -> SyncRequest:
+def _sync(before: bytes, after: bytes, version: int) -> SyncRequest | None:
     request = _read_around(SYNC_GROUP, before, after, version)
-    if request.assignments:
-        _not_usual()
-    return syncing(request, version)
+    return None if request.assignments else syncing(request, version)
 
 
 take("heartbeat", range(5), read_heartbeat, UsualHeartbeat)
@@ -245,7 +245,7 @@ take("sync_group", range(6), read_sync, UsualSync)
 def _was_said(said: int) -> bool:
     """Whether what has this hash was said before. If not, it is mostly of somebody new, and not usual.
 
-    So it is read where it is decided, and not here too: somebody who comes once is read once.
+    So it is read where it is decided, and not here too.
     """
     if said in _said:
         return True

@@ -103,19 +103,23 @@ class Replayer:
 
     def steps(self, stopped: threading.Event) -> Iterator[Step]:
         """Slice by slice, from where the last run ended; each when its time has come."""
-        plan = self._plan()
+        begun = self._begun()
+        plan = begun or self._new_plan()
         make_topics(
             self._options["kafka.bootstrap.servers"],
             [self._wanted.to],
             max(plan.ends, default=0) + 1,
             {"retention.ms": "-1"},  # what is sent may be of any age
         )
-        buckets = self._buckets(plan)
+        buckets, oldest_ms = self._buckets(plan)
+        if begun is None:
+            if oldest_ms is not None:
+                self._check_kept(oldest_ms)
+            content = {"wanted": self._wanted._asdict(), "plan": plan._asdict()}
+            self._kept.write("plan.json", json.dumps(content))
         todo = list(slices(buckets, plan.ends, self._rows_min))
         wanted, done = sum(one.rows for one in todo), 0
         first = self._first()
-        if buckets and not first:
-            self._check_kept(min(bucket.number for bucket in buckets) * plan.span_ms)
         origin = time.monotonic()
         for number, one in enumerate(todo):
             done += one.rows
@@ -150,13 +154,10 @@ class Replayer:
                 "there yet, which is made so"
             )
 
-    def _plan(self) -> Plan:
-        """That of the first start."""
+    def _begun(self) -> Plan | None:
+        """The plan of the first start, if there was one."""
         if not self._kept.exists("plan.json"):
-            plan = self._new_plan()
-            content = {"wanted": self._wanted._asdict(), "plan": plan._asdict()}
-            self._kept.write("plan.json", json.dumps(content))
-            return plan
+            return None
         content = json.loads(self._kept.read("plan.json"))
         begun = Wanted(**content["wanted"])
         if begun != self._wanted:
@@ -195,17 +196,19 @@ class Replayer:
             rows = rows.where(col("timestamp") < datetime.fromtimestamp(wanted.end_ms / 1000, UTC))
         return rows
 
-    def _buckets(self, plan: Plan) -> list[Bucket]:
-        from pyspark.sql.functions import col, count, expr, lit
+    def _buckets(self, plan: Plan) -> tuple[list[Bucket], int | None]:
+        """How the records are spread over time, and the time of the oldest, if there is one."""
+        from pyspark.sql.functions import count, expr, lit
         from pyspark.sql.functions import min as least
 
         found = (
             _within(self._rows(), {index: (0, end) for index, end in plan.ends.items()})
             .groupBy("partition", expr(f"unix_millis(timestamp) div {plan.span_ms}").alias("span"))
-            .agg(least("offset").alias("first"), count(lit(1)).alias("rows"))
-            .select(col("partition"), col("span"), col("first"), col("rows"))
+            .agg(least("offset"), count(lit(1)), least(expr("unix_millis(timestamp)")))
+            .collect()
         )
-        return [Bucket(*row) for row in found.collect()]
+        oldest_ms = min((time_ms for *_, time_ms in found), default=None)
+        return [Bucket(*bucket) for *bucket, _ in found], oldest_ms
 
     def _send(self, plan: Plan, number: int, one: Slice) -> None:
         """Write one slice, in order: what came from one partition goes through one task."""

@@ -81,7 +81,6 @@ class Run:
     @contextmanager
     def held(self, pipeline: str, options: Mapping[str, Any], now_ms: int) -> Iterator[None]:
         """Be this run; refuses if another process is."""
-        os.makedirs(self.directory, exist_ok=True)
         lock = self._own_lock()
         if lock is None:
             raise RunError(f"pipeline {self.name} runs already; try: levada pipeline status {self.name}")
@@ -122,7 +121,7 @@ class Run:
 
     def forget(self) -> None:
         """Remove what is kept of it, its checkpoint too; refuses while it runs."""
-        lock = self._lock()
+        lock = self._own_lock()
         if lock is None:
             raise RunError(f"pipeline {self.name} runs; try: levada pipeline stop {self.name}")
         try:
@@ -149,9 +148,10 @@ class Run:
         )
 
     def is_running(self) -> bool:
-        if not os.path.exists(self._path("lock")):
+        try:
+            lock = self._lock(fcntl.LOCK_SH)  # with others who ask
+        except FileNotFoundError:
             return False
-        lock = self._lock()
         if lock is None:
             return True
         os.close(lock)
@@ -173,19 +173,20 @@ class Run:
         return True
 
     def _own_lock(self) -> int | None:
-        """The lock for as long as this process runs. Who asks whether there is a run has it, too, for an instant."""
-        for _ in range(LOCK_TRIES):
-            lock = self._lock()
-            if lock is not None:
+        """The lock for this process alone; None if another has it, and not only for a moment as those who ask."""
+        for tries_left in reversed(range(LOCK_TRIES)):
+            os.makedirs(self.directory, exist_ok=True)  # who had the lock may have removed it
+            lock = self._lock(fcntl.LOCK_EX, os.O_CREAT)
+            if lock is not None or not tries_left:
                 return lock
             time.sleep(POLL_SECONDS)
         return None
 
-    def _lock(self) -> int | None:
-        """A descriptor that holds the lock; None if another process does."""
-        fd = os.open(self._path("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def _lock(self, kind: int, flags: int = 0) -> int | None:
+        """A descriptor that holds the lock; None if another process does. FileNotFoundError if there never was one."""
+        fd = os.open(self._path("lock"), os.O_RDWR | os.O_CLOEXEC | flags, 0o644)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
             return None

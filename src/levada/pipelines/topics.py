@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from levada.errors import KafkaError
+from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.pipelines.lake import LakeError
 from levada.spark.logs import Logs
@@ -12,6 +12,13 @@ from levada.spark.read_options import read_options
 
 if TYPE_CHECKING:
     from levada.pipelines.lakes import AnyLake
+
+SETTINGS_OF_AGE = ("cleanup.policy", "retention.ms", "message.timestamp.type")
+UNTOLD = (
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ErrorCode.UNSUPPORTED_VERSION,
+)
 
 
 def beginnings(
@@ -43,15 +50,17 @@ def kept_ms(bootstrap: str, topic: str) -> int | None:
     """How old a record of this topic may become; None if any age, or where brokers do not tell their settings."""
     from levada.spark import blocking
 
-    asked = blocking.client(bootstrap).admin.describe_configs(
-        "topic", topic, ["cleanup.policy", "retention.ms"]
-    )
+    asked = blocking.client(bootstrap).admin.describe_configs("topic", topic, SETTINGS_OF_AGE)
     try:
         found = {entry.name: entry.value or "" for entry in blocking.run(asked)}
-    except KafkaError:
-        return None
+    except KafkaError as error:
+        if error.code in UNTOLD:
+            return None
+        raise
     kept = int(found.get("retention.ms") or -1)
-    return kept if kept >= 0 and "delete" in found.get("cleanup.policy", "") else None
+    deletes = "delete" in found.get("cleanup.policy", "")
+    by_own_time = found.get("message.timestamp.type") != "LogAppendTime"  # otherwise all are new
+    return kept if kept >= 0 and deletes and by_own_time else None
 
 
 def _logs(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> Logs:
