@@ -1,5 +1,6 @@
 """Who sends much at once waits for itself: the others are served in between, and its own order stays."""
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from levada.wire import messages
 DESCRIBE, VERSIONS = messages.api_key("describe_groups"), messages.api_key("api_versions")
 NAMES = [f"group-{number}" for number in range(500)]
 REQUESTS = 600
+
+Event = tuple[str, int]  # what happened to a request, and of which API it is
+PASS: Event = ("a pass of the loop", 0)
 
 
 class Loop:
@@ -88,7 +92,10 @@ def test_what_waits_is_bounded() -> None:
 def test_a_client_that_sends_much_at_once_does_not_keep_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only a few of its requests are carried out while one of another waits, and it hears its answers in order."""
+    """Only a few of its requests are carried out in a pass of the loop, and while one of another waits.
+
+    It hears its answers in order.
+    """
     met = watch_requests(monkeypatch)
     with (
         running(tmp_path, offsets_topic_num_partitions=3) as one,
@@ -101,28 +108,40 @@ def test_a_client_that_sends_much_at_once_does_not_keep_the_others(
         def send() -> None:
             sent.extend(much.send("describe_groups", 5, {"groups": NAMES}) for _ in range(REQUESTS))
 
+        def look() -> None:
+            met.append(PASS)
+            if len(heard) < REQUESTS:
+                asyncio.get_running_loop().call_soon(look)
+
+        heard: list[int] = []
+        one.call(look)
         sender = threading.Thread(target=send)
         sender.start()
-        heard: list[int] = []
         while len(heard) < REQUESTS:
             heard.append(much.receive()[0])
             little.call("api_versions", 0, {})
         sender.join()
         assert heard == sent
-    waits, passed = [], 0
-    for event in met:
-        if event == ("comes", VERSIONS):
-            passed = 0
-        elif event == ("is done", DESCRIBE):
-            passed += 1
-        elif event == ("is done", VERSIONS):
-            waits.append(passed)
+    waits = passed_between(met, ("comes", VERSIONS), ("is done", VERSIONS))
     assert len(waits) == REQUESTS and max(waits) < REQUESTS // 10
+    assert max(passed_between(met, PASS, PASS)) < REQUESTS // 10
 
 
-def watch_requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def passed_between(met: list[Event], start: Event, end: Event) -> list[int]:
+    """How many of the client that sends much were done from each start to the next end."""
+    found, passed = [], 0
+    for event in met:
+        if event == end:
+            found.append(passed)
+        if event == start:
+            passed = 0
+        passed += event == ("is done", DESCRIBE)
+    return found
+
+
+def watch_requests(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     """What happens to requests of which APIs, as the broker sees it: how long a client takes says nothing of it."""
-    met: list[tuple[str, int]] = []
+    met: list[Event] = []
     begin, handle = registry._Request.__init__, registry._Request.handle
 
     def comes(self: registry._Request, *about: Any) -> None:
