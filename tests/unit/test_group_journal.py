@@ -11,8 +11,10 @@ from tests.unit.consumer_world import subscription
 from levada.core.classic_group import Member, restored
 from levada.core.group_events import FORMAT
 from levada.errors import KafkaError
+from levada.wire import journal
 from levada.wire.journal import (
     GROUP,
+    KEPT_BYTES_MAX,
     OFFSET,
     GroupKey,
     GroupValue,
@@ -123,6 +125,16 @@ def test_the_short_way_to_write_an_offset_ends_in_the_same_bytes(
 @given(texts, group_values)
 def test_the_short_way_to_write_a_group_ends_in_the_same_bytes(group: str, value: GroupValue) -> None:
     assert group_record(group, value) == FORMAT.encode(GroupKey(group), value)
+
+
+@pytest.mark.parametrize(("size", "kept"), [(KEPT_BYTES_MAX, 1), (KEPT_BYTES_MAX + 1, 0), (1 << 20, 0)])
+def test_what_large_members_say_is_not_kept(size: int, kept: int) -> None:
+    """They are gone some day, and what is kept of them is not counted among what members hold (R32)."""
+    journal._kept_member_start.cache_clear()
+    member = MemberValue("m", None, "", "/1", 2, 3, bytes(size), b"part")
+    value = GroupValue("consumer", 1, "range", "m", 7, (member,))
+    assert group_record("g", value) == FORMAT.encode(GroupKey("g"), value)
+    assert journal._kept_member_start.cache_info().currsize == kept
 
 
 @given(texts, group_values)

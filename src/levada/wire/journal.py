@@ -29,6 +29,7 @@ from levada.wire.primitives import INT, SHORT
 from levada.wire.writing import LEGACY_STRINGS, NULLABLE_LEGACY_STRINGS
 
 NO_EXPIRY: Final = -1
+KEPT_BYTES_MAX: Final = 1_000  # of what a member says and is called, beside its ids, which are not long
 
 
 class OffsetKey(NamedTuple):
@@ -182,7 +183,8 @@ def group_record(group: str, value: GroupValue) -> tuple[bytes, bytes]:
         _TIME_AND_COUNT.pack(value.current_state_timestamp, len(value.members)),
     ]
     for member in value.members:
-        start = _member_start(
+        small = len(member.subscription) + len(member.client_id) <= KEPT_BYTES_MAX
+        start = (_kept_member_start if small else _member_start)(
             member.member_id,
             member.group_instance_id,
             member.client_id,
@@ -195,9 +197,13 @@ def group_record(group: str, value: GroupValue) -> tuple[bytes, bytes]:
     return of_key + LEGACY_STRINGS[group], b"".join(parts)
 
 
-@lru_cache(5_000)
 def _member_start(*lasting: Any) -> bytes:
     """A member up to its assignment."""
     target = bytearray()
     _WRITTEN_MEMBER.write(target, MemberValue(*lasting))
     return bytes(target[: -INT.size])
+
+
+_kept_member_start: Final = lru_cache(5_000)(
+    _member_start
+)  # whether or not they are still there: only small ones
