@@ -103,6 +103,12 @@ def test_a_topic_goes_to_a_lake_and_comes_back(
     for place in (lake, str(tmp_path / "other")):
         code, out, _ = pipeline("run", "history", "--topic", readings, "--lake", place, "--sql", query)
         assert code == 0 and "|600|" in out
+    ask = ["run", "history", "--topic", readings, "--lake", lake, "--sql", query, "--to"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").touch()
+    for place, code in (("result", 0), ("result", 0), ("mine", 1), ("lake", 1), ("lake/result", 1)):
+        assert (place, pipeline(*ask, str(tmp_path / place))[0]) == (place, code)
+    assert os.listdir(tmp_path / "mine") == ["notes"] and "result" not in os.listdir(lake)
     assert pipeline("run", "replay", "--topic", readings, "--lake", lake, "--to", again)[0] == 0
     assert len(broker.records(again)) == 600
     _, _, said = pipeline(
@@ -117,7 +123,9 @@ def test_a_topic_goes_to_a_lake_and_comes_back(
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "d.svg",
         "lake",
+        "mine",
         "other",
+        "result",
         "runs",
     ]  # nothing of Spark's
 
@@ -177,10 +185,11 @@ def test_what_is_wrong_is_said_in_a_sentence(pipeline: Command, readings: str) -
     assert ended == 3 and f"cannot connect to {nobody}" in told and "starting Spark" not in told
 
 
+@pytest.mark.parametrize("moment", ["starting Spark", "batch "])
 def test_ctrl_c_ends_a_run_whenever_it_comes(
-    pipeline: Command, broker: EmbeddedBroker, readings: str, tmp_path: Path
+    pipeline: Command, broker: EmbeddedBroker, readings: str, tmp_path: Path, moment: str
 ) -> None:
-    """A process of its own, with a Spark of its own, interrupted while that starts; no second one under its name."""
+    """A process of its own, with a Spark of its own, interrupted while that starts or works; no second one of it."""
     command = [str(Path(sys.executable).parent / "levada"), "pipeline", "run", "devices", "--topic", readings]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
@@ -191,11 +200,16 @@ def test_ctrl_c_ends_a_run_whenever_it_comes(
         assert first.startswith("starting Spark for devices")
         code, _, said = pipeline("run", "devices", "--topic", readings)
         assert code == 1 and "pipeline devices runs already" in said
+        before = [first]
+        while not before[-1].startswith(moment):
+            before.append(process.stderr.readline())
+            assert before[-1], before
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all that are in it
         _, rest = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
-    lines = rest.splitlines()
-    assert [line for line in lines if not line.startswith("batch ")] == [
+    lines = [*"".join(before[1:]).splitlines(), *rest.splitlines()]
+    told = [line for line in lines if not line.startswith(("batch ", "the first batch takes"))]
+    assert told == [
         "pipeline devices is at work; to end it: Ctrl-C, or levada pipeline stop devices",
         "stopping ...",
         "pipeline devices has stopped",

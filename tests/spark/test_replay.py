@@ -2,11 +2,19 @@
 
 import time
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ConfigSource
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    NewTopic,
+)
 from pyspark.errors import AnalysisException
 from tests.spark.lakes import DAY_MS, archive_once, fill
 
@@ -117,7 +125,9 @@ def test_a_topic_keeps_what_is_replayed_to_it_however_old(
     def run(to: str, name: str = "replay") -> None:
         assert replay(topic, lake, to, bootstrap=broker.bootstrap, name=name, spark=spark).wait(300)
 
-    with pytest.raises(PipelineError, match=f"2025-10-09 08:53 .*{week} deletes those .* older than 7 days"):
+    with pytest.raises(
+        PipelineError, match=f"{week} deletes .* older than 168 hours .* begin at 2025-10-09 08:53"
+    ):
         run(week)
     assert numbers(broker, week) == {}
     made, stamped = f"{topic}-again", broker.topic(message_timestamp_type="LogAppendTime")
@@ -134,6 +144,58 @@ def test_a_topic_keeps_what_is_replayed_to_it_however_old(
     (described,) = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, made)]).values()
     entry = described.result(30)["retention.ms"]
     assert (entry.value, entry.source) == ("-1", ConfigSource.DYNAMIC_TOPIC_CONFIG.value)
+
+
+def test_a_replay_that_goes_on_finds_its_topic_or_says_so(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """At another speed, too; but not to a topic that lost what was sent, nor to one that would lose it soon."""
+    lake, topic = str(tmp_path / "lake"), broker.topic()
+    fill(broker, topic, 0, 30, first_ms=DAY_MS)
+    archive_once(spark, broker, tmp_path / "lake", topic)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+
+    def run(to: str, speed: float | None) -> Running:
+        return replay(topic, lake, to, bootstrap=broker.bootstrap, speed=speed, name=to, spark=spark)
+
+    def begin(to: str) -> None:
+        slow = run(to, 0.01)
+        while not slow.progress().batches:
+            assert slow.is_active
+            time.sleep(0.05)
+        slow.stop()
+        assert 0 < len(numbers(broker, to)[0]) < 30
+
+    begin("faster")
+    assert run("faster", None).wait(300) and numbers(broker, "faster") == {0: list(range(30))}
+    begin("gone")
+    admin.delete_topics(["gone"])["gone"].result(30)
+    for _ in range(2):  # it does not make it again
+        with pytest.raises(PipelineError, match="topic gone was deleted since this replay began"):
+            run("gone", None).wait(300)
+    admin.create_topics([NewTopic("gone", 1, config={"retention.ms": "-1"})])["gone"].result(30)
+    with pytest.raises(PipelineError, match="topic gone was deleted since this replay began"):
+        run("gone", None).wait(300)
+    begin("short")
+    resource = ConfigResource(ConfigResource.Type.TOPIC, "short")
+    resource.add_incremental_config(
+        ConfigEntry("retention.ms", "3600000", incremental_operation=AlterConfigOpType.SET)
+    )
+    admin.incremental_alter_configs([resource])[resource].result(30)
+    with pytest.raises(PipelineError, match="older than 1 hours"):
+        run("short", None).wait(300)
+
+
+def test_a_topic_with_too_few_partitions_is_refused_unless_by_key(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    lake, topic, small = str(tmp_path / "lake"), broker.topic(partitions=3), broker.topic(partitions=2)
+    fill(broker, topic, 0, 30)
+    archive_once(spark, broker, tmp_path / "lake", topic)
+    with pytest.raises(PipelineError, match=f"of 3 partitions, and topic {small} has 2: .*--by-key"):
+        replay(topic, lake, small, bootstrap=broker.bootstrap, spark=spark).wait(300)
+    assert replay(topic, lake, small, bootstrap=broker.bootstrap, by_key=True, spark=spark).wait(300)
+    assert sorted(chain(*numbers(broker, small).values())) == list(range(30))
 
 
 def test_how_old_records_are_is_asked_of_them(

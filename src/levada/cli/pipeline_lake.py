@@ -184,7 +184,10 @@ def replay(
     help='Over the table `history`, which has the columns of format("levada").',
 )
 @click.option(
-    "--to", metavar="PATH", type=PathType(), help="Write the result there as Parquet; it is shown otherwise."
+    "--to",
+    metavar="PATH",
+    type=PathType(),
+    help="Write the result there as Parquet, where nothing is or a result of before; it is shown otherwise.",
 )
 @click.option(
     "--gaps", is_flag=True, help="Allow that records are neither in the lake nor in the log any more."

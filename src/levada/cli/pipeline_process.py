@@ -86,7 +86,7 @@ def new_session(name: str, master: str | None, log: str | None = None) -> "Spark
     log = log or os.path.join(home_directory(), f".{name}", "spark.log")  # no run is called so
     say(f"starting Spark for {name} (its log: {log}) ...")
     try:
-        with _stderr_in(log):
+        with _stderr_in(log), _own_ctrl_c():
             if SparkSession.getActiveSession() is not None:
                 return session()
             # Spark makes this folder for whatever looks like a table, in the working directory unless told.
@@ -114,6 +114,16 @@ def _stderr_in(path: str) -> Iterator[None]:
     finally:
         os.dup2(before, 2)
         os.close(before)
+
+
+@contextmanager
+def _own_ctrl_c() -> Iterator[None]:
+    """Ctrl-C means afterwards what it meant before: Spark's context brings a handler that ends the process at once."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

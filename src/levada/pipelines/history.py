@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from levada.pipelines.files import Files
 from levada.pipelines.lake import LakeError
 from levada.pipelines.lakes import AnyLake, check_lake, check_path, open_lake
 from levada.pipelines.running import PipelineError, Running
@@ -18,6 +19,7 @@ from levada.spark.session import session_or
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+RESULT = "_levada_history"  # the file that tells of a result what was asked; Spark reads over it
 SHOWN_MAX = 1_000  # rows of an answer that are printed
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
@@ -88,6 +90,8 @@ def answer(
 
     def ask(stopped: threading.Event) -> Iterator[Step]:
         check_lake(own, lake)
+        if to is not None:
+            _check_result(Files(own, to), Files(own, lake))
         rows = history(topic, lake, bootstrap=bootstrap, spark=own, gaps=gaps, **options)
         rows.createOrReplaceTempView("history")
         try:
@@ -99,10 +103,23 @@ def answer(
             count = min(SHOWN_MAX, found.count())
         else:
             found.write.mode("overwrite").parquet(to)
+            Files(own, to).write(RESULT, query)
             count = own.read.parquet(to).count()
         yield Step(0, count, count, count)
 
     return Running(name, [Steps(name, own, ask).start()])
+
+
+def _check_result(result: Files, lake: Files) -> None:
+    """LakeError unless a result can be written here: where nothing is, or one of before, which it replaces."""
+    if f"{result.root}/".startswith(f"{lake.root}/"):
+        raise LakeError(f"{result.root} is in the lake {lake.root}; a result needs a place of its own")
+    found = result.names("")
+    if found and RESULT not in found:
+        raise LakeError(
+            f"{result.root} is not empty ({found[0]}), and what is in it would be gone; "
+            "give a path that is not there yet, or has a result of before"
+        )
 
 
 def archived(lake: AnyLake, topic: str, spark: "SparkSession") -> "DataFrame | None":

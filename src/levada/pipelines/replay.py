@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +23,7 @@ from levada.pipelines.lakes import check_lake, open_lake
 from levada.pipelines.running import Running
 from levada.pipelines.slices import Bucket, Slice, slices
 from levada.pipelines.steps import Step, Steps
-from levada.pipelines.topics import kept_ms
+from levada.pipelines.topics import kept_ms, there
 from levada.spark.session import session_or
 
 if TYPE_CHECKING:
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 ROWS_A_SLICE = 1_000_000  # where no speed is asked for
 SECONDS_A_SLICE = 1.0  # of real time, where one is
 GONE = ("FAILED_READ_FILE.FILE_NOT_EXIST", "PATH_NOT_FOUND")  # conditions of Spark's errors
+HOUR_MS = 3_600_000
 TRIES = 3  # files that a reader is at may be joined to larger ones meanwhile
 
 
 class Wanted(NamedTuple):
-    """What a replay was asked for; a run that goes on must be asked for the same."""
+    """What a replay was asked for; a run that goes on must be asked for the same, but for its speed."""
 
     topic: str
     lake: str
@@ -53,6 +54,8 @@ class Plan(NamedTuple):
     id: str  # under which the sink knows it
     ends: Mapping[int, int]  # of the lake then
     span_ms: int
+    rows_min: int  # of a slice
+    topic_id: str | None = None  # of the topic it sends to, where brokers give topics ids
 
 
 def replay(
@@ -100,24 +103,19 @@ class Replayer:
         self._wanted = wanted
         self._kept = kept
         self._options = options
+        self._bootstrap = options["kafka.bootstrap.servers"]
 
     def steps(self, stopped: threading.Event) -> Iterator[Step]:
         """Slice by slice, from where the last run ended; each when its time has come."""
         begun = self._begun()
-        plan = begun or self._new_plan()
-        make_topics(
-            self._options["kafka.bootstrap.servers"],
-            [self._wanted.to],
-            max(plan.ends, default=0) + 1,
-            {"retention.ms": "-1"},  # what is sent may be of any age
-        )
+        plan = self._checked(begun or self._new_plan(), is_new=begun is None)
         buckets, oldest_ms = self._buckets(plan)
+        if oldest_ms is not None:
+            self._check_kept(oldest_ms)
         if begun is None:
-            if oldest_ms is not None:
-                self._check_kept(oldest_ms)
             content = {"wanted": self._wanted._asdict(), "plan": plan._asdict()}
             self._kept.write("plan.json", json.dumps(content))
-        todo = list(slices(buckets, plan.ends, self._rows_min))
+        todo = list(slices(buckets, plan.ends, plan.rows_min))
         wanted, done = sum(one.rows for one in todo), 0
         first = self._first()
         origin = time.monotonic()
@@ -134,24 +132,38 @@ class Replayer:
             self._kept.write("done", str(number + 1))
             yield Step(number, one.rows, done, wanted)
 
-    @property
-    def _rows_min(self) -> int:
-        return ROWS_A_SLICE if self._wanted.speed is None else 1
-
     def _first(self) -> int:
         return int(self._kept.read("done")) if self._kept.exists("done") else 0
+
+    def _checked(self, plan: Plan, *, is_new: bool) -> Plan:
+        """The plan, with the topic it sends to; LakeError if that is another than before, or cannot take it."""
+        bootstrap, to, count = self._bootstrap, self._wanted.to, max(plan.ends, default=0) + 1
+        if is_new:
+            make_topics(bootstrap, [to], count, {"retention.ms": "-1"})  # what is sent may be of any age
+        topic = there(bootstrap, to, self._options)
+        found_id = None if topic is None or topic.id is None else str(topic.id)
+        if not is_new and (topic is None or found_id != plan.topic_id):
+            raise LakeError(
+                f"topic {to} was deleted since this replay began, with what it had sent; to send all of it to the "
+                "topic of that name, begin a replay under another name (--name)"
+            )
+        if topic is not None and topic.partitions < count and not self._wanted.by_key:
+            raise LakeError(
+                f"the records are of {count} partitions, and topic {to} has {topic.partitions}: send them to "
+                "partitions by their keys (--by-key), or to a topic that is not there yet"
+            )
+        return plan._replace(topic_id=found_id)
 
     def _check_kept(self, oldest_ms: int) -> None:
         """LakeError if the topic, which was there before, deletes records of this time as soon as it has them."""
         to = self._wanted.to
-        kept = kept_ms(self._options["kafka.bootstrap.servers"], to)
+        kept = kept_ms(self._bootstrap, to)
         if kept is not None and oldest_ms < time.time() * 1000 - kept:
             oldest = datetime.fromtimestamp(oldest_ms / 1000, UTC)
             raise LakeError(
-                f"the records to be sent begin at {oldest:%Y-%m-%d %H:%M} (UTC), and topic {to} deletes those that are "
-                f"older than {timedelta(milliseconds=kept)} (retention.ms): they would be gone soon after they came. "
-                f"Let it keep them (levada config set topic {to} retention.ms=-1), or send to a topic that is not "
-                "there yet, which is made so"
+                f"topic {to} deletes records that are older than {kept / HOUR_MS:g} hours (retention.ms), and those to "
+                f"be sent begin at {oldest:%Y-%m-%d %H:%M} (UTC): they would be gone soon after they came. Let it keep "
+                f"them (levada config set topic {to} retention.ms=-1), or send to a new topic, which will keep them"
             )
 
     def _begun(self) -> Plan | None:
@@ -160,15 +172,15 @@ class Replayer:
             return None
         content = json.loads(self._kept.read("plan.json"))
         begun = Wanted(**content["wanted"])
-        if begun != self._wanted:
+        if begun._replace(speed=self._wanted.speed) != self._wanted:
             was = {
                 field: value
                 for field, value in begun._asdict().items()
-                if value != getattr(self._wanted, field)
+                if value != getattr(self._wanted, field) and field != "speed"
             }
             told = ", ".join(f"{field} was {value}" for field, value in was.items())
             raise LakeError(
-                f"a replay under this name was begun otherwise ({told}); give this one another name"
+                f"a replay under this name was begun otherwise ({told}); give this one another name (--name)"
             )
         ends = {int(index): end for index, end in content["plan"].pop("ends").items()}
         return Plan(ends=ends, **content["plan"])
@@ -179,7 +191,8 @@ class Replayer:
         found = self._rows().groupBy("partition").agg((greatest("offset") + 1).alias("end")).collect()
         ends = {row.partition: row.end for row in found}
         speed = self._wanted.speed
-        return Plan(uuid.uuid4().hex, ends, max(1, round(SECONDS_A_SLICE * 1000 * (speed or 60))))
+        span_ms = max(1, round(SECONDS_A_SLICE * 1000 * (speed or 60)))
+        return Plan(uuid.uuid4().hex, ends, span_ms, ROWS_A_SLICE if speed is None else 1)
 
     def _rows(self) -> "DataFrame":
         """What the lake has now of the time that is wanted."""

@@ -1,7 +1,7 @@
 """What pipelines ask brokers themselves, beside what Spark reads and writes."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from levada.errors import ErrorCode, KafkaError
@@ -44,6 +44,19 @@ def check_same(lake: "AnyLake", ids: Mapping[str, UUID]) -> None:
                 "one made since, or this one is of another cluster, and its offsets mean other records. The lake stays "
                 "as it is; archive this topic to another lake (--to another path), and ask that one for its history"
             )
+
+
+class There(NamedTuple):
+    """A topic that is there; of some brokers it has no id."""
+
+    id: UUID | None
+    partitions: int
+
+
+def there(bootstrap: str, topic: str, options: Mapping[str, str]) -> There | None:
+    """What a topic is now; None if there is none."""
+    found = _logs(bootstrap, [topic], options).partitions(missing_is_wrong=False)
+    return There(next(iter(found.values())), len(found)) if found else None
 
 
 def kept_ms(bootstrap: str, topic: str) -> int | None:
