@@ -109,6 +109,8 @@ def test_a_topic_goes_to_a_lake_and_comes_back(
     for place, code in (("result", 0), ("result", 0), ("mine", 1), ("lake", 1), ("lake/result", 1)):
         assert (place, pipeline(*ask, str(tmp_path / place))[0]) == (place, code)
     assert os.listdir(tmp_path / "mine") == ["notes"] and "result" not in os.listdir(lake)
+    (tmp_path / "result" / "notes").touch()
+    assert pipeline(*ask, str(tmp_path / "result"))[0] == 1 and (tmp_path / "result" / "notes").exists()
     assert pipeline("run", "replay", "--topic", readings, "--lake", lake, "--to", again)[0] == 0
     assert len(broker.records(again)) == 600
     _, _, said = pipeline(

@@ -4,7 +4,7 @@ import time
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka.admin import (
@@ -168,6 +168,11 @@ def test_a_replay_that_goes_on_finds_its_topic_or_says_so(
 
     begin("faster")
     assert run("faster", None).wait(300) and numbers(broker, "faster") == {0: list(range(30))}
+    admin.delete_topics(["faster"])["faster"].result(30)
+    assert run("faster", None).wait(300)  # there is nothing left to send
+    assert run("whole", None).wait(300)
+    with pytest.raises(PipelineError, match="begun without a speed"):
+        run("whole", 10).wait(300)
     begin("gone")
     admin.delete_topics(["gone"])["gone"].result(30)
     for _ in range(2):  # it does not make it again
@@ -194,7 +199,9 @@ def test_a_topic_with_too_few_partitions_is_refused_unless_by_key(
     archive_once(spark, broker, tmp_path / "lake", topic)
     with pytest.raises(PipelineError, match=f"of 3 partitions, and topic {small} has 2: .*--by-key"):
         replay(topic, lake, small, bootstrap=broker.bootstrap, spark=spark).wait(300)
-    assert replay(topic, lake, small, bootstrap=broker.bootstrap, by_key=True, spark=spark).wait(300)
+    options: dict[str, Any] = {"kafka.compression.type": "zstd"}
+    by_key = replay(topic, lake, small, bootstrap=broker.bootstrap, by_key=True, spark=spark, **options)
+    assert by_key.wait(300)
     assert sorted(chain(*numbers(broker, small).values())) == list(range(30))
 
 
@@ -223,6 +230,9 @@ def test_what_is_not_in_the_lake_is_said(
     archive_once(spark, broker, tmp_path / "lake", topic)
     with pytest.raises(PipelineError, match="there are no records of orders in the lake"):
         run("late")
+    late = replay(topic, lake, "again", bootstrap=broker.bootstrap, end=when(0), spark=spark)
+    with pytest.raises(PipelineError, match=f"has no records of {topic} of that time"):
+        late.wait(300)
     with pytest.raises(ValueError, match="speed"):
         replay("orders", lake, "again", speed=0, spark=spark)
 

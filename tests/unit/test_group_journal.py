@@ -135,6 +135,9 @@ def test_what_large_members_say_is_not_kept(size: int, kept: int) -> None:
     value = GroupValue("consumer", 1, "range", "m", 7, (member,))
     assert group_record("g", value) == FORMAT.encode(GroupKey("g"), value)
     assert journal._kept_member_start.cache_info().currsize == kept
+    named = replace(member, subscription=b"", group_instance_id="n" * size)
+    assert size > 30_000 or group_record("g", value._replace(members=(named,)))
+    assert journal._kept_member_start.cache_info().currsize == 2 * kept
 
 
 @given(texts, group_values)

@@ -4,6 +4,7 @@ The lake has what is below its ends, the log gives the rest. Both are taken at o
 """
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -19,7 +20,8 @@ from levada.spark.session import session_or
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-RESULT = "_levada_history"  # the file that tells of a result what was asked; Spark reads over it
+RESULT = "_levada_history"  # the file that tells of a whole result what was asked; Spark reads over it
+OF_A_RESULT = re.compile(rf"{RESULT}|_SUCCESS|part-.*|\..*\.crc")
 SHOWN_MAX = 1_000  # rows of an answer that are printed
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
@@ -112,13 +114,14 @@ def answer(
 
 def _check_result(result: Files, lake: Files) -> None:
     """LakeError unless a result can be written here: where nothing is, or one of before, which it replaces."""
-    if f"{result.root}/".startswith(f"{lake.root}/"):
+    if f"{result.root.rstrip('/')}/".startswith(f"{lake.root.rstrip('/')}/"):
         raise LakeError(f"{result.root} is in the lake {lake.root}; a result needs a place of its own")
     found = result.names("")
-    if found and RESULT not in found:
+    others = [name for name in found if not OF_A_RESULT.fullmatch(name)]
+    if others or (found and RESULT not in found):
         raise LakeError(
-            f"{result.root} is not empty ({found[0]}), and what is in it would be gone; "
-            "give a path that is not there yet, or has a result of before"
+            f"{result.root} is not empty ({(others or found)[0]}), and what is in it would be gone; give a path that "
+            "is not there yet, or has a whole result of before (delete what a run left that was killed)"
         )
 
 

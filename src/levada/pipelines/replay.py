@@ -108,16 +108,16 @@ class Replayer:
     def steps(self, stopped: threading.Event) -> Iterator[Step]:
         """Slice by slice, from where the last run ended; each when its time has come."""
         begun = self._begun()
-        plan = self._checked(begun or self._new_plan(), is_new=begun is None)
-        buckets, oldest_ms = self._buckets(plan)
-        if oldest_ms is not None:
-            self._check_kept(oldest_ms)
+        plan = begun or self._new_plan()
+        buckets, oldest = self._buckets(plan)
+        todo, first = list(slices(buckets, plan.ends, plan.rows_min)), self._first()
+        if first < len(todo):
+            plan = self._checked(plan, is_new=begun is None)
+            self._check_kept(min(oldest[span] for span in oldest if not first or span > todo[first - 1].span))
         if begun is None:
             content = {"wanted": self._wanted._asdict(), "plan": plan._asdict()}
             self._kept.write("plan.json", json.dumps(content))
-        todo = list(slices(buckets, plan.ends, plan.rows_min))
         wanted, done = sum(one.rows for one in todo), 0
-        first = self._first()
         origin = time.monotonic()
         for number, one in enumerate(todo):
             done += one.rows
@@ -140,16 +140,19 @@ class Replayer:
         bootstrap, to, count = self._bootstrap, self._wanted.to, max(plan.ends, default=0) + 1
         if is_new:
             make_topics(bootstrap, [to], count, {"retention.ms": "-1"})  # what is sent may be of any age
-        topic = there(bootstrap, to, self._options)
-        found_id = None if topic is None or topic.id is None else str(topic.id)
-        if not is_new and (topic is None or found_id != plan.topic_id):
+        topic = there(bootstrap, to)
+        found_id = None if topic is None or topic.topic_id is None else str(topic.topic_id)
+        if topic is None and is_new:
+            raise LakeError(f"topic {to} was made, and brokers do not know it yet; try again")
+        if topic is None or (plan.topic_id and found_id and found_id != plan.topic_id):
             raise LakeError(
                 f"topic {to} was deleted since this replay began, with what it had sent; to send all of it to the "
                 "topic of that name, begin a replay under another name (--name)"
             )
-        if topic is not None and topic.partitions < count and not self._wanted.by_key:
+        has = len(topic.partitions)
+        if has < count and not self._wanted.by_key:
             raise LakeError(
-                f"the records are of {count} partitions, and topic {to} has {topic.partitions}: send them to "
+                f"the records are of {count} partitions, and topic {to} has {has}: send them to "
                 "partitions by their keys (--by-key), or to a topic that is not there yet"
             )
         return plan._replace(topic_id=found_id)
@@ -182,6 +185,11 @@ class Replayer:
             raise LakeError(
                 f"a replay under this name was begun otherwise ({told}); give this one another name (--name)"
             )
+        if begun.speed is None and self._wanted.speed is not None:
+            raise LakeError(
+                "a replay under this name was begun without a speed, in large steps, and goes on so; for one at this "
+                "speed, give another name (--name)"
+            )
         ends = {int(index): end for index, end in content["plan"].pop("ends").items()}
         return Plan(ends=ends, **content["plan"])
 
@@ -190,6 +198,10 @@ class Replayer:
 
         found = self._rows().groupBy("partition").agg((greatest("offset") + 1).alias("end")).collect()
         ends = {row.partition: row.end for row in found}
+        if not ends:
+            raise LakeError(
+                f"the lake {self._wanted.lake} has no records of {self._wanted.topic} of that time"
+            )
         speed = self._wanted.speed
         span_ms = max(1, round(SECONDS_A_SLICE * 1000 * (speed or 60)))
         return Plan(uuid.uuid4().hex, ends, span_ms, ROWS_A_SLICE if speed is None else 1)
@@ -209,8 +221,8 @@ class Replayer:
             rows = rows.where(col("timestamp") < datetime.fromtimestamp(wanted.end_ms / 1000, UTC))
         return rows
 
-    def _buckets(self, plan: Plan) -> tuple[list[Bucket], int | None]:
-        """How the records are spread over time, and the time of the oldest, if there is one."""
+    def _buckets(self, plan: Plan) -> tuple[list[Bucket], dict[int, int]]:
+        """How the records are spread over time, and of each span of it the time of the oldest."""
         from pyspark.sql.functions import count, expr, lit
         from pyspark.sql.functions import min as least
 
@@ -220,8 +232,10 @@ class Replayer:
             .agg(least("offset"), count(lit(1)), least(expr("unix_millis(timestamp)")))
             .collect()
         )
-        oldest_ms = min((time_ms for *_, time_ms in found), default=None)
-        return [Bucket(*bucket) for *bucket, _ in found], oldest_ms
+        oldest: dict[int, int] = {}
+        for _, span, _, _, time_ms in found:
+            oldest[span] = min(time_ms, oldest.get(span, time_ms))
+        return [Bucket(*bucket) for *bucket, _ in found], oldest
 
     def _send(self, plan: Plan, number: int, one: Slice) -> None:
         """Write one slice, in order: what came from one partition goes through one task."""

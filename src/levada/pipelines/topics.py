@@ -1,7 +1,8 @@
 """What pipelines ask brokers themselves, beside what Spark reads and writes."""
 
+import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from levada.errors import ErrorCode, KafkaError
@@ -11,8 +12,10 @@ from levada.spark.logs import Logs
 from levada.spark.read_options import read_options
 
 if TYPE_CHECKING:
+    from levada.net.bootstrap import TopicInfo
     from levada.pipelines.lakes import AnyLake
 
+LOOK_S = 0.1  # between two looks for a topic
 SETTINGS_OF_AGE = ("cleanup.policy", "retention.ms", "message.timestamp.type")
 UNTOLD = (
     ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -46,17 +49,18 @@ def check_same(lake: "AnyLake", ids: Mapping[str, UUID]) -> None:
             )
 
 
-class There(NamedTuple):
-    """A topic that is there; of some brokers it has no id."""
+def there(bootstrap: str, topic: str, patience_s: float = 5.0) -> "TopicInfo | None":
+    """What a topic is now; None if there is none. One that was just made is not known to every broker at once."""
+    from levada.spark import blocking
 
-    id: UUID | None
-    partitions: int
-
-
-def there(bootstrap: str, topic: str, options: Mapping[str, str]) -> There | None:
-    """What a topic is now; None if there is none."""
-    found = _logs(bootstrap, [topic], options).partitions(missing_is_wrong=False)
-    return There(next(iter(found.values())), len(found)) if found else None
+    until = time.monotonic() + patience_s
+    while True:
+        found = blocking.run(blocking.client(bootstrap).metadata([topic])).topics.get(topic)
+        if found is not None and found.partitions:
+            return found
+        if time.monotonic() > until:
+            return None
+        time.sleep(LOOK_S)
 
 
 def kept_ms(bootstrap: str, topic: str) -> int | None:

@@ -29,7 +29,7 @@ from levada.wire.primitives import INT, SHORT
 from levada.wire.writing import LEGACY_STRINGS, NULLABLE_LEGACY_STRINGS
 
 NO_EXPIRY: Final = -1
-KEPT_BYTES_MAX: Final = 1_000  # of what a member says and is called, beside its ids, which are not long
+KEPT_BYTES_MAX: Final = 1_000  # of what a member says and is called, beside its id, which is not long
 
 
 class OffsetKey(NamedTuple):
@@ -183,8 +183,8 @@ def group_record(group: str, value: GroupValue) -> tuple[bytes, bytes]:
         _TIME_AND_COUNT.pack(value.current_state_timestamp, len(value.members)),
     ]
     for member in value.members:
-        small = len(member.subscription) + len(member.client_id) <= KEPT_BYTES_MAX
-        start = (_kept_member_start if small else _member_start)(
+        said = len(member.subscription) + len(member.client_id) + len(member.group_instance_id or "")
+        start = (_kept_member_start if said <= KEPT_BYTES_MAX else _member_start)(
             member.member_id,
             member.group_instance_id,
             member.client_id,
