@@ -39,6 +39,13 @@ def numbers(broker: EmbeddedBroker, topic: str) -> dict[int, list[int]]:
     return found
 
 
+def await_a_batch(running: Running) -> None:
+    """Until its first step is done; there is nobody who would tell of it."""
+    while not running.progress().batches:
+        assert running.is_active
+        time.sleep(0.05)
+
+
 def test_a_topic_comes_back_as_it_was(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
     lake, topic, again = str(tmp_path / "lake"), broker.topic(partitions=3), broker.topic(3, retention_ms=-1)
     fill(broker, topic, 0, 300, first_ms=DAY_MS)
@@ -81,9 +88,7 @@ def test_a_time_range_at_a_chosen_speed(
             spark=spark,
         )
         if not wait:
-            while not running.progress().batches:
-                assert running.is_active
-                time.sleep(0.05)
+            await_a_batch(running)
             running.stop()
         assert running.wait(300)
         return running.progress().batches
@@ -106,9 +111,7 @@ def test_a_time_range_at_a_chosen_speed(
         spark=spark,
         by_key=True,
     )
-    while not slow.progress().batches:
-        assert slow.is_active
-        time.sleep(0.05)
+    await_a_batch(slow)
     assert not slow.wait(3)  # the next record is due in a hundred seconds
     assert slow.progress().rows == 1
     slow.stop()
@@ -160,9 +163,7 @@ def test_a_replay_that_goes_on_finds_its_topic_or_says_so(
 
     def begin(to: str) -> None:
         slow = run(to, 0.01)
-        while not slow.progress().batches:
-            assert slow.is_active
-            time.sleep(0.05)
+        await_a_batch(slow)
         slow.stop()
         assert 0 < len(numbers(broker, to)[0]) < 30
 

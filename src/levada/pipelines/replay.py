@@ -112,7 +112,7 @@ class Replayer:
         buckets, oldest = self._buckets(plan)
         todo, first = list(slices(buckets, plan.ends, plan.rows_min)), self._first()
         if first < len(todo):
-            plan = self._checked(plan, is_new=begun is None)
+            plan = self._with_topic(plan, is_new=begun is None)
             self._check_kept(min(oldest[span] for span in oldest if not first or span > todo[first - 1].span))
         if begun is None:
             content = {"wanted": self._wanted._asdict(), "plan": plan._asdict()}
@@ -135,8 +135,11 @@ class Replayer:
     def _first(self) -> int:
         return int(self._kept.read("done")) if self._kept.exists("done") else 0
 
-    def _checked(self, plan: Plan, *, is_new: bool) -> Plan:
-        """The plan, with the topic it sends to; LakeError if that is another than before, or cannot take it."""
+    def _with_topic(self, plan: Plan, *, is_new: bool) -> Plan:
+        """The plan with the topic it sends to, made for a new one unless it is there.
+
+        LakeError if it is another than the one it began with, or cannot take what is to be sent.
+        """
         bootstrap, to, count = self._bootstrap, self._wanted.to, max(plan.ends, default=0) + 1
         if is_new:
             make_topics(bootstrap, [to], count, {"retention.ms": "-1"})  # what is sent may be of any age

@@ -20,7 +20,7 @@ from levada.pipelines.progress import Progress
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 POLL_SECONDS = 0.1
-LOCK_TRIES = 5
+LOCK_TRIES = 5  # of who starts a run, POLL_SECONDS apart
 NUMBER = (int, float)
 SAID: Mapping[str, Mapping[str, Any]] = {  # what must be in a file
     "run.json": {"pipeline": str, "pid": int, "started_ms": int, "options": dict},
@@ -174,10 +174,10 @@ class Run:
 
     def _own_lock(self) -> int | None:
         """The lock for this process alone; None if another has it, and not only for a moment as those who ask."""
-        for tries_left in reversed(range(LOCK_TRIES)):
+        for _ in range(LOCK_TRIES):
             os.makedirs(self.directory, exist_ok=True)  # who had the lock may have removed it
             lock = self._lock(fcntl.LOCK_EX, os.O_CREAT)
-            if lock is not None or not tries_left:
+            if lock is not None:
                 return lock
             time.sleep(POLL_SECONDS)
         return None

@@ -204,6 +204,5 @@ def _member_start(*lasting: Any) -> bytes:
     return bytes(target[: -INT.size])
 
 
-_kept_member_start: Final = lru_cache(5_000)(
-    _member_start
-)  # whether or not they are still there: only small ones
+# Members stay in it after they have left, so only small ones are put into it.
+_kept_member_start: Final = lru_cache(5_000)(_member_start)
