@@ -16,15 +16,16 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as Place
 
 from bench.brokers import Levada
+from levada.client.client import Client
 from levada.model import Codec, TopicPartition
-from levada.net.client import Client
-from levada.spark import blocking, twin
-from levada.spark.decoding import decode_chunk
-from levada.spark.encoding import Rows, Spread, encode_rows, partitions_of
-from levada.spark.fetching import fetch_range
-from levada.spark.producing import Pipeline
-from levada.spark.reading import read_columns
-from levada.spark.writing import PIECE_BYTES
+from levada.spark import blocking
+from levada.spark.formats import reference as twin
+from levada.spark.formats.decoding import decode_chunk
+from levada.spark.formats.encoding import Rows, Spread, encode_rows, partitions_of
+from levada.spark.read.columns import read_columns
+from levada.spark.read.fetcher import fetch_range
+from levada.spark.write.producer import Pipeline
+from levada.spark.write.task import PIECE_BYTES
 from levada.wire.batches import Record, encode
 
 CHUNK_BYTES = 8 << 20

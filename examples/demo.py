@@ -31,7 +31,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from levada.pipelines.samples import website
+from levada.pipelines.flows.samples import website
 
 TOPICS = {"page-views": 3, "searches": 1, "clicks": 1, "scrolls": 1, "ads": 1}
 SECONDS = float(os.environ.get("DEMO_SECONDS", "15"))

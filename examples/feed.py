@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import levada
-from levada.pipelines import samples
+from levada.pipelines.flows import samples
 
 STREAMS = {"activity": samples.website, "devices": samples.devices, "logs": samples.service_logs}
 RATES = {

@@ -15,9 +15,9 @@ from tests.compat.raw import Connection
 
 from levada.broker.broker import Broker
 from levada.broker.faults import Faults
-from levada.broker.partitions import Partition
-from levada.config import BrokerConfig
-from levada.core.controller import CreateTopic, DeleteTopic
+from levada.broker.partition.partition import Partition
+from levada.config.broker import BrokerConfig
+from levada.core.cluster.controller import CreateTopic, DeleteTopic
 from levada.server import Server, new_event_loop
 from levada.storage.disk import Disk
 

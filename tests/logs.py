@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from levada.config import BrokerConfig, TopicConfig
+from levada.config.broker import BrokerConfig, TopicConfig
 from levada.model import Codec
 from levada.storage.disk import OsDisk
 from levada.storage.handles import Handles
-from levada.storage.log import Log
+from levada.storage.log.log import Log
 from levada.wire.batches import Record, crc_is_valid, encode, read_header
 
 NOW_MS = 1_700_000_000_000

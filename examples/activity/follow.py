@@ -5,7 +5,7 @@ First some events: python examples/feed.py activity --count 20000
 
 import os
 
-from levada.pipelines import activity, flow
+from levada.pipelines.flows import activity, flow
 from levada.spark import session
 
 BOOTSTRAP = os.environ.get("LEVADA_BOOTSTRAP", "127.0.0.1:9092")

@@ -7,8 +7,8 @@ import os
 
 from pyspark.sql import functions as F
 
-from levada.pipelines import devices, flow
-from levada.pipelines.flow import Plan, Result
+from levada.pipelines.flows import devices, flow
+from levada.pipelines.flows.flow import Plan, Result
 from levada.spark import session
 
 BOOTSTRAP = os.environ.get("LEVADA_BOOTSTRAP", "127.0.0.1:9092")

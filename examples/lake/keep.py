@@ -5,9 +5,9 @@ First some events: python examples/feed.py activity --count 20000
 
 import os
 
-from levada.pipelines.archive import archive
-from levada.pipelines.history import history
-from levada.pipelines.replay import replay
+from levada.pipelines.lake.archive import archive
+from levada.pipelines.lake.history import history
+from levada.pipelines.lake.replay import replay
 from levada.spark import session
 
 BOOTSTRAP = os.environ.get("LEVADA_BOOTSTRAP", "127.0.0.1:9092")

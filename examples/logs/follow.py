@@ -5,7 +5,7 @@ First some lines: python examples/feed.py logs --count 20000
 
 import os
 
-from levada.pipelines import flow, service_logs
+from levada.pipelines.flows import flow, service_logs
 from levada.spark import session
 
 BOOTSTRAP = os.environ.get("LEVADA_BOOTSTRAP", "127.0.0.1:9092")

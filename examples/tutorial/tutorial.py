@@ -23,9 +23,9 @@ from itertools import islice
 
 from pyspark.sql import functions as F
 
-from levada.pipelines import activity, flow
-from levada.pipelines.samples import website
-from levada.pipelines.sql import sql
+from levada.pipelines.flows import activity, flow
+from levada.pipelines.flows.samples import website
+from levada.pipelines.flows.sql import sql
 from levada.spark import session
 from levada.testing import EmbeddedBroker
 
@@ -38,8 +38,9 @@ print("Spark", spark.version, "is up")
 # %% [markdown]
 # ## 2. A DataFrame becomes topics
 #
-# `levada.pipelines.samples` makes up what visitors of a shop do. Here is an hour of it as 2,000 events: page views,
-# searches, clicks, scrolling and ads, each kind in a topic of its own. Written as a batch they are all there or none.
+# `levada.pipelines.flows.samples` makes up what visitors of a shop do. Here is an hour of it as 2,000 events: page
+# views, searches, clicks, scrolling and ads, each kind in a topic of its own. Written as a batch they are all there or
+# none.
 
 # %%
 flow.make_topics(broker.bootstrap, [*activity.TOPICS, "views-by-country"])

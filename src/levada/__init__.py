@@ -6,14 +6,14 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from levada.client.client import Client
+    from levada.client.connection import ConnectionFailed, RequestTimedOut
+    from levada.client.consumer.consumer import Consumer
+    from levada.client.prepared import PreparedTransaction
+    from levada.client.producer.fencing import MemberFenced, ProducerFenced
+    from levada.client.producer.producer import Producer, RecordMetadata
     from levada.errors import ErrorCode, KafkaError
     from levada.model import ConsumerRecord, TopicPartition
-    from levada.net.client import Client
-    from levada.net.connection import ConnectionFailed, RequestTimedOut
-    from levada.net.consumer import Consumer
-    from levada.net.fencing import MemberFenced, ProducerFenced
-    from levada.net.prepared import PreparedTransaction
-    from levada.net.producer import Producer, RecordMetadata
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,18 +34,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Client": "levada.net.client",
-    "ConnectionFailed": "levada.net.connection",
-    "Consumer": "levada.net.consumer",
+    "Client": "levada.client.client",
+    "ConnectionFailed": "levada.client.connection",
+    "Consumer": "levada.client.consumer.consumer",
     "ConsumerRecord": "levada.model",
     "ErrorCode": "levada.errors",
     "KafkaError": "levada.errors",
-    "MemberFenced": "levada.net.fencing",
-    "PreparedTransaction": "levada.net.prepared",
-    "Producer": "levada.net.producer",
-    "ProducerFenced": "levada.net.fencing",
-    "RecordMetadata": "levada.net.producer",
-    "RequestTimedOut": "levada.net.connection",
+    "MemberFenced": "levada.client.producer.fencing",
+    "PreparedTransaction": "levada.client.prepared",
+    "Producer": "levada.client.producer.producer",
+    "ProducerFenced": "levada.client.producer.fencing",
+    "RecordMetadata": "levada.client.producer.producer",
+    "RequestTimedOut": "levada.client.connection",
     "TopicPartition": "levada.model",
 }
 

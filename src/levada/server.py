@@ -8,48 +8,28 @@ import signal
 import sys
 
 from levada import logs
-from levada.api import (  # noqa: F401 (handlers)
-    cluster,
-    configs,
-    consumer_groups,
-    fetch,
-    groups,
-    logdirs,
-    offset_commits,
-    offsets,
-    produce,
-    producers,
-    telemetry,
-    topics,
-    transaction_lists,
-    transactions,
-    txn_offsets,
-    usual_commits,
-    usual_members,
-    versions,
-)
-from levada.api.registry import dispatcher
+from levada.api.registry import dispatcher, load_handlers
 from levada.broker.broker import Broker
-from levada.broker.cleaning import Cleaning
+from levada.broker.compaction.cleaner import Cleaning
 from levada.broker.faults import Faults
 from levada.broker.housekeeping import Housekeeping
-from levada.broker.logdirs import LogDirs
+from levada.broker.log_dirs import LogDirs
 from levada.broker.metrics import MetricsServer
 from levada.clock import Clock, SystemClock
-from levada.config import BrokerConfig
-from levada.core.image import BrokerImage
-from levada.core.topic_names import is_internal
+from levada.config.broker import BrokerConfig
+from levada.core.cluster.image import BrokerImage
+from levada.core.cluster.topic_names import is_internal
 from levada.errors import KafkaError
 from levada.metadata.sqlite import SqliteStore
 from levada.metadata.store import StoreError
 from levada.model import Endpoint
-from levada.net.admission import Admission
+from levada.net.buffer_pool import ReceiveMemory
+from levada.net.busy_polling import Lookout
+from levada.net.connection_limits import Admission
+from levada.net.flush import Turn
 from levada.net.listener import Limits, Listener
-from levada.net.lookout import Lookout
-from levada.net.memory import ReceiveMemory
-from levada.net.turn import Turn
-from levada.storage.dirs import LogDirError
 from levada.storage.disk import Disk, OsDisk
+from levada.storage.log_dir import LogDirError
 
 METADATA_FILE = "levada-metadata.db"
 # Nearly everything here dies by its count. Cycles are rare, and everybody waits while they are looked for.
@@ -64,6 +44,9 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+load_handlers()
 
 
 class CannotStartError(Exception):

@@ -11,7 +11,7 @@ from tests.badinput.broker import Broker
 from tests.badinput.golden import TOPIC
 from tests.compat.raw import Connection
 
-from levada.broker.coordinators import java_abs, java_hash
+from levada.broker.coordinator.runtime import java_abs, java_hash
 from levada.errors import ErrorCode
 
 OTHERS = 8

@@ -231,7 +231,7 @@ def cleaners(pid: int) -> list[int]:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"levada.storage.cleaning_process" in words and b"%d" % pid in words:
+        if b"levada.storage.compaction.process" in words and b"%d" % pid in words:
             found.append(int(path.parent.name))
     return found
 

@@ -11,9 +11,9 @@ from tests.cache import Unavailable
 from tests.kafka_jars import java
 from tests.logs import NOW_MS, make_batch, open_log
 
-from levada.core.producers import ProducerStates
+from levada.core.partition.producer_state import ProducerStates
 from levada.model import Codec
-from levada.storage.log import Log
+from levada.storage.log.log import Log
 from levada.wire.batches import read_header
 
 TOOL = "org.apache.kafka.tools.DumpLogSegments"

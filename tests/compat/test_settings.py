@@ -10,9 +10,9 @@ import pytest
 from tests.cache import Unavailable
 from tests.kafka_jars import java
 
-from levada.config import BROKER_NAMES, BROKER_SETTINGS, TOPIC_SETTINGS
-from levada.properties import WITHOUT_EFFECT
-from levada.settings import ConfigType, Setting
+from levada.config.broker import BROKER_NAMES, BROKER_SETTINGS, TOPIC_SETTINGS
+from levada.config.properties import WITHOUT_EFFECT
+from levada.config.settings import ConfigType, Setting
 
 PROGRAM = Path(__file__).parent / "java" / "Settings.java"
 OF_LEVADA = "levada."

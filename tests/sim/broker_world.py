@@ -13,15 +13,15 @@ from typing import Any, cast
 from uuid import UUID
 
 from levada.broker.broker import Broker
-from levada.broker.coordinator_figures import CoordinatorFigures
-from levada.broker.groups import group_coordinators
-from levada.broker.partitions import Edges, Partition
-from levada.broker.txn_coordinators import transaction_coordinators
-from levada.config import BrokerConfig, TopicConfig
-from levada.core.image import ClusterImage, PartitionImage, TopicChanged, TopicImage
-from levada.net.turn import Turn
-from levada.storage.log import Log
-from levada.testing.simdisk import Faults, SimDisk
+from levada.broker.coordinator.groups import group_coordinators
+from levada.broker.coordinator.metrics import CoordinatorFigures
+from levada.broker.coordinator.transactions import transaction_coordinators
+from levada.broker.partition.partition import Edges, Partition
+from levada.config.broker import BrokerConfig, TopicConfig
+from levada.core.cluster.image import ClusterImage, PartitionImage, TopicChanged, TopicImage
+from levada.net.flush import Turn
+from levada.storage.log.log import Log
+from levada.testing.sim_disk import Faults, SimDisk
 
 DATA = "/data"
 STEPS_UNTIL_CRASH_MAX = 60

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from tests.sim.world import Violation
 
-from levada.core.producers import APPEND
+from levada.core.partition.producer_state import APPEND
 from levada.errors import KafkaError
 from levada.wire.batches import BatchHeader, Record, crc_is_valid, decode, iterate_headers
-from levada.wire.markers import ABORT
+from levada.wire.control_records import ABORT
 
 if TYPE_CHECKING:
     from tests.sim.cleaner_world import CleanerWorld

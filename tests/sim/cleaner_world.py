@@ -15,25 +15,25 @@ from tests.sim.cleaner_checks import CleanerChecks
 from tests.sim.cleaner_model import Batch, Model, Writer
 from tests.sim.world import SimTurn, Violation
 
-from levada.broker.partitions import Edges, Partition
-from levada.config import BrokerConfig, TopicConfig
-from levada.core.producers import CorruptSnapshotError
+from levada.broker.partition.partition import Edges, Partition
+from levada.config.broker import BrokerConfig, TopicConfig
+from levada.core.partition.producer_state import CorruptSnapshotError
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
-from levada.net.turn import Turn
-from levada.storage.cleaner import Cleaner
-from levada.storage.cleaning_job import look, prepare
-from levada.storage.cleaning_messages import Cleaned, Finished
-from levada.storage.cleaning_swap import settle, swap
-from levada.storage.log import Log
-from levada.storage.segment import Segment
-from levada.testing.simdisk import SimCrash, SimDisk
+from levada.net.flush import Turn
+from levada.storage.compaction.cleaner import Cleaner
+from levada.storage.compaction.job import look, prepare
+from levada.storage.compaction.messages import Cleaned, Finished
+from levada.storage.compaction.swap import settle, swap
+from levada.storage.log.log import Log
+from levada.storage.log.segment import Segment
+from levada.testing.sim_disk import SimCrash, SimDisk
 from levada.wire.batches import (
     TRANSACTIONAL_BIT,
     Record,
     encode,
 )
-from levada.wire.markers import Marker
+from levada.wire.control_records import Marker
 
 DATA = "/data"
 DIRECTORY = "/data/compacted-0"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from levada.core.producers import SEQUENCE_MAX
+from levada.core.partition.producer_state import SEQUENCE_MAX
 from levada.model import Codec
 from levada.wire import batches
 

@@ -6,10 +6,10 @@ from tests.sim.broker_world import Place
 from tests.sim.group_members import REBALANCE_MS, START_OVER, Member
 from tests.sim.world import Violation
 
-from levada.core import consumer_requests
-from levada.core.consumer_group import ConsumerGroup
-from levada.core.consumer_requests import HeartbeatReply, HeartbeatRequest
-from levada.core.groups import Group
+from levada.core.groups.consumer import requests as consumer_requests
+from levada.core.groups.consumer.group import ConsumerGroup
+from levada.core.groups.consumer.requests import HeartbeatReply, HeartbeatRequest
+from levada.core.groups.machine import Group
 from levada.errors import ErrorCode, KafkaError
 
 LEFT, AWAY = -1, -2

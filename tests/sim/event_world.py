@@ -11,10 +11,10 @@ from typing import Any
 
 from tests.sim.broker_world import BrokerWorld
 
-from levada.broker.partitions import Partition
-from levada.core.image import ClusterImage
+from levada.broker.partition.partition import Partition
+from levada.core.cluster.image import ClusterImage
 from levada.errors import ErrorCode, KafkaError
-from levada.testing.simdisk import SimCrash, SimDisk
+from levada.testing.sim_disk import SimCrash, SimDisk
 
 Give = Callable[[Any], None]
 

@@ -10,10 +10,10 @@ from tests.sim.broker_world import Place
 from tests.sim.offset_model import Key, offsets_of
 from tests.sim.world import Violation
 
-from levada.core.classic_group import ClassicGroup, State
-from levada.core.consumer_group import ConsumerGroup, GroupState
-from levada.core.groups import GroupsMachine
-from levada.core.offsets import CommitRequest
+from levada.core.groups.classic.group import ClassicGroup, State
+from levada.core.groups.consumer.group import ConsumerGroup, GroupState
+from levada.core.groups.machine import GroupsMachine
+from levada.core.groups.offsets import CommitRequest
 
 if TYPE_CHECKING:
     from tests.sim.group_world import GroupWorld

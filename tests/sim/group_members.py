@@ -11,15 +11,15 @@ from tests.sim.broker_world import Place
 from tests.sim.world import Violation
 from tests.unit.consumer_world import subscription
 
-from levada.core.classic_group import ClassicGroup
-from levada.core.consumer_group import ConsumerGroup
-from levada.core.consumer_protocol import read_assignment, read_subscription, write_assignment
-from levada.core.group_drafts import JoinReply, SyncReply
-from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
-from levada.core.groups import Group
-from levada.core.offsets import CommitRequest
+from levada.core.groups.classic.draft import JoinReply, SyncReply
+from levada.core.groups.classic.group import ClassicGroup
+from levada.core.groups.classic.requests import JoinRequest, LeavingMember, SyncRequest
+from levada.core.groups.classic.subscription import read_assignment, read_subscription, write_assignment
+from levada.core.groups.consumer.group import ConsumerGroup
+from levada.core.groups.machine import Group
+from levada.core.groups.offsets import CommitRequest
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.journal import OffsetValue
+from levada.wire.internal.group_records import OffsetValue
 
 if TYPE_CHECKING:
     from tests.sim.group_world import GroupWorld

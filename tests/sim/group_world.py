@@ -19,13 +19,13 @@ from tests.sim.offset_clients import Keeper, OffsetClient, Operator, Reader, Tra
 from tests.sim.offset_model import OffsetModel, Operation, Taken
 from tests.sim.world import Violation
 
-from levada.broker.groups import OFFSETS_TOPIC
-from levada.broker.txn_coordinators import TRANSACTIONS_TOPIC
-from levada.core.groups import GroupsMachine
-from levada.core.image import TopicChanged, TopicImage, TopicRemoved
-from levada.core.offsets import CommitRequest
+from levada.broker.coordinator.groups import OFFSETS_TOPIC
+from levada.broker.coordinator.transactions import TRANSACTIONS_TOPIC
+from levada.core.cluster.image import TopicChanged, TopicImage, TopicRemoved
+from levada.core.groups.machine import GroupsMachine
+from levada.core.groups.offsets import CommitRequest
 from levada.errors import KafkaError
-from levada.testing.simdisk import Faults, SimDisk
+from levada.testing.sim_disk import Faults, SimDisk
 
 TOPICS = {"orders": 3, "bills": 2, TRANSACTIONS_TOPIC: 1, OFFSETS_TOPIC: 1}
 LOGS = [(TRANSACTIONS_TOPIC, 0), (OFFSETS_TOPIC, 0)]

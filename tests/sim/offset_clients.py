@@ -8,14 +8,14 @@ from tests.sim.offset_model import Removed
 from tests.sim.world import Violation
 
 from levada.broker.broker import Broker
-from levada.broker.groups import OFFSETS_TOPIC
-from levada.broker.verification import Question
-from levada.core.machines import Outcome
-from levada.core.offsets import CommitRequest
-from levada.core.transaction import EndRequest, InitRequest, NeedsProducerIdError
-from levada.core.transaction_state import Identity
+from levada.broker.coordinator.groups import OFFSETS_TOPIC
+from levada.broker.partition.verification import Question
+from levada.core.groups.offsets import CommitRequest
+from levada.core.machine import Outcome
+from levada.core.transactions.machine import EndRequest, InitRequest, NeedsProducerIdError
+from levada.core.transactions.state import Identity
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.journal import OffsetValue
+from levada.wire.internal.group_records import OffsetValue
 
 if TYPE_CHECKING:
     from tests.sim.group_members import Member

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tests.sim.broker_world import Place
 from tests.sim.world import Violation
 
-from levada.core.groups import GroupsMachine
+from levada.core.groups.machine import GroupsMachine
 
 Key = tuple[str, Place]  # group and partition
 Outcomes = Callable[[int], tuple[bool, ...]]  # how the transaction of a producer may have ended

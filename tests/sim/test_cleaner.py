@@ -13,19 +13,21 @@ from tests.sim.cleaner_world import CleanerWorld
 from tests.sim.planting import must_be_found
 from tests.sim.world import Violation
 
-from levada.core.producers import AbortedTransaction
-from levada.storage import cleaner, cleaning_swap, leftovers
-from levada.storage.cleaner import Cleaner
-from levada.storage.cleaning_messages import Cleaned
-from levada.storage.cleaning_plan import Bounds
-from levada.storage.cleaning_swap import SwapRefusedError
-from levada.storage.cleaning_transactions import CleanedTransactions
-from levada.storage.log import Log
-from levada.storage.names import CLEANED_SUFFIX, DELETED_SUFFIX
-from levada.storage.segment import Segment
-from levada.testing.simdisk import SimCrash, SimDisk
+from levada.core.partition.producer_state import AbortedTransaction
+from levada.storage.compaction import cleaner
+from levada.storage.compaction import swap as cleaning_swap
+from levada.storage.compaction.cleaner import Cleaner
+from levada.storage.compaction.messages import Cleaned
+from levada.storage.compaction.plan import Bounds
+from levada.storage.compaction.swap import SwapRefusedError
+from levada.storage.compaction.transactions import CleanedTransactions
+from levada.storage.file_names import CLEANED_SUFFIX, DELETED_SUFFIX
+from levada.storage.log import leftovers
+from levada.storage.log.log import Log
+from levada.storage.log.segment import Segment
+from levada.testing.sim_disk import SimCrash, SimDisk
 from levada.wire.batches import BatchHeader
-from levada.wire.compaction import Span, rebuild
+from levada.wire.record_filter import Span, rebuild
 
 SEEDS_MAX = 400
 

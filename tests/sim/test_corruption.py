@@ -10,10 +10,10 @@ from random import Random
 
 import pytest
 
-from levada.config import BrokerConfig, TopicConfig
+from levada.config.broker import BrokerConfig, TopicConfig
 from levada.errors import ErrorCode, KafkaError
-from levada.storage.log import Log
-from levada.testing.simdisk import SimDisk
+from levada.storage.log.log import Log
+from levada.testing.sim_disk import SimDisk
 from levada.wire import batches
 
 DIRECTORY = "/data/t-0"

@@ -3,7 +3,7 @@
 import pytest
 from tests.sim.world import World
 
-from levada.testing.simdisk import SimCrash
+from levada.testing.sim_disk import SimCrash
 
 
 def live(world: World) -> None:

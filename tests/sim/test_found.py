@@ -8,11 +8,11 @@ from uuid import UUID
 import pytest
 from tests.sim.world import SimTurn
 
-from levada.broker.partitions import Edges, Partition
-from levada.config import BrokerConfig, TopicConfig
-from levada.net.turn import Turn
-from levada.storage.log import Log
-from levada.testing.simdisk import SimDisk
+from levada.broker.partition.partition import Edges, Partition
+from levada.config.broker import BrokerConfig, TopicConfig
+from levada.net.flush import Turn
+from levada.storage.log.log import Log
+from levada.testing.sim_disk import SimDisk
 from levada.wire import batches
 
 DIRECTORY = "/data/t-0"

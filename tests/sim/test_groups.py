@@ -8,7 +8,7 @@ ends, every group comes to rest with all partitions read, and what is kept no lo
 import pytest
 from tests.sim.group_world import GroupWorld
 
-from levada.testing.simdisk import SimDisk
+from levada.testing.sim_disk import SimDisk
 
 
 def simulate(seed: int, disk_type: type[SimDisk] = SimDisk) -> GroupWorld:

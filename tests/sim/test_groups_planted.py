@@ -7,16 +7,19 @@ from msgspec.structs import replace
 from tests.sim.planting import Plant, must_be_found
 from tests.sim.test_groups import simulate
 
-from levada.broker.journal import Journal
-from levada.core import classic_members, consumer_member, group_requests, protocol_changes
-from levada.core.classic_group import ClassicGroup
-from levada.core.consumer_drafts import ConsumerDraft
-from levada.core.consumer_group import ConsumerGroup
-from levada.core.group_drafts import Draft
-from levada.core.group_events import GroupChanged, OffsetPut
-from levada.core.groups import GroupsMachine
-from levada.core.machines import Outcome
-from levada.core.offsets import Offsets
+from levada.broker.coordinator.journal import Journal
+from levada.core.groups.classic import requests as group_requests
+from levada.core.groups.classic.draft import Draft
+from levada.core.groups.classic.group import ClassicGroup
+from levada.core.groups.consumer import member as consumer_member
+from levada.core.groups.consumer.draft import ConsumerDraft
+from levada.core.groups.consumer.group import ConsumerGroup
+from levada.core.groups.events import GroupChanged, OffsetPut
+from levada.core.groups.machine import GroupsMachine
+from levada.core.groups.migration import classic_members
+from levada.core.groups.migration import conversion as protocol_changes
+from levada.core.groups.offsets import Offsets
+from levada.core.machine import Outcome
 
 SEEDS_MAX = 150
 # Where the search begins for what takes a rare coincidence.

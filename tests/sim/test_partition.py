@@ -7,7 +7,7 @@ an acknowledgement is kept, a sequence is in the log once.
 import pytest
 from tests.sim.world import World
 
-from levada.testing.simdisk import SimDisk
+from levada.testing.sim_disk import SimDisk
 
 ACTIONS = 150
 

@@ -6,13 +6,13 @@ import pytest
 from tests.sim.planting import must_be_found
 from tests.sim.test_partition import simulate
 
-from levada.broker import partitions
-from levada.broker.partitions import Partition
-from levada.core.producers import ProducerStates
-from levada.storage import recovery, snapshots
-from levada.storage.log import Log
-from levada.storage.segment import Segment
-from levada.testing.simdisk import SimDisk
+from levada.broker.partition import partition as partitions
+from levada.broker.partition.partition import Partition
+from levada.core.partition.producer_state import ProducerStates
+from levada.storage.log import recovery, snapshots
+from levada.storage.log.log import Log
+from levada.storage.log.segment import Segment
+from levada.testing.sim_disk import SimDisk
 
 SEEDS_MAX = 400
 

@@ -8,7 +8,7 @@ once all is healed; the journal is the state.
 import pytest
 from tests.sim.txn_world import TxnWorld
 
-from levada.testing.simdisk import SimDisk
+from levada.testing.sim_disk import SimDisk
 
 ACTIONS = 350
 

@@ -7,18 +7,18 @@ from msgspec.structs import replace
 from tests.sim.planting import Plant, must_be_found
 from tests.sim.test_transactions import simulate
 
-from levada.broker import txn_coordinators
-from levada.broker.journal import Journal
-from levada.broker.partitions import Partition
-from levada.broker.shards import Shard
-from levada.broker.transactions import Transactions
-from levada.core.groups import GroupsMachine
-from levada.core.machines import Outcome
-from levada.core.producers import ProducerStates
-from levada.core.transaction import TransactionsMachine
-from levada.core.transaction_state import Transaction
-from levada.storage.recovery import Recovery
-from levada.storage.txn_index import TxnIndex
+from levada.broker.coordinator import transactions as txn_coordinators
+from levada.broker.coordinator.journal import Journal
+from levada.broker.coordinator.shard import Shard
+from levada.broker.partition.partition import Partition
+from levada.broker.partition.transactions import Transactions
+from levada.core.groups.machine import GroupsMachine
+from levada.core.machine import Outcome
+from levada.core.partition.producer_state import ProducerStates
+from levada.core.transactions.machine import TransactionsMachine
+from levada.core.transactions.state import Transaction
+from levada.storage.log.recovery import Recovery
+from levada.storage.log.txn_index import TxnIndex
 
 SEEDS_MAX = 200
 # Where the search begins for what takes a rare coincidence, as a power cut between two fsyncs and a client that dies.

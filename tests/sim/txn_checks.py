@@ -10,11 +10,11 @@ from tests.sim.broker_world import Place
 from tests.sim.txn_clients import GROUP, PLACES, Transaction
 from tests.sim.world import Violation
 
-from levada.broker.partitions import Partition
-from levada.core.transaction import TransactionsMachine
+from levada.broker.partition.partition import Partition
+from levada.core.transactions.machine import TransactionsMachine
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import BatchHeader, decode, iterate_headers
-from levada.wire.markers import decode_marker
+from levada.wire.control_records import decode_marker
 
 if TYPE_CHECKING:
     from tests.sim.txn_world import TxnWorld

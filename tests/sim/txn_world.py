@@ -12,10 +12,10 @@ from tests.sim.txn_checks import TxnChecks
 from tests.sim.txn_clients import Call, Client, Transaction
 from tests.sim.world import Violation
 
-from levada.broker.groups import OFFSETS_TOPIC
-from levada.broker.txn_coordinators import TRANSACTIONS_TOPIC
+from levada.broker.coordinator.groups import OFFSETS_TOPIC
+from levada.broker.coordinator.transactions import TRANSACTIONS_TOPIC
 from levada.errors import KafkaError
-from levada.testing.simdisk import Faults, SimCrash, SimDisk
+from levada.testing.sim_disk import Faults, SimCrash, SimDisk
 
 TOPICS = {"orders": 2, "bills": 1, TRANSACTIONS_TOPIC: 2, OFFSETS_TOPIC: 1}
 SETTINGS = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "2"}

@@ -13,13 +13,13 @@ from uuid import UUID
 
 from tests.sim.clients import Batch, Identity, Producer
 
-from levada.broker.partitions import Edges, Partition
-from levada.config import BrokerConfig, TopicConfig
-from levada.core.producers import SEQUENCE_MAX
+from levada.broker.partition.partition import Edges, Partition
+from levada.config.broker import BrokerConfig, TopicConfig
+from levada.core.partition.producer_state import SEQUENCE_MAX
 from levada.errors import ErrorCode, KafkaError
-from levada.net.turn import Turn
-from levada.storage.log import Log
-from levada.testing.simdisk import Faults, SimCrash, SimDisk
+from levada.net.flush import Turn
+from levada.storage.log.log import Log
+from levada.testing.sim_disk import Faults, SimCrash, SimDisk
 from levada.wire.batches import crc_is_valid, decode, iterate_headers
 
 DATA = "/data"

@@ -11,10 +11,10 @@ from typing import Any
 from deltalake import DeltaTable
 from tests.spark.chaos_steps import READING, meet
 
-from levada.pipelines.archive import Archivist
-from levada.pipelines.delta import DeltaLake
-from levada.pipelines.files import Files
-from levada.pipelines.lake import COMMITS, Lake
+from levada.pipelines.lake.archive import Archivist
+from levada.pipelines.lake.delta import DeltaLake
+from levada.pipelines.lake.files import Files
+from levada.pipelines.lake.lake import COMMITS, Lake
 
 BOTH = (READING, "called", "written")
 PARQUET_STEPS = (

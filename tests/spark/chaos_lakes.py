@@ -14,8 +14,8 @@ from tests.eos.reading import read_committed
 from tests.spark.chaos import HOUR, Chaos
 from tests.spark.chaos_program import DELTA, PARQUET, SOURCE
 
-from levada.pipelines.history import history
-from levada.pipelines.lakes import open_lake
+from levada.pipelines.lake.formats import open_lake
+from levada.pipelines.lake.history import history
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

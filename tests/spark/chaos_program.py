@@ -16,11 +16,11 @@ from pyspark.sql.functions import window
 from tests.spark.chaos_lake_steps import put_steps_into
 from tests.spark.chaos_steps import ChaosSource
 
-from levada.pipelines.archive import archive
-from levada.pipelines.compacting import Sizes
-from levada.pipelines.steps import Query
+from levada.pipelines.lake.archive import archive
+from levada.pipelines.lake.compaction import Sizes
+from levada.pipelines.runs.steps import Query
 from levada.spark import session
-from levada.spark.starting import let_streams_start_at_once
+from levada.spark.session.environment import let_streams_start_at_once
 
 TOPICS, PARQUET, DELTA = "topics", "parquet", "delta"  # where to
 SOURCE, COPIES, COUNTS = "messages", "copies", "counts"

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, InputPartition, WriterCommitMessage
 
-from levada.spark import transactions
-from levada.spark.read_options import read_options
-from levada.spark.sink import stream_writer
+from levada.spark.read.options import read_options
+from levada.spark.read.stream import StreamReader
 from levada.spark.source import LevadaDataSource
-from levada.spark.stream import StreamReader
-from levada.spark.writing import RowWriter
+from levada.spark.write import transactions
+from levada.spark.write.sink import stream_writer
+from levada.spark.write.task import RowWriter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

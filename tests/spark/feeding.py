@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Producer
 
-from levada.pipelines.samples import Now, Sample
+from levada.pipelines.flows.samples import Now, Sample
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:

@@ -5,10 +5,12 @@ import pyarrow as pa
 from tests.spark.logs_at_random import EXAMPLE, batch, lies
 
 from levada.errors import KafkaError
-from levada.spark import encode_kernels, kernels, walk_kernels
-from levada.spark.columns import HEADERS_TYPE, Filter
-from levada.spark.decoding import decode_chunk
-from levada.spark.encoding import Rows, Spread, encode_rows, partitions_of
+from levada.spark.formats.columns import HEADERS_TYPE, Filter
+from levada.spark.formats.decoding import decode_chunk
+from levada.spark.formats.encoding import Rows, Spread, encode_rows, partitions_of
+from levada.spark.kernels import decode as kernels
+from levada.spark.kernels import encode as encode_kernels
+from levada.spark.kernels import walk as walk_kernels
 from levada.wire.batches import decode
 
 FOREVER = 1 << 62

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Producer
 
-from levada.pipelines.archive import archive
-from levada.pipelines.compacting import Sizes
+from levada.pipelines.lake.archive import archive
+from levada.pipelines.lake.compaction import Sizes
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:

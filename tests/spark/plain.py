@@ -10,11 +10,11 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructField, StructType
 from tests.spark.feeds import Feeds
 
-from levada.spark.batch import BatchReader
-from levada.spark.planning import Task
-from levada.spark.rows import COLUMNS
+from levada.spark.read.batch import BatchReader
+from levada.spark.read.planning import Task
+from levada.spark.read.rows import COLUMNS
+from levada.spark.read.stream import StreamReader
 from levada.spark.source import LevadaDataSource
-from levada.spark.stream import StreamReader
 
 EVERYTHING = StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
 

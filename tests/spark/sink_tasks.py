@@ -9,7 +9,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, StructField, StructType
 from tests.eos.reading import read_committed
 
-from levada.spark.sink import BATCH_ID, QUERY_ID, RUN_ID, Written, batch_writer, stream_writer
+from levada.spark.write.sink import BATCH_ID, QUERY_ID, RUN_ID, Written, batch_writer, stream_writer
 from levada.testing import EmbeddedBroker
 
 TEXT, BYTES = StringType(), BinaryType()

@@ -9,7 +9,8 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from levada.core.transaction import (
+from levada.client.prepared import PreparedTransaction
+from levada.core.transactions.machine import (
     Ending,
     EndRequest,
     InitRequest,
@@ -17,12 +18,11 @@ from levada.core.transaction import (
     TransactionLimits,
     TransactionsMachine,
 )
-from levada.core.transaction_state import Identity
+from levada.core.transactions.state import Identity
 from levada.errors import ErrorCode, KafkaError
-from levada.net.prepared import PreparedTransaction
-from levada.spark.judging import NOTHING, UNKNOWN, Content, Decision, judge
-from levada.spark.transactions import lock_id, task_id
-from levada.wire.txn_journal import Status
+from levada.spark.write.commit_protocol import NOTHING, UNKNOWN, Content, Decision, judge
+from levada.spark.write.transactions import lock_id, task_id
+from levada.wire.internal.transaction_records import Status
 
 QUERY = "q"
 ROWS = 4  # of each batch, as it is first planned

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import pytest
 from tests.spark.feeding import as_table, feed, forget_the_last_commit, made, results
 
-from levada.pipelines import activity
-from levada.pipelines.running import PipelineError
-from levada.pipelines.samples import Sample, website
+from levada.pipelines.flows import activity
+from levada.pipelines.flows.samples import Sample, website
+from levada.pipelines.runs.queries import PipelineError
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:

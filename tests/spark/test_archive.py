@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.spark.lakes import DAY_MS, archive_once, fill
 
-from levada.pipelines.archive import archive
-from levada.pipelines.files import Files
-from levada.pipelines.lake import Lake
-from levada.pipelines.lakes import open_lake
-from levada.pipelines.running import PipelineError
+from levada.pipelines.lake.archive import archive
+from levada.pipelines.lake.files import Files
+from levada.pipelines.lake.formats import open_lake
+from levada.pipelines.lake.lake import Lake
+from levada.pipelines.runs.queries import PipelineError
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:

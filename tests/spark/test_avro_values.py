@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_type
 
-from levada.spark.avro_values import AvroSchema, AvroValues
+from levada.spark.formats.avro import AvroSchema, AvroValues
 
 SCHEMA = {
     "type": "record",

@@ -15,7 +15,7 @@ from tests.brokers import free_port
 from tests.spark import cluster_program
 from tests.spark.feeds import PATIENCE_S, Feeds
 
-from levada.spark.java import java_home
+from levada.spark.session.java import java_home
 from levada.testing import EmbeddedBroker
 
 ROWS = 200

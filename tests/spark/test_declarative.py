@@ -16,8 +16,8 @@ import pytest
 from confluent_kafka import Producer
 from tests.spark.feeding import results
 
-from levada.pipelines.flow import make_topics
-from levada.spark.java import java_home
+from levada.pipelines.flows.flow import make_topics
+from levada.spark.session.java import java_home
 from levada.testing import EmbeddedBroker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ PROJECT = ROOT / "examples" / "declarative"
 # Flows start at the same moment: what they put into the map they share must be there before (R60).
 PREPARED = """
 from pyspark.sql.session import SparkSession
-from levada.spark.starting import PUT_BY_STREAMS
+from levada.spark.session.environment import PUT_BY_STREAMS
 sources = SparkSession._instantiatedSession._jsparkSession.sessionState().dataSourceManager()
 assert PUT_BY_STREAMS.keys() <= dict(sources.lookupDataSource("levada").dataSourceCls().envVars()).keys()
 """
@@ -105,7 +105,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.session import SparkSession as ServersOwn
 from tests.spark.test_session import shared_by_streams
 from levada.spark import session
-from levada.spark.starting import PUT_BY_STREAMS
+from levada.spark.session.environment import PUT_BY_STREAMS
 
 spark = SparkSession.builder.remote("local[1]").getOrCreate()
 assert session() is spark

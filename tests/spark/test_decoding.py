@@ -15,11 +15,11 @@ from tests.spark.logs_at_random import EXAMPLE, Log, batch, batch_bytes, lies, l
 
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec, TopicPartition
-from levada.spark import twin
-from levada.spark.columns import HEADERS_TYPE, Columns, Filter
-from levada.spark.decoding import decode_all, decode_chunk
-from levada.spark.reading import read_columns
-from levada.spark.walk_kernels import offset_after
+from levada.spark.formats import reference as twin
+from levada.spark.formats.columns import HEADERS_TYPE, Columns, Filter
+from levada.spark.formats.decoding import decode_all, decode_chunk
+from levada.spark.kernels.walk import offset_after
+from levada.spark.read.columns import read_columns
 from levada.testing import EmbeddedBroker
 from levada.wire.batches import CRC_START, HEADER_BYTES, Record, iterate_headers, read_header
 

@@ -9,11 +9,11 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from tests.spark.lakes import DAY_MS, archive_once, fill
 
-from levada.pipelines.delta import DeltaLake
-from levada.pipelines.files import Files
-from levada.pipelines.history import history
-from levada.pipelines.lake import LakeError
-from levada.pipelines.lakes import open_lake
+from levada.pipelines.lake.delta import DeltaLake
+from levada.pipelines.lake.files import Files
+from levada.pipelines.lake.formats import open_lake
+from levada.pipelines.lake.history import history
+from levada.pipelines.lake.lake import LakeError
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 import pytest
 from tests.spark.feeding import as_table, feed, forget_the_last_commit, made, results
 
-from levada.pipelines import devices
-from levada.pipelines.samples import Sample
-from levada.pipelines.samples import devices as made_up
+from levada.pipelines.flows import devices
+from levada.pipelines.flows.samples import Sample
+from levada.pipelines.flows.samples import devices as made_up
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from kio.records.readers import read_batch
 from tests.spark.logs_at_random import NEWEST_MS, blobs
 
+from levada.client.client import Client
+from levada.client.producer.partitioner import partition_for_key
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
-from levada.net.client import Client
-from levada.net.partitioner import partition_for_key
 from levada.spark import blocking
-from levada.spark.columns import HEADERS_TYPE
-from levada.spark.encoding import Encoded, Identity, Rows, Spread, encode_rows, partitions_of
-from levada.spark.producing import Pipeline
+from levada.spark.formats.columns import HEADERS_TYPE
+from levada.spark.formats.encoding import Encoded, Identity, Rows, Spread, encode_rows, partitions_of
+from levada.spark.write.producer import Pipeline
 from levada.testing import EmbeddedBroker
 from levada.wire.batches import HEADER_BYTES, Record, crc_is_valid, decode, read_header
 

@@ -12,12 +12,12 @@ from confluent_kafka.admin import AdminClient
 from tests.brokers import Running, running
 from tests.compat.server import Server
 
+from levada.client.connection import ConnectionFailed
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
-from levada.net.connection import ConnectionFailed
 from levada.spark import blocking
-from levada.spark.fetching import DataLoss, FetchOptions, StreamStalled, fetch_range
-from levada.spark.reading import read_columns
+from levada.spark.read.columns import read_columns
+from levada.spark.read.fetcher import DataLoss, FetchOptions, StreamStalled, fetch_range
 from levada.testing import EmbeddedBroker
 from levada.wire.batches import iterate_headers
 

@@ -7,9 +7,9 @@ from tests.cache import Unavailable, must_be_had
 from tests.spark.hdfs import hdfs
 from tests.spark.lakes import DAY_MS, archive_once, fill
 
-from levada.pipelines.files import Files
-from levada.pipelines.history import history
-from levada.pipelines.lake import STAGING
+from levada.pipelines.lake.files import Files
+from levada.pipelines.lake.history import history
+from levada.pipelines.lake.lake import STAGING
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyspark
 import pytest
 
-from levada.spark.home import quick_home
+from levada.spark.session.spark_home import quick_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

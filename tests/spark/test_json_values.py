@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from levada.spark.json_values import JsonValues
+from levada.spark.formats.json import JsonValues
 
 KIND = pa.struct(
     [

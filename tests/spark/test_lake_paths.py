@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.spark.lakes import fill
 
-from levada.pipelines.archive import archive, batch_ends
-from levada.pipelines.files import Files
-from levada.pipelines.history import answer
-from levada.pipelines.lake import LakeError
+from levada.pipelines.lake.archive import archive, batch_ends
+from levada.pipelines.lake.files import Files
+from levada.pipelines.lake.history import answer
+from levada.pipelines.lake.lake import LakeError
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:

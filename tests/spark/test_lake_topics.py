@@ -8,11 +8,11 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.spark.lakes import archive_once, fill
 
-from levada.pipelines.archive import archive
-from levada.pipelines.history import history
-from levada.pipelines.lake import LakeError
-from levada.pipelines.lakes import open_lake
-from levada.pipelines.running import PipelineError
+from levada.pipelines.lake.archive import archive
+from levada.pipelines.lake.formats import open_lake
+from levada.pipelines.lake.history import history
+from levada.pipelines.lake.lake import LakeError
+from levada.pipelines.runs.queries import PipelineError
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:

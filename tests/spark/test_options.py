@@ -7,8 +7,8 @@ import pytest
 
 from levada.model import TopicPartition
 from levada.spark.options import ConnectionOptions, Option, OptionError, declared, duration, moment, size
-from levada.spark.positions import from_json, resolve, to_json
-from levada.spark.read_options import ReadOptions, for_batch, for_stream, matcher, read_options
+from levada.spark.read.offsets import from_json, resolve, to_json
+from levada.spark.read.options import ReadOptions, for_batch, for_stream, matcher, read_options
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 DEEP = '{"a":' * 100_000

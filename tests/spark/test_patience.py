@@ -15,7 +15,7 @@ from tests.spark.plain import Plain, Stream
 from tests.spark.sink_tasks import TEXT, Job, Query, rows, structs, visible
 from tests.spark.test_stream import start, written
 
-from levada.spark.patience import Unreachable
+from levada.spark.retry import Unreachable
 from levada.spark.source import LevadaDataSource
 from levada.testing import EmbeddedBroker
 

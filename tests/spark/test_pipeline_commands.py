@@ -19,7 +19,7 @@ from tests.brokers import free_port
 from tests.spark.feeding import feed, made, results
 
 from levada.cli.main import run
-from levada.pipelines import samples
+from levada.pipelines.flows import samples
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from levada.model import TopicPartition
-from levada.spark.planning import SMALL_BYTES, Limits, Range, Splitting, admitted, average_sizes, tasks
+from levada.spark.read.planning import SMALL_BYTES, Limits, Range, Splitting, admitted, average_sizes, tasks
 
 A, B, C = (TopicPartition("t", number) for number in range(3))
 EASY = Splitting(split_bytes=64 << 20)

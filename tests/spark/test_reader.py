@@ -18,8 +18,8 @@ from tests.spark.feeds import PATIENCE_S
 from tests.spark.plain import EVERYTHING, Plain
 
 from levada.spark import blocking
-from levada.spark.fetching import DataLoss
 from levada.spark.options import OptionError
+from levada.spark.read.fetcher import DataLoss
 
 DAY_MS = 86_400_000
 

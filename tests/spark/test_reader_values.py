@@ -21,7 +21,7 @@ from tests.spark.plain import Plain
 from levada.errors import KafkaError
 from levada.spark import blocking
 from levada.spark.options import OptionError
-from levada.spark.rows import _without_first
+from levada.spark.read.rows import _without_first
 
 VALUE = StructType([StructField("user", StringType()), StructField("n", IntegerType())])
 OFFSET = StructField("offset", LongType())

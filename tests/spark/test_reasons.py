@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from levada.pipelines.running import PipelineError, Running
+from levada.pipelines.runs.queries import PipelineError, Running
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ def fail(explained: bool) -> None:
     """On a worker, with an exception whose name ends as it likes."""
     from levada.errors import ErrorCode
     from levada.spark.failures import told_plainly
-    from levada.spark.fetching import DataLoss
+    from levada.spark.read.fetcher import DataLoss
 
     class Odd(Exception):
         pass

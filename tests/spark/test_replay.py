@@ -18,8 +18,8 @@ from confluent_kafka.admin import (
 from pyspark.errors import AnalysisException
 from tests.spark.lakes import DAY_MS, archive_once, fill
 
-from levada.pipelines.replay import files_went, replay
-from levada.pipelines.running import PipelineError, Running
+from levada.pipelines.lake.replay import files_went, replay
+from levada.pipelines.runs.queries import PipelineError, Running
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:

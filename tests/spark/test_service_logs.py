@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.spark.feeding import NOON, as_table, feed, forget_the_last_commit, made, results
 
-from levada.pipelines import service_logs
-from levada.pipelines.samples import Sample
-from levada.pipelines.samples import service_logs as made_up
+from levada.pipelines.flows import service_logs
+from levada.pipelines.flows.samples import Sample
+from levada.pipelines.flows.samples import service_logs as made_up
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:

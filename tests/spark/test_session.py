@@ -1,4 +1,4 @@
-"""`levada.spark.session()`: a Spark that is well set, with the user's Java or none, new or given (R60)."""
+"""`levada.spark.session.session()`: a Spark that is well set, with the user's Java or none, new or given (R60)."""
 
 import os
 import shutil
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from levada.spark import java, session
-from levada.spark.session import SETTINGS, session_or
+from levada.spark import session
+from levada.spark.session import java
+from levada.spark.session.environment import PUT_BY_STREAMS, SOURCE
+from levada.spark.session.session import SETTINGS, session_or
 from levada.spark.source import LevadaDataSource
-from levada.spark.starting import PUT_BY_STREAMS, SOURCE
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ SESSIONS = """
 from pyspark.sql import SparkSession
 from tests.spark.test_session import shared_by_streams
 from levada.spark import session
-from levada.spark.starting import PUT_BY_STREAMS
+from levada.spark.session.environment import PUT_BY_STREAMS
 
 for make in (session, SparkSession.builder.master("local[1]").getOrCreate):
     spark = make()

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 from tests.spark.sink_world import ROWS, Bugs, Dead, Steps, World
 
-from levada.core.transaction_state import EPOCH_MAX
-from levada.net.prepared import PreparedTransaction
-from levada.spark.decisions import decode_decision, encode_decision
-from levada.spark.judging import NOTHING, UNKNOWN, Content, Decision, judge
+from levada.client.prepared import PreparedTransaction
+from levada.core.transactions.state import EPOCH_MAX
+from levada.spark.write.commit_log import decode_decision, encode_decision
+from levada.spark.write.commit_protocol import NOTHING, UNKNOWN, Content, Decision, judge
 
 BATCHES = 3
 SEEDS = 400

@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import Producer
 from tests.spark.feeding import forget_the_last_commit, results
 
-from levada.pipelines.running import PipelineError
-from levada.pipelines.sql import sql
+from levada.pipelines.flows.sql import sql
+from levada.pipelines.runs.queries import PipelineError
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:

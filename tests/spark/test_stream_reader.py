@@ -7,8 +7,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.spark.plain import EVERYTHING, Plain, Stream
 
-from levada.spark.fetching import DataLoss
 from levada.spark.options import OptionError
+from levada.spark.read.fetcher import DataLoss
 
 
 def texts(*numbers: int) -> list[str]:
@@ -74,7 +74,7 @@ def test_a_limit_in_bytes(plain: Plain) -> None:
 def test_too_little_is_waited_for(plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_000.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])  # of the stream alone: the broker here has a clock too
-    monkeypatch.setattr("levada.spark.stream.time", clock)
+    monkeypatch.setattr("levada.spark.read.stream.time", clock)
     topic = plain.broker.topic()
     stream = start(plain, topic, minOffsetsPerTrigger=3, maxTriggerDelay="10s")
     plain.produce(topic, [0, 1, 2])

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from levada.spark import workers
-from levada.spark.batch import BatchReader
 from levada.spark.failures import told_plainly
-from levada.spark.sink import JobWriter, NamedJobWriter, StreamWriter
-from levada.spark.stream import StreamReader
+from levada.spark.read.batch import BatchReader
+from levada.spark.read.stream import StreamReader
+from levada.spark.session import workers
+from levada.spark.write.sink import JobWriter, NamedJobWriter, StreamWriter
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_other_processes_are_left_alone(unfrozen: None) -> None:
 MEMORY = """
 import ctypes, importlib.util, resource, sys
 import numpy as np
-from levada.spark.workers import keep_memory
+from levada.spark.session.workers import keep_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -82,7 +82,7 @@ def test_a_worker_keeps_the_memory_that_it_takes_over_and_over(process: str, kee
 
 ARRIVAL = """
 import importlib.util, pickle, socket, sys
-from levada.spark.workers import Travels
+from levada.spark.session.workers import Travels
 
 class Reader(Travels):
     topic = ""

@@ -17,13 +17,14 @@ from tests.spark.sink_tasks import Query, rows, visible
 from tests.unit.test_cli import Shell
 
 from levada import Client
+from levada.client.prepared import PreparedTransaction
 from levada.errors import KafkaError
-from levada.net.prepared import PreparedTransaction
-from levada.spark import blocking, transactions
-from levada.spark.decisions import read_decision, write_decision
-from levada.spark.judging import CommitRefused, Decision
-from levada.spark.sink import Written
-from levada.spark.transactions import lock_id, task_id
+from levada.spark import blocking
+from levada.spark.write import transactions
+from levada.spark.write.commit_log import read_decision, write_decision
+from levada.spark.write.commit_protocol import CommitRefused, Decision
+from levada.spark.write.sink import Written
+from levada.spark.write.transactions import lock_id, task_id
 from levada.testing import EmbeddedBroker
 
 NUMBERS = count(1)

@@ -12,13 +12,13 @@ from tests.spark.feeds import Feeds
 from tests.spark.sink_tasks import BYTES, HEADERS, PLAIN, TEXT, Job, rows, structs, visible
 
 from levada.errors import KafkaError
-from levada.spark import transactions
-from levada.spark.columns import HEADERS_TYPE
-from levada.spark.judging import CommitRefused
+from levada.spark.formats.columns import HEADERS_TYPE
 from levada.spark.options import OptionError, declared
-from levada.spark.sink import batch_writer, stream_writer
 from levada.spark.source import LevadaDataSource
-from levada.spark.write_options import ColumnError, JobOptions, StreamOptions
+from levada.spark.write import transactions
+from levada.spark.write.commit_protocol import CommitRefused
+from levada.spark.write.options import ColumnError, JobOptions, StreamOptions
+from levada.spark.write.sink import batch_writer, stream_writer
 from levada.testing import EmbeddedBroker
 
 ALL = {

@@ -6,16 +6,16 @@ from uuid import UUID
 
 from tests.unit.group_world import World, header
 
-from levada.core import consumer_requests
-from levada.core.assignors import Partitions
-from levada.core.classic_group import ClassicGroup
-from levada.core.consumer_drafts import ConsumerLimits
-from levada.core.consumer_group import ConsumerGroup
-from levada.core.consumer_requests import HeartbeatReply, HeartbeatRequest
-from levada.core.groups import GroupsMachine
-from levada.core.image import ClusterImage, PartitionImage, TopicChanged, TopicImage, TopicRemoved
+from levada.core.cluster.image import ClusterImage, PartitionImage, TopicChanged, TopicImage, TopicRemoved
+from levada.core.groups.classic.group import ClassicGroup
+from levada.core.groups.consumer import requests as consumer_requests
+from levada.core.groups.consumer.assignors import Partitions
+from levada.core.groups.consumer.draft import ConsumerLimits
+from levada.core.groups.consumer.group import ConsumerGroup
+from levada.core.groups.consumer.requests import HeartbeatReply, HeartbeatRequest
+from levada.core.groups.machine import GroupsMachine
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.layouts import INT16, INT32, NULLABLE_BYTES, NULLABLE_STRING, STRING, array
+from levada.wire.internal.layouts import INT16, INT32, NULLABLE_BYTES, NULLABLE_STRING, STRING, array
 
 ONE = PartitionImage((1,), (1,), 1)
 

@@ -4,15 +4,15 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from levada.core.classic_group import ClassicGroup, State
-from levada.core.group_drafts import GroupLimits, JoinReply
-from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
-from levada.core.groups import GroupsMachine
-from levada.core.machines import JournalRecord, Outcome, Passing, Stamp
-from levada.core.offsets import CommitRequest
+from levada.core.groups.classic.draft import GroupLimits, JoinReply
+from levada.core.groups.classic.group import ClassicGroup, State
+from levada.core.groups.classic.requests import JoinRequest, LeavingMember, SyncRequest
+from levada.core.groups.machine import GroupsMachine
+from levada.core.groups.offsets import CommitRequest
+from levada.core.machine import JournalRecord, Outcome, Passing, Stamp
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import BatchHeader
-from levada.wire.journal import OffsetValue
+from levada.wire.internal.group_records import OffsetValue
 
 RANGE = (("range", b"topics"),)
 

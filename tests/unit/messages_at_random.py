@@ -9,9 +9,9 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from levada.wire.messages import response_header_is_flexible
-from levada.wire.schema import Field, Struct, struct_of
-from levada.wire.versions import APIS, Api
+from levada.wire.schema.fields import Field, Struct, struct_of
+from levada.wire.schema.messages import response_header_is_flexible
+from levada.wire.schema.versions import APIS, Api
 
 MESSAGES = [(api, kind) for api in APIS.values() for kind in ("request", "response")]
 TEXTS = ["", "a", "orders", "é✓", "x" * 126, "y" * 127, "z" * 300, "q" * 20_000]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from levada.core.assignors import (
+from levada.core.groups.consumer.assignors import (
     ASSIGNORS,
     NOTHING,
     Assignment,

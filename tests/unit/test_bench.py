@@ -16,7 +16,8 @@ from bench.rows import ROWS, Goal, Row
 from bench.run import alone, measure_row
 from tests.load import figures
 
-from levada.wire import batches, messages
+from levada.wire import batches
+from levada.wire.schema import messages
 
 
 def outcome(

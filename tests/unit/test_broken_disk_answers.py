@@ -8,7 +8,7 @@ from tests.compat.raw import Connection
 
 import levada.testing
 from levada.errors import ErrorCode
-from levada.storage.log import Log
+from levada.storage.log.log import Log
 
 
 @pytest.mark.parametrize(

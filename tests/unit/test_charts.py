@@ -7,9 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from levada.pipelines import charts, reports, samples
-from levada.pipelines.lengths import check_lengths
-from levada.pipelines.running import PipelineError
+from levada.pipelines.durations import check_lengths
+from levada.pipelines.flows import samples
+from levada.pipelines.reports import charts, reports
+from levada.pipelines.runs.queries import PipelineError
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 SVG = "{http://www.w3.org/2000/svg}"

@@ -7,9 +7,9 @@ import pytest
 from tests.unit.consumer_world import subscription
 from tests.unit.group_world import RANGE, World
 
-from levada.core.classic_group import State
-from levada.core.consumer_protocol import write_assignment
-from levada.core.group_drafts import MOMENT_MS, NEW_MEMBER_JOIN_TIMEOUT_MS
+from levada.core.groups.classic.draft import MOMENT_MS, NEW_MEMBER_JOIN_TIMEOUT_MS
+from levada.core.groups.classic.group import State
+from levada.core.groups.classic.subscription import write_assignment
 from levada.errors import ErrorCode
 
 STICKY = (("sticky", b"s"), ("range", b"r"))

@@ -18,24 +18,24 @@ from tests.brokers import Running, running
 from tests.compat import raw
 from tests.logs import NOW_MS, QuickDisk, open_log, read_all, split
 
-from levada.broker import cleaning
-from levada.broker.cleaner_process import MODULE
-from levada.broker.transactions import load_producers
+from levada.broker.compaction import cleaner as cleaning
+from levada.broker.compaction.process import MODULE
+from levada.broker.partition.transactions import load_producers
 from levada.clock import SystemClock
 from levada.errors import KafkaError
 from levada.model import Codec
-from levada.storage.cleaner import Cleaner
-from levada.storage.cleaning_job import look, prepare
-from levada.storage.cleaning_messages import Cleaned, Failed, Finished, Job, decode_report, encode, read_job
-from levada.storage.cleaning_plan import Bounds, Cleanable, Growth, Lag, Source, cleanable, dirtiest
-from levada.storage.cleaning_process import OrphanError, Pace, clean
-from levada.storage.cleaning_swap import SwapRefusedError, settle, swap
-from levada.storage.log import Log
-from levada.storage.offset_map import ENTRY_BYTES, OffsetMap
+from levada.storage.compaction.cleaner import Cleaner
+from levada.storage.compaction.job import look, prepare
+from levada.storage.compaction.messages import Cleaned, Failed, Finished, Job, decode_report, encode, read_job
+from levada.storage.compaction.offset_map import ENTRY_BYTES, OffsetMap
+from levada.storage.compaction.plan import Bounds, Cleanable, Growth, Lag, Source, cleanable, dirtiest
+from levada.storage.compaction.process import OrphanError, Pace, clean
+from levada.storage.compaction.swap import SwapRefusedError, settle, swap
+from levada.storage.log.log import Log
 from levada.wire import batches
 from levada.wire.batches import TRANSACTIONAL_BIT, Record, crc_is_valid, decode, read_header
-from levada.wire.compaction import emptied, rebuild, unfold
-from levada.wire.markers import Marker, encode_marker
+from levada.wire.control_records import Marker, encode_marker
+from levada.wire.record_filter import emptied, rebuild, unfold
 
 PATIENCE_S = 30.0
 HOUR_MS = 3_600_000
@@ -562,7 +562,7 @@ def is_running(pid: int) -> bool:
 def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import asyncio, os, signal\n"
-        "from levada.broker.cleaner_process import CleanerProcess\n"
+        "from levada.broker.compaction.process import CleanerProcess\n"
         "async def main():\n"
         "    process = CleanerProcess()\n"
         "    await process._start()\n"

@@ -10,11 +10,11 @@ import pytest
 
 import levada as package
 from levada import Client, ConnectionFailed, ErrorCode, KafkaError, RequestTimedOut, TopicPartition
+from levada.client.client import parse_bootstrap
+from levada.client.consumer.consumer import Consumer
+from levada.client.data import EARLIEST, LATEST, MAX_TIMESTAMP
+from levada.client.producer.partitioner import partition_for_key
 from levada.model import ConsumerRecord
-from levada.net.client import parse_bootstrap
-from levada.net.consumer import Consumer
-from levada.net.data import EARLIEST, LATEST, MAX_TIMESTAMP
-from levada.net.partitioner import partition_for_key
 from levada.testing import EmbeddedBroker
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]

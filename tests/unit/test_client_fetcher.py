@@ -4,10 +4,10 @@ from struct import Struct
 
 import pytest
 
+from levada.client.consumer.fetcher import Cursor, decode_batches
+from levada.client.data import Fetched
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
-from levada.net.data import Fetched
-from levada.net.fetcher import Cursor, decode_batches
 from levada.wire.batches import CONTROL_BIT, TRANSACTIONAL_BIT, Record, encode, iterate_headers
 
 PLACE = TopicPartition("orders", 0)

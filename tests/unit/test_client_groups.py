@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from levada import Client, ErrorCode, KafkaError, MemberFenced, TopicPartition
+from levada.client.admin.groups import GroupAdmin
+from levada.client.consumer.group_consumer import GroupConsumer
 from levada.model import ConsumerRecord
-from levada.net.group_admin import GroupAdmin
-from levada.net.group_consumer import GroupConsumer
 from levada.testing import EmbeddedBroker
 
 HEARTBEAT_MS = 50

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 from tests.unit.messages_at_random import kio_class, random_message
 
+from levada.client import bootstrap, data
+from levada.client.bootstrap import Api, TopicInfo
+from levada.client.connection import BROKEN
 from levada.model import TopicPartition
-from levada.net import bootstrap, data
-from levada.net.bootstrap import Api, TopicInfo
-from levada.net.connection import BROKEN
-from levada.wire.versions import APIS
+from levada.wire.schema.versions import APIS
 
 ORDERS = TopicInfo("orders", UUID(int=7), False, (), 0)
 CLICKS = TopicInfo("clicks", UUID(int=8), False, (), 0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from levada.net.partitioner import another_partition, murmur2, partition_for_key
+from levada.client.producer.partitioner import another_partition, murmur2, partition_for_key
 
 
 @pytest.mark.parametrize(

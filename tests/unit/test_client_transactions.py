@@ -21,8 +21,8 @@ from levada import (
     TopicPartition,
 )
 from levada.api import versions
-from levada.net.group_consumer import GroupConsumer
-from levada.net.transactions import TransactionalProducer
+from levada.client.consumer.group_consumer import GroupConsumer
+from levada.client.producer.transactions import TransactionalProducer
 from levada.testing import EmbeddedBroker
 
 NUMBERS = count(1)

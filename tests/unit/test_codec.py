@@ -10,8 +10,8 @@ from kio.serial import entity_reader, entity_writer
 from tests.unit.messages_at_random import MESSAGES, kio_class, random_message, random_struct
 
 from levada.errors import ErrorCode, KafkaError
-from levada.wire import messages
-from levada.wire.versions import SHAPES, Api
+from levada.wire.schema import messages
+from levada.wire.schema.versions import SHAPES, Api
 
 EXAMPLES = 6
 FOLDED = {"leave_group.response.error_code"}

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from levada import listeners, properties
-from levada.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, TopicConfig
+from levada.config import listeners, properties
+from levada.config.broker import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, TopicConfig
+from levada.config.settings import LONG_MAX, Setting
 from levada.errors import ErrorCode, KafkaError
-from levada.settings import LONG_MAX, Setting
 
 # The topic settings of Apache Kafka 4.3, with its types and defaults.
 KAFKA_TOPIC_SETTINGS = {

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from levada.errors import KafkaError
-from levada.wire.connection import Outbox, Reply, frame_end
+from levada.wire.frames import Outbox, Reply, frame_end
 
 AT_ONCE_MAX = 1000
 

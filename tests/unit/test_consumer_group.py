@@ -6,16 +6,16 @@ from uuid import UUID
 import pytest
 from tests.unit.consumer_world import ConsumerWorld, subscription
 
-from levada.core.classic_group import ClassicGroup, State
-from levada.core.consumer_drafts import REFRESH_WORK_MAX, ConsumerLimits, ConsumerRecord
-from levada.core.consumer_group import GroupState, Reader
-from levada.core.consumer_member import MemberState
-from levada.core.consumer_protocol import read_assignment, write_assignment
-from levada.core.consumer_requests import HeartbeatReply
-from levada.core.group_drafts import SyncReply
-from levada.core.group_regex import WORK_MAX
-from levada.core.groups import EXPIRIES_MAX, GroupsMachine
-from levada.core.machines import Outcome
+from levada.core.groups.classic.draft import SyncReply
+from levada.core.groups.classic.group import ClassicGroup, State
+from levada.core.groups.classic.subscription import read_assignment, write_assignment
+from levada.core.groups.consumer.draft import REFRESH_WORK_MAX, ConsumerLimits, ConsumerRecord
+from levada.core.groups.consumer.group import GroupState, Reader
+from levada.core.groups.consumer.member import MemberState
+from levada.core.groups.consumer.requests import HeartbeatReply
+from levada.core.groups.machine import EXPIRIES_MAX, GroupsMachine
+from levada.core.machine import Outcome
+from levada.core.regex.matcher import WORK_MAX
 from levada.errors import ErrorCode, KafkaError
 
 

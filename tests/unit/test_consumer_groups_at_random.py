@@ -15,14 +15,14 @@ from uuid import UUID
 import pytest
 from tests.unit.consumer_world import ConsumerWorld, subscription
 
-from levada.core.classic_group import ClassicGroup, State
-from levada.core.consumer_drafts import ConsumerLimits
-from levada.core.consumer_group import ConsumerGroup, GroupState
-from levada.core.consumer_protocol import read_assignment, read_subscription, write_assignment
-from levada.core.consumer_requests import HeartbeatReply
-from levada.core.group_drafts import JoinReply, SyncReply
-from levada.core.groups import GroupsMachine
-from levada.core.member_memory import regex_bytes
+from levada.core.groups.classic.draft import JoinReply, SyncReply
+from levada.core.groups.classic.group import ClassicGroup, State
+from levada.core.groups.classic.subscription import read_assignment, read_subscription, write_assignment
+from levada.core.groups.consumer.draft import ConsumerLimits
+from levada.core.groups.consumer.group import ConsumerGroup, GroupState
+from levada.core.groups.consumer.requests import HeartbeatReply
+from levada.core.groups.machine import GroupsMachine
+from levada.core.groups.member_memory import regex_bytes
 from levada.errors import ErrorCode, KafkaError
 
 SEEDS = 100

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from levada.wire.consumer_journal import (
+from levada.wire.internal.consumer_group_records import (
     CONSUMER_KINDS,
     ClassicMetadata,
     ClassicProtocol,
@@ -28,7 +28,7 @@ from levada.wire.consumer_journal import (
     TargetPartitions,
     TargetValue,
 )
-from levada.wire.layouts import Format
+from levada.wire.internal.layouts import Format
 
 FORMAT: Format[Any] = Format(*CONSUMER_KINDS)
 TOPIC = UUID(int=(1 << 64) + 2)

@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from levada.core.alteration import Alteration, AlterConfigs, IncrementalAlterConfigs, Operation, ResourceType
-from levada.core.controller import (
+from levada.core.cluster.config_changes import (
+    Alteration,
+    AlterConfigs,
+    IncrementalAlterConfigs,
+    Operation,
+    ResourceType,
+)
+from levada.core.cluster.controller import (
     PRODUCER_ID_BLOCK,
     AllocateProducerIds,
     Command,
@@ -19,7 +25,7 @@ from levada.core.controller import (
     DeleteTopic,
     decide,
 )
-from levada.core.image import BrokerChanged, BrokerImage, Change, ClusterImage
+from levada.core.cluster.image import BrokerChanged, BrokerImage, Change, ClusterImage
 from levada.errors import ErrorCode, KafkaError
 
 TOPIC, BROKER = ResourceType.TOPIC, ResourceType.BROKER

@@ -17,20 +17,20 @@ from tests.faulty_disk import FaultyDisk
 from tests.unit.group_world import RANGE
 
 from levada.broker.broker import Broker
-from levada.broker.coordinators import java_abs, java_hash
-from levada.broker.groups import OFFSETS_TOPIC
-from levada.broker.journal import Entry, Journal
-from levada.broker.partitions import Partition
-from levada.broker.shards import Shard
-from levada.broker.waiting import Deferred, together
-from levada.config import BrokerConfig
-from levada.core.group_drafts import MOMENT_MS, GroupLimits
-from levada.core.group_requests import JoinRequest, SyncRequest
-from levada.core.groups import GroupsMachine
-from levada.core.machines import Deadlines
+from levada.broker.coordinator.groups import OFFSETS_TOPIC
+from levada.broker.coordinator.journal import Entry, Journal
+from levada.broker.coordinator.runtime import java_abs, java_hash
+from levada.broker.coordinator.shard import Shard
+from levada.broker.partition.partition import Partition
+from levada.broker.purgatory import Deferred, together
+from levada.config.broker import BrokerConfig
+from levada.core.groups.classic.draft import MOMENT_MS, GroupLimits
+from levada.core.groups.classic.requests import JoinRequest, SyncRequest
+from levada.core.groups.machine import GroupsMachine
+from levada.core.machine import Deadlines
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import HEADER_BYTES, encode_pairs, read_header
-from levada.wire.journal import OffsetValue, offset_record
+from levada.wire.internal.group_records import OffsetValue, offset_record
 
 QUICK: dict[str, Any] = {"offsets_topic_num_partitions": 3, "group_initial_rebalance_delay_ms": 0}
 JOIN = {
@@ -188,8 +188,8 @@ def read_slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threa
             await reading(0.001)
         await reading(seconds)
 
-    monkeypatch.setattr("levada.broker.shards.asyncio.sleep", slowly)
-    monkeypatch.setattr("levada.broker.shards.LOAD_SLICE_S", -1.0)
+    monkeypatch.setattr("levada.broker.coordinator.shard.asyncio.sleep", slowly)
+    monkeypatch.setattr("levada.broker.coordinator.shard.LOAD_SLICE_S", -1.0)
     return begun, gate
 
 

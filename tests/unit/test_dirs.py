@@ -10,7 +10,7 @@ import pytest
 from tests.logs import QuickDisk, append, open_log
 
 from levada.model import TopicPartition
-from levada.storage.dirs import LogDir, LogDirError, decode_uuid, encode_uuid
+from levada.storage.log_dir import LogDir, LogDirError, decode_uuid, encode_uuid
 
 CLUSTER = "cluster-a"
 TOPIC_ID = uuid.UUID("01234567-89ab-cdef-0123-456789abcdef")
@@ -108,7 +108,7 @@ def test_bits_turned_in_the_small_files_are_refused_or_harmless(tmp_path: Path) 
 
 def test_only_one_process_uses_a_directory(tmp_path: Path) -> None:
     script = (
-        "import sys; from levada.storage.dirs import LogDir; from levada.storage.disk import OsDisk\n"
+        "import sys; from levada.storage.log_dir import LogDir; from levada.storage.disk import OsDisk\n"
         "LogDir.open(sys.argv[1], OsDisk(), node_id=1); print('locked', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]

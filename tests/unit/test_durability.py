@@ -10,8 +10,8 @@ from tests.brokers import Running, running
 from tests.compat.raw import batch, fetch, produce
 from tests.faulty_disk import FaultyDisk
 
-from levada.broker.durability import GroupCommit
-from levada.broker.partitions import Partition
+from levada.broker.fsync import GroupCommit
+from levada.broker.partition.partition import Partition
 from levada.errors import ErrorCode
 
 PATIENCE_S = 20.0

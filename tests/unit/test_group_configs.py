@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from tests.compat.raw import Connection
 
-from levada.config import BrokerConfig
-from levada.core import rows
-from levada.core.image import ClusterImage, GroupConfigsChanged
+from levada.config.broker import BrokerConfig
+from levada.config.groups import GroupConfig
+from levada.core.cluster import metadata_records as rows
+from levada.core.cluster.image import ClusterImage, GroupConfigsChanged
 from levada.errors import ErrorCode, KafkaError
-from levada.group_settings import GroupConfig
 from levada.testing import EmbeddedBroker
 
 GROUP = 32

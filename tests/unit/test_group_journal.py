@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.unit.consumer_world import subscription
 
-from levada.core.classic_group import Member, restored
-from levada.core.group_events import FORMAT
+from levada.core.groups.classic.group import Member, restored
+from levada.core.groups.events import FORMAT
 from levada.errors import KafkaError
-from levada.wire import journal
-from levada.wire.journal import (
+from levada.wire.internal import group_records as journal
+from levada.wire.internal.group_records import (
     GROUP,
     KEPT_BYTES_MAX,
     OFFSET,

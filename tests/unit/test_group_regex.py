@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from levada.core.group_regex import WORK_MAX, Pattern
+from levada.core.regex.matcher import WORK_MAX, Pattern
 from levada.errors import ErrorCode, KafkaError
 
 

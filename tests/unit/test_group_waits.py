@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from tests.unit.group_world import World
 
-from levada.core import group_waits
-from levada.core.classic_group import PREPARING, Member
-from levada.core.group_drafts import MOMENT_MS, TimerKind
-from levada.core.group_requests import JoinRequest, SyncRequest
-from levada.core.groups import GroupsMachine
-from levada.core.machines import Passing
+from levada.core.groups.classic import waits as group_waits
+from levada.core.groups.classic.draft import MOMENT_MS, TimerKind
+from levada.core.groups.classic.group import PREPARING, Member
+from levada.core.groups.classic.requests import JoinRequest, SyncRequest
+from levada.core.groups.machine import GroupsMachine
+from levada.core.machine import Passing
 from levada.errors import ErrorCode, KafkaError
 
 STEPS = 250

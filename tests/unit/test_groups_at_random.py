@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tests.unit.group_world import World
 
-from levada.core.classic_group import ClassicGroup, State
-from levada.core.group_drafts import JoinReply, SyncReply
-from levada.core.member_memory import pending_bytes
+from levada.core.groups.classic.draft import JoinReply, SyncReply
+from levada.core.groups.classic.group import ClassicGroup, State
+from levada.core.groups.member_memory import pending_bytes
 from levada.errors import ErrorCode
 
 PARTITIONS = 6

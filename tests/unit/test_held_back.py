@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 from tests.unit.test_listener import KIB, LIMITS, MIB, Server, ask_until, framed, receipt, receive, serving
 
-from levada.broker.waiting import Answer
+from levada.broker.purgatory import Answer
+from levada.net.buffer_pool import ARENA_BYTES, ReceiveMemory
+from levada.net.flush import Turn
 from levada.net.listener import Connection, Listener
-from levada.net.memory import ARENA_BYTES, ReceiveMemory
-from levada.net.turn import Turn
 from levada.server import new_event_loop
 
 LARGE = 40 * MIB

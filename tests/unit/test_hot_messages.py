@@ -10,9 +10,10 @@ from kio.serial import entity_writer
 from tests.unit.messages_at_random import random_message, read_response_header
 
 from levada.errors import ErrorCode, KafkaError
-from levada.wire import fetch, messages, produce
+from levada.wire.fast import fetch, produce
 from levada.wire.primitives import TAGS_MAX
-from levada.wire.versions import APIS
+from levada.wire.schema import messages
+from levada.wire.schema.versions import APIS
 
 PRODUCE, FETCH = 0, 1
 EXAMPLES = 30

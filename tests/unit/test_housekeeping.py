@@ -12,7 +12,7 @@ from tests.faulty_disk import FaultyDisk
 
 from levada.broker import housekeeping
 from levada.broker.housekeeping import Housekeeping
-from levada.storage.log import Log
+from levada.storage.log.log import Log
 
 PATIENCE_S = 20.0
 

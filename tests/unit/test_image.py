@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from levada.core import rows
-from levada.core.image import (
+from levada.core.cluster import metadata_records as rows
+from levada.core.cluster.image import (
     BrokerChanged,
     BrokerConfigsChanged,
     BrokerImage,

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from levada.cli.failures import EXIT_USAGE
+from levada.cli.errors import EXIT_USAGE
 from levada.cli.main import run
-from levada.pipelines.compacting import Sizes, too_small
-from levada.pipelines.files import Files, Found
-from levada.pipelines.lake import COMMITS, SNAPSHOT_EVERY, STAGING, Lake, LakeError, Positions, merged
+from levada.pipelines.lake.compaction import Sizes, too_small
+from levada.pipelines.lake.files import Files, Found
+from levada.pipelines.lake.lake import COMMITS, SNAPSHOT_EVERY, STAGING, Lake, LakeError, Positions, merged
 
 
 class Died(BaseException):

@@ -16,15 +16,16 @@ from typing import Any, TypeVar
 
 import pytest
 
-from levada.broker.waiting import Answer
+from levada.broker.purgatory import Answer
+from levada.net import idle_reaper as silence
 from levada.net import listener as listening
-from levada.net import relief, silence
-from levada.net.admission import Admission
+from levada.net import memory_limit as relief
+from levada.net.buffer_pool import Owner, ReceiveMemory
+from levada.net.connection_limits import Admission
+from levada.net.flush import Turn
 from levada.net.listener import Connection, Limits, Listener
-from levada.net.memory import Owner, ReceiveMemory
-from levada.net.turn import Turn
 from levada.server import new_event_loop
-from levada.wire.connection import Reply
+from levada.wire.frames import Reply
 
 T = TypeVar("T")
 PATIENCE_S = 20.0

@@ -15,7 +15,7 @@ from tests.logs import NOW_MS, QuickDisk, append, make_batch, open_log, read_all
 
 from levada.errors import ErrorCode, KafkaError
 from levada.storage.handles import Handles
-from levada.storage.log import Log
+from levada.storage.log.log import Log
 from levada.wire.batches import read_header
 
 

@@ -17,9 +17,9 @@ from tests.compat.raw import Connection, batch, fetch, produce
 from tests.faulty_disk import FaultyDisk
 from tests.logs import split
 
-from levada.core.alteration import AlterConfigs, ResourceType
+from levada.core.cluster.config_changes import AlterConfigs, ResourceType
 from levada.errors import ErrorCode
-from levada.storage.dirs import LogDirError
+from levada.storage.log_dir import LogDirError
 from levada.wire.batches import decode
 
 PREFIX = b"value:"

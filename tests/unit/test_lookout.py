@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from levada.net.lookout import MOMENT_S, ROUND_S_MAX, TURNS_UNTIL_RETRY, Lookout
+from levada.net.busy_polling import MOMENT_S, ROUND_S_MAX, TURNS_UNTIL_RETRY, Lookout
 
 ROUND_S = MOMENT_S / 10  # of the loop, while it looks
 

@@ -5,8 +5,8 @@ from typing import Any
 from tests.unit.consumer_world import ConsumerWorld, subscription
 from tests.unit.group_world import World
 
-from levada.core.classic_group import State
-from levada.core.member_memory import NAME_BYTES_MAX, SHARE
+from levada.core.groups.classic.group import State
+from levada.core.groups.member_memory import NAME_BYTES_MAX, SHARE
 from levada.errors import ErrorCode
 
 KIB = 1024

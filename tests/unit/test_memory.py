@@ -2,7 +2,7 @@
 
 from random import Random
 
-from levada.net.memory import (
+from levada.net.buffer_pool import (
     ARENA_BYTES,
     FIRST_BUFFER_BYTES_MAX,
     LENT_BYTES_MAX,

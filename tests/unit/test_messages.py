@@ -16,9 +16,9 @@ from tests.unit.messages_at_random import MESSAGES, random_message
 from tests.unit.test_codec import IDS, READ, kio_bytes
 
 from levada.errors import ErrorCode, KafkaError
-from levada.wire import messages
 from levada.wire.primitives import ELEMENTS_MAX, uvarint_bytes
-from levada.wire.versions import Api
+from levada.wire.schema import messages
+from levada.wire.schema.versions import Api
 
 METADATA, HEARTBEAT, ELECT_LEADERS, PRODUCE, OFFSET_COMMIT = 3, 12, 43, 0, 8
 DAYS_MAX_MS = 999_999_999 * 86_400_000
@@ -182,12 +182,12 @@ def test_message_classes_load_on_first_use() -> None:
     """Start-up imports no message module: all of them would cost two seconds."""
     program = """
 import sys
-from levada.wire import messages
-from levada.wire.lazy import kio_modules
+from levada.wire.schema import messages
+from levada.wire.schema.lazy import kio_modules
 
 with kio_modules():
     import kio.schema.heartbeat.v4 as heartbeat
-    import levada.wire.shapes.produce as produce
+    import levada.wire.schema.shapes.produce as produce
 with kio_modules():
     import kio.schema.heartbeat.v4 as again
 
@@ -195,7 +195,7 @@ loaded = [name for name in sys.modules if name.startswith("kio.") and name.endsw
 assert loaded == [], loaded
 assert heartbeat is again
 assert heartbeat.response.HeartbeatResponse.__api_key__ == 12
-assert produce.TopicProduceData.__module__ == "levada.wire.shapes.produce"
+assert produce.TopicProduceData.__module__ == "levada.wire.schema.shapes.produce"
 assert "kio.schema.produce.v13.request" in sys.modules
 try:
     heartbeat.no_such_name

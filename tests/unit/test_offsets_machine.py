@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from tests.unit.group_world import World, header
 
-from levada.core.classic_group import State
-from levada.core.group_requests import PENDING_MEMBERS_MAX, LeavingMember
-from levada.core.groups import GroupsMachine
-from levada.core.machines import PLAIN, Outcome
-from levada.core.offsets import FetchedOffset
+from levada.core.groups.classic.group import State
+from levada.core.groups.classic.requests import PENDING_MEMBERS_MAX, LeavingMember
+from levada.core.groups.machine import GroupsMachine
+from levada.core.groups.offsets import FetchedOffset
+from levada.core.machine import PLAIN, Outcome
 from levada.errors import ErrorCode, KafkaError
 
 DAY_MS = 86_400_000
@@ -216,7 +216,7 @@ def test_offsets_in_an_open_transaction_are_not_forgotten() -> None:
 
 
 def test_what_is_forgotten_at_once_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("levada.core.groups.REMOVALS_PER_CHECK_MAX", 3)
+    monkeypatch.setattr("levada.core.groups.machine.REMOVALS_PER_CHECK_MAX", 3)
     world = World(offsets_retention_ms=1)
     for number in range(10):
         world.commit(1, group_id=f"g{number}")

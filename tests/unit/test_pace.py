@@ -12,8 +12,8 @@ import pytest
 from tests.brokers import running
 
 from levada.api import registry
-from levada.api.pace import PARKED_BYTES_MAX, SLICE_S, Pace
-from levada.wire import messages
+from levada.api.scheduler import PARKED_BYTES_MAX, SLICE_S, Pace
+from levada.wire.schema import messages
 
 DESCRIBE, VERSIONS = messages.api_key("describe_groups"), messages.api_key("api_versions")
 NAMES = [f"group-{number}" for number in range(500)]

@@ -12,13 +12,13 @@ from kio.index import load_request_schema
 from tests.brokers import PATIENCE_S, Running, running
 from tests.compat.raw import Connection, batch, build
 
-from levada.api.pace import Pace
 from levada.api.registry import Call
+from levada.api.scheduler import Pace
 from levada.api.topics import TOLD_AT_ONCE, create_topics
 from levada.broker.faults import Fault, Faults
-from levada.core.member_memory import NAME_BYTES_MAX
+from levada.core.groups.member_memory import NAME_BYTES_MAX
 from levada.errors import ErrorCode
-from levada.wire import messages
+from levada.wire.schema import messages
 
 
 class Crowded:

@@ -9,13 +9,13 @@ import pytest
 from tests.faulty_disk import FaultyDisk
 from tests.logs import NOW_MS, split, topic_config
 
-from levada.broker.partitions import Edges, Partition
-from levada.broker.refusals import RefusedRecordsError
-from levada.config import TopicConfig
+from levada.broker.partition.partition import Edges, Partition
+from levada.broker.partition.validation import RefusedRecordsError
+from levada.config.broker import TopicConfig
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
-from levada.net.turn import Turn
-from levada.storage.log import Log
+from levada.net.flush import Turn
+from levada.storage.log.log import Log
 from levada.wire.batches import (
     CONTROL_BIT,
     TRANSACTIONAL_BIT,

@@ -12,17 +12,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from levada.pipelines import runs
-from levada.pipelines.lake import LakeError
-from levada.pipelines.lakes import check_local_lake
-from levada.pipelines.progress import Counter, Progress
-from levada.pipelines.running import reason
-from levada.pipelines.runs import Run, RunError, all_runs
+from levada.pipelines.lake.formats import check_local_lake
+from levada.pipelines.lake.lake import LakeError
+from levada.pipelines.runs import runs
+from levada.pipelines.runs.progress import Counter, Progress
+from levada.pipelines.runs.queries import reason
+from levada.pipelines.runs.runs import Run, RunError, all_runs
 
 HOLDER = """
 import signal, sys
-from levada.pipelines.progress import Progress
-from levada.pipelines.runs import Run
+from levada.pipelines.runs.progress import Progress
+from levada.pipelines.runs.runs import Run
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 run = Run(sys.argv[1], "orders")
 with run.held("archive", {"topic": "orders"}, 1000):

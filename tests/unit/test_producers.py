@@ -9,10 +9,10 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from levada.core.producers import APPEND, SEQUENCE_MAX, CorruptSnapshotError, ProducerStates
+from levada.core.partition.producer_state import APPEND, SEQUENCE_MAX, CorruptSnapshotError, ProducerStates
 from levada.errors import ErrorCode, KafkaError
 from levada.wire import batches
-from levada.wire.markers import Marker
+from levada.wire.control_records import Marker
 
 
 def append(

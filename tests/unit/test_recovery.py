@@ -18,7 +18,7 @@ from tests.logs import NOW_MS, QuickDisk, append, make_batch, open_log, read_all
 
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
-from levada.storage.log import Log
+from levada.storage.log.log import Log
 
 OPTIONS: dict[str, Any] = {"segment_bytes": 1_500, "index_interval_bytes": 300}
 

@@ -4,9 +4,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from levada.config import BROKER_SETTINGS, TOPIC_SETTINGS
-from levada.group_settings import GROUP_SETTINGS
-from levada.settings import INT_MAX, LONG_MAX, Setting
+from levada.config.broker import BROKER_SETTINGS, TOPIC_SETTINGS
+from levada.config.groups import GROUP_SETTINGS
+from levada.config.settings import INT_MAX, LONG_MAX, Setting
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "settings.md"
 HEAD = """# Settings

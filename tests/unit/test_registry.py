@@ -12,11 +12,11 @@ from tests.brokers import Running, running
 from tests.compat.raw import Connection, versions_known
 
 from levada.api import registry
-from levada.api.failures import ITEMS, error_response
+from levada.api.error_responses import ITEMS, error_response
 from levada.api.registry import HANDLERS
 from levada.errors import ErrorCode, KafkaError
-from levada.wire import messages
-from levada.wire.versions import APIS
+from levada.wire.schema import messages
+from levada.wire.schema.versions import APIS
 
 BUG = "planted"
 

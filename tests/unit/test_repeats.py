@@ -10,9 +10,9 @@ from tests.unit.messages_at_random import random_message
 from tests.unit.test_hot_messages import FETCH, HEADER_TAGS, kio_bytes
 
 from levada.errors import ErrorCode
-from levada.wire import fetch
-from levada.wire.repeats import Repeats
-from levada.wire.versions import APIS
+from levada.wire.fast import fetch
+from levada.wire.fast.prefix_cache import Repeats
+from levada.wire.schema.versions import APIS
 
 VERSIONS = range(fetch.FLEXIBLE_FROM, fetch.VERSIONS.stop)
 LIMITS = Struct(">iiibii")

@@ -18,11 +18,11 @@ from levada.storage.checkpoints import (
     encode_offsets,
 )
 from levada.storage.disk import read_file, write_all, write_atomically
+from levada.storage.file_names import file_name, parse_file_name, parse_partition_directory
 from levada.storage.handles import Handle, Handles
-from levada.storage.index import OFFSET_ENTRY, SparseIndex
-from levada.storage.names import file_name, parse_file_name, parse_partition_directory
-from levada.storage.segment import BrokenBatchError, Segment
-from levada.storage.slices import MAPPED_STEP_BYTES, take, warm
+from levada.storage.log.index import OFFSET_ENTRY, SparseIndex
+from levada.storage.log.segment import BrokenBatchError, Segment
+from levada.storage.log.slices import MAPPED_STEP_BYTES, take, warm
 
 
 def write_segment(folder: Path, batches: list[bytes]) -> Segment:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from levada.core.sessions import (
+from levada.core.partition.fetch_sessions import (
     EVICTION_MS,
     FINAL_EPOCH,
     INITIAL_EPOCH,

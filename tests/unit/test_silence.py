@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from levada.net.silence import Silence
+from levada.net.idle_reaper import Silence
 
 IDLE_MS = 1_000
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from levada.storage.disk import Disk, write_atomically
-from levada.testing.simdisk import Faults, SimCrash, SimDisk
+from levada.testing.sim_disk import Faults, SimCrash, SimDisk
 
 SEEDS = range(200)
 

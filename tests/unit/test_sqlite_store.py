@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from levada.broker.controller import Controller, new_topic_id
-from levada.core.controller import AllocateProducerIds, CreateTopic, DeleteTopic
-from levada.core.image import BrokerImage, ClusterImage
+from levada.core.cluster.controller import AllocateProducerIds, CreateTopic, DeleteTopic
+from levada.core.cluster.image import BrokerImage, ClusterImage
 from levada.errors import ErrorCode, KafkaError
 from levada.metadata import leases, sqlite
 from levada.metadata.sqlite import SqliteStore

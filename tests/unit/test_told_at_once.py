@@ -6,14 +6,14 @@ from typing import Any, cast
 
 import pytest
 
-from levada.api.usual_commits import UsualCommit
-from levada.api.usual_members import UsualHeartbeat
+from levada.api.fast.members import UsualHeartbeat
+from levada.api.fast.offset_commit import UsualCommit
 from levada.errors import ErrorCode
-from levada.net.admission import Admission
+from levada.net.buffer_pool import ReceiveMemory
+from levada.net.connection_limits import Admission
+from levada.net.flush import Turn
 from levada.net.listener import Connection, Limits, Listener
-from levada.net.memory import ReceiveMemory
-from levada.net.turn import Turn
-from levada.wire.offset_commit import Head
+from levada.wire.fast.offset_commit import Head
 
 LIMITS = Limits(frame_bytes_max=1 << 20, requests_in_flight_max=10, queued_bytes_max=1 << 20, idle_ms_max=-1)
 

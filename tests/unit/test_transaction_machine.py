@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from levada.core import transaction
-from levada.core.machines import Outcome
-from levada.core.transaction import (
+from levada.core.machine import Outcome
+from levada.core.transactions import machine as transaction
+from levada.core.transactions.machine import (
     NOBODY,
     Ending,
     EndRequest,
@@ -20,10 +20,10 @@ from levada.core.transaction import (
     TransactionLimits,
     TransactionsMachine,
 )
-from levada.core.transaction_state import EPOCH_MAX, NEVER_MS, Identity, Place, Transaction
+from levada.core.transactions.state import EPOCH_MAX, NEVER_MS, Identity, Place, Transaction
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import BatchHeader
-from levada.wire.txn_journal import TRANSACTIONS, Status, TransactionKey
+from levada.wire.internal.transaction_records import TRANSACTIONS, Status, TransactionKey
 
 HEADER = BatchHeader(0, 0, 0, 2, 0, 0, 0, 0, 0, -1, -1, -1, 1)
 A, B = ("orders", 0), ("orders", 1)

@@ -8,11 +8,11 @@ import pytest
 from tests.compat import raw
 from tests.unit.test_cli import Shell
 
-from levada.cli.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE
+from levada.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE
+from levada.client.admin import transactions as txn_admin
+from levada.client.admin.transactions import OpenTransaction, TransactionAdmin, TransactionState
+from levada.client.client import Client
 from levada.errors import ErrorCode
-from levada.net import txn_admin
-from levada.net.client import Client
-from levada.net.txn_admin import OpenTransaction, TransactionAdmin, TransactionState
 from levada.testing import EmbeddedBroker
 from levada.wire.batches import TRANSACTIONAL_BIT
 

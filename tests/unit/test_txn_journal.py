@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from levada.core.transaction_state import Transaction, restored
+from levada.core.transactions.state import Transaction, restored
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import TRANSACTIONAL_BIT, Record, encode, read_header
-from levada.wire.markers import MARKER_ATTRIBUTES, Marker, decode_marker, encode_marker, read_marker
-from levada.wire.txn_journal import TRANSACTIONS, Status, TransactionKey, TransactionValue
+from levada.wire.control_records import MARKER_ATTRIBUTES, Marker, decode_marker, encode_marker, read_marker
+from levada.wire.internal.transaction_records import TRANSACTIONS, Status, TransactionKey, TransactionValue
 
 # As Kafka 4.3.1 wrote it: a transaction of version 2, decided.
 KAFKA_KEY = bytes.fromhex("000000177472616e736163746f722d643038316365663935616138")

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.logs import NOW_MS, QuickDisk, topic_config
 
-from levada.broker.partitions import Edges, Partition
+from levada.broker.partition.partition import Edges, Partition
 from levada.errors import ErrorCode, KafkaError
-from levada.net.turn import Turn
-from levada.storage.log import Log
+from levada.net.flush import Turn
+from levada.storage.log.log import Log
 from levada.wire.batches import TRANSACTIONAL_BIT, Record, decode, encode, iterate_headers
-from levada.wire.markers import Marker, decode_marker
+from levada.wire.control_records import Marker, decode_marker
 
 
 @dataclass

@@ -12,8 +12,9 @@ from tests.unit.messages_at_random import random_message, read_response_header
 from tests.unit.test_hot_messages import HEADER_TAGS, kio_bytes
 
 from levada.errors import ErrorCode
-from levada.wire import messages, offset_commit
-from levada.wire.versions import APIS
+from levada.wire.fast import offset_commit
+from levada.wire.schema import messages
+from levada.wire.schema.versions import APIS
 
 OFFSET_COMMIT = 8
 EXAMPLES = 400

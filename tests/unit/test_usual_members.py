@@ -13,12 +13,13 @@ from tests.compat.raw import Connection, fitting
 from tests.unit.messages_at_random import random_message
 from tests.unit.test_hot_messages import HEADER_TAGS, kio_bytes
 
-from levada.api import groups, usual_members
-from levada.core.classic_group import NO_GENERATION
-from levada.core.group_drafts import JoinReply, SyncReply
+from levada.api import groups
+from levada.api.fast import members as usual_members
+from levada.core.groups.classic.draft import JoinReply, SyncReply
+from levada.core.groups.classic.group import NO_GENERATION
 from levada.errors import ErrorCode, KafkaError
-from levada.wire import messages
-from levada.wire.versions import APIS
+from levada.wire.schema import messages
+from levada.wire.schema.versions import APIS
 
 EXAMPLES = 400
 VERSIONS = range(5)

@@ -11,10 +11,10 @@ from kio.serial import entity_reader
 from tests.unit.messages_at_random import MESSAGES, kio_class
 
 from levada.errors import ErrorCode, KafkaError
-from levada.wire import lazy, messages
-from levada.wire.codec import parse_path
-from levada.wire.schema import Field, Struct, struct_of
-from levada.wire.versions import APIS, EMPTY_WAS_NULL, FOLDS, MOVES, NEVER, SHAPES, STAND_INS, Api
+from levada.wire.schema import lazy, messages
+from levada.wire.schema.compiler import parse_path
+from levada.wire.schema.fields import Field, Struct, struct_of
+from levada.wire.schema.versions import APIS, EMPTY_WAS_NULL, FOLDS, MOVES, NEVER, SHAPES, STAND_INS, Api
 
 with lazy.kio_modules():
     import kio.schema.add_partitions_to_txn.v5 as add_partitions_to_txn
@@ -24,10 +24,10 @@ with lazy.kio_modules():
     import kio.schema.leave_group.v5 as leave_group
     import kio.schema.update_features.v2 as update_features
 
-    import levada.wire.shapes.fetch as fetch
-    import levada.wire.shapes.metadata as metadata
-    import levada.wire.shapes.offset_commit as offset_commit
-    import levada.wire.shapes.offset_fetch as offset_fetch
+    import levada.wire.schema.shapes.fetch as fetch
+    import levada.wire.schema.shapes.metadata as metadata
+    import levada.wire.schema.shapes.offset_commit as offset_commit
+    import levada.wire.schema.shapes.offset_fetch as offset_fetch
 
 TOPIC_ID = UUID(int=7)
 NO_TIME = timedelta(0)

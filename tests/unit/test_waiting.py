@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from levada.broker.waiting import Answer, LongPoll, Waiter
-from levada.wire.connection import Reply
+from levada.broker.purgatory import Answer, LongPoll, Waiter
+from levada.wire.frames import Reply
 
 
 class Client:

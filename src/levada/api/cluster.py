@@ -13,20 +13,20 @@ from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.broker import Broker
 from levada.broker.controller import new_topic_id
-from levada.broker.coordinators import Coordinators
-from levada.core import topic_names
-from levada.core.controller import Command, CreateTopic, find_topic
-from levada.core.image import TopicImage
+from levada.broker.coordinator.runtime import Coordinators
+from levada.core.cluster import topic_names
+from levada.core.cluster.controller import Command, CreateTopic, find_topic
+from levada.core.cluster.image import TopicImage
 from levada.errors import ErrorCode, KafkaError
 from levada.model import NO_LEADER
-from levada.wire.lazy import kio_modules
+from levada.wire.schema.lazy import kio_modules
 
 with kio_modules():
     import kio.schema.describe_cluster.v2 as describe_cluster_v2
     import kio.schema.describe_topic_partitions.v0 as describe_topic_partitions_v0
     import kio.schema.find_coordinator.v6 as find_coordinator_v6
 
-    import levada.wire.shapes.metadata as metadata_v13
+    import levada.wire.schema.shapes.metadata as metadata_v13
 
 NOT_ASKED_FOR = -(2**31)
 # Bits by the numbers of Kafka's operations: read 3, write 4, create 5, delete 6, alter 7, describe 8,

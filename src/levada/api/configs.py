@@ -13,15 +13,21 @@ from typing import Any, NamedTuple
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.broker import Broker
-from levada.config import BROKER_SETTINGS, TOPIC_SETTINGS, TopicConfig
-from levada.core import topic_names
-from levada.core.alteration import Alteration, AlterConfigs, IncrementalAlterConfigs, Operation, ResourceType
-from levada.core.controller import find_topic
-from levada.core.image import CLUSTER_DEFAULT, TopicImage
+from levada.config.broker import BROKER_SETTINGS, TOPIC_SETTINGS, TopicConfig
+from levada.config.groups import GROUP_SETTINGS, GroupConfig
+from levada.config.settings import Setting
+from levada.core.cluster import topic_names
+from levada.core.cluster.config_changes import (
+    Alteration,
+    AlterConfigs,
+    IncrementalAlterConfigs,
+    Operation,
+    ResourceType,
+)
+from levada.core.cluster.controller import find_topic
+from levada.core.cluster.image import CLUSTER_DEFAULT, TopicImage
 from levada.errors import ErrorCode, KafkaError
-from levada.group_settings import GROUP_SETTINGS, GroupConfig
-from levada.settings import Setting
-from levada.wire.lazy import kio_modules
+from levada.wire.schema.lazy import kio_modules
 
 with kio_modules():
     import kio.schema.alter_configs.v2 as alter_configs_v2

@@ -1,6 +1,6 @@
 """Groups of the consumer protocol (KIP-848): the one request that members send, and what operators ask about them.
 
-The rules are those of `levada.core.consumer_requests`; here requests and replies change their shape.
+The rules are those of `levada.core.groups.consumer.requests`; here requests and replies change their shape.
 """
 
 from collections.abc import Iterable
@@ -17,16 +17,16 @@ from levada.api.groups import (
 )
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
-from levada.broker.waiting import Deferred
-from levada.core import consumer_requests
-from levada.core.assignors import Partitions
-from levada.core.consumer_group import ConsumerGroup, plain
-from levada.core.consumer_member import ConsumerMember
-from levada.core.consumer_requests import HeartbeatReply, HeartbeatRequest
-from levada.core.groups import GroupsMachine
-from levada.core.member_memory import NAME_BYTES_MAX
+from levada.broker.purgatory import Deferred
+from levada.core.groups.consumer import requests as consumer_requests
+from levada.core.groups.consumer.assignors import Partitions
+from levada.core.groups.consumer.group import ConsumerGroup, plain
+from levada.core.groups.consumer.member import ConsumerMember
+from levada.core.groups.consumer.requests import HeartbeatReply, HeartbeatRequest
+from levada.core.groups.machine import GroupsMachine
+from levada.core.groups.member_memory import NAME_BYTES_MAX
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.lazy import kio_modules
+from levada.wire.schema.lazy import kio_modules
 
 with kio_modules():
     import kio.schema.consumer_group_describe.v1 as consumer_group_describe_v1

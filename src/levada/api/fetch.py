@@ -6,14 +6,13 @@ poll: a small object at each of its partitions and one timer.
 
 from levada.api.registry import handles_frames
 from levada.broker.broker import Broker
-from levada.broker.partitions import READ_COMMITTED, Partition
-from levada.broker.waiting import Answer, LongPoll, Watched
-from levada.core.sessions import FetchContext, FetchPartition
+from levada.broker.partition.partition import READ_COMMITTED, Partition
+from levada.broker.purgatory import Answer, LongPoll, Watched
+from levada.core.partition.fetch_sessions import FetchContext, FetchPartition
 from levada.errors import ErrorCode, KafkaError
 from levada.net.listener import Connection
-from levada.storage.slices import NOTHING, Slice
-from levada.wire.connection import Reply
-from levada.wire.fetch import (
+from levada.storage.log.slices import NOTHING, Slice
+from levada.wire.fast.fetch import (
     TOPIC_IDS_FROM,
     VERSIONS,
     FetchRequest,
@@ -21,7 +20,8 @@ from levada.wire.fetch import (
     read_request,
     write_response,
 )
-from levada.wire.repeats import Repeated
+from levada.wire.fast.prefix_cache import Repeated
+from levada.wire.frames import Reply
 
 NO_SESSION = 0
 

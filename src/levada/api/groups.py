@@ -1,7 +1,7 @@
 """Groups of consumers: joining, staying and leaving in the classic protocol, and what operators ask about groups.
 
-The rules are those of `levada.core.groups`; here requests and replies change their shape. Every answer leaves when
-the coordinator's journal is committed.
+The rules are those of `levada.core.groups.machine`; here requests and replies change their shape. Every answer leaves
+when the coordinator's journal is committed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,16 +12,16 @@ from uuid import uuid4
 
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
-from levada.broker.waiting import Deferred, together
-from levada.core.classic_group import UNKNOWN_MEMBER, ClassicGroup, State
-from levada.core.group_drafts import JoinReply, SyncReply
-from levada.core.group_events import GroupEvent
-from levada.core.group_requests import JoinRequest, LeavingMember, SyncRequest
-from levada.core.groups import Group, GroupsMachine
-from levada.core.machines import Outcome, Passing, Ticket
-from levada.core.member_memory import NAME_BYTES_MAX
+from levada.broker.purgatory import Deferred, together
+from levada.core.groups.classic.draft import JoinReply, SyncReply
+from levada.core.groups.classic.group import UNKNOWN_MEMBER, ClassicGroup, State
+from levada.core.groups.classic.requests import JoinRequest, LeavingMember, SyncRequest
+from levada.core.groups.events import GroupEvent
+from levada.core.groups.machine import Group, GroupsMachine
+from levada.core.groups.member_memory import NAME_BYTES_MAX
+from levada.core.machine import Outcome, Passing, Ticket
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.lazy import kio_modules
+from levada.wire.schema.lazy import kio_modules
 
 with kio_modules():
     import kio.schema.delete_groups.v2 as delete_groups_v2

@@ -11,21 +11,21 @@ from uuid import UUID
 from levada.api.groups import MILLISECOND, check_group_id, each_group, error_of
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
-from levada.broker.waiting import Deferred
-from levada.core.consumer_group import Reader
-from levada.core.groups import GroupsMachine
-from levada.core.image import ClusterImage
-from levada.core.offsets import CommitRequest, FetchedOffset, Place
+from levada.broker.purgatory import Deferred
+from levada.config.settings import LONG_MAX
+from levada.core.cluster.image import ClusterImage
+from levada.core.groups.consumer.group import Reader
+from levada.core.groups.machine import GroupsMachine
+from levada.core.groups.offsets import CommitRequest, FetchedOffset, Place
 from levada.errors import ErrorCode, KafkaError
-from levada.settings import LONG_MAX
-from levada.wire.journal import NO_EXPIRY, OffsetValue
-from levada.wire.lazy import kio_modules
+from levada.wire.internal.group_records import NO_EXPIRY, OffsetValue
+from levada.wire.schema.lazy import kio_modules
 
 with kio_modules():
     import kio.schema.offset_delete.v0 as offset_delete_v0
 
-    import levada.wire.shapes.offset_commit as offset_commit_v10
-    import levada.wire.shapes.offset_fetch as offset_fetch_v10
+    import levada.wire.schema.shapes.offset_commit as offset_commit_v10
+    import levada.wire.schema.shapes.offset_fetch as offset_fetch_v10
 
 NO_OFFSET = -1
 NOT_FOUND_FROM = 9  # versions of OffsetCommit that say of a group that it is gone

@@ -7,9 +7,9 @@ from typing import Any
 
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
-from levada.broker.partitions import READ_COMMITTED, Partition
+from levada.broker.partition.partition import READ_COMMITTED, Partition
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.lazy import kio_modules
+from levada.wire.schema.lazy import kio_modules
 
 with kio_modules():
     import kio.schema.delete_records.v2 as delete_records_v2

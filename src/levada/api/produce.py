@@ -3,16 +3,16 @@
 from asyncio import TimerHandle
 from typing import NamedTuple
 
-from levada.api.parking import Parked, unopened
+from levada.api.parked_produce import Parked, unopened
 from levada.api.registry import handles_frames
 from levada.broker.broker import Broker
-from levada.broker.partitions import Partition
-from levada.broker.refusals import RefusedRecordsError
+from levada.broker.partition.partition import Partition
+from levada.broker.partition.validation import RefusedRecordsError
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.net.listener import Connection
 from levada.wire.batches import CODEC_MASK, HEADER_BYTES
-from levada.wire.produce import (
+from levada.wire.fast.produce import (
     VERSIONS,
     PartitionResult,
     answer_template,

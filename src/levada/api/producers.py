@@ -8,13 +8,13 @@ from typing import Any
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.broker import Broker
-from levada.broker.shards import Shard
-from levada.broker.waiting import Deferred
-from levada.core.transaction import InitReply, InitRequest, NeedsProducerIdError, TransactionsMachine
-from levada.core.transaction_state import Identity
+from levada.broker.coordinator.shard import Shard
+from levada.broker.purgatory import Deferred
+from levada.core.transactions.machine import InitReply, InitRequest, NeedsProducerIdError, TransactionsMachine
+from levada.core.transactions.state import Identity
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.lazy import kio_modules
-from levada.wire.txn_journal import NO_PRODUCER_ID
+from levada.wire.internal.transaction_records import NO_PRODUCER_ID
+from levada.wire.schema.lazy import kio_modules
 
 with kio_modules():
     import kio.schema.describe_producers.v0 as describe_producers_v0

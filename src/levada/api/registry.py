@@ -6,18 +6,21 @@ A client's mistake is a `KafkaError`; a frame that cannot be read closes its con
 """
 
 from collections.abc import Awaitable, Callable
+from importlib import import_module
+from pkgutil import walk_packages
 from struct import Struct
 from typing import Any, NamedTuple, TypeVar
 
-from levada.api.failures import error_response
-from levada.api.pace import Pace
+from levada import api
+from levada.api.error_responses import error_response
+from levada.api.scheduler import Pace
 from levada.broker.broker import Broker
 from levada.broker.faults import Fault, Faults
-from levada.broker.waiting import Deferred
+from levada.broker.purgatory import Deferred
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.net.listener import Connection, Dispatch
-from levada.wire import messages
+from levada.wire.schema import messages
 
 log = EventLog(__name__)
 
@@ -108,6 +111,12 @@ def takes_frames(name: str, versions: range) -> Callable[[Function], Function]:
 def _add(handler: Handler) -> None:
     assert handler.api_key not in HANDLERS, f"{handler.name} has two handlers"
     HANDLERS[handler.api_key] = handler
+
+
+def load_handlers() -> None:
+    """Import every module of `levada.api`, so that each handler declares itself."""
+    for module in walk_packages(api.__path__, f"{api.__name__}."):
+        import_module(module.name)
 
 
 def dispatcher(broker: Broker, faults: Faults) -> Dispatch:

@@ -9,7 +9,7 @@ from uuid import uuid4
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.errors import ErrorCode
-from levada.wire.lazy import kio_modules
+from levada.wire.schema.lazy import kio_modules
 
 with kio_modules():
     import kio.schema.get_telemetry_subscriptions.v0 as get_telemetry_subscriptions_v0

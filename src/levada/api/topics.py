@@ -9,8 +9,8 @@ from levada.api.configs import Entry, inherited_entries, topic_entries
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.controller import Decision, new_topic_id
-from levada.config import BrokerConfig
-from levada.core.controller import (
+from levada.config.broker import BrokerConfig
+from levada.core.cluster.controller import (
     PARTITIONS_PER_REQUEST_MAX,
     Command,
     CreatePartitions,
@@ -18,9 +18,9 @@ from levada.core.controller import (
     DeleteTopic,
     find_topic,
 )
-from levada.core.image import ClusterImage
+from levada.core.cluster.image import ClusterImage
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.lazy import kio_modules
+from levada.wire.schema.lazy import kio_modules
 
 with kio_modules():
     import kio.schema.create_partitions.v3 as create_partitions_v3

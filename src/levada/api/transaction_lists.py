@@ -7,11 +7,11 @@ from typing import Any
 
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
-from levada.core.group_regex import Pattern
-from levada.core.transaction_state import Transaction
+from levada.core.regex.matcher import Pattern
+from levada.core.transactions.state import Transaction
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.lazy import kio_modules
-from levada.wire.txn_journal import Status
+from levada.wire.internal.transaction_records import Status
+from levada.wire.schema.lazy import kio_modules
 
 with kio_modules():
     import kio.schema.describe_transactions.v0 as describe_transactions_v0

@@ -1,7 +1,7 @@
 """Transactions: what their clients ask of the coordinator, and what brokers ask of partitions (R26).
 
-The rules are those of `levada.core.transaction`; here requests and replies change their shape. Every answer leaves
-when the coordinator's journal is committed.
+The rules are those of `levada.core.transactions.machine`; here requests and replies change their shape. Every answer
+leaves when the coordinator's journal is committed.
 """
 
 from collections.abc import Awaitable, Iterable
@@ -10,15 +10,15 @@ from typing import Any
 from levada.api.producers import told_before, with_producer_id
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
-from levada.broker.groups import OFFSETS_TOPIC
-from levada.broker.txn_coordinators import write_marker
-from levada.broker.waiting import Deferred, together
-from levada.core.machines import Outcome
-from levada.core.transaction import EndRequest
-from levada.core.transaction_state import BUMPS_EPOCH_FROM, Identity, Place
+from levada.broker.coordinator.groups import OFFSETS_TOPIC
+from levada.broker.coordinator.transactions import write_marker
+from levada.broker.purgatory import Deferred, together
+from levada.core.machine import Outcome
+from levada.core.transactions.machine import EndRequest
+from levada.core.transactions.state import BUMPS_EPOCH_FROM, Identity, Place
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.lazy import kio_modules
-from levada.wire.markers import Marker
+from levada.wire.control_records import Marker
+from levada.wire.schema.lazy import kio_modules
 
 with kio_modules():
     import kio.schema.add_offsets_to_txn.v4 as add_offsets_to_txn_v4

@@ -8,17 +8,17 @@ from functools import partial
 from typing import Any
 
 from levada.api.groups import error_of
-from levada.api.parking import told_to
+from levada.api.parked_produce import told_to
 from levada.api.registry import Call, handles
 from levada.api.throttling import UNTHROTTLED
-from levada.broker.groups import OFFSETS_TOPIC
-from levada.broker.verification import Question
-from levada.broker.waiting import Deferred
-from levada.core.offsets import CommitRequest, Place
-from levada.core.transaction_state import Identity
+from levada.broker.coordinator.groups import OFFSETS_TOPIC
+from levada.broker.partition.verification import Question
+from levada.broker.purgatory import Deferred
+from levada.core.groups.offsets import CommitRequest, Place
+from levada.core.transactions.state import Identity
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.journal import OffsetValue
-from levada.wire.lazy import kio_modules
+from levada.wire.internal.group_records import OffsetValue
+from levada.wire.schema.lazy import kio_modules
 
 with kio_modules():
     import kio.schema.txn_offset_commit.v5 as txn_offset_commit_v5

@@ -5,7 +5,7 @@ from functools import cache
 from levada.api.registry import API_VERSIONS_KEY, HANDLERS, Call, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.errors import ErrorCode
-from levada.wire.lazy import kio_modules
+from levada.wire.schema.lazy import kio_modules
 
 # Features by name: the levels that are known, and the one that is in force.
 FEATURES = {

@@ -12,26 +12,26 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 from uuid import UUID
 
-from levada.broker.cleaner_figures import CleanerFigures
+from levada.broker.compaction.metrics import CleanerFigures
 from levada.broker.controller import Controller
-from levada.broker.coordinator_figures import CoordinatorFigures
-from levada.broker.coordinators import Coordinators
-from levada.broker.groups import GROUP_KEYS, group_coordinators
-from levada.broker.logdirs import LogDirs
-from levada.broker.partitions import Edges, Partition
+from levada.broker.coordinator.groups import GROUP_KEYS, group_coordinators
+from levada.broker.coordinator.metrics import CoordinatorFigures
+from levada.broker.coordinator.runtime import Coordinators
+from levada.broker.coordinator.transactions import TRANSACTION_KEYS, transaction_coordinators
+from levada.broker.log_dirs import LogDirs
+from levada.broker.partition.partition import Edges, Partition
 from levada.broker.tasks import Tasks
-from levada.broker.txn_coordinators import TRANSACTION_KEYS, transaction_coordinators
 from levada.clock import Clock
-from levada.config import BrokerConfig, TopicConfig
-from levada.core.controller import PRODUCER_ID_BLOCK, AllocateProducerIds
-from levada.core.image import ClusterImage, TopicImage
-from levada.core.sessions import FetchSessions
+from levada.config.broker import BrokerConfig, TopicConfig
+from levada.core.cluster.controller import PRODUCER_ID_BLOCK, AllocateProducerIds
+from levada.core.cluster.image import ClusterImage, TopicImage
+from levada.core.partition.fetch_sessions import FetchSessions
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.metadata.store import MetadataStore
-from levada.net.turn import Turn
-from levada.storage.slices import Slice, warm
-from levada.wire.produce import TOPIC_IDS_FROM
+from levada.net.flush import Turn
+from levada.storage.log.slices import Slice, warm
+from levada.wire.fast.produce import TOPIC_IDS_FROM
 
 log = EventLog(__name__)
 

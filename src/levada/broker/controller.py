@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
-from levada.core import rows
-from levada.core.controller import Command, decide
-from levada.core.image import (
+from levada.core.cluster import metadata_records as rows
+from levada.core.cluster.controller import Command, decide
+from levada.core.cluster.image import (
     BrokerChanged,
     BrokerImage,
     Change,

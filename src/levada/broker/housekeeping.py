@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from levada.broker.broker import Broker
-from levada.broker.partitions import Partition
+from levada.broker.partition.partition import Partition
 from levada.logs import EventLog
 
 log = EventLog(__name__)

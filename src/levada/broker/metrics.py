@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from levada.broker.broker import Broker
-from levada.core.classic_group import ClassicGroup, State
-from levada.core.consumer_group import ConsumerGroup, GroupState
-from levada.listeners import address
+from levada.config.listeners import address
+from levada.core.groups.classic.group import ClassicGroup, State
+from levada.core.groups.consumer.group import ConsumerGroup, GroupState
 from levada.logs import EventLog
 from levada.net.listener import Listener
-from levada.wire.txn_journal import Status
-from levada.wire.versions import APIS
+from levada.wire.internal.transaction_records import Status
+from levada.wire.schema.versions import APIS
 
 log = EventLog(__name__)
 

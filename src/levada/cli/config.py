@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from levada.cli.failures import EXIT_NOT_FOUND, Failure, did_you_mean
+from levada.cli.errors import EXIT_NOT_FOUND, Failure, did_you_mean
 from levada.cli.options import (
     complete_topics,
     connects,
@@ -18,8 +18,8 @@ from levada.cli.options import (
 from levada.cli.output import Output, emit
 
 if TYPE_CHECKING:
-    from levada.net.admin import Resource
-    from levada.net.client import Client
+    from levada.client.admin.admin import Resource
+    from levada.client.client import Client
 
 
 def _complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

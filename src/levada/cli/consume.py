@@ -12,9 +12,9 @@ from levada.cli.options import TimeType, connects, existing_topic, say, topic_ar
 from levada.cli.output import printable
 
 if TYPE_CHECKING:
+    from levada.client.client import Client
+    from levada.client.consumer.consumer import Consumer, Start
     from levada.model import ConsumerRecord
-    from levada.net.client import Client
-    from levada.net.consumer import Consumer, Start
 
 POLL_MS = 200
 RawOutput = Literal["table", "json", "jsonl"]

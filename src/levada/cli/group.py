@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from levada.cli.failures import EXIT_NOT_FOUND, Failure, did_you_mean
+from levada.cli.errors import EXIT_NOT_FOUND, Failure, did_you_mean
 from levada.cli.options import confirm, connects, existing_topic, prints, say, with_client
 from levada.cli.output import Output, Row, emit, emit_each, printable, table, wants_color
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
+    from levada.client.admin.group_lag import Move, PartitionLag, Target
+    from levada.client.admin.groups import GroupDescription, GroupMember
+    from levada.client.client import Client
     from levada.model import TopicPartition
-    from levada.net.client import Client
-    from levada.net.group_admin import GroupDescription, GroupMember
-    from levada.net.group_lag import Move, PartitionLag, Target
 
 LAG_COLUMNS = ("topic", "partition", "committed", "end", "lag", "seconds_behind", "member")
 UNUSED = ("Empty", "Dead")
@@ -46,7 +46,7 @@ def list_groups(names: bool, output: Output, bootstrap: str, timeout: float) -> 
       levada group list
       levada group list -q | xargs levada group lag
     """
-    from levada.net.group_admin import GroupAdmin
+    from levada.client.admin.groups import GroupAdmin
 
     groups = with_client(bootstrap, timeout, lambda client: GroupAdmin(client).known())
     if names:
@@ -91,7 +91,7 @@ def lag(names: tuple[str, ...], partitions: bool, output: Output, bootstrap: str
       levada group lag billing --partitions
       levada group lag -o jsonl | jq 'select(.lag > 1000)'
     """
-    from levada.net.group_admin import GroupAdmin
+    from levada.client.admin.groups import GroupAdmin
 
     async def work(client: "Client") -> list[dict[str, Any]]:
         rows = []
@@ -155,8 +155,8 @@ def reset(
       levada group reset billing --shift-by -100
       levada group reset audit --topic orders --to-datetime 2026-05-01T12:00
     """
-    from levada.net.group_admin import GroupAdmin
-    from levada.net.group_lag import planned
+    from levada.client.admin.group_lag import planned
+    from levada.client.admin.groups import GroupAdmin
 
     goal = _goal(to_earliest, to_latest, to_offset, to_datetime, shift_by)
 
@@ -188,7 +188,7 @@ def delete(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) ->
       levada group delete billing
       levada group delete --yes billing shipping
     """
-    from levada.net.group_admin import GroupAdmin
+    from levada.client.admin.groups import GroupAdmin
 
     async def check(client: "Client") -> None:
         for name in names:
@@ -227,7 +227,7 @@ def _goal(
 
 async def _find(client: "Client", name: str) -> "GroupDescription":
     """The group; ends the command with code 4 if there is none."""
-    from levada.net.group_admin import GroupAdmin
+    from levada.client.admin.groups import GroupAdmin
 
     try:
         return await GroupAdmin(client).describe(name)
@@ -251,7 +251,7 @@ async def _check_unused(client: "Client", name: str) -> None:
 
 async def _check_resettable(client: "Client", name: str, topics: tuple[str, ...]) -> None:
     """A group without members may be reset, and one that does not exist if it is said where."""
-    from levada.net.group_admin import GroupAdmin
+    from levada.client.admin.groups import GroupAdmin
 
     known = [found.group for found in await GroupAdmin(client).known()]
     if name in known or not topics:
@@ -262,8 +262,8 @@ async def _check_resettable(client: "Client", name: str, topics: tuple[str, ...]
 
 async def _places(client: "Client", name: str, topics: tuple[str, ...]) -> "list[TopicPartition]":
     """The partitions that were named, or all that the group has committed."""
+    from levada.client.admin.groups import GroupAdmin
     from levada.model import TopicPartition
-    from levada.net.group_admin import GroupAdmin
 
     if not topics:
         known = (await client.metadata()).topics
@@ -287,7 +287,7 @@ async def _places(client: "Client", name: str, topics: tuple[str, ...]) -> "list
 
 
 async def _description(client: "Client", name: str) -> dict[str, Any]:
-    from levada.net.group_lag import lag_of
+    from levada.client.admin.group_lag import lag_of
 
     found = await _find(client, name)
     rows = [_lag_row(one) for one in await lag_of(client, found)]
@@ -303,7 +303,7 @@ async def _description(client: "Client", name: str) -> dict[str, Any]:
 
 
 async def _lag_rows(client: "Client", name: str, partitions: bool) -> list[dict[str, Any]]:
-    from levada.net.group_lag import lag_of
+    from levada.client.admin.group_lag import lag_of
 
     found = await _find(client, name)
     rows = [_lag_row(one) for one in await lag_of(client, found)]

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-from levada.cli.failures import (
+from levada.cli.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
@@ -28,7 +28,7 @@ COMMANDS = {
     ),
     "txn": ("levada.cli.txn", "See transactions, also those that hang or were prepared; end them."),
     "pipeline": (
-        "levada.cli.pipeline",
+        "levada.cli.pipeline.commands",
         "Run pipelines on Spark: topics to lakes and back, topics to topics.",
     ),
     "config": ("levada.cli.config", "Show and change the settings of topics and brokers."),

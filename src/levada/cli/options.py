@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from levada.cli.failures import Failure, no_such_topic
+from levada.cli.errors import Failure, no_such_topic
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from levada.net.client import Client
+    from levada.client.client import Client
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 COMPLETION_TIMEOUT_MS = 400
@@ -79,7 +79,7 @@ def with_client(bootstrap: str, timeout: float, work: Callable[["Client"], Await
     """Connect, do the work, close."""
     import asyncio
 
-    from levada.net.client import Client
+    from levada.client.client import Client
 
     async def connected() -> Result:
         timeout_ms = int(timeout * 1000)

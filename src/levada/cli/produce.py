@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from levada.cli.codecs import from_json, unescape
-from levada.cli.failures import EXIT_NOT_FOUND, EXIT_USAGE, Failure, no_such_topic
+from levada.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, Failure, no_such_topic
 from levada.cli.options import connects, parse_settings, say, topic_argument, with_client
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from levada.net.client import Client
-    from levada.net.producer import Compression, RecordMetadata
+    from levada.client.client import Client
+    from levada.client.producer.producer import Compression, RecordMetadata
 
 READ_BYTES = 65_536
 RECORD_BYTES_MAX = 100 * 1024 * 1024

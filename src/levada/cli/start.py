@@ -4,7 +4,7 @@ import os
 
 import click
 
-from levada.cli.failures import EXIT_USAGE, Failure
+from levada.cli.errors import EXIT_USAGE, Failure
 from levada.cli.options import parse_settings, say
 
 
@@ -54,9 +54,9 @@ def start(
 
 
 def _run(properties: str | None, flags: dict[str, str]) -> None:
-    from levada.config import BrokerConfig
+    from levada.config.broker import BrokerConfig
+    from levada.config.properties import merged
     from levada.errors import KafkaError
-    from levada.properties import merged
 
     try:
         config, warnings = BrokerConfig.load(

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from levada.cli.failures import EXIT_NOT_FOUND, Failure, did_you_mean
+from levada.cli.errors import EXIT_NOT_FOUND, Failure, did_you_mean
 from levada.cli.options import (
     complete_topics,
     confirm,
@@ -20,8 +20,8 @@ from levada.cli.output import Output, Row, emit, emit_each, table, wants_color
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from levada.net.bootstrap import TopicInfo
-    from levada.net.client import Client
+    from levada.client.bootstrap import TopicInfo
+    from levada.client.client import Client
 
 
 @click.group()
@@ -230,8 +230,8 @@ def _summary(info: "TopicInfo") -> dict[str, Any]:
 
 
 async def _description(client: "Client", name: str) -> dict[str, Any]:
+    from levada.client.data import EARLIEST, LATEST
     from levada.model import TopicPartition
-    from levada.net.data import EARLIEST, LATEST
 
     await existing_topic(client, name)
     info = await client.topic(name)

@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from levada.cli.failures import EXIT_NOT_FOUND, Failure, did_you_mean
+from levada.cli.errors import EXIT_NOT_FOUND, Failure, did_you_mean
 from levada.cli.options import confirm, connects, existing_topic, prints, say, with_client
 from levada.cli.output import Output, emit, emit_one, table
 from levada.clock import SystemClock
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from levada.net.client import Client
-    from levada.net.txn_admin import OpenTransaction, TransactionState
+    from levada.client.admin.transactions import OpenTransaction, TransactionState
+    from levada.client.client import Client
 
 COLUMNS = (
     "transactional_id",
@@ -82,7 +82,7 @@ def list_transactions(
         else:
             emit([_hanging_row(one) for one in found], output, HANGING_COLUMNS)
         return
-    from levada.net.txn_admin import UNDER_WAY, TransactionAdmin
+    from levada.client.admin.transactions import UNDER_WAY, TransactionAdmin
 
     states = UNDER_WAY if only_open or longer_than is not None else ()
     known = with_client(bootstrap, timeout, lambda client: TransactionAdmin(client).known(states))
@@ -149,7 +149,7 @@ def abort(
     if hanging:
         _abort_hanging(topics, yes, bootstrap, timeout)
         return
-    from levada.net.txn_admin import TransactionAdmin
+    from levada.client.admin.transactions import TransactionAdmin
 
     async def check(client: "Client") -> None:
         for name in names:
@@ -177,7 +177,7 @@ def commit(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) ->
     Examples:
       levada txn commit spark-orders-3
     """
-    from levada.net.txn_admin import TransactionAdmin
+    from levada.client.admin.transactions import TransactionAdmin
 
     async def check(client: "Client") -> None:
         for name in names:
@@ -206,7 +206,7 @@ def _check_topics(topics: tuple[str, ...], hanging: bool) -> None:
 
 
 def _abort_hanging(topics: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) -> None:
-    from levada.net.txn_admin import TransactionAdmin
+    from levada.client.admin.transactions import TransactionAdmin
 
     found = with_client(bootstrap, timeout, lambda client: _hanging(client, topics))
     if not found:
@@ -229,7 +229,7 @@ def _abort_hanging(topics: tuple[str, ...], yes: bool, bootstrap: str, timeout: 
 
 
 async def _hanging(client: "Client", topics: tuple[str, ...]) -> "list[OpenTransaction]":
-    from levada.net.txn_admin import TransactionAdmin
+    from levada.client.admin.transactions import TransactionAdmin
 
     for topic in topics:
         await existing_topic(client, topic)
@@ -238,7 +238,7 @@ async def _hanging(client: "Client", topics: tuple[str, ...]) -> "list[OpenTrans
 
 async def _find(client: "Client", name: str) -> "TransactionState":
     """The transactional id; ends the command with code 4 if nobody has it."""
-    from levada.net.txn_admin import TransactionAdmin
+    from levada.client.admin.transactions import TransactionAdmin
 
     try:
         return await TransactionAdmin(client).describe(name)
@@ -261,7 +261,7 @@ def _check_open(state: "TransactionState") -> None:
 
 
 def _row(state: "TransactionState") -> dict[str, Any]:
-    from levada.net.txn_admin import UNDER_WAY
+    from levada.client.admin.transactions import UNDER_WAY
 
     open_seconds = None
     if state.state in UNDER_WAY and state.started_ms is not None:

@@ -11,14 +11,14 @@ from typing import NamedTuple, cast
 
 from levada.errors import KafkaError
 from levada.logs import EventLog
-from levada.net.admission import Admission
-from levada.net.memory import PARSED_BYTES_MAX, POSITION_MAX, ReceiveMemory
-from levada.net.relief import Relief
-from levada.net.silence import Silence
-from levada.net.turn import Turn
-from levada.wire.connection import SIZE_BYTES, Buffer, Outbox, Pending, Reply, frame_end
-from levada.wire.produce import Shortcuts
-from levada.wire.repeats import Repeats
+from levada.net.buffer_pool import PARSED_BYTES_MAX, POSITION_MAX, ReceiveMemory
+from levada.net.connection_limits import Admission
+from levada.net.flush import Turn
+from levada.net.idle_reaper import Silence
+from levada.net.memory_limit import Relief
+from levada.wire.fast.prefix_cache import Repeats
+from levada.wire.fast.produce import Shortcuts
+from levada.wire.frames import SIZE_BYTES, Buffer, Outbox, Pending, Reply, frame_end
 
 log = EventLog(__name__)
 

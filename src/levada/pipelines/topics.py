@@ -7,13 +7,13 @@ from uuid import UUID
 
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
-from levada.pipelines.lake import LakeError
-from levada.spark.logs import Logs
-from levada.spark.read_options import read_options
+from levada.pipelines.lake.lake import LakeError
+from levada.spark.read.logs import Logs
+from levada.spark.read.options import read_options
 
 if TYPE_CHECKING:
-    from levada.net.bootstrap import TopicInfo
-    from levada.pipelines.lakes import AnyLake
+    from levada.client.bootstrap import TopicInfo
+    from levada.pipelines.lake.formats import AnyLake
 
 LOOK_S = 0.1  # between two looks for a topic
 SETTINGS_OF_AGE = ("cleanup.policy", "retention.ms", "message.timestamp.type")

@@ -1,5 +1,5 @@
 """Topics as DataFrames and DataFrames as topics: the connector behind `format("levada")`, and a well-set session."""
 
-from levada.spark.session import session
+from levada.spark.session.session import session
 
 __all__ = ["session"]

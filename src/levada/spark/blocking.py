@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
-    from levada.net.client import Client
+    from levada.client.client import Client
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ def client(bootstrap: str, **options: Any) -> "Client":
 
 
 async def _make(bootstrap: str, options: dict[str, Any]) -> "Client":
-    from levada.net.client import Client
+    from levada.client.client import Client
 
     return Client(bootstrap, **{"client_id": CLIENT_ID} | options)
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from levada.errors import KafkaError
-from levada.spark.judging import CommitRefused
 from levada.spark.options import OptionError
-from levada.spark.workers import keep_what_is_loaded
+from levada.spark.session.workers import keep_what_is_loaded
+from levada.spark.write.commit_protocol import CommitRefused
 
 EXPLAINED = (OptionError, KafkaError, CommitRefused, ConnectionError, TimeoutError)
 GOES_ON = "Set option failOnDataLoss to false to go on with what is left, or begin a new query from where records are."
@@ -27,7 +27,7 @@ def told_plainly() -> Iterator[None]:
         # Spark's own switch. A worker ends after an error, so nothing else is hidden by it.
         if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
             os.environ["SPARK_HIDE_TRACEBACK"] = "1"
-        from levada.spark.fetching import DataLoss
+        from levada.spark.read.fetcher import DataLoss
 
         if isinstance(error, DataLoss) and GOES_ON not in error.detail:
             raise DataLoss(error.code, f"{error.detail}. {GOES_ON}") from None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
-from levada.net.client import parse_bootstrap
+from levada.client.client import parse_bootstrap
 from levada.spark.warning import warn
 
 T = TypeVar("T", bound="ConnectionOptions")

@@ -25,21 +25,21 @@ class LevadaDataSource(DataSource):
 
     @told_plainly()
     def schema(self) -> "StructType | str":
-        from levada.spark.read_options import read_options
-        from levada.spark.rows import table_schema
+        from levada.spark.read.options import read_options
+        from levada.spark.read.rows import table_schema
 
         return table_schema(read_options(self.options))
 
     @told_plainly()
     def reader(self, schema: "StructType") -> DataSourceReader:
-        from levada.spark.batch import BatchReader
-        from levada.spark.read_options import for_batch, read_options
+        from levada.spark.read.batch import BatchReader
+        from levada.spark.read.options import for_batch, read_options
 
         return BatchReader(for_batch(read_options(self.options)), schema)
 
     def streamReader(self, schema: "StructType") -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        from levada.spark.read_options import for_stream, read_options
-        from levada.spark.stream import RefusedReader, StreamReader
+        from levada.spark.read.options import for_stream, read_options
+        from levada.spark.read.stream import RefusedReader, StreamReader
 
         try:
             return StreamReader(for_stream(read_options(self.options)), schema)
@@ -48,7 +48,7 @@ class LevadaDataSource(DataSource):
 
     @told_plainly()
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
-        from levada.spark.sink import batch_writer
+        from levada.spark.write.sink import batch_writer
 
         writer = batch_writer(self.options, schema, overwrite)
         writer.look_around()
@@ -56,7 +56,7 @@ class LevadaDataSource(DataSource):
 
     @told_plainly()
     def streamWriter(self, schema: "StructType", overwrite: bool) -> "DataSourceStreamWriter":  # noqa: N802
-        from levada.spark.sink import stream_writer
+        from levada.spark.write.sink import stream_writer
 
         writer = stream_writer(self.options, schema, overwrite)
         writer.look_around()

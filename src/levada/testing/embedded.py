@@ -20,9 +20,9 @@ from uuid import uuid4
 
 from levada.api.registry import HANDLERS
 from levada.broker.faults import Fault, Faults
-from levada.broker.partitions import Partition
-from levada.config import BrokerConfig, TopicConfig
-from levada.core.controller import CreateTopic, DeleteTopic
+from levada.broker.partition.partition import Partition
+from levada.config.broker import BrokerConfig, TopicConfig
+from levada.core.cluster.controller import CreateTopic, DeleteTopic
 from levada.errors import ErrorCode
 from levada.model import ConsumerRecord
 from levada.server import Server, new_event_loop

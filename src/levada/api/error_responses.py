@@ -1,0 +1,131 @@
+"""A whole request that failed, as its API tells it: Kafka has no common place for an error.
+
+Some responses have one error code, others one for each topic, partition or resource that was asked about. `ITEMS`
+says for the latter where the request names them and where the response does.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+from levada.errors import ErrorCode, KafkaError
+from levada.wire.schema import messages
+from levada.wire.schema.fields import Struct, struct_of
+from levada.wire.schema.versions import APIS
+
+
+class Items(NamedTuple):
+    """For each item in the request's list there is one in the response's list, which names it again."""
+
+    asked: str
+    answered: str
+    names: tuple[tuple[str, str], ...]  # field of the response's item, field of the request's item
+    inner: "Items | None" = None
+
+
+def _same(*names: str) -> tuple[tuple[str, str], ...]:
+    return tuple((name, name) for name in names)
+
+
+_BY_PARTITION = Items("partitions", "partitions", _same("partition_index"))
+_BY_INDEX = Items("partition_indexes", "partitions", (("partition_index", ""),))
+_RESOURCES = _same("resource_type", "resource_name")
+
+ITEMS: dict[str, Items] = {
+    "produce": Items(
+        "topic_data",
+        "responses",
+        _same("name", "topic_id"),
+        Items("partition_data", "partition_responses", _same("index")),
+    ),
+    "fetch": Items(
+        "topics",
+        "responses",
+        _same("topic", "topic_id"),
+        Items("partitions", "partitions", (("partition_index", "partition"),)),
+    ),
+    "list_offsets": Items("topics", "topics", _same("name"), _BY_PARTITION),
+    "delete_records": Items("topics", "topics", _same("name"), _BY_PARTITION),
+    "offset_for_leader_epoch": Items(
+        "topics", "topics", _same("topic"), Items("partitions", "partitions", _same("partition"))
+    ),
+    "metadata": Items("topics", "topics", _same("name", "topic_id")),
+    "create_topics": Items("topics", "topics", _same("name")),
+    "delete_topics": Items("topics", "responses", _same("name", "topic_id")),
+    "create_partitions": Items("topics", "results", _same("name")),
+    "describe_topic_partitions": Items("topics", "topics", _same("name")),
+    "describe_configs": Items("resources", "results", _RESOURCES),
+    "alter_configs": Items("resources", "responses", _RESOURCES),
+    "incremental_alter_configs": Items("resources", "responses", _RESOURCES),
+    "offset_commit": Items("topics", "topics", _same("name", "topic_id"), _BY_PARTITION),
+    "txn_offset_commit": Items("topics", "topics", _same("name"), _BY_PARTITION),
+    "offset_fetch": Items("groups", "groups", _same("group_id")),
+    "describe_groups": Items("groups", "groups", (("group_id", ""),)),
+    "consumer_group_describe": Items("group_ids", "groups", (("group_id", ""),)),
+    "delete_groups": Items("groups_names", "results", (("group_id", ""),)),
+    "find_coordinator": Items("coordinator_keys", "coordinators", (("key", ""),)),
+    "add_partitions_to_txn": Items(
+        "transactions",
+        "results_by_transaction",
+        _same("transactional_id"),
+        Items(
+            "topics",
+            "topic_results",
+            _same("name"),
+            Items("partitions", "results_by_partition", (("partition_index", ""),)),
+        ),
+    ),
+    "write_txn_markers": Items(
+        "markers", "markers", _same("producer_id"), Items("topics", "topics", _same("name"), _BY_INDEX)
+    ),
+    "describe_producers": Items("topics", "topics", _same("name"), _BY_INDEX),
+    "describe_transactions": Items("transactional_ids", "transaction_states", (("transactional_id", ""),)),
+}
+
+# Who is refused has no protocol, and is told the id it came with.
+OWN_FIELDS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "join_group": lambda request: {"member_id": request.member_id, "protocol_name": None}
+}
+
+
+def error_response(api_key: int, request: Any, error: KafkaError) -> Any:
+    """The response that says of everything asked that it failed."""
+    name, shape = APIS[api_key].name, _shape(api_key)
+    response = _with_error(shape, error)
+    if name in OWN_FIELDS:
+        response = replace(response, **OWN_FIELDS[name](request))
+    items = ITEMS.get(name)
+    return response if items is None else _fill(shape, response, items, request, error)
+
+
+@cache
+def _shape(api_key: int) -> Struct:
+    api = APIS[api_key]
+    return messages.structs(api, api.last, "response")[2]
+
+
+def _fill(shape: Struct, response: Any, items: Items, request: Any, error: KafkaError) -> Any:
+    field = shape.find(items.answered)
+    assert field is not None and field.struct is not None
+    answers = []
+    for asked in getattr(request, items.asked) or ():
+        names = {name: getattr(asked, source) if source else asked for name, source in items.names}
+        answer = replace(_with_error(field.struct, error), **names)
+        if items.inner is not None:
+            answer = _fill(field.struct, answer, items.inner, asked, error)
+        answers.append(answer)
+    return replace(response, **{items.answered: tuple(answers)})
+
+
+def _with_error(shape: Struct, error: KafkaError) -> Any:
+    blank = _blank(shape.cls, error.code)
+    return replace(blank, error_message=error.detail or None) if hasattr(blank, "error_message") else blank
+
+
+@lru_cache(1_000)
+def _blank(cls: type, code: ErrorCode) -> Any:
+    """Nothing but the code."""
+    shape = struct_of(cls)
+    codes = {name: code for name in ("error_code", "partition_error_code") if shape.find(name) is not None}
+    return replace(shape.default(), **codes)

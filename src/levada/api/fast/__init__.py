@@ -1,0 +1,1 @@
+"""Fast paths: frequent group requests, decoded in place."""

@@ -1,0 +1,74 @@
+"""Where partitions lie on disk and how much they take, for tools that watch space."""
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from levada.api.registry import Call, handles
+from levada.api.throttling import UNTHROTTLED
+from levada.broker.partition.partition import Partition
+from levada.errors import ErrorCode
+from levada.wire.schema.lazy import kio_modules
+
+with kio_modules():
+    import kio.schema.describe_log_dirs.v5 as describe_log_dirs_v5
+
+
+@handles("describe_log_dirs", versions=range(1, 6))
+def describe_log_dirs(
+    call: Call, request: "describe_log_dirs_v5.DescribeLogDirsRequest"
+) -> "describe_log_dirs_v5.DescribeLogDirsResponse":
+    """Log dirs and the sizes in them. v4 adds the space of the volume (KIP-827)."""
+    answer = describe_log_dirs_v5.response
+    log_dirs = call.broker.log_dirs
+    here: dict[str, list[Partition]] = {path: [] for path in log_dirs.paths}
+    for partition in _asked(call, request):
+        if not partition.offline:
+            here[log_dirs.home(partition).path].append(partition)
+    results = []
+    for path, partitions in here.items():
+        if path in log_dirs.offline:
+            results.append(
+                answer.DescribeLogDirsResult(
+                    error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=path, topics=()
+                )
+            )
+            continue
+        volume = os.statvfs(path)
+        results.append(
+            answer.DescribeLogDirsResult(
+                error_code=ErrorCode.NONE,
+                log_dir=path,
+                topics=_by_topic(partitions),
+                total_bytes=volume.f_blocks * volume.f_frsize,
+                usable_bytes=volume.f_bavail * volume.f_frsize,
+            )
+        )
+    return answer.DescribeLogDirsResponse(
+        throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE, results=tuple(results)
+    )
+
+
+def _asked(call: Call, request: "describe_log_dirs_v5.DescribeLogDirsRequest") -> Iterable[Partition]:
+    partitions = call.broker.partitions
+    if request.topics is None:
+        return partitions.values()
+    names = dict.fromkeys((topic.topic, index) for topic in request.topics for index in topic.partitions)
+    return [partitions[name] for name in names if name in partitions]
+
+
+def _by_topic(partitions: list[Partition]) -> tuple[Any, ...]:
+    answer = describe_log_dirs_v5.response
+    topics: dict[str, list[Any]] = {}
+    for partition in partitions:
+        topics.setdefault(partition.topic, []).append(
+            answer.DescribeLogDirsPartition(
+                partition_index=partition.index,
+                partition_size=partition.log.size_bytes,
+                offset_lag=0,
+                is_future_key=False,
+            )
+        )
+    return tuple(
+        answer.DescribeLogDirsTopic(name=name, partitions=tuple(found)) for name, found in topics.items()
+    )

@@ -1,0 +1,146 @@
+"""A Produce of a transaction that must wait for the coordinator: parked with a copy of its bytes (KIP-890).
+
+While it is parked nothing else of its connection is begun, as in Kafka: whatever its producer sent after it stays
+behind it, in the socket but for one receive.
+A Produce whose transactions are open in all its partitions never comes here to wait.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from struct import Struct
+from typing import Final, Protocol
+
+from levada.broker.broker import Broker
+from levada.broker.partition.partition import Partition
+from levada.broker.partition.verification import Question
+from levada.core.transactions.state import Identity
+from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
+from levada.net.listener import Connection
+from levada.wire.batches import HEADER_BYTES, TRANSACTIONAL_BIT
+
+log = EventLog(__name__)
+
+VERSION_2_FROM = 12  # of Produce: the partition is added by the broker
+ABORTABLE_FROM = 11  # that know TRANSACTION_ABORTABLE
+NOT_NOW = frozenset(
+    (
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+    )
+)
+
+Part = tuple[bytes, int, int, int]
+
+_unpack_producer: Final = Struct(">21xh20xqh").unpack_from  # attributes, producer id, epoch
+
+
+class Produce(Protocol):
+    """The handler, to be called again."""
+
+    def __call__(
+        self,
+        broker: Broker,
+        connection: Connection,
+        view: memoryview,
+        position: int,
+        stop: int,
+        version: int,
+        correlation_id: int,
+        may_wait: bool,
+    ) -> None: ...
+
+
+def unopened(
+    broker: Broker, view: memoryview, parts: Sequence[Part], version: int
+) -> list[tuple[Partition, Identity]]:
+    """The partitions of a Produce in which a transaction is not open, and may not be opened yet; with its producer."""
+    found = []
+    for topic, index, start, end in parts:
+        if end - start < HEADER_BYTES:
+            continue
+        attributes, producer_id, epoch = _unpack_producer(view, start)
+        if not attributes & TRANSACTIONAL_BIT:
+            continue
+        try:
+            partition = broker.route(topic, index, version)
+        except KafkaError:
+            continue
+        if not partition.transactions.may_write(producer_id, epoch):
+            found.append((partition, Identity(producer_id, epoch)))
+    return found
+
+
+class Parked:
+    """One Produce that waits."""
+
+    __slots__ = (
+        "_answered",
+        "_broker",
+        "_connection",
+        "_correlation_id",
+        "_frame",
+        "_produce",
+        "_version",
+    )
+
+    def __init__(
+        self, broker: Broker, connection: Connection, version: int, correlation_id: int, produce: Produce
+    ) -> None:
+        self._broker = broker
+        self._connection = connection
+        self._version = version
+        self._correlation_id = correlation_id
+        self._produce = produce
+        self._frame: bytearray | None = None
+        self._answered = False
+
+    def waits(
+        self,
+        transactional_id: str,
+        places: Sequence[tuple[Partition, Identity]],
+        view: memoryview,
+        position: int,
+        stop: int,
+    ) -> bool:
+        """Ask for these; whether the Produce has to wait, to be carried out from a copy of view[position:stop]."""
+        client = places[0][1]  # a request is of one producer
+        partitions = [partition for partition, writer in places if writer == client]
+        version = 2 if self._version >= VERSION_2_FROM else 1
+        told = partial(told_to, version=self._version)
+        Question(self._broker, transactional_id, client, partitions, version, told, self._hear).ask()
+        if self._answered:
+            return False
+        self._frame = bytearray(view[position:stop])
+        self._connection.delayed = True
+        return True
+
+    def _hear(self, errors: list[ErrorCode]) -> None:
+        self._answered = True
+        if self._frame is None:
+            return
+        connection = self._connection
+        connection.delayed = False
+        if connection.closed:
+            return
+        frame, version = memoryview(self._frame), self._version
+        try:
+            self._produce(
+                self._broker, connection, frame, 0, len(frame), version, self._correlation_id, False
+            )
+        except Exception as error:  # a bug costs this client its connection, not the coordinator its journal
+            log.error("a Produce that waited failed", peer=connection.peer, exc_info=error)
+            connection.crashed(error)
+        connection.wake()
+
+
+def told_to(error: ErrorCode, version: int) -> ErrorCode:
+    """A coordinator's error as a client of that version of Produce knows it."""
+    if error is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if error is ErrorCode.TRANSACTION_ABORTABLE and version < ABORTABLE_FROM:
+        return ErrorCode.INVALID_TXN_STATE
+    if error in NOT_NOW or (error is ErrorCode.CONCURRENT_TRANSACTIONS and version < VERSION_2_FROM):
+        return ErrorCode.NOT_ENOUGH_REPLICAS  # which every client takes for a reason to try again
+    return error

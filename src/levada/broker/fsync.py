@@ -1,0 +1,65 @@
+"""Group commit: fsync costs milliseconds and never runs on the loop.
+
+One thread a log dir syncs whatever partitions have asked for it since the last time, so that a thousand waiting
+producers share one fsync per partition. A failed fsync is a broken disk, not a thing to try again: the kernel may
+have dropped the pages.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from levada.broker.partition.partition import Partition
+
+Failed = Callable[[Partition, OSError], None]
+
+
+class GroupCommit:
+    """The fsyncs of one log dir."""
+
+    def __init__(self, name: str, failed: Failed) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"fsync-{name}")
+        self._failed = failed
+        self._asked: dict[Partition, None] = {}  # in the order of asking
+        self._running = False
+        self._closed = False
+
+    def ask(self, partition: Partition) -> None:
+        """Have everything that is published in the partition synced soon; `partition.synced` follows."""
+        self._asked[partition] = None
+        if not self._running:
+            self._begin()
+
+    def close(self) -> None:
+        """Finish what is running; what was asked for besides is synced when its log is closed."""
+        self._closed = True
+        self._thread.shutdown(wait=True)
+
+    def _begin(self) -> None:
+        self._running = True
+        partitions, self._asked = list(self._asked), {}
+        self._loop.run_in_executor(self._thread, self._sync, partitions)
+
+    def _sync(self, partitions: list[Partition]) -> None:
+        """In the thread."""
+        results: list[tuple[Partition, OSError | None]] = []
+        for partition in partitions:
+            try:
+                partition.log.flush()
+                results.append((partition, None))
+            except OSError as error:
+                results.append((partition, error))
+        self._loop.call_soon_threadsafe(self._finish, results)
+
+    def _finish(self, results: list[tuple[Partition, OSError | None]]) -> None:
+        self._running = False
+        for partition, error in results:
+            if partition.offline:
+                continue
+            if error is None:
+                partition.synced()
+            else:
+                self._failed(partition, error)
+        if self._asked and not self._closed:
+            self._begin()

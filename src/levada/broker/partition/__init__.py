@@ -1,0 +1,1 @@
+"""A partition as its leader runs it: validation, append, transactions, verification."""

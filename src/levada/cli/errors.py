@@ -1,0 +1,109 @@
+"""What went wrong, in words: what, why, what to try; and with which code the command ends."""
+
+from collections.abc import Iterable
+
+import click
+
+from levada.cli.output import wants_color
+from levada.errors import ErrorCode, KafkaError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_CANNOT_CONNECT = 3
+EXIT_NOT_FOUND = 4
+EXIT_DENIED = 5
+EXIT_TIMEOUT = 6
+EXIT_INTERRUPTED = 130
+
+NOT_FOUND = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.RESOURCE_NOT_FOUND,
+    ErrorCode.BROKER_NOT_AVAILABLE,
+    ErrorCode.BROKER_ID_NOT_REGISTERED,
+    ErrorCode.GROUP_ID_NOT_FOUND,
+}
+DENIED = {
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ErrorCode.SASL_AUTHENTICATION_FAILED,
+    ErrorCode.TOPIC_DELETION_DISABLED,
+    ErrorCode.POLICY_VIOLATION,
+}
+HINTS = {
+    ErrorCode.TOPIC_ALREADY_EXISTS: "try: --if-not-exists to leave it as it is",
+    ErrorCode.TOPIC_DELETION_DISABLED: "try: delete.topic.enable=true in the broker's settings",
+    ErrorCode.MESSAGE_TOO_LARGE: "try: levada config set topic TOPIC max.message.bytes=...",
+    ErrorCode.OFFSET_OUT_OF_RANGE: "try: --from beginning, or see `levada topic describe` for the offsets it holds",
+    ErrorCode.INVALID_TOPIC_EXCEPTION: "a name has at most 249 of these: a-z A-Z 0-9 . _ -",
+}
+
+
+class Failure(Exception):  # noqa: N818
+    """Ends the command with a sentence on standard error and a code."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_FAILED, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.exit_code = exit_code
+        self.hint = hint
+
+    def show(self) -> None:
+        click.echo(click.style("error: ", fg="red") + self.message, err=True, color=wants_color())
+        if self.hint:
+            click.echo(f"  {self.hint}", err=True)
+
+
+def misused(error: click.ClickException) -> Failure:
+    """What click finds wrong with a command line, said like every other failure."""
+    message = " ".join(error.format_message().removesuffix(".").split("\n\t"))
+    message = message.replace(". Did you mean", "; did you mean").replace(". (Did you mean", " (did you mean")
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = f"try: {context.command_path} --help" if context else ""
+    return Failure(message[:1].lower() + message[1:], error.exit_code, hint)
+
+
+def explain(error: Exception) -> Failure | None:
+    """A failure of the world or of the user in words; None for a bug of ours, which shall show its trace."""
+    from levada.client.connection import ConnectionFailed, RequestTimedOut
+
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, KafkaError):
+        what = error.detail or error.code.name.lower().replace("_", " ")
+        return Failure(f"{what} ({error.code.name})", _exit_code(error.code), HINTS.get(error.code, ""))
+    if isinstance(error, ConnectionFailed):
+        hint = "try: levada start, or name a broker with -b host:port"
+        return Failure(str(error), EXIT_CANNOT_CONNECT, hint)
+    if isinstance(error, RequestTimedOut):
+        return Failure(str(error), EXIT_TIMEOUT, "try: --timeout with more seconds")
+    if isinstance(error, UnicodeEncodeError):
+        return Failure(f"{error.object!r} is not UTF-8", EXIT_USAGE)
+    if isinstance(error, OSError):
+        name = f"{error.filename}: " if error.filename else ""
+        return Failure(f"{name}{error.strerror or error}")
+    return None
+
+
+def _exit_code(code: ErrorCode) -> int:
+    if code in NOT_FOUND:
+        return EXIT_NOT_FOUND
+    if code in DENIED:
+        return EXIT_DENIED
+    return EXIT_TIMEOUT if code is ErrorCode.REQUEST_TIMED_OUT else EXIT_FAILED
+
+
+def no_such_topic(name: str, topics: Iterable[str]) -> Failure:
+    """The topic is not there; perhaps another one was meant."""
+    hint = f"try: levada topic create {name}"
+    return Failure(f"no such topic: {name}{did_you_mean(name, topics)}", EXIT_NOT_FOUND, hint)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean orders?`, or nothing if nothing is near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

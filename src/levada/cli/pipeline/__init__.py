@@ -1,0 +1,1 @@
+"""`levada pipeline`: the commands that run pipelines on Spark."""

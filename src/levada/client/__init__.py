@@ -1,0 +1,1 @@
+"""The asyncio client: connections, metadata, producer, consumer, admin."""

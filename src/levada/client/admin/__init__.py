@@ -1,0 +1,1 @@
+"""Administrative requests: topics, configs, groups, transactions."""

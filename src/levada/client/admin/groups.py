@@ -1,0 +1,171 @@
+"""Groups from an operator's side: list, describe, offsets, delete. Each call asks the group's coordinator (R34)."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from levada.client.admin.group_offsets import CommittedOffset, Committer, commit, committed
+from levada.client.consumer.coordinator import Coordinator, KeyType, check, patiently
+from levada.core.groups.classic.subscription import read_assignment
+from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartition
+from levada.wire.schema.lazy import kio_modules
+
+with kio_modules():
+    import kio.schema.consumer_group_describe.v1 as consumer_group_describe
+    import kio.schema.delete_groups.v2 as delete_groups
+    import kio.schema.describe_groups.v6 as describe_groups
+    import kio.schema.list_groups.v5 as list_groups
+
+if TYPE_CHECKING:
+    from levada.client.client import Client
+
+
+class GroupListing(NamedTuple):
+    """A group in a list."""
+
+    group: str
+    state: str
+    kind: str  # classic or consumer
+    protocol_type: str
+
+
+class GroupMember(NamedTuple):
+    """A member, and the partitions it has; None where only the members can tell."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    partitions: tuple[TopicPartition, ...] | None
+
+
+class GroupDescription(NamedTuple):
+    """A group and its members."""
+
+    group: str
+    state: str
+    kind: str
+    protocol_type: str
+    assignor: str
+    coordinator: int
+    members: tuple[GroupMember, ...]
+
+
+class GroupAdmin:
+    """Calls on groups over a client."""
+
+    def __init__(self, client: "Client") -> None:
+        self._client = client
+
+    async def known(self) -> list[GroupListing]:
+        """Every group of every broker, by name."""
+        found: dict[str, GroupListing] = {}
+        for node in (await self._client.metadata(())).brokers:
+            response = await patiently(
+                self._client, partial(self._known_to, node), self._client.request_timeout_ms
+            )
+            for group in response.groups:
+                kind = group.group_type or "classic"
+                listing = GroupListing(group.group_id, group.group_state, kind, group.protocol_type)
+                found[group.group_id] = listing
+        return [found[name] for name in sorted(found)]
+
+    async def _known_to(self, node: int) -> Any:
+        request = list_groups.request.ListGroupsRequest()
+        response = await self._client.request("list_groups", request, node=node)
+        check(response.error_code, "groups")
+        return response
+
+    def _coordinator(self, group: str) -> Coordinator:
+        return Coordinator(self._client, KeyType.GROUP, group, patience_ms=self._client.request_timeout_ms)
+
+    async def describe(self, group: str) -> GroupDescription:
+        """A group of either protocol; GROUP_ID_NOT_FOUND if there is none."""
+        coordinator = self._coordinator(group)
+        request = describe_groups.request.DescribeGroupsRequest(
+            groups=(group,), include_authorized_operations=False
+        )
+
+        def check_classic(answer: Any) -> None:
+            if _is_classic(answer):
+                check(answer.groups[0].error_code, f"group {group}")
+
+        response = await coordinator.request("describe_groups", request, check_classic)
+        if not _is_classic(response):
+            return await self._describe_newer(group, coordinator)
+        (found,) = response.groups
+        members = tuple(_classic_member(member) for member in found.members)
+        node = await coordinator.node()
+        return GroupDescription(
+            group, found.group_state, "classic", found.protocol_type, found.protocol_data, node, members
+        )
+
+    async def _describe_newer(self, group: str, coordinator: Coordinator) -> GroupDescription:
+        request = consumer_group_describe.request.ConsumerGroupDescribeRequest(
+            group_ids=(group,), include_authorized_operations=False
+        )
+        try:
+            response = await coordinator.request(
+                "consumer_group_describe",
+                request,
+                lambda answer: check(answer.groups[0].error_code, f"group {group}"),
+            )
+        except KafkaError as error:
+            if error.code is ErrorCode.UNSUPPORTED_VERSION:
+                raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"group {group}") from None
+            raise
+        (found,) = response.groups
+        members = tuple(_member(member) for member in found.members)
+        node = await coordinator.node()
+        return GroupDescription(
+            group, found.group_state, "consumer", "consumer", found.assignor_name, node, members
+        )
+
+    async def offsets(self, group: str) -> dict[TopicPartition, CommittedOffset]:
+        """Every offset that a group has committed, also where a transaction may be about to commit another."""
+        topics = (await self._client.metadata()).topics
+        ids = {name: topic.topic_id for name, topic in topics.items()}
+        return await committed(self._coordinator(group), group, None, ids, stable=False)
+
+    async def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Set offsets of a group that has no members."""
+        topics = (await self._client.metadata({partition.topic for partition in offsets})).topics
+        ids = {name: topic.topic_id for name, topic in topics.items()}
+        await commit(self._coordinator(group), Committer(group), offsets, ids)
+
+    async def delete(self, group: str) -> None:
+        """Remove a group without members, with its offsets."""
+        await self._coordinator(group).request(
+            "delete_groups",
+            delete_groups.request.DeleteGroupsRequest(groups_names=(group,)),
+            lambda answer: check(answer.results[0].error_code, f"group {group}"),
+        )
+
+
+def _is_classic(answer: Any) -> bool:
+    """Whether a group is known to DescribeGroups, which tells of those of the classic protocol alone."""
+    (found,) = answer.groups
+    return bool(found.group_state != "Dead" and found.error_code != ErrorCode.GROUP_ID_NOT_FOUND)
+
+
+def _member(member: Any) -> GroupMember:
+    partitions = [
+        TopicPartition(topic.topic_name, index)
+        for topic in member.assignment.topic_partitions
+        for index in topic.partitions
+    ]
+    return GroupMember(
+        member.member_id, member.instance_id, member.client_id, member.client_host, tuple(partitions)
+    )
+
+
+def _classic_member(member: Any) -> GroupMember:
+    found = read_assignment(bytes(member.member_assignment))
+    partitions = None
+    if found is not None:
+        places = [TopicPartition(topic, index) for topic, some in found.partitions.items() for index in some]
+        partitions = tuple(sorted(places))
+    return GroupMember(
+        member.member_id, member.group_instance_id, member.client_id, member.client_host, partitions
+    )

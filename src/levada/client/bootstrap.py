@@ -1,0 +1,183 @@
+"""ApiVersions and Metadata by hand: the two answers that a client needs before it can ask anything else.
+
+Loading Kafka's message classes takes a tenth of a second, too long for a tool that only lists topics; so the
+messages that every client needs are written and read here and in `data` with nothing but `struct`. The rest goes
+through `wire.messages`, which is also the oracle of these in the tests.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+from uuid import UUID
+
+from levada.client.consumer.reader import Reader
+from levada.errors import ErrorCode, KafkaError
+from levada.wire.primitives import count_bytes, string_bytes
+
+NO_TOPIC_ID = bytes(16)
+FINALIZED_FEATURES = 2  # the tag of that field
+OWN_PREFIX = "__levada_"  # of topics that are ordinary ones for brokers, and that Levada keeps for itself
+
+
+class Api(NamedTuple):
+    """An API and the versions of it that this client speaks."""
+
+    name: str
+    key: int
+    versions: range
+
+
+API_VERSIONS = Api("api_versions", 18, range(3, 4))
+METADATA = Api("metadata", 3, range(10, 14))  # 10 added topic ids: Kafka 2.8
+
+
+class BrokerInfo(NamedTuple):
+    """A broker of the cluster and where it is reached."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None
+
+
+class PartitionInfo(NamedTuple):
+    """A partition and the brokers that hold it."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    offline_replicas: tuple[int, ...]
+    error: int
+
+
+class TopicInfo(NamedTuple):
+    """A topic as the brokers describe it; `partitions` is ordered by number."""
+
+    name: str
+    topic_id: UUID | None
+    is_internal: bool
+    partitions: tuple[PartitionInfo, ...]
+    error: int
+
+    def lacks(self, partition: int) -> KafkaError:
+        """The error that says that there is no such partition."""
+        count = len(self.partitions)
+        has = f"{count} partition" if count == 1 else f"{count} partitions"
+        return KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} has {has}, no partition {partition}"
+        )
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether only who asks for it by its name gets it: one of the brokers' own, or of those Levada keeps."""
+        return self.is_internal or self.name.startswith(OWN_PREFIX)
+
+
+class Served(NamedTuple):
+    """What a broker can be asked, and the levels of the cluster's features."""
+
+    apis: Mapping[int, range]
+    features: Mapping[str, int]
+
+
+class ClusterMetadata(NamedTuple):
+    """One Metadata answer."""
+
+    cluster_id: str | None
+    controller_id: int
+    brokers: Mapping[int, BrokerInfo]
+    topics: Mapping[str, TopicInfo]
+
+
+def error_code(number: int) -> ErrorCode:
+    """The code by its number; one that Levada does not know becomes UNKNOWN_SERVER_ERROR."""
+    try:
+        return ErrorCode(number)
+    except ValueError:
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def write_api_versions() -> bytes:
+    """The body of the first request on every connection."""
+    return string_bytes(b"levada", True) + string_bytes(b"1", True) + b"\0"
+
+
+def read_api_versions(body: memoryview) -> Served:
+    """What the broker serves: versions by API key, and features by name."""
+    reader = Reader(body)
+    error = reader.int16()
+    if error:
+        raise KafkaError(error_code(error), "the broker refuses ApiVersions version 3")
+    served: dict[int, range] = {}
+    for _ in range(reader.count()):
+        key, lowest, highest = reader.int16(), reader.int16(), reader.int16()
+        reader.tags()
+        served[key] = range(lowest, highest + 1)
+    reader.int32()  # throttle time
+    finalized = reader.tagged().get(FINALIZED_FEATURES)
+    return Served(served, {} if finalized is None else _read_features(Reader(finalized)))
+
+
+def _read_features(reader: Reader) -> dict[str, int]:
+    features: dict[str, int] = {}
+    for _ in range(reader.count()):
+        name, level, _ = reader.string() or "", reader.int16(), reader.int16()
+        reader.tags()
+        features[name] = level
+    return features
+
+
+def write_metadata(version: int, topics: Iterable[str] | None, *, create: bool) -> bytes:
+    """Ask for these topics, or for all of them with None."""
+    body = bytearray()
+    if topics is None:
+        body += b"\0"
+    else:
+        names = [topic.encode() for topic in topics]
+        body += count_bytes(len(names), True)
+        for name in names:
+            body += NO_TOPIC_ID + string_bytes(name, True) + b"\0"
+    body += b"\1" if create else b"\0"
+    if version < 11:
+        body += b"\0"  # operations on the cluster
+    body += b"\0\0"  # operations on topics, tags
+    return bytes(body)
+
+
+def read_metadata(body: memoryview) -> ClusterMetadata:
+    """Brokers and topics; what differs between the versions stands at the end and is not needed."""
+    reader = Reader(body)
+    reader.int32()  # throttle time
+    brokers: dict[int, BrokerInfo] = {}
+    for _ in range(reader.count()):
+        broker = BrokerInfo(reader.int32(), reader.string() or "", reader.int32(), reader.string())
+        reader.tags()
+        brokers[broker.node_id] = broker
+    cluster_id = reader.string()
+    controller_id = reader.int32()
+    topics: dict[str, TopicInfo] = {}
+    for _ in range(reader.count()):
+        topic = _read_topic(reader)
+        topics[topic.name] = topic
+    return ClusterMetadata(cluster_id, controller_id, brokers, topics)
+
+
+def _read_topic(reader: Reader) -> TopicInfo:
+    error = reader.int16()
+    name = reader.string() or ""
+    topic_id = bytes(reader.take(16))
+    is_internal = reader.int8() != 0
+    partitions = tuple(sorted(_read_partition(reader) for _ in range(reader.count())))
+    reader.int32()  # operations
+    reader.tags()
+    return TopicInfo(
+        name, None if topic_id == NO_TOPIC_ID else UUID(bytes=topic_id), is_internal, partitions, error
+    )
+
+
+def _read_partition(reader: Reader) -> PartitionInfo:
+    error, index, leader, epoch = reader.int16(), reader.int32(), reader.int32(), reader.int32()
+    partition = PartitionInfo(index, leader, epoch, reader.int32s(), reader.int32s(), reader.int32s(), error)
+    reader.tags()
+    return partition

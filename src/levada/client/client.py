@@ -1,0 +1,353 @@
+"""A small Kafka client on asyncio: the command line, followers and pipelines talk to brokers with it (R47, R49).
+
+It keeps one connection to each broker, sends every request to the broker that must answer it, and learns anew
+who leads what when an answer says so. For heavy use confluent-kafka is faster; this one needs no C library, runs
+in the loop of its caller and knows every API.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Unpack, overload
+
+from levada.client.bootstrap import Api, BrokerInfo, ClusterMetadata, TopicInfo, error_code
+from levada.client.connection import (
+    RESPONSE_BYTES_MAX,
+    Address,
+    Connection,
+    ConnectionFailed,
+    NoAnswer,
+    RequestTimedOut,
+)
+from levada.client.pool import Pool
+from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartition
+
+if TYPE_CHECKING:
+    from levada.client.admin.admin import Admin
+    from levada.client.consumer.consumer import Consumer, ConsumerOptions
+    from levada.client.consumer.group_consumer import GroupConsumer, GroupOptions
+    from levada.client.data import FoundOffset
+    from levada.client.prepared import PreparedTransaction
+    from levada.client.producer.producer import BatchingOptions, Producer, ProducerOptions
+    from levada.client.producer.transactions import TransactionalProducer
+
+DEFAULT_PORT = 9092
+
+# Errors that say "not here" or "not yet": learn who leads now, and ask again.
+MOVED = frozenset(
+    {
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.LISTENER_NOT_FOUND,
+    }
+)
+
+
+def parse_bootstrap(bootstrap: str | Iterable[str]) -> list[Address]:
+    """Addresses as `host:port`, separated by commas or in a list; IPv6 in brackets, port 9092 by default."""
+    entries = bootstrap.split(",") if isinstance(bootstrap, str) else bootstrap
+    addresses: list[Address] = []
+    for entry in (text.strip() for text in entries):
+        if not entry:
+            continue
+        host, colon, port = entry.rpartition(":")
+        if not colon or entry.endswith("]"):
+            host, port = entry, str(DEFAULT_PORT)
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"not an address: {entry!r}; write host:port, as in 127.0.0.1:9092")
+        addresses.append(Address(host, int(port)))
+    if not addresses:
+        raise ValueError("no bootstrap address given; write host:port, as in 127.0.0.1:9092")
+    return addresses
+
+
+class Client:
+    """A connection to a cluster.
+
+    >>> async with levada.Client("127.0.0.1:9092") as client:
+    ...     for name in (await client.metadata()).topics: ...
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Iterable[str] = "127.0.0.1:9092",
+        client_id: str = "levada",
+        *,
+        request_timeout_ms: int = 30_000,
+        connect_timeout_ms: int = 10_000,
+        retry_backoff_ms: int = 100,
+        metadata_max_age_ms: int = 300_000,
+        response_bytes_max: int = RESPONSE_BYTES_MAX,
+    ) -> None:
+        self.bootstrap = parse_bootstrap(bootstrap)
+        self.client_id = client_id
+        self.request_timeout_ms = request_timeout_ms
+        self.retry_backoff_s = retry_backoff_ms / 1000
+        self._metadata_max_age_s = metadata_max_age_ms / 1000
+        self._connect_timeout_s = connect_timeout_ms / 1000
+        self._response_bytes_max = response_bytes_max
+        self._brokers: dict[int, BrokerInfo] = {}
+        self._topics: dict[str, TopicInfo] = {}
+        self._learned: dict[str, float] = {}  # when each of them was
+        self._pool = self.pool()
+
+    async def __aenter__(self) -> "Client":
+        try:
+            await self._any_connection()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._pool.closed
+
+    async def close(self) -> None:
+        """Close every connection; requests on the way fail with ConnectionFailed."""
+        await self._pool.close()
+
+    # Metadata
+
+    async def metadata(self, topics: Iterable[str] | None = None, *, create: bool = False) -> ClusterMetadata:
+        """Brokers and these topics, or all; `create` lets the broker create what is missing, if it may."""
+        names = None if topics is None else list(topics)
+        connection = await self._any_connection()
+        found = await connection.metadata(names, create=create, timeout_s=self.request_timeout_ms / 1000)
+        self._brokers = dict(found.brokers)
+        for name, topic in found.topics.items():
+            if topic.error == ErrorCode.NONE:
+                self._topics[name] = topic
+                self._learned[name] = asyncio.get_running_loop().time()
+            else:
+                self._topics.pop(name, None)
+        return found
+
+    async def topic(self, name: str, *, create: bool = False, refresh: bool = False) -> TopicInfo:
+        """One topic, from memory unless `refresh`; waits for a topic that is being created, and for brokers."""
+        known = self._topics.get(name)
+        if known is not None and not refresh and self._is_fresh(name):
+            return known
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.request_timeout_ms / 1000
+        while True:
+            failure: Exception
+            try:
+                topic = (await self.metadata([name], create=create)).topics.get(name)
+            except (ConnectionFailed, RequestTimedOut) as error:
+                failure, passing = error, not self.closed
+            else:
+                code = error_code(topic.error) if topic else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if topic and code is ErrorCode.NONE and topic.partitions:
+                    return topic
+                failure = KafkaError(code, f"topic {name}")
+                passing = code is ErrorCode.LEADER_NOT_AVAILABLE or (create and code in MOVED)
+            if not passing or loop.time() > deadline:
+                raise failure
+            await asyncio.sleep(self.retry_backoff_s)
+
+    def _is_fresh(self, topic: str) -> bool:
+        """Whether a topic was asked about lately: partitions are added without notice."""
+        return asyncio.get_running_loop().time() - self._learned[topic] < self._metadata_max_age_s
+
+    async def leader(self, partition: TopicPartition, *, refresh: bool = False) -> int:
+        """The node that leads a partition; KafkaError if there is no such partition or no leader now."""
+        topic = await self.topic(partition.topic, refresh=refresh)
+        if not 0 <= partition.partition < len(topic.partitions):
+            raise topic.lacks(partition.partition)
+        leader = topic.partitions[partition.partition].leader
+        if leader < 0:
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
+        return leader
+
+    def known_leader(self, partition: TopicPartition) -> int:
+        """The leader as far as is known without asking, -1 if it is not."""
+        topic = self._topics.get(partition.topic)
+        if topic is None or not 0 <= partition.partition < len(topic.partitions):
+            return -1
+        return topic.partitions[partition.partition].leader
+
+    def forget(self, topic: str) -> None:
+        """Ask the brokers again before the next use of a topic."""
+        self._topics.pop(topic, None)
+
+    async def list_offsets(
+        self, times: Mapping[TopicPartition, int], *, isolation_level: int = 0
+    ) -> "dict[TopicPartition, FoundOffset]":
+        """The offset of a time in each partition: milliseconds, or LATEST, EARLIEST, MAX_TIMESTAMP of `data`."""
+        from levada.client.consumer.offsets import list_offsets
+
+        return await list_offsets(self, times, isolation_level)
+
+    # Requests
+
+    async def request(
+        self,
+        api: str,
+        request: object,
+        *,
+        node: int | None = None,
+        timeout_ms: int | None = None,
+        pool: Pool | None = None,
+        version_min: int = 0,
+    ) -> Any:
+        """Send any request of the protocol to a broker (to any broker without `node`) and give its response.
+
+        `api` is the API's name as kio spells it ("create_topics"); request and response have the shape of its
+        newest version, whatever version the broker speaks. Fields that it does not know are left out: below
+        `version_min` the request is not sent, but fails with UNSUPPORTED_VERSION.
+        """
+        from levada.wire.schema import messages
+        from levada.wire.schema.versions import APIS
+
+        api_key = next((known.key for known in APIS.values() if known.name == api), None)
+        if api_key is None:
+            raise ValueError(f"there is no API {api!r}")
+        connection = await self.connection(node, pool)
+        known = messages.versions_known(api_key)
+        version = connection.version(Api(api, api_key, range(max(known.start, version_min), known.stop)))
+        body = await connection.send(
+            api_key,
+            version,
+            messages.write_request(api_key, version, request),
+            timeout_s=(timeout_ms or self.request_timeout_ms) / 1000,
+            flexible=messages.request_header_is_flexible(api_key, version),
+            flexible_reply=messages.response_header_is_flexible(api_key, version),
+        )
+
+        def read(view: memoryview) -> Any:
+            try:
+                return messages.read_response(api_key, version, view)
+            except KafkaError as malformed:
+                raise ValueError(malformed.detail) from None
+
+        return connection.parse(read, body)
+
+    @property
+    def admin(self) -> "Admin":
+        """Topics and settings: create, alter, describe, delete."""
+        from levada.client.admin.admin import Admin
+
+        return Admin(self)
+
+    @overload
+    def producer(self, **options: "Unpack[ProducerOptions]") -> "Producer": ...
+
+    @overload
+    def producer(
+        self,
+        *,
+        transactional_id: str,
+        transaction_timeout_ms: int = 60_000,
+        two_phase: bool = False,
+        keep_prepared: bool = False,
+        **options: "Unpack[BatchingOptions]",
+    ) -> "TransactionalProducer": ...
+
+    def producer(
+        self, *, transactional_id: str | None = None, **options: Any
+    ) -> "Producer | TransactionalProducer":
+        """A batching producer; with a transactional id one that sends in transactions.
+
+        See `levada.client.producer.producer.Producer` and `levada.client.producer.transactions.TransactionalProducer`.
+        """
+        if transactional_id is not None:
+            from levada.client.producer.transactions import TransactionalProducer
+
+            return TransactionalProducer(self, transactional_id, **options)
+        from levada.client.producer.producer import Producer
+
+        return Producer(self, **options)
+
+    async def commit_prepared(self, prepared: "PreparedTransaction") -> None:
+        """Commit a transaction that a producer, anywhere, has prepared; twice is as good as once.
+
+        ProducerFenced: it was ended otherwise, or its transactional id was taken over since.
+        """
+        from levada.client.prepared import end_prepared
+
+        await end_prepared(self, prepared, committed=True)
+
+    async def abort_prepared(self, prepared: "PreparedTransaction") -> None:
+        """Abort a transaction that a producer, anywhere, has prepared, as `commit_prepared` commits it."""
+        from levada.client.prepared import end_prepared
+
+        await end_prepared(self, prepared, committed=False)
+
+    @overload
+    def consumer(
+        self,
+        *topics: str,
+        assign: "Iterable[TopicPartition | tuple[str, int]]" = (),
+        **options: "Unpack[ConsumerOptions]",
+    ) -> "Consumer": ...
+
+    @overload
+    def consumer(self, *topics: str, group: str, **options: "Unpack[GroupOptions]") -> "GroupConsumer": ...
+
+    def consumer(self, *topics: str, group: str | None = None, **options: Any) -> "Consumer":
+        """A consumer of topics, or of the partitions in `assign`, or of a group's share of topics.
+
+        See `levada.client.consumer.consumer.Consumer` and `levada.client.consumer.group_consumer.GroupConsumer`.
+        """
+        if group is not None:
+            from levada.client.consumer.group_consumer import GroupConsumer
+
+            return GroupConsumer(self, group, topics=topics, **options)
+        from levada.client.consumer.consumer import Consumer
+
+        return Consumer(self, topics=topics, **options)
+
+    # Connections
+
+    def pool(self) -> Pool:
+        """Connections of one's own, to keep long polls open on; whoever asks for it closes it."""
+        return Pool(
+            self.client_id,
+            connect_timeout_s=self._connect_timeout_s,
+            response_bytes_max=self._response_bytes_max,
+        )
+
+    async def connection(self, node: int | None = None, pool: Pool | None = None) -> Connection:
+        """The connection to a broker, opened if need be; without `node` to any broker."""
+        if node is None:
+            return await self._any_connection()
+        broker = self._brokers.get(node)
+        if broker is None:
+            await self.metadata(())
+            broker = self._brokers.get(node)
+        if broker is None:
+            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"there is no broker {node}")
+        return await (pool or self._pool).get(Address(broker.host, broker.port))
+
+    async def _any_connection(self) -> Connection:
+        """A connection that is open, or to the first broker that answers."""
+        connection = self._pool.any_open()
+        if connection is not None:
+            return connection
+        known = [Address(broker.host, broker.port) for broker in self._brokers.values()]
+        random.shuffle(known)
+        failures: list[ConnectionFailed] = []
+        for address in dict.fromkeys(known + self.bootstrap):
+            try:
+                return await self._pool.get(address)
+            except ConnectionFailed as failure:
+                failures.append(failure)
+        some_stand_still = any(isinstance(failure, NoAnswer) for failure in failures)
+        kind = NoAnswer if some_stand_still else ConnectionFailed
+        raise kind("; ".join(dict.fromkeys(map(str, failures))))

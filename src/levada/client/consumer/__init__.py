@@ -1,0 +1,1 @@
+"""The consumer: fetches, positions, group membership."""

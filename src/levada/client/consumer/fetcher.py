@@ -1,0 +1,340 @@
+"""The fetching half of the consumer: keeps a long poll open to each leader and a bounded buffer of what came."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from levada.client.bootstrap import TopicInfo, error_code
+from levada.client.client import MOVED
+from levada.client.connection import ConnectionFailed, RequestTimedOut
+from levada.client.data import FETCH, Fetched, Wanted, read_fetch, write_fetch
+from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartition
+from levada.wire.batches import BatchHeader, Record, crc_is_valid, decode, iterate_headers
+
+if TYPE_CHECKING:
+    from levada.client.client import Client
+
+FETCH_BYTES_MAX = 50 * 1024 * 1024  # of one answer, all partitions together
+CONTROL_ABORT = 0
+
+FAILURES = (ConnectionFailed, RequestTimedOut, KafkaError)
+
+
+class Cursor:
+    """Where the consumer is in a partition, and how far it has fetched ahead."""
+
+    __slots__ = (
+        "failing_since", "fetch_offset", "generation", "high_watermark", "partition", "position", "resting", "stopped",
+    )  # fmt: skip
+
+    def __init__(self, partition: TopicPartition, offset: int) -> None:
+        self.partition = partition
+        self.position = offset  # of the next record that the caller gets
+        self.fetch_offset = offset  # of the next record to fetch
+        self.generation = 0  # what was fetched for an older generation is dropped
+        self.high_watermark = -1
+        self.failing_since: float | None = None
+        self.resting = False  # waits before it tries again
+        self.stopped = False  # has failed; only a seek moves it again
+
+    def move(self, offset: int) -> None:
+        """Go elsewhere and forget what was fetched."""
+        self.position = self.fetch_offset = offset
+        self.generation += 1
+        self.stopped = False
+        self.failing_since = None
+
+
+class Chunk(NamedTuple):
+    """What one fetch brought for a partition: batches, or the reason why there are none."""
+
+    cursor: Cursor
+    generation: int
+    size: int
+    batches: Iterator["DecodedBatch"]
+    failure: Exception | None = None
+
+
+class DecodedBatch(NamedTuple):
+    """The records of one batch, none if they are not for the caller; `end` is the offset after it."""
+
+    cursor: Cursor
+    generation: int
+    records: list[Record]
+    end: int
+
+
+class Poll(NamedTuple):
+    """A long poll, and for which generation of which cursors it asks."""
+
+    task: asyncio.Task[None]
+    generations: dict[Cursor, int]
+
+
+class Fetcher:
+    """Fetches for a set of cursors until it is stopped."""
+
+    def __init__(
+        self,
+        client: "Client",
+        *,
+        reset: int | None,
+        isolation_level: int,
+        fetch_bytes: int,
+        fetch_wait_ms: int,
+        buffer_bytes: int,
+    ) -> None:
+        self._client = client
+        self._reset = reset
+        self._isolation_level = isolation_level
+        self._fetch_bytes = fetch_bytes
+        self._fetch_wait_ms = fetch_wait_ms
+        self._buffer_bytes = buffer_bytes
+        self._loop = asyncio.get_running_loop()
+        self._pool = client.pool()
+        self._cursors: list[Cursor] = []
+        self._chunks: deque[Chunk] = deque()
+        self._buffered = 0
+        self._arrived = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._polls: dict[int, Poll] = {}  # at most one to each leader
+        self._hurried = False  # somebody has gone elsewhere and shall not wait for a poll that is open
+        self._runner: asyncio.Task[None] | None = None
+        self._crash: BaseException | None = None  # a bug of ours, for the caller to see
+        self._interrupted = False
+        self._stopped = False
+
+    def start(self, cursors: Iterable[Cursor]) -> None:
+        self.assign(cursors)
+        self._runner = self._loop.create_task(self._run(), name="consumer")
+        self._runner.add_done_callback(self._ended)
+
+    def assign(self, cursors: Iterable[Cursor]) -> None:
+        """Fetch for these from now on; whoever takes one away moves it, so that what was fetched is dropped."""
+        self._cursors = list(cursors)
+        self.hurry()
+
+    async def stop(self) -> None:
+        """Stop fetching; whoever waits for a batch is told."""
+        self._stopped = True
+        self._arrived.set()
+        tasks = [*(poll.task for poll in self._polls.values()), *([self._runner] if self._runner else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._pool.close()
+
+    def hurry(self) -> None:
+        """Look again what there is to fetch; a poll that asks for something else is given up."""
+        self._hurried = True
+        self._changed.set()
+
+    def interrupt(self) -> None:
+        """Let whoever waits for a batch look at something else."""
+        self._interrupted = True
+        self._arrived.set()
+
+    async def next_batch(self, deadline: float | None) -> DecodedBatch | None:
+        """The next batch in order of arrival; None at the deadline, or when it is interrupted."""
+        while True:
+            while self._chunks:
+                chunk = self._chunks[0]
+                if chunk.generation == chunk.cursor.generation:
+                    if chunk.failure is not None:
+                        self._drop()
+                        raise chunk.failure
+                    batch = self._next_of(chunk)
+                    if batch is not None:
+                        return batch
+                self._drop()
+            if self._crash is not None:
+                raise self._crash
+            if self._stopped:
+                raise RuntimeError("the consumer is closed")
+            if self._interrupted:
+                self._interrupted = False
+                return None
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return None
+
+    def _next_of(self, chunk: Chunk) -> DecodedBatch | None:
+        try:
+            return next(chunk.batches, None)
+        except KafkaError:
+            chunk.cursor.move(chunk.cursor.position)
+            chunk.cursor.stopped = True
+            raise
+
+    def _drop(self) -> None:
+        self._buffered -= self._chunks.popleft().size
+        self._changed.set()
+
+    async def _run(self) -> None:
+        """Open a long poll to each leader that has none while there is room."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._buffered >= self._buffer_bytes:
+                continue
+            idle: dict[int, list[Cursor]] = {}
+            for cursor in self._cursors:
+                if not cursor.resting and not cursor.stopped:
+                    idle.setdefault(self._client.known_leader(cursor.partition), []).append(cursor)
+            for leader, cursors in idle.items():
+                poll = self._polls.get(leader)
+                if poll is None:
+                    generations = {cursor: cursor.generation for cursor in cursors}
+                    task = self._loop.create_task(
+                        self._fetch(leader, generations), name=f"fetch from {leader}"
+                    )
+                    task.add_done_callback(self._ended)
+                    self._polls[leader] = Poll(task, generations)
+                elif self._hurried and any(
+                    poll.generations.get(cursor) != cursor.generation for cursor in cursors
+                ):
+                    poll.task.cancel()
+            self._hurried = False
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (crash := task.exception()) is not None:
+            self._crash = crash
+            self._arrived.set()
+
+    async def _fetch(self, leader: int, generations: dict[Cursor, int]) -> None:
+        cursors = list(generations)
+        try:
+            if leader < 0:
+                await self._find_leaders(cursors)
+                return
+            answers = await self._ask(leader, cursors)
+            for cursor, generation in generations.items():
+                if cursor.generation == generation:
+                    await self._take(cursor, answers.get(cursor.partition))
+        except FAILURES as failure:
+            for cursor in cursors:
+                self._fail(cursor, failure)
+        finally:
+            del self._polls[leader]
+            self._changed.set()
+
+    async def _find_leaders(self, cursors: list[Cursor]) -> None:
+        for cursor in cursors:
+            try:
+                await self._client.leader(cursor.partition)
+            except FAILURES as failure:
+                self._fail(cursor, failure)
+
+    async def _ask(self, leader: int, cursors: list[Cursor]) -> dict[TopicPartition, Fetched]:
+        topics: dict[str, TopicInfo] = {}
+        for cursor in cursors:
+            topics[cursor.partition.topic] = await self._client.topic(cursor.partition.topic)
+        connection = await self._client.connection(leader, self._pool)
+        version = connection.version(FETCH)
+        request = write_fetch(
+            version,
+            [Wanted(cursor.partition, cursor.fetch_offset, -1) for cursor in cursors],
+            topics,
+            max_wait_ms=self._fetch_wait_ms,
+            min_bytes=1,
+            max_bytes=FETCH_BYTES_MAX,
+            partition_max_bytes=self._fetch_bytes,
+            isolation_level=self._isolation_level,
+        )
+        timeout_s = (self._client.request_timeout_ms + self._fetch_wait_ms) / 1000
+        try:
+            body = await connection.send(FETCH.key, version, request, timeout_s=timeout_s)
+        except asyncio.CancelledError:
+            connection.close()  # what is asked next would be answered after this
+            raise
+        error, answers = connection.parse(lambda view: read_fetch(version, view, topics), body)
+        if error:
+            raise KafkaError(error_code(error), f"fetch from node {leader}")
+        return answers
+
+    async def _take(self, cursor: Cursor, answer: Fetched | None) -> None:
+        """Put what came of a partition into the buffer."""
+        if answer is None:
+            self._fail(
+                cursor, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"no answer for {cursor.partition}")
+            )
+            return
+        code = error_code(answer.error)
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE and self._reset is not None:
+            found = await self._client.list_offsets({cursor.partition: self._reset})
+            cursor.move(found[cursor.partition].offset)
+            return
+        if code is not ErrorCode.NONE:
+            detail = f"{cursor.partition} at offset {cursor.fetch_offset}"
+            self._fail(cursor, KafkaError(code, detail))
+            return
+        cursor.failing_since = None
+        cursor.high_watermark = answer.high_watermark
+        if not len(answer.records):
+            return
+        batches = list(iterate_headers(answer.records))
+        if not batches:
+            self._fail(cursor, KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{cursor.partition}: no whole batch"))
+            return
+        cursor.fetch_offset = max(cursor.fetch_offset, batches[-1][1].last_offset + 1)
+        decoded = decode_batches(cursor, answer, batches)
+        self._append(Chunk(cursor, cursor.generation, len(answer.records), decoded))
+
+    def _append(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self._buffered += chunk.size
+        self._arrived.set()
+
+    def _fail(self, cursor: Cursor, failure: Exception) -> None:
+        """Try again after a rest what may heal by itself, for as long as a request may take; else tell."""
+        if cursor not in self._cursors:
+            return  # it was taken away meanwhile
+        code = failure.code if isinstance(failure, KafkaError) else None
+        now = self._loop.time()
+        if code is None or code in MOVED or code is ErrorCode.OFFSET_NOT_AVAILABLE:
+            self._client.forget(cursor.partition.topic)
+            cursor.failing_since = cursor.failing_since or now
+            if now - cursor.failing_since < self._client.request_timeout_ms / 1000:
+                cursor.resting = True
+                self._loop.call_later(self._client.retry_backoff_s, self._rested, cursor)
+                return
+        cursor.stopped = True
+        self._append(Chunk(cursor, cursor.generation, 0, iter(()), failure))
+
+    def _rested(self, cursor: Cursor) -> None:
+        cursor.resting = False
+        self._changed.set()
+
+
+def decode_batches(
+    cursor: Cursor, answer: Fetched, batches: list[tuple[int, BatchHeader]]
+) -> Iterator[DecodedBatch]:
+    """Batch by batch, without control records and without what was aborted."""
+    generation = cursor.generation
+    pending = sorted(answer.aborted, key=lambda entry: entry[1])
+    aborted: set[int] = set()
+    for position, header in batches:
+        view = answer.records[position : position + header.size]
+        if not crc_is_valid(view):
+            detail = f"{cursor.partition}: the batch at offset {header.base_offset} has a wrong CRC"
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, detail)
+        while pending and pending[0][1] <= header.last_offset:
+            aborted.add(pending.pop(0)[0])
+        records: list[Record] = []
+        if header.is_control:
+            if _is_abort(view):
+                aborted.discard(header.producer_id)
+        elif not (header.is_transactional and header.producer_id in aborted):
+            records = decode(view)
+        yield DecodedBatch(cursor, generation, records, header.last_offset + 1)
+
+
+def _is_abort(view: memoryview) -> bool:
+    """Whether a control batch ends a transaction by abort: its key holds a version and a type."""
+    keys = [record.key for record in decode(view)]
+    return any(key is not None and int.from_bytes(key[2:4], "big") == CONTROL_ABORT for key in keys)

@@ -1,0 +1,276 @@
+"""Produce, Fetch, ListOffsets and InitProducerId as a client writes and reads them.
+
+By hand for the same reason as `bootstrap`, and because records then stay views of the frame they came in.
+From Produce 13 and Fetch 13 on a topic goes by its id: one deleted and made again is not taken for the old one.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import groupby
+from operator import attrgetter
+from struct import Struct
+from typing import NamedTuple
+
+from levada.client.bootstrap import NO_TOPIC_ID, Api, TopicInfo
+from levada.client.consumer.reader import Reader
+from levada.model import TopicPartition
+from levada.wire.primitives import count_bytes, string_bytes, uvarint_bytes
+
+PRODUCE = Api("produce", 0, range(9, 14))
+PRODUCE_IN_TRANSACTION = PRODUCE._replace(
+    versions=range(12, 14)
+)  # which adds its partitions to the transaction
+FETCH = Api("fetch", 1, range(12, 19))
+LIST_OFFSETS = Api("list_offsets", 2, range(6, 12))
+INIT_PRODUCER_ID = Api("init_producer_id", 22, range(2, 6))
+
+TOPIC_IDS_FROM = 13
+LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3  # in the place of a time
+
+_ACKS_TIMEOUT = Struct(">hi")
+_INT = Struct(">i")
+_FETCH = Struct(">iiibii")  # max wait, min bytes, max bytes, isolation, session id, session epoch
+_FETCH_PARTITION = Struct(">iiqiqi")  # index, leader epoch, offset, last fetched epoch, log start, max bytes
+_LIST_OFFSETS = Struct(">ib")
+_LIST_PARTITION = Struct(">iiq")
+
+
+class Produced(NamedTuple):
+    """What became of one batch."""
+
+    error: int
+    base_offset: int
+    log_append_time_ms: int
+    error_message: str | None
+
+
+class Wanted(NamedTuple):
+    """A partition to fetch and from where."""
+
+    partition: TopicPartition
+    offset: int
+    leader_epoch: int
+
+
+class Fetched(NamedTuple):
+    """What came of one partition; `records` are whole batches, and perhaps the beginning of one more."""
+
+    error: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted: tuple[tuple[int, int], ...]  # producer id, first offset
+    records: memoryview
+
+
+class FoundOffset(NamedTuple):
+    """Where a time is in a partition; offset -1 if nothing is that late."""
+
+    error: int
+    timestamp: int
+    offset: int
+    leader_epoch: int
+
+
+Topics = Mapping[str, TopicInfo]
+
+
+def write_produce(
+    version: int,
+    acks: int,
+    timeout_ms: int,
+    batches: Mapping[TopicPartition, bytes | bytearray | memoryview],
+    topics: Topics,
+    transactional_id: str | None = None,
+) -> bytearray:
+    """One batch for each of these partitions."""
+    body = bytearray(b"\0" if transactional_id is None else string_bytes(transactional_id.encode(), True))
+    body += _ACKS_TIMEOUT.pack(acks, timeout_ms)
+    grouped = _by_topic(batches)
+    body += count_bytes(len(grouped), True)
+    for topic, partitions in grouped:
+        body += _topic_bytes(version, topic, topics)
+        body += count_bytes(len(partitions), True)
+        for partition in partitions:
+            batch = batches[partition]
+            body += _INT.pack(partition.partition) + uvarint_bytes(len(batch) + 1)
+            body += batch
+            body += b"\0"
+        body += b"\0"
+    body += b"\0"
+    return body
+
+
+def read_produce(version: int, body: memoryview, topics: Topics) -> dict[TopicPartition, Produced]:
+    """The answer for each partition."""
+    reader = Reader(body)
+    names = _names(topics)
+    answers: dict[TopicPartition, Produced] = {}
+    for _ in range(reader.count()):
+        topic = _read_topic(version, reader, names)
+        for _ in range(reader.count()):
+            index, error = reader.int32(), reader.int16()
+            base_offset, append_time, _ = reader.int64(), reader.int64(), reader.int64()
+            reasons = [_read_record_error(reader) for _ in range(reader.count())]
+            message = reader.string() or next(filter(None, reasons), None)
+            reader.tags()
+            answers[TopicPartition(topic, index)] = Produced(error, base_offset, append_time, message)
+        reader.tags()
+    return answers
+
+
+def _read_record_error(reader: Reader) -> str | None:
+    index, reason = reader.int32(), reader.string()
+    reader.tags()
+    return f"record {index} of the batch: {reason}" if reason else None
+
+
+def write_fetch(
+    version: int,
+    wanted: Sequence[Wanted],
+    topics: Topics,
+    *,
+    max_wait_ms: int,
+    min_bytes: int,
+    max_bytes: int,
+    partition_max_bytes: int,
+    isolation_level: int,
+) -> bytearray:
+    """A fetch without a session."""
+    body = bytearray()
+    if version < 15:
+        body += _INT.pack(-1)  # not a replica
+    body += _FETCH.pack(max_wait_ms, min_bytes, max_bytes, isolation_level, 0, -1)
+    places = {want.partition: want for want in wanted}
+    grouped = _by_topic(places)
+    body += count_bytes(len(grouped), True)
+    for topic, partitions in grouped:
+        body += _topic_bytes(version, topic, topics)
+        body += count_bytes(len(partitions), True)
+        for partition in partitions:
+            want = places[partition]
+            body += _FETCH_PARTITION.pack(
+                partition.partition, want.leader_epoch, want.offset, -1, -1, partition_max_bytes
+            )
+            body += b"\0"
+        body += b"\0"
+    body += count_bytes(0, True) + string_bytes(b"", True) + b"\0"  # nothing forgotten, no rack
+    return body
+
+
+def read_fetch(version: int, body: memoryview, topics: Topics) -> tuple[int, dict[TopicPartition, Fetched]]:
+    """The error of the whole answer, and what came of each partition."""
+    reader = Reader(body)
+    names = _names(topics)
+    reader.int32()  # throttle time
+    error, _ = reader.int16(), reader.int32()
+    answers: dict[TopicPartition, Fetched] = {}
+    for _ in range(reader.count()):
+        topic = _read_topic(version, reader, names)
+        for _ in range(reader.count()):
+            index = reader.int32()
+            answers[TopicPartition(topic, index)] = _read_fetched(reader)
+        reader.tags()
+    return error, answers
+
+
+def _read_fetched(reader: Reader) -> Fetched:
+    error, high_watermark, last_stable, log_start = (
+        reader.int16(),
+        reader.int64(),
+        reader.int64(),
+        reader.int64(),
+    )
+    aborted: list[tuple[int, int]] = []
+    for _ in range(reader.count()):
+        aborted.append((reader.int64(), reader.int64()))
+        reader.tags()
+    reader.int32()  # preferred read replica
+    records = reader.blob()
+    reader.tags()
+    return Fetched(
+        error,
+        high_watermark,
+        last_stable,
+        log_start,
+        tuple(aborted),
+        memoryview(b"") if records is None else records,
+    )
+
+
+def asked_ms(moment: datetime) -> int:
+    """A moment as ListOffsets takes it. Nothing is older than 1970: below 0 it would mean an end of the log."""
+    return max(0, int(moment.timestamp() * 1000))
+
+
+def write_list_offsets(
+    version: int, times: Mapping[TopicPartition, int], *, isolation_level: int
+) -> bytearray:
+    """Where these times (or LATEST, EARLIEST, MAX_TIMESTAMP) are."""
+    body = bytearray(_LIST_OFFSETS.pack(-1, isolation_level))
+    grouped = _by_topic(times)
+    body += count_bytes(len(grouped), True)
+    for topic, partitions in grouped:
+        body += string_bytes(topic.encode(), True)
+        body += count_bytes(len(partitions), True)
+        for partition in partitions:
+            body += _LIST_PARTITION.pack(partition.partition, -1, times[partition]) + b"\0"
+        body += b"\0"
+    if version >= 10:
+        body += _INT.pack(30_000)  # how long remote storage may take
+    body += b"\0"
+    return body
+
+
+def read_list_offsets(body: memoryview) -> dict[TopicPartition, FoundOffset]:
+    """The answer for each partition."""
+    reader = Reader(body)
+    reader.int32()  # throttle time
+    answers: dict[TopicPartition, FoundOffset] = {}
+    for _ in range(reader.count()):
+        topic = reader.string() or ""
+        for _ in range(reader.count()):
+            index, error = reader.int32(), reader.int16()
+            answers[TopicPartition(topic, index)] = FoundOffset(
+                error, reader.int64(), reader.int64(), reader.int32()
+            )
+            reader.tags()
+        reader.tags()
+    return answers
+
+
+def write_init_producer_id(version: int) -> bytes:
+    """Ask for a fresh producer id, without transactions."""
+    body = b"\0" + _INT.pack(0x7FFFFFFF)
+    if version >= 3:
+        body += Struct(">qh").pack(-1, -1)
+    return body + b"\0"
+
+
+def read_init_producer_id(body: memoryview) -> tuple[int, int, int]:
+    """Error, producer id, epoch."""
+    reader = Reader(body)
+    reader.int32()  # throttle time
+    return reader.int16(), reader.int64(), reader.int16()
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> list[tuple[str, list[TopicPartition]]]:
+    ordered = sorted(partitions)
+    return [(topic, list(group)) for topic, group in groupby(ordered, key=attrgetter("topic"))]
+
+
+def _topic_bytes(version: int, topic: str, topics: Topics) -> bytes:
+    if version < TOPIC_IDS_FROM:
+        return string_bytes(topic.encode(), True)
+    topic_id = topics[topic].topic_id
+    return NO_TOPIC_ID if topic_id is None else topic_id.bytes
+
+
+def _names(topics: Topics) -> dict[bytes, str]:
+    return {info.topic_id.bytes: name for name, info in topics.items() if info.topic_id is not None}
+
+
+def _read_topic(version: int, reader: Reader, names: Mapping[bytes, str]) -> str:
+    if version < TOPIC_IDS_FROM:
+        return reader.string() or ""
+    return names.get(bytes(reader.take(16)), "")

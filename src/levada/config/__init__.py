@@ -1,0 +1,1 @@
+"""Settings of brokers, topics and groups, declared once under Kafka's names."""

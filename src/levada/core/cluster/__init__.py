@@ -1,0 +1,1 @@
+"""The cluster image, the controller's decisions and the metadata records."""

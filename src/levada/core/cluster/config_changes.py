@@ -1,0 +1,165 @@
+"""Settings of topics, brokers and groups altered while they run, whole or by key (IncrementalAlterConfigs).
+
+What is stored is only what was set; a value is checked before it is stored, never when it is read back.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from levada.config.broker import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, TopicConfig
+from levada.config.groups import GROUP_SETTINGS, GroupConfig
+from levada.config.properties import without_effect
+from levada.config.settings import ConfigType, Setting
+from levada.core.cluster import topic_names
+from levada.core.cluster.image import (
+    CLUSTER_DEFAULT,
+    BrokerConfigsChanged,
+    Change,
+    ClusterImage,
+    GroupConfigsChanged,
+    TopicChanged,
+)
+from levada.errors import ErrorCode, KafkaError
+
+# A topic must be valid on any broker, whatever defaults that broker has.
+BROKER_DEFAULTS: Final = BrokerConfig()
+
+
+class ResourceType(IntEnum):
+    """What a setting belongs to, by the numbers of the protocol."""
+
+    TOPIC = 2
+    BROKER = 4
+    GROUP = 32
+
+
+SETTINGS: Final[Mapping[ResourceType, Mapping[str, Setting]]] = {
+    ResourceType.TOPIC: TOPIC_SETTINGS,
+    ResourceType.BROKER: BROKER_SETTINGS,
+    ResourceType.GROUP: GROUP_SETTINGS,
+}
+
+
+class Operation(IntEnum):
+    """What IncrementalAlterConfigs does to a key."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class Alteration(NamedTuple):
+    """One key of an incremental alteration."""
+
+    name: str
+    operation: Operation
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AlterConfigs:
+    """Replace all settings of a topic, broker or group."""
+
+    type: ResourceType
+    resource: str
+    configs: Mapping[str, str]
+    broker: BrokerConfig = BROKER_DEFAULTS  # whose bounds hold for groups
+
+
+@dataclass(frozen=True, slots=True)
+class IncrementalAlterConfigs:
+    """Alter some settings of a topic, broker or group and leave the others."""
+
+    type: ResourceType
+    resource: str
+    alterations: tuple[Alteration, ...]
+    broker: BrokerConfig = BROKER_DEFAULTS
+
+
+def altered(image: ClusterImage, command: AlterConfigs | IncrementalAlterConfigs) -> list[Change]:
+    """The change that stores the new settings; none if they are what they were."""
+    former = _current(image, command.type, command.resource)
+    if isinstance(command, AlterConfigs):
+        configs = dict(command.configs)
+    else:
+        configs = _folded(former, command.alterations, SETTINGS[command.type])
+    change = _checked(image, command, configs)
+    return [] if configs == former else [change]
+
+
+def _checked(
+    image: ClusterImage, command: AlterConfigs | IncrementalAlterConfigs, configs: Mapping[str, str]
+) -> Change:
+    match command.type:
+        case ResourceType.TOPIC:
+            TopicConfig.build(BROKER_DEFAULTS, configs)
+            return TopicChanged(replace(image.topics[command.resource], configs=configs))
+        case ResourceType.BROKER:
+            _check_broker(configs)
+            return BrokerConfigsChanged(command.resource, configs)
+        case ResourceType.GROUP:
+            GroupConfig.build(command.broker, configs)
+            return GroupConfigsChanged(command.resource, configs)
+
+
+def _current(image: ClusterImage, type_: ResourceType, resource: str) -> Mapping[str, str]:
+    if type_ is ResourceType.TOPIC:
+        topic_names.check(resource)
+        topic = image.topics.get(resource)
+        if topic is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{resource}' does not exist.")
+        return topic.configs
+    if type_ is ResourceType.GROUP:
+        return image.group_configs.get(resource, {})
+    if resource != CLUSTER_DEFAULT and resource not in map(str, image.brokers):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"No broker has the id {resource}.")
+    return image.broker_configs.get(resource, {})
+
+
+def _folded(
+    former: Mapping[str, str], alterations: tuple[Alteration, ...], settings: Mapping[str, Setting]
+) -> dict[str, str]:
+    if len({item.name for item in alterations}) < len(alterations):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
+    configs = dict(former)
+    for name, operation, value in alterations:
+        if operation is Operation.DELETE:
+            configs.pop(name, None)
+            continue
+        if value is None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {name}")
+        if operation is Operation.SET:
+            configs[name] = value
+            continue
+        known = settings.get(name)
+        if known is None or known.type is not ConfigType.LIST:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"Can't {operation.name} to key {name} because its type is not LIST.",
+            )
+        configs[name] = _edited_list(configs.get(name, known.render(known.default) or ""), operation, value)
+    return configs
+
+
+def _edited_list(present: str, operation: Operation, value: str) -> str:
+    parts = [part.strip() for part in present.split(",") if part.strip()]
+    given = [part.strip() for part in value.split(",") if part.strip()]
+    if operation is Operation.APPEND:
+        return ",".join(parts + [part for part in dict.fromkeys(given) if part not in parts])
+    return ",".join(part for part in parts if part not in given)
+
+
+def _check_broker(configs: Mapping[str, str]) -> None:
+    for name, text in configs.items():
+        known = BROKER_SETTINGS.get(name)
+        if known is None:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, without_effect(name, text, BROKER_SETTINGS))
+        if not known.dynamic:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: [{name}]")
+        try:
+            known.parse(text)
+        except KafkaError as error:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, error.detail) from error  # Kafka's code for brokers

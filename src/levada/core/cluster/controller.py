@@ -1,0 +1,218 @@
+"""What the controller decides: a plain function of the image and a command, giving the changes to store.
+
+Nothing is changed here: a command gives all its changes or raises KafkaError with Kafka's code and words.
+Ids and defaults come with the command, since chance and settings are not the controller's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+from uuid import UUID
+
+from levada.config.broker import TopicConfig
+from levada.core.cluster import topic_names
+from levada.core.cluster.config_changes import BROKER_DEFAULTS, AlterConfigs, IncrementalAlterConfigs, altered
+from levada.core.cluster.image import (
+    Change,
+    ClusterImage,
+    PartitionImage,
+    ProducerIdsAllocated,
+    TopicChanged,
+    TopicImage,
+    TopicRemoved,
+    flat_name,
+)
+from levada.errors import ErrorCode, KafkaError
+
+PRODUCER_ID_BLOCK: Final = 1_000
+PRODUCER_ID_MAX: Final = (1 << 63) - 1
+# What one request may create, so that a number on the wire cannot fill the memory; Kafka's limit.
+PARTITIONS_PER_REQUEST_MAX: Final = 10_000
+
+Assignments: TypeAlias = Sequence[
+    Sequence[int]
+]  # the brokers of each new partition, the preferred leader first
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopic:
+    """Make a topic. Without assignments, partitions are spread over the brokers."""
+
+    name: str
+    id: UUID
+    partitions: int = 1
+    replication_factor: int = 1
+    assignments: Assignments = ()
+    configs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopic:
+    """Remove a topic, by its name or by its id."""
+
+    topic: str | UUID
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePartitions:
+    """Give a topic more partitions, up to `count` in all."""
+
+    topic: str
+    count: int
+    assignments: Assignments | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateProducerIds:
+    """Take a block of producer ids that nobody else has."""
+
+
+Command: TypeAlias = (
+    CreateTopic
+    | DeleteTopic
+    | CreatePartitions
+    | AlterConfigs
+    | IncrementalAlterConfigs
+    | AllocateProducerIds
+)
+
+
+def decide(image: ClusterImage, command: Command) -> list[Change]:
+    """The changes that carry out a command."""
+    match command:
+        case CreateTopic():
+            return _create_topic(image, command)
+        case DeleteTopic():
+            return [TopicRemoved(find_topic(image, command.topic).name)]
+        case CreatePartitions():
+            return _create_partitions(image, command)
+        case AllocateProducerIds():
+            first = image.next_producer_id
+            if first > PRODUCER_ID_MAX - PRODUCER_ID_BLOCK:
+                raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "producer ids are exhausted")
+            return [ProducerIdsAllocated(first + PRODUCER_ID_BLOCK)]
+        case AlterConfigs() | IncrementalAlterConfigs():
+            return altered(image, command)
+
+
+def find_topic(image: ClusterImage, topic: str | UUID) -> TopicImage:
+    """The topic of a name or an id."""
+    if isinstance(topic, UUID):
+        name = image.topic_names.get(topic)
+        if name is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+        return image.topics[name]
+    found = image.topics.get(topic)
+    if found is None:
+        raise KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
+        )
+    return found
+
+
+def _create_topic(image: ClusterImage, command: CreateTopic) -> list[Change]:
+    topic_names.check(command.name)
+    if command.name == topic_names.KAFKA_METADATA:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"Creation of internal topic {command.name} is prohibited."
+        )
+    if command.name in image.topics:
+        raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{command.name}' already exists.")
+    collision = image.flat_names.get(flat_name(command.name))
+    if collision is not None:
+        raise KafkaError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"Topic '{command.name}' collides with existing topic: {collision}",
+        )
+    TopicConfig.build(BROKER_DEFAULTS, command.configs)
+    if command.assignments:
+        _check_assignments(image, command.assignments, replication_factor=len(command.assignments[0]))
+        assignments = command.assignments
+    else:
+        assignments = _placed(image, command.id, 0, command.partitions, command.replication_factor)
+    partitions = _partitions(assignments)
+    return [TopicChanged(TopicImage(command.name, command.id, partitions, dict(command.configs)))]
+
+
+def _create_partitions(image: ClusterImage, command: CreatePartitions) -> list[Change]:
+    topic = find_topic(image, command.topic)
+    present = len(topic.partitions)
+    if topic_names.is_internal(topic.name):
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"{topic.name} keeps its {present} partition(s): "
+            "with more of them, what is in it would be looked for in others.",
+        )
+    if command.count == present:
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {present} partition(s).")
+    if command.count < present:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"The topic {topic.name} currently has {present} partition(s); "
+            f"{command.count} would not be an increase.",
+        )
+    added = command.count - present
+    replication_factor = len(topic.partitions[0].replicas)
+    if command.assignments is None:
+        assignments = _placed(image, topic.id, present, added, replication_factor)
+    else:
+        assignments = command.assignments
+        if len(assignments) != added:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"Attempted to add {added} additional partition(s), "
+                f"but {len(assignments)} assignment(s) were specified.",
+            )
+        _check_assignments(image, assignments, replication_factor)
+    return [TopicChanged(replace(topic, partitions=topic.partitions + _partitions(assignments)))]
+
+
+def _check_assignments(image: ClusterImage, assignments: Assignments, replication_factor: int) -> None:
+    """Every partition of a manual assignment has as many brokers, each known and named once."""
+    for replicas in assignments:
+        if not replicas:
+            why = "includes an empty replica list"
+        elif len(set(replicas)) < len(replicas):
+            why = f"includes the broker {max(replicas, key=list(replicas).count)} more than once"
+        elif len(replicas) != replication_factor:
+            why = f"includes a partition with {len(replicas)} replica(s), others have {replication_factor}"
+        else:
+            unknown = [broker for broker in replicas if broker not in image.brokers]
+            if not unknown:
+                continue
+            why = f"includes broker {unknown[0]}, but no such broker is registered"
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {why}.")
+
+
+def _placed(image: ClusterImage, topic_id: UUID, first: int, count: int, factor: int) -> Assignments:
+    """Spread new partitions: leaders round robin from a place of the topic's own, replicas on those after."""
+    if factor < 1:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+        )
+    if count < 1:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
+        )
+    if count > PARTITIONS_PER_REQUEST_MAX:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+    brokers = sorted(image.brokers)
+    if factor > len(brokers):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} "
+            f"cannot be reached because only {len(brokers)} broker(s) are registered.",
+        )
+    start = topic_id.int % len(brokers)
+    return [
+        [brokers[(start + index + step) % len(brokers)] for step in range(factor)]
+        for index in range(first, first + count)
+    ]
+
+
+def _partitions(assignments: Assignments) -> tuple[PartitionImage, ...]:
+    return tuple(
+        PartitionImage(replicas=tuple(replicas), isr=tuple(replicas), leader=replicas[0])
+        for replicas in assignments
+    )

@@ -1,0 +1,86 @@
+"""Changes of the image as rows of the metadata store: a key that is a path, a value that is JSON.
+
+The keys are those one would give nodes of ZooKeeper, so that a person who looks into a store finds the way.
+"""
+
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from levada.core.cluster.image import (
+    CLUSTER_DEFAULT,
+    BrokerChanged,
+    BrokerConfigsChanged,
+    BrokerImage,
+    BrokerRemoved,
+    Change,
+    ClusterFormed,
+    ControllerChanged,
+    GroupConfigsChanged,
+    ProducerIdsAllocated,
+    TopicChanged,
+    TopicImage,
+    TopicRemoved,
+)
+
+CLUSTER: Final = "/cluster"
+CONTROLLER: Final = "/controller"
+PRODUCER_IDS: Final = "/producer-ids"
+TOPICS: Final = "/topics/"
+BROKERS: Final = "/brokers/"
+BROKER_CONFIGS: Final = "/configs/brokers/"
+GROUP_CONFIGS: Final = "/configs/groups/"  # and the group's id as in a URL: it may have slashes
+DEFAULT_NAME: Final = "<default>"  # an empty name would not be a node of ZooKeeper
+
+
+def encode(change: Change) -> tuple[str, bytes | None]:
+    """The row of a change; no value means that the row goes."""
+    match change:
+        case TopicChanged(topic):
+            return TOPICS + topic.name, msgspec.json.encode(topic)
+        case TopicRemoved(name):
+            return TOPICS + name, None
+        case BrokerChanged(broker):
+            return f"{BROKERS}{broker.id}", msgspec.json.encode(broker)
+        case BrokerRemoved(broker_id):
+            return f"{BROKERS}{broker_id}", None
+        case BrokerConfigsChanged(name, configs):
+            value = msgspec.json.encode(configs) if configs else None
+            return BROKER_CONFIGS + (name or DEFAULT_NAME), value
+        case GroupConfigsChanged(name, configs):
+            return GROUP_CONFIGS + quote(name, safe=""), msgspec.json.encode(configs) if configs else None
+        case ProducerIdsAllocated():
+            return PRODUCER_IDS, msgspec.json.encode(change)
+        case ClusterFormed():
+            return CLUSTER, msgspec.json.encode(change)
+        case ControllerChanged():
+            return CONTROLLER, msgspec.json.encode(change)
+
+
+def decode(key: str, value: bytes | None) -> Change | None:
+    """The change of a row; None for a key that is not the image's. ValueError if the value cannot be read."""
+    if key.startswith(TOPICS):
+        name = key.removeprefix(TOPICS)
+        return TopicRemoved(name) if value is None else TopicChanged(_read(value, TopicImage))
+    if key.startswith(BROKER_CONFIGS):
+        name = key.removeprefix(BROKER_CONFIGS)
+        configs = {} if value is None else _read(value, dict[str, str])
+        return BrokerConfigsChanged(CLUSTER_DEFAULT if name == DEFAULT_NAME else name, configs)
+    if key.startswith(GROUP_CONFIGS):
+        configs = {} if value is None else _read(value, dict[str, str])
+        return GroupConfigsChanged(unquote(key.removeprefix(GROUP_CONFIGS)), configs)
+    if key.startswith(BROKERS):
+        if value is None:
+            return BrokerRemoved(int(key.removeprefix(BROKERS)))
+        return BrokerChanged(_read(value, BrokerImage))
+    kinds = {PRODUCER_IDS: ProducerIdsAllocated, CLUSTER: ClusterFormed, CONTROLLER: ControllerChanged}
+    kind = kinds.get(key)
+    return None if kind is None or value is None else _read(value, kind)
+
+
+def _read(value: bytes, type_: Any) -> Any:
+    try:
+        return msgspec.json.decode(value, type=type_)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{error} in {value[:200]!r}") from error

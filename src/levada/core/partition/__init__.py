@@ -1,0 +1,1 @@
+"""Decisions of one partition: producer state, fetch sessions."""

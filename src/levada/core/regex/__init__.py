@@ -1,0 +1,1 @@
+"""RE2 patterns of topic names, matched in linear time."""

@@ -1,0 +1,1 @@
+"""Topics to topics: website activity, devices, service logs, SQL."""

@@ -1,0 +1,1 @@
+"""Topics in a lake: archive, history, replay; Parquet and Delta."""

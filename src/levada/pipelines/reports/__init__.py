@@ -1,0 +1,1 @@
+"""Reports over topics and lakes, with charts."""

@@ -1,0 +1,1 @@
+"""A pipeline's run: its name, lock, state and queries."""

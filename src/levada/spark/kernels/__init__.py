@@ -1,0 +1,1 @@
+"""The loops over records, compiled with numba."""

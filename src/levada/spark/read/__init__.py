@@ -1,0 +1,1 @@
+"""Topics to DataFrames: options, offsets, planning, fetching, rows."""

@@ -1,0 +1,1 @@
+"""DataFrames to topics: options, tasks, transactions, the commit protocol."""

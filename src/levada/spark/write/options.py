@@ -1,0 +1,195 @@
+"""What may be asked of a writer: where rows go, how they are delivered, and which columns it takes."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from levada.model import Codec
+from levada.spark.options import (
+    ConnectionOptions,
+    OptionError,
+    duration,
+    one_of,
+    option,
+    parse,
+    size,
+    text_of,
+    whole,
+)
+from levada.spark.retry import Patience
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+CODECS = tuple(codec.name.lower() for codec in Codec)
+EXACTLY_ONCE = "exactly_once"
+SKIP = "skip"
+COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
+APP_CHARACTERS_MAX = 250  # escaped, they are part of transactional ids and of patterns, which brokers bound
+NEAR = 0.75  # a column so much alike one that may be written is a slip of the pen
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions(ConnectionOptions):
+    """The options of a batch and of a stream."""
+
+    topic: str = option(
+        "topic", "Where all rows go; without it a column `topic` tells.", text_of, "", told=""
+    )
+    delivery: str = option(
+        "delivery",
+        "`exactly_once`: a micro-batch of a stream is in the topics once, whoever dies; a batch job is there all or "
+        "not at all. `at_least_once`: rows are seen as they are written, and again when a task is tried again.",
+        one_of(EXACTLY_ONCE, "at_least_once"),
+        EXACTLY_ONCE,
+    )
+    compression: str = option(
+        "kafka.compression.type",
+        f"How record batches are compressed: {', '.join(CODECS)}.",
+        one_of(*CODECS),
+        "none",
+        "compression",
+    )
+    batch_bytes: int = option(
+        "kafka.batch.size",
+        "A record batch has at most so many bytes before it is compressed.",
+        size,
+        512 << 10,
+        told="512k",
+    )
+    delivery_timeout_ms: int = option(
+        "kafka.delivery.timeout.ms",
+        "For how long a task tries to get records stored, and a driver to commit them.",
+        whole(),
+        120_000,
+    )
+
+    @property
+    def patience(self) -> Patience:
+        """How long a task waits for brokers that it asks; new processes come all the time, and know none of them."""
+        return Patience(self.delivery_timeout_ms, min(self.request_timeout_ms, self.delivery_timeout_ms))
+
+    @property
+    def impatience(self) -> Patience:
+        """Of a driver before a job that nobody repeats and after its failure: wrong servers are told soon."""
+        return Patience(self.delivery_timeout_ms, min(self.connect_timeout_ms, self.delivery_timeout_ms))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions(WriteOptions):
+    """What only a stream may be asked."""
+
+    repeated_batch: str = option(
+        "repeatedBatch",
+        "A micro-batch that is committed already and has another number of rows now: `refuse` fails the query, since "
+        "its checkpoint may have been put back; `skip` goes on, for a query that gives other rows each time.",
+        one_of("refuse", SKIP),
+        "refuse",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions(WriteOptions):
+    """What only a batch job may be asked."""
+
+    transaction_timeout_ms: int = option(
+        "transactionTimeout",
+        "With exactly_once and without txnAppId: how long a job may take. If its driver dies, readers of committed "
+        "records wait for so long. At most the broker's transaction.max.timeout.ms.",
+        duration,
+        15 * 60_000,
+        told="15m",
+    )
+    app: str = option(
+        "txnAppId",
+        "With txnVersion: the job is written once under this name and version. Done again it writes nothing, whoever "
+        "died before; for foreachBatch. Versions rise: one below the last that was written counts as written.",
+        text_of,
+        "",
+        told="",
+    )
+    version: int | None = option(
+        "txnVersion", "Which version of the application's output this job is: its batch id.", whole(0), None
+    )
+
+
+def stream_options(given: Mapping[str, str]) -> StreamOptions:
+    """The options of a stream."""
+    return parse(StreamOptions, given)
+
+
+def job_options(given: Mapping[str, str]) -> JobOptions:
+    """The options of a batch job."""
+    options = parse(JobOptions, given)
+    if bool(options.app) != (options.version is not None):
+        raise OptionError("options txnAppId and txnVersion go together: give both, or none")
+    if len(options.app) > APP_CHARACTERS_MAX:
+        raise OptionError(
+            f"option txnAppId has {len(options.app)} characters, at most {APP_CHARACTERS_MAX} will do"
+        )
+    if options.app and options.delivery != EXACTLY_ONCE:
+        raise OptionError(f"option txnAppId needs delivery={EXACTLY_ONCE}")
+    return options
+
+
+class ColumnError(OptionError):
+    """The rows do not fit a topic."""
+
+
+def check_columns(schema: "StructType", options: WriteOptions) -> tuple[str, ...]:
+    """The columns that are written, of those that there are; ColumnError if they cannot be."""
+    types = {field.name.lower(): field.dataType for field in schema.fields}
+    wanted = tuple(name for name in COLUMNS if name in types)
+    if "value" not in types:
+        raise ColumnError(
+            f"column value is missing{_nearest('value', types)}; there are {', '.join(types) or 'none'}. "
+            "It must be string or binary: for example select to_json(struct(*)) AS value"
+        )
+    if "topic" not in types and not options.topic:
+        raise ColumnError('give option topic, or a column topic: .option("topic", "orders")')
+    for name in types:
+        near = difflib.get_close_matches(name, [one for one in COLUMNS if one not in types], 1, NEAR)
+        if name not in COLUMNS and near:
+            raise ColumnError(
+                f"column {name} would not be written; did you mean {near[0]}? If not, drop it before writing"
+            )
+    for name in wanted:
+        if not _fits(name, types[name]):
+            raise ColumnError(f"column {name} is {types[name].simpleString()}, it must be {EXPECTED[name]}")
+    return wanted
+
+
+EXPECTED = {
+    "key": "string or binary",
+    "value": "string or binary: cast it, or use to_json(struct(...))",
+    "topic": "string",
+    "partition": "int",
+    "headers": "array<struct<key: string, value: binary>>",
+    "timestamp": "timestamp",
+}
+
+
+def _fits(name: str, kind: "DataType") -> bool:
+    from pyspark.sql import types
+
+    if name in ("key", "value"):
+        return isinstance(kind, types.StringType | types.BinaryType)
+    if name == "topic":
+        return isinstance(kind, types.StringType)
+    if name == "partition":
+        return isinstance(kind, types.IntegerType | types.ShortType | types.ByteType)
+    if name == "timestamp":
+        return isinstance(kind, types.TimestampType | types.TimestampNTZType)
+    struct = kind.elementType if isinstance(kind, types.ArrayType) else None
+    return (
+        isinstance(struct, types.StructType)
+        and [field.name.lower() for field in struct.fields] == ["key", "value"]
+        and isinstance(struct.fields[0].dataType, types.StringType)
+        and isinstance(struct.fields[1].dataType, types.BinaryType)
+    )
+
+
+def _nearest(name: str, known: Mapping[str, object]) -> str:
+    found = difflib.get_close_matches(name, list(known), 1, NEAR)
+    return f" (is it {found[0]}?)" if found else ""

@@ -1,0 +1,146 @@
+"""Rows of a task to topics: gathered into larger pieces, parted by topic, encoded as columns, sent while more come."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from levada.client.producer.producer import Writer
+from levada.clock import SystemClock
+from levada.errors import ErrorCode, KafkaError
+from levada.model import Codec
+from levada.spark.blocking import run
+from levada.spark.formats.encoding import Identity, Rows, Spread, UnfitRow, encode_rows, partitions_of
+from levada.spark.write.options import ColumnError, WriteOptions
+from levada.spark.write.producer import Pipeline
+from levada.spark.write.topics import partition_count
+
+if TYPE_CHECKING:
+    from levada.client.client import Client
+
+PIECE_BYTES = 2 << 20  # so much is encoded at once: batches for many partitions are not too small
+PIECE_ROWS = 100_000
+
+# What a user can do about what a broker says.
+ADVICE = {
+    ErrorCode.MESSAGE_TOO_LARGE: "a record or batch is larger than max.message.bytes of the topic: raise that, or "
+    "lower option kafka.batch.size if single records are small",
+    ErrorCode.INVALID_RECORD: "the topic refuses a record; one that is compacted needs keys",
+    ErrorCode.INVALID_TIMESTAMP: "the column timestamp is further from now than message.timestamp.before.max.ms or "
+    "message.timestamp.after.max.ms of the topic allow",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "the user may not write to it",
+}
+
+
+class RowWriter:
+    """Writes the Arrow batches of one task, as one producer; one without a transactional id has no transaction."""
+
+    def __init__(
+        self, client: "Client", options: WriteOptions, columns: tuple[str, ...], writer: Writer
+    ) -> None:
+        self._client = client
+        self._options = options
+        self._columns = columns
+        self._codec = Codec[options.compression.upper()]
+        self._clock = SystemClock()
+        self._counts: dict[str, int] = {}  # partitions of a topic
+        self._spreads: dict[str, Spread] = {}
+        self._sequences: dict[str, dict[int, int]] = {}
+        _, producer_id, epoch = writer
+        self._identity = Identity(producer_id, epoch, transactional=bool(writer.transactional_id))
+        self._pipeline = run(_pipeline(client, writer, options))
+        self.rows = 0
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether a broker may know of any of it."""
+        return self._pipeline.has_sent
+
+    def write(self, batches: Iterable[Any]) -> None:
+        """Write all rows; they are stored when this returns."""
+        try:
+            for piece in pieces(batches):
+                self.rows += piece.num_rows
+                for topic, part in self._by_topic(piece):
+                    self._write(topic, part)
+            run(self._pipeline.flush())
+        except BaseException as failure:
+            run(self._pipeline.stop())
+            if (
+                isinstance(failure, KafkaError)
+                and not isinstance(failure, UnfitRow)
+                and failure.code in ADVICE
+            ):
+                failure.add_note(ADVICE[failure.code])
+            raise
+
+    def _by_topic(self, piece: Any) -> Iterator[tuple[str, Any]]:
+        if self._options.topic:
+            yield self._options.topic, piece
+            return
+        column = piece.column("topic")
+        if column.null_count:
+            raise ColumnError("a row has no topic: column topic is null, and option topic is not given")
+        names = pc.unique(column).to_pylist()
+        for name in names:
+            yield name, piece if len(names) == 1 else piece.filter(pc.equal(column, name))
+
+    def _write(self, topic: str, piece: Any) -> None:
+        if not piece.num_rows:
+            return
+        columns = {name: piece.column(name) for name in self._columns}
+        rows = Rows(
+            columns.get("key"),
+            columns["value"],
+            columns.get("headers"),
+            columns.get("timestamp"),
+            columns["partition"].cast(pa.int32()) if "partition" in columns else None,
+        )
+        count = self._counts.get(topic)
+        if count is None:
+            count = self._counts[topic] = partition_count(self._client, topic, self._options.patience)
+            self._spreads[topic] = Spread()
+            self._sequences[topic] = {}
+        partitions = partitions_of(rows, count, self._spreads[topic])
+        batches = list(
+            encode_rows(
+                rows,
+                partitions,
+                now_ms=self._clock.now_ms(),
+                codec=self._codec,
+                max_batch_bytes=self._options.batch_bytes,
+                identity=self._identity,
+                sequences=self._sequences[topic],
+            )
+        )
+        run(self._pipeline.send(topic, batches))
+
+
+def pieces(batches: Iterable[Any]) -> Iterator[Any]:
+    """Arrow batches put together, since Spark's are small; column names in lower case."""
+    gathered: list[Any] = []
+    size = rows = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        gathered.append(batch)
+        size += batch.nbytes
+        rows += batch.num_rows
+        if size >= PIECE_BYTES or rows >= PIECE_ROWS:
+            yield _joined(gathered)
+            gathered, size, rows = [], 0, 0
+    if gathered:
+        yield _joined(gathered)
+
+
+def _joined(batches: list[Any]) -> Any:
+    names = [name.lower() for name in batches[0].schema.names]
+    if len(batches) == 1:
+        return batches[0].rename_columns(names)
+    columns = [pa.concat_arrays([batch.column(index) for batch in batches]) for index in range(len(names))]
+    return pa.RecordBatch.from_arrays(columns, names=names)
+
+
+async def _pipeline(client: "Client", writer: Writer, options: WriteOptions) -> Pipeline:
+    return Pipeline(client, writer.transactional_id or None, delivery_timeout_ms=options.delivery_timeout_ms)

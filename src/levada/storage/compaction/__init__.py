@@ -1,0 +1,1 @@
+"""Log compaction: the cleaner, its process and the swap of cleaned segments."""

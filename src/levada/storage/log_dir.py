@@ -1,0 +1,285 @@
+"""A data directory: whose it is, whether it was left in order, and the partitions in it.
+
+`meta.properties` ties the directory to one cluster and one node, and the lock to one process: two brokers that
+write the same files, or one that takes another's, would destroy both. The checkpoints only save work at the next
+start; without them everything is checked. After an I/O error the directory is offline until the next start.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import uuid
+from base64 import b64decode, urlsafe_b64encode
+from collections.abc import Container, Mapping
+from typing import NamedTuple, Self
+
+from levada.config.properties import parse
+from levada.logs import EventLog
+from levada.model import TopicPartition
+from levada.storage.checkpoints import BadCheckpointError, decode_offsets, encode_offsets
+from levada.storage.disk import Disk, read_file, remove_tree, write_atomically
+from levada.storage.file_names import (
+    METADATA_FILE,
+    is_deleted_directory,
+    parse_partition_directory,
+    stray_directory,
+)
+
+FORMAT = 1
+META_FILE = "meta.properties"
+LOCK_FILE = ".lock"
+CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
+RECOVERY_POINTS_FILE = "recovery-point-offset-checkpoint"
+LOG_STARTS_FILE = "log-start-offset-checkpoint"
+CLEANER_FILE = "cleaner-offset-checkpoint"
+
+_log = EventLog("levada.storage")
+
+
+class LogDirError(Exception):
+    """A data directory that this broker must not use; the message says why and what to do."""
+
+
+class FoundPartition(NamedTuple):
+    """A partition's folder; without a topic id when its metadata file is missing or damaged."""
+
+    partition: TopicPartition
+    directory: str
+    topic_id: uuid.UUID | None
+
+
+def encode_uuid(value: uuid.UUID) -> str:
+    """An id as Kafka writes it: URL-safe base64 without padding."""
+    return urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
+
+
+def decode_uuid(text: str) -> uuid.UUID:
+    """What `encode_uuid` wrote; ValueError for anything else."""
+    return uuid.UUID(bytes=b64decode(text + "==", altchars=b"-_", validate=True))
+
+
+class LogDir:
+    """One directory of `log.dirs`, locked by this process until it is closed."""
+
+    __slots__ = (
+        "_disk",
+        "_lock",
+        "_node_id",
+        "_noted",
+        "cleaner_offsets",
+        "cluster_id",
+        "directory_id",
+        "log_start_offsets",
+        "offline",
+        "path",
+        "recovery_points",
+        "was_clean",
+    )
+
+    def __init__(self, path: str, disk: Disk, node_id: int, lock: int) -> None:
+        self.path = path
+        self._disk = disk
+        self._node_id = node_id
+        self._lock = lock
+        self.cluster_id: str | None = None  # None until a new directory joins a cluster
+        self.directory_id = uuid.uuid4()
+        self.offline = False
+        self.was_clean = False  # the last shutdown was in order: segments may be trusted
+        self.recovery_points: dict[TopicPartition, int] = {}  # as of the last checkpoint
+        self.log_start_offsets: dict[TopicPartition, int] = {}
+        self.cleaner_offsets: dict[TopicPartition, int] = {}  # up to where logs were compacted
+        self._noted: dict[str, Mapping[TopicPartition, int]] = {}  # what each checkpoint file holds
+
+    @classmethod
+    def open(cls, path: str, disk: Disk, *, node_id: int) -> Self:
+        """Lock the directory and read what it says of itself. Raises LogDirError if it is not this node's."""
+        path = os.path.abspath(path)
+        disk.mkdir(path)
+        log_dir = cls(path, disk, node_id, _acquire_lock(path))
+        try:
+            log_dir._read_owner()
+            log_dir._read_state()
+        except BaseException:
+            os.close(log_dir._lock)
+            raise
+        return log_dir
+
+    def join(self, cluster_id: str) -> None:
+        """Belong to this cluster from now on. Raises LogDirError if the directory belongs to another."""
+        if self.cluster_id is None:
+            self._write_owner(cluster_id)
+        elif self.cluster_id != cluster_id:
+            raise LogDirError(
+                f"{self.path} belongs to cluster {self.cluster_id}, not to {cluster_id}: "
+                "check log.dirs, or give this node an empty directory"
+            )
+
+    def partitions(self) -> list[FoundPartition]:
+        """The partitions' folders."""
+        return [
+            FoundPartition(partition, self._name(name), self._topic_id(name))
+            for name in sorted(self._disk.listdir(self.path))
+            if (partition := parse_partition_directory(name)) and self._disk.exists(self._name(name) + os.sep)
+        ]
+
+    def create_partition(self, partition: TopicPartition, topic_id: uuid.UUID) -> str:
+        """A folder for a new partition, or the one it has; its path. Made durable by the log's first fsync."""
+        directory = self._name(str(partition))
+        self._disk.mkdir(directory)
+        if self._topic_id(str(partition)) != topic_id:
+            text = f"version: 0\ntopic_id: {encode_uuid(topic_id)}"
+            write_atomically(self._disk, os.path.join(directory, METADATA_FILE), text.encode(), durable=False)
+        return directory
+
+    def set_aside(self, found: FoundPartition) -> None:
+        """Put away the folder of a partition that the cluster does not know.
+
+        Its topic was deleted while this broker was down, or the metadata is older than the data: people decide.
+        """
+        path = self._name(stray_directory(str(found.partition)))
+        _log.warning(
+            "partition is not in the cluster's metadata; its data is kept until you remove it", kept=path
+        )
+        self._disk.rename(found.directory, path)
+
+    def remove_deleted(self) -> None:
+        """Free the space of deleted partitions; for a thread."""
+        for name in self._disk.listdir(self.path):
+            if is_deleted_directory(name):
+                remove_tree(self._disk, self._name(name))
+
+    def write_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Note up to where each log is fsynced; for a thread."""
+        self._write_offsets(RECOVERY_POINTS_FILE, offsets)
+
+    def write_log_start_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Note where each log begins that does not begin with its first segment; for a thread."""
+        self._write_offsets(LOG_STARTS_FILE, offsets)
+
+    def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Note up to where each log is compacted; for a thread."""
+        self._write_offsets(CLEANER_FILE, offsets)
+
+    def knows_of(self, partition: TopicPartition) -> bool:
+        """Whether a checkpoint speaks of a partition of this name, be it this one or one that was deleted."""
+        return any(partition in offsets for offsets in self._noted.values())
+
+    def forget_all_but(self, living: Container[TopicPartition]) -> None:
+        """Strike deleted partitions out of the checkpoints.
+
+        Checkpoints have names only: a new log under an old name would begin where the deleted one did, and lose
+        its records.
+        """
+        for file, offsets in list(self._noted.items()):
+            kept = {partition: offset for partition, offset in offsets.items() if partition in living}
+            if len(kept) < len(offsets):
+                self._write_offsets(file, kept)
+
+    def _write_offsets(self, file: str, offsets: Mapping[TopicPartition, int]) -> None:
+        write_atomically(self._disk, self._name(file), encode_offsets(offsets))
+        self._noted[file] = offsets
+
+    def fail(self, error: OSError) -> bool:
+        """Take the directory offline until the next start; whether it was still in use."""
+        if self.offline:
+            return False
+        self.offline = True
+        _log.error("log dir is offline", log_dir=self.path, error=str(error))
+        return True
+
+    def close(self, clean: bool) -> None:
+        """Unlock. `clean` says that every log was closed so, and the checkpoints written: they may be trusted."""
+        try:
+            if clean and not self.offline:
+                content = json.dumps({"version": 0, "brokerEpoch": -1})
+                write_atomically(self._disk, self._name(CLEAN_SHUTDOWN_FILE), content.encode())
+        finally:
+            os.close(self._lock)
+
+    def _name(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def _topic_id(self, name: str) -> uuid.UUID | None:
+        data = read_file(self._disk, os.path.join(self.path, name, METADATA_FILE))
+        fields = dict(
+            line.partition(": ")[::2] for line in (data or b"").decode(errors="replace").splitlines()
+        )
+        try:
+            return decode_uuid(fields["topic_id"]) if fields.get("version") == "0" else None
+        except (KeyError, ValueError):
+            return None
+
+    def _read_owner(self) -> None:
+        path = self._name(META_FILE)
+        data = read_file(self._disk, path)
+        if data is None:
+            if self.partitions():
+                raise LogDirError(
+                    f"{self.path} holds partitions but no {META_FILE}: restore it or use another"
+                )
+            return
+        fields = parse(data.decode(errors="replace"))
+        stored_format = fields.get("levada.format", "")
+        if not stored_format.isdecimal() or int(stored_format) > FORMAT:
+            known = f"this version reads up to {FORMAT}"
+            raise LogDirError(f"{path} says levada.format={stored_format or 'nothing'}; {known}")
+        if fields.get("node.id") != str(self._node_id):
+            found = fields.get("node.id", "nothing")
+            raise LogDirError(
+                f"{path} says node.id={found}, but this is node {self._node_id}: check log.dirs"
+            )
+        self.cluster_id = fields.get("cluster.id") or None
+        try:
+            self.directory_id = decode_uuid(fields["directory.id"])
+        except (KeyError, ValueError):
+            raise LogDirError(f"{path} has no valid directory.id: restore it from a backup") from None
+        if self.cluster_id is None:
+            raise LogDirError(f"{path} has no cluster.id: restore it from a backup")
+
+    def _write_owner(self, cluster_id: str) -> None:
+        fields = {
+            "version": "1",
+            "cluster.id": cluster_id,
+            "node.id": str(self._node_id),
+            "directory.id": encode_uuid(self.directory_id),
+            "levada.format": str(FORMAT),
+        }
+        text = "".join(f"{name}={value}\n" for name, value in fields.items())
+        write_atomically(self._disk, self._name(META_FILE), text.encode())
+        self.cluster_id = cluster_id
+
+    def _read_state(self) -> None:
+        """Take the checkpoints; the mark of a clean shutdown holds for one start only."""
+        marker = self._name(CLEAN_SHUTDOWN_FILE)
+        self.was_clean = self._disk.exists(marker)
+        if self.was_clean:
+            self._disk.unlink(marker)
+            self._disk.fsync_dir(self.path)
+        self.recovery_points = self._read_offsets(RECOVERY_POINTS_FILE)
+        self.log_start_offsets = self._read_offsets(LOG_STARTS_FILE)
+        self.cleaner_offsets = self._read_offsets(CLEANER_FILE)
+
+    def _read_offsets(self, name: str) -> dict[TopicPartition, int]:
+        data = read_file(self._disk, self._name(name))
+        try:
+            self._noted[name] = offsets = decode_offsets(data) if data is not None else {}
+            return offsets
+        except BadCheckpointError as error:
+            _log.warning("checkpoint is damaged", file=self._name(name), reason=str(error))
+            return {}
+
+
+def _acquire_lock(path: str) -> int:
+    """The descriptor whose lock ends with this process."""
+    lock = os.open(os.path.join(path, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        raise LogDirError(
+            f"{path} is in use by another broker: stop that one, or use another directory"
+        ) from None
+    return lock

@@ -1,0 +1,1 @@
+"""Hand-tuned readers and writers of Produce, Fetch and OffsetCommit."""

@@ -1,0 +1,1 @@
+"""Record formats of the internal topics, as Kafka writes them."""

@@ -1,0 +1,1 @@
+"""Readers and writers of every API message, compiled from kio's message classes."""

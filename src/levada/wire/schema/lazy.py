@@ -1,0 +1,115 @@
+"""Message classes that load on first use, because importing all of them would cost two seconds at start.
+
+Inside `kio_modules()` an ordinary import of a versioned message module binds an empty module; the first name
+looked up in it runs the real import. Type checkers and readers see an ordinary import:
+
+    with kio_modules():
+        import kio.schema.heartbeat.v4 as heartbeat
+
+    heartbeat.response.HeartbeatResponse(...)        # loads here
+
+Two threads may touch a module first at the same time: its body only imports names, so running it twice is harmless.
+"""
+
+import builtins
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:
+    Loader = MetaPathFinder = object  # nothing of theirs is needed, and importing them takes a while
+
+LAZY = re.compile(r"kio\.schema\.\w+\.v\d+|levada\.wire\.schema\.shapes\.\w+")
+
+
+def _load_phantom_types() -> None:
+    """Load kio's base module without hypothesis.
+
+    Where hypothesis is installed, kio imports it for tests of its own: a tenth of a second, and fifteen megabytes, that
+    a broker or a client has no use for. The one module that asks for it is run with an import that refuses.
+    """
+    name = "kio.static._phantom"
+    if name in sys.modules or "hypothesis" in sys.modules:
+        return
+    spec = find_spec(name)
+    assert spec is not None and spec.loader is not None
+
+    def import_(module: str, *arguments: Any) -> ModuleType:
+        if module.partition(".")[0] == "hypothesis":
+            raise ImportError(module)
+        return builtins.__import__(module, *arguments)
+
+    phantom = module_from_spec(spec)
+    phantom.__dict__["__builtins__"] = vars(builtins) | {"__import__": import_}
+    sys.modules[name] = phantom
+    spec.loader.exec_module(phantom)
+
+
+def load(name: str) -> ModuleType:
+    """A message module of kio, now."""
+    _load_phantom_types()
+    return import_module(name)
+
+
+class _Unloaded(ModuleType):
+    """A module whose body has not run: the first unknown name runs it."""
+
+    def __getattr__(self, name: str) -> object:
+        spec = self.__spec__
+        assert spec is not None and isinstance(spec.loader, _LazyLoader)
+        _load_phantom_types()
+        self.__class__ = ModuleType  # type: ignore[assignment]  # from here on an ordinary module
+        try:
+            spec.loader.body.exec_module(self)
+        except BaseException:
+            self.__class__ = _Unloaded
+            raise
+        return getattr(self, name)
+
+
+class _LazyLoader(Loader):
+    """Puts off the body of a module."""
+
+    def __init__(self, body: Loader) -> None:
+        self.body = body
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.body.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__class__ = _Unloaded
+
+
+class _LazyFinder(MetaPathFinder):
+    """Finds the modules that may be put off; all others are left to Python."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if LAZY.fullmatch(fullname) is None:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _LazyLoader(spec.loader)
+        return spec
+
+
+_finder = _LazyFinder()
+
+
+@contextmanager
+def kio_modules() -> Iterator[None]:
+    """Imports of message modules inside this block load on first use."""
+    sys.meta_path.insert(0, _finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(_finder)

@@ -1,0 +1,148 @@
+"""Messages of every API and version as bytes, and as objects of one shape per API.
+
+The functions for an API and version are compiled on first use and kept. Reading raises KafkaError(INVALID_REQUEST)
+for bytes that are no message, never anything else; `levada.wire.schema.versions` tells what the shapes are.
+"""
+
+from collections.abc import Callable
+from functools import cache, lru_cache
+from struct import Struct as Packer
+from struct import error as StructError
+from typing import Any, NamedTuple
+
+from levada.errors import ErrorCode, KafkaError
+from levada.wire.primitives import ELEMENTS_MAX
+from levada.wire.schema.fields import Struct, struct_of
+from levada.wire.schema.lazy import load
+from levada.wire.schema.readers import MalformedError, Reader, compile_reader, skip_tags
+from levada.wire.schema.versions import APIS, SHAPES, Api
+from levada.wire.schema.writers import compile_writer
+
+RESPONSE_ELEMENTS_MAX = 10_000_000
+
+API_VERSIONS = 18
+HEADER = Packer(">hhih")  # api key, version, correlation id, length of the client id
+SIZE_AND_ID = Packer(">ii")
+
+MALFORMED = (MalformedError, StructError, IndexError, UnicodeDecodeError)
+
+
+class RequestHeader(NamedTuple):
+    """What every request starts with, and where its body starts."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    body: int
+
+
+def api(api_key: int, version: int) -> Api:
+    """The API, if this version of it is known."""
+    known = APIS.get(api_key)
+    if known is None or not known.first <= version <= known.last:
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"API key {api_key} version {version}")
+    return known
+
+
+def api_key(name: str) -> int:
+    """The key of an API by its name, such as "find_coordinator"."""
+    return next(known.key for known in APIS.values() if known.name == name)
+
+
+def versions_known(api_key: int) -> range:
+    """The versions of an API that can be read and written; none for an unknown API."""
+    known = APIS.get(api_key)
+    return range(0) if known is None else range(known.first, known.last + 1)
+
+
+@lru_cache(1_024)
+def request_header_is_flexible(api_key: int, version: int) -> bool:
+    """Whether tagged fields follow the client id."""
+    known = APIS.get(api_key)
+    return known is not None and known.flexible <= version <= known.last
+
+
+def response_header_is_flexible(api_key: int, version: int) -> bool:
+    """Whether tagged fields follow the correlation id; never for ApiVersions, whose versions are not agreed yet."""
+    return api_key != API_VERSIONS and request_header_is_flexible(api_key, version)
+
+
+def read_request_header(view: memoryview | bytes) -> RequestHeader:
+    """The header of a request; the body of a version that is unknown starts where it would without tagged fields."""
+    try:
+        api_key, version, correlation_id, length = HEADER.unpack_from(view)
+        position = HEADER.size + max(length, 0)
+        if length < -1 or position > len(view):
+            raise MalformedError("the client id ends early")
+        client_id = None if length < 0 else str(view[HEADER.size : position], "utf-8")
+        if request_header_is_flexible(api_key, version):
+            if view[position]:
+                position, _ = skip_tags(view, position, ELEMENTS_MAX)
+            else:
+                position += 1
+            if position > len(view):
+                raise MalformedError("the header ends early")
+    except MALFORMED as problem:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"request header: {problem}") from problem
+    return RequestHeader(api_key, version, correlation_id, client_id, position)
+
+
+def write_response_frame(api_key: int, version: int, correlation_id: int, response: Any) -> bytes:
+    """A response with everything before it: its size and its header."""
+    body = _writer(api_key, version, "response")(response)
+    if response_header_is_flexible(api_key, version):
+        return SIZE_AND_ID.pack(len(body) + 5, correlation_id) + b"\0" + body
+    return SIZE_AND_ID.pack(len(body) + 4, correlation_id) + body
+
+
+def read_request(api_key: int, version: int, view: memoryview | bytes, offset: int = 0) -> Any:
+    """A request of any version as the API's one shape."""
+    return _read(_reader(api_key, version, "request"), view, offset, ELEMENTS_MAX)
+
+
+def read_response(api_key: int, version: int, view: memoryview | bytes, offset: int = 0) -> Any:
+    """A response of any version as the API's one shape."""
+    return _read(_reader(api_key, version, "response"), view, offset, RESPONSE_ELEMENTS_MAX)
+
+
+def write_request(api_key: int, version: int, request: Any) -> bytes:
+    """The body of a request in a version."""
+    return _writer(api_key, version, "request")(request)
+
+
+def write_response(api_key: int, version: int, response: Any) -> bytes:
+    """The body of a response in a version."""
+    return _writer(api_key, version, "response")(response)
+
+
+def _read(read: Reader, view: memoryview | bytes, offset: int, elements: int) -> Any:
+    try:
+        return read(bytes(view), offset, elements)
+    except MALFORMED as problem:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, str(problem)) from problem
+
+
+@cache
+def _reader(api_key: int, version: int, kind: str) -> Reader:
+    message, old, shape = structs(api(api_key, version), version, kind)
+    return compile_reader(message, version, old, shape)
+
+
+@cache
+def _writer(api_key: int, version: int, kind: str) -> Callable[[Any], bytes]:
+    message, old, shape = structs(api(api_key, version), version, kind)
+    return compile_writer(message, version, old, shape)
+
+
+def structs(known: Api, version: int, kind: str) -> tuple[str, Struct, Struct]:
+    """A message's path in the rules, its struct in a version and its shape."""
+    name = "".join(part.title() for part in known.name.split("_")) + kind.title()
+    old = getattr(load(f"kio.schema.{known.name}.v{version}.{kind}"), name)
+    home = (
+        f"levada.wire.schema.shapes.{known.name}"
+        if known.name in SHAPES
+        else f"kio.schema.{known.name}.v{known.last}.{kind}"
+    )
+    shape = getattr(load(home), name)
+    return f"{known.name}.{kind}", struct_of(old), struct_of(shape)
