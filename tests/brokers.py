@@ -18,7 +18,8 @@ from levada.broker.faults import Faults
 from levada.broker.partition.partition import Partition
 from levada.config.broker import BrokerConfig
 from levada.core.cluster.controller import CreateTopic, DeleteTopic
-from levada.server import Server, new_event_loop
+from levada.loop import new_event_loop
+from levada.server import Server
 from levada.storage.disk import Disk
 
 T = TypeVar("T")

@@ -20,6 +20,7 @@ from levada.config.broker import BrokerConfig
 from levada.core.cluster.image import BrokerImage
 from levada.core.cluster.topic_names import is_internal
 from levada.errors import KafkaError
+from levada.loop import new_event_loop
 from levada.metadata.sqlite import SqliteStore
 from levada.metadata.store import StoreError
 from levada.model import Endpoint
@@ -35,15 +36,6 @@ METADATA_FILE = "levada-metadata.db"
 # Nearly everything here dies by its count. Cycles are rare, and everybody waits while they are looked for.
 GARBAGE_THRESHOLDS = (20_000, 20, 20)
 FILES_RESERVED = 256  # for the store, the listeners, threads that open files, clients being turned away
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop where there is one; the standard loop is slower and otherwise the same."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 load_handlers()

@@ -10,10 +10,10 @@ import pytest
 from tests.unit.test_listener import KIB, LIMITS, MIB, Server, ask_until, framed, receipt, receive, serving
 
 from levada.broker.purgatory import Answer
+from levada.loop import new_event_loop
 from levada.net.buffer_pool import ARENA_BYTES, ReceiveMemory
 from levada.net.flush import Turn
 from levada.net.listener import Connection, Listener
-from levada.server import new_event_loop
 
 LARGE = 40 * MIB
 LOOPS = {"uvloop": new_event_loop, "asyncio": asyncio.new_event_loop}

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 from levada.broker.purgatory import Answer
+from levada.loop import new_event_loop
 from levada.net import idle_reaper as silence
 from levada.net import listener as listening
 from levada.net import memory_limit as relief
@@ -24,7 +25,6 @@ from levada.net.buffer_pool import Owner, ReceiveMemory
 from levada.net.connection_limits import Admission
 from levada.net.flush import Turn
 from levada.net.listener import Connection, Limits, Listener
-from levada.server import new_event_loop
 from levada.wire.frames import Reply
 
 T = TypeVar("T")

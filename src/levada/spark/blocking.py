@@ -12,6 +12,8 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from levada.loop import new_event_loop
+
 if TYPE_CHECKING:
     from levada.client.client import Client
 
@@ -27,7 +29,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.loop = _new_loop()
+        self.loop = new_event_loop()
         self.clients: dict[object, Client] = {}
         self.lock = threading.Lock()
         self._thread = threading.Thread(target=self.loop.run_forever, name="levada-spark", daemon=True)
@@ -103,14 +105,6 @@ def _after_fork() -> None:
     """The parent's locks may be held by threads that a child does not have."""
     global _process, _making
     _process, _making = None, threading.Lock()
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 @atexit.register

@@ -24,8 +24,9 @@ from levada.broker.partition.partition import Partition
 from levada.config.broker import BrokerConfig, TopicConfig
 from levada.core.cluster.controller import CreateTopic, DeleteTopic
 from levada.errors import ErrorCode
+from levada.loop import new_event_loop
 from levada.model import ConsumerRecord
-from levada.server import Server, new_event_loop
+from levada.server import Server
 from levada.wire import batches
 
 T = TypeVar("T")
