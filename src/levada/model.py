@@ -44,6 +44,19 @@ class Endpoint(NamedTuple):
         return f"{self.listener}://{self.host}:{self.port}"
 
 
+class KafkaPrincipal(NamedTuple):
+    """The identity that a connection has been authenticated as."""
+
+    principal_type: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.principal_type}:{self.name}"
+
+
+ANONYMOUS = KafkaPrincipal("User", "ANONYMOUS")  # of a connection without authentication
+
+
 class TimestampType(IntEnum):
     """Who set a record's timestamp."""
 

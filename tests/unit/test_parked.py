@@ -12,7 +12,7 @@ from kio.index import load_request_schema
 from tests.brokers import PATIENCE_S, Running, running
 from tests.compat.raw import Connection, batch, build
 
-from levada.api.registry import Call
+from levada.api.registry import RequestContext
 from levada.api.scheduler import Pace
 from levada.api.topics import TOLD_AT_ONCE, create_topics
 from levada.broker.faults import Fault, Faults
@@ -147,7 +147,7 @@ def test_a_request_for_many_topics_lets_others_have_their_turn(tmp_path: Path) -
     client = cast(Any, SimpleNamespace(client_id=None))
 
     async def passes(one: Running) -> int:
-        task = asyncio.ensure_future(create_topics(Call(one.broker, client, 7), request))
+        task = asyncio.ensure_future(create_topics(RequestContext(one.broker, client, 7), request))
         passed = 0
         while not task.done():
             await asyncio.sleep(0)

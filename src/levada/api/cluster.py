@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from levada.api.registry import Call, handles
+from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.broker import Broker
 from levada.broker.controller import new_topic_id
@@ -49,54 +49,56 @@ _told: WeakKeyDictionary[Broker, dict[str, tuple[TopicImage, Any, Any]]] = WeakK
 
 @handles("metadata", versions=range(14))
 def metadata(
-    call: Call, request: "metadata_v13.MetadataRequest"
+    context: RequestContext, request: "metadata_v13.MetadataRequest"
 ) -> "metadata_v13.MetadataResponse | Awaitable[metadata_v13.MetadataResponse]":
     """Topics, their leaders, and the brokers. v4 asks whether to create topics, v10 adds topic ids (KIP-516)."""
-    wanted = _to_create(call, request)
-    return _after_creation(call, request, wanted) if wanted else _metadata(call, request)
+    wanted = _to_create(context, request)
+    return _after_creation(context, request, wanted) if wanted else _metadata(context, request)
 
 
 async def _after_creation(
-    call: Call, request: "metadata_v13.MetadataRequest", wanted: list[str]
+    context: RequestContext, request: "metadata_v13.MetadataRequest", wanted: list[str]
 ) -> "metadata_v13.MetadataResponse":
-    config = call.broker.current_config()
+    config = context.broker.current_config()
     commands: list[Command] = [
         CreateTopic(name, new_topic_id(), config.num_partitions, config.default_replication_factor)
         for name in wanted
     ]
     # A topic that could not be made is answered as unknown.
-    await call.broker.controller.submit_all(commands)
-    return _metadata(call, request)
+    await context.broker.controller.submit_all(commands)
+    return _metadata(context, request)
 
 
-def _to_create(call: Call, request: "metadata_v13.MetadataRequest") -> list[str]:
+def _to_create(context: RequestContext, request: "metadata_v13.MetadataRequest") -> list[str]:
     """The names asked for that no topic has and that this broker would give to new ones."""
     if not request.topics or not request.allow_auto_topic_creation:
         return []
-    if not call.broker.config.auto_create_topics_enable:
+    if not context.broker.config.auto_create_topics_enable:
         return []
-    known = call.broker.image.topics
+    known = context.broker.image.topics
     names = dict.fromkeys(
         topic.name for topic in request.topics if topic.topic_id is None and topic.name not in known
     )
     return [name for name in names if name and not topic_names.is_internal(name)][:AUTO_CREATED_MAX]
 
 
-def _metadata(call: Call, request: "metadata_v13.MetadataRequest") -> "metadata_v13.MetadataResponse":
+def _metadata(
+    context: RequestContext, request: "metadata_v13.MetadataRequest"
+) -> "metadata_v13.MetadataResponse":
     answer = metadata_v13.response
-    image = call.broker.image
+    image = context.broker.image
     if request.topics is None:
-        topics = _topics(call, image.topics.values())
+        topics = _topics(context, image.topics.values())
     else:
         asked = dict.fromkeys((topic.name, topic.topic_id) for topic in request.topics)
-        topics = [_asked_topic(call, name, topic_id) for name, topic_id in asked]
+        topics = [_asked_topic(context, name, topic_id) for name, topic_id in asked]
     if request.include_topic_authorized_operations:
         topics = [_with_operations(topic) for topic in topics]
     return metadata_v13.MetadataResponse(
         throttle_time=UNTHROTTLED,
         brokers=tuple(
             answer.MetadataResponseBroker(node_id=node_id, host=host, port=port, rack=rack)
-            for node_id, host, port, rack in _brokers(call)
+            for node_id, host, port, rack in _brokers(context)
         ),
         cluster_id=image.cluster_id,
         controller_id=image.controller_id,
@@ -108,19 +110,19 @@ def _metadata(call: Call, request: "metadata_v13.MetadataRequest") -> "metadata_
     )
 
 
-def _brokers(call: Call) -> list[tuple[int, str, int, str | None]]:
+def _brokers(context: RequestContext) -> list[tuple[int, str, int, str | None]]:
     """(id, host, port, rack) of the brokers that have the listener on which was asked."""
     return [
         (broker.id, endpoint.host, endpoint.port, broker.rack)
-        for broker in call.broker.image.brokers.values()
+        for broker in context.broker.image.brokers.values()
         for endpoint in broker.endpoints
-        if endpoint.listener == call.listener
+        if endpoint.listener == context.listener
     ]
 
 
-def _topics(call: Call, topics: Iterable[TopicImage]) -> list[Any]:
+def _topics(context: RequestContext, topics: Iterable[TopicImage]) -> list[Any]:
     """Topics as told before, as long as they and what can serve them are the same: clients ask far more often."""
-    broker = call.broker
+    broker = context.broker
     told = _told.setdefault(broker, {})
     if len(told) > 2 * len(broker.image.topics) + TOLD_SPARE:
         told.clear()  # mostly topics that are gone
@@ -129,16 +131,16 @@ def _topics(call: Call, topics: Iterable[TopicImage]) -> list[Any]:
     for topic in topics:
         entry = told.get(topic.name)
         if entry is None or entry[0] is not topic or entry[1] != serving:
-            entry = told[topic.name] = topic, serving, _topic(call, topic)
+            entry = told[topic.name] = topic, serving, _topic(context, topic)
         answers.append(entry[2])
     return answers
 
 
-def _asked_topic(call: Call, name: str | None, topic_id: UUID | None) -> Any:
+def _asked_topic(context: RequestContext, name: str | None, topic_id: UUID | None) -> Any:
     try:
         if topic_id is None:
             topic_names.check(name or "")
-        return _topics(call, [find_topic(call.broker.image, topic_id or name or "")])[0]
+        return _topics(context, [find_topic(context.broker.image, topic_id or name or "")])[0]
     except KafkaError as error:
         return metadata_v13.response.MetadataResponseTopic(
             error_code=error.code, name=name, topic_id=topic_id, partitions=()
@@ -152,7 +154,7 @@ def _with_operations(topic: Any) -> Any:
     return replace(topic, topic_authorized_operations=ALL_TOPIC_OPERATIONS)
 
 
-def _topic(call: Call, topic: TopicImage) -> Any:
+def _topic(context: RequestContext, topic: TopicImage) -> Any:
     answer = metadata_v13.response
     partition = answer.MetadataResponsePartition
     return answer.MetadataResponseTopic(
@@ -160,14 +162,16 @@ def _topic(call: Call, topic: TopicImage) -> Any:
         name=topic.name,
         topic_id=topic.id,
         is_internal=topic_names.is_internal(topic.name),
-        partitions=tuple([partition(**_state(call, topic, index)) for index in range(len(topic.partitions))]),
+        partitions=tuple(
+            [partition(**_state(context, topic, index)) for index in range(len(topic.partitions))]
+        ),
     )
 
 
-def _state(call: Call, topic: TopicImage, index: int) -> dict[str, Any]:
+def _state(context: RequestContext, topic: TopicImage, index: int) -> dict[str, Any]:
     """A partition in the words that Metadata and DescribeTopicPartitions share."""
     state = topic.partitions[index]
-    offline = _offline_replicas(call, topic, index)
+    offline = _offline_replicas(context, topic, index)
     led = state.leader != NO_LEADER and state.leader not in offline
     return {
         "error_code": ErrorCode.NONE if led else ErrorCode.LEADER_NOT_AVAILABLE,
@@ -180,32 +184,32 @@ def _state(call: Call, topic: TopicImage, index: int) -> dict[str, Any]:
     }
 
 
-def _offline_replicas(call: Call, topic: TopicImage, index: int) -> tuple[int, ...]:
+def _offline_replicas(context: RequestContext, topic: TopicImage, index: int) -> tuple[int, ...]:
     """Brokers that have the partition and cannot serve it: gone, or here with a log dir that failed."""
-    broker = call.broker
+    broker = context.broker
     return tuple(
         [
             node_id
             for node_id in topic.partitions[index].replicas
             if (node_id not in broker.image.brokers)
-            or (node_id == broker.node_id and not _served_here(call, topic.name, index))
+            or (node_id == broker.node_id and not _served_here(context, topic.name, index))
         ]
     )
 
 
-def _served_here(call: Call, topic: str, index: int) -> bool:
-    partition = call.broker.partitions.get((topic, index))
+def _served_here(context: RequestContext, topic: str, index: int) -> bool:
+    partition = context.broker.partitions.get((topic, index))
     return partition is not None and not partition.offline
 
 
 @handles("describe_topic_partitions", versions=range(1))
 def describe_topic_partitions(
-    call: Call, request: "describe_topic_partitions_v0.DescribeTopicPartitionsRequest"
+    context: RequestContext, request: "describe_topic_partitions_v0.DescribeTopicPartitionsRequest"
 ) -> "describe_topic_partitions_v0.DescribeTopicPartitionsResponse":
     """Partitions of topics in the order of their names, page by page (KIP-966)."""
     answer = describe_topic_partitions_v0.response
     room = max(1, min(request.response_partition_limit, PARTITIONS_PER_PAGE_MAX))
-    names = sorted({topic.name for topic in request.topics} or call.broker.image.topics)
+    names = sorted({topic.name for topic in request.topics} or context.broker.image.topics)
     cursor = request.cursor
     first = 0
     if cursor is not None:
@@ -218,11 +222,11 @@ def describe_topic_partitions(
         if room == 0:
             next_cursor = answer.Cursor(topic_name=name, partition_index=first)
             break
-        found = _page(call, name, first, room)
+        found = _page(context, name, first, room)
         topics.append(found)
         end = first + len(found.partitions)
         room -= len(found.partitions)
-        if found.error_code == ErrorCode.NONE and end < len(call.broker.image.topics[name].partitions):
+        if found.error_code == ErrorCode.NONE and end < len(context.broker.image.topics[name].partitions):
             next_cursor = answer.Cursor(topic_name=name, partition_index=end)
             break
         first = 0
@@ -231,12 +235,12 @@ def describe_topic_partitions(
     )
 
 
-def _page(call: Call, name: str, first: int, room: int) -> Any:
+def _page(context: RequestContext, name: str, first: int, room: int) -> Any:
     """The partitions of a topic from `first` on, as many as there is room for."""
     answer = describe_topic_partitions_v0.response
     try:
         topic_names.check(name)
-        topic = find_topic(call.broker.image, name)
+        topic = find_topic(context.broker.image, name)
     except KafkaError as error:
         return answer.DescribeTopicPartitionsResponseTopic(
             error_code=error.code,
@@ -252,7 +256,7 @@ def _page(call: Call, name: str, first: int, room: int) -> Any:
         is_internal=topic_names.is_internal(name),
         partitions=tuple(
             answer.DescribeTopicPartitionsResponsePartition(
-                **_state(call, topic, index), eligible_leader_replicas=(), last_known_elr=()
+                **_state(context, topic, index), eligible_leader_replicas=(), last_known_elr=()
             )
             for index in range(first, len(topic.partitions))[:room]
         ),
@@ -262,7 +266,7 @@ def _page(call: Call, name: str, first: int, room: int) -> Any:
 
 @handles("describe_cluster", versions=range(3))
 def describe_cluster(
-    call: Call, request: "describe_cluster_v2.DescribeClusterRequest"
+    context: RequestContext, request: "describe_cluster_v2.DescribeClusterRequest"
 ) -> "describe_cluster_v2.DescribeClusterResponse":
     """The brokers. v1 tells brokers from controllers (KIP-919), v2 asks for fenced ones (KIP-1073)."""
     if request.endpoint_type == CONTROLLER_ENDPOINTS:
@@ -275,7 +279,7 @@ def describe_cluster(
             ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {request.endpoint_type}"
         )
     answer = describe_cluster_v2.response
-    image = call.broker.image
+    image = context.broker.image
     return answer.DescribeClusterResponse(
         throttle_time=UNTHROTTLED,
         error_code=ErrorCode.NONE,
@@ -284,7 +288,7 @@ def describe_cluster(
         controller_id=image.controller_id,
         brokers=tuple(
             answer.DescribeClusterBroker(broker_id=node_id, host=host, port=port, rack=rack, is_fenced=False)
-            for node_id, host, port, rack in _brokers(call)
+            for node_id, host, port, rack in _brokers(context)
         ),
         cluster_authorized_operations=(
             ALL_CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED_FOR
@@ -294,30 +298,32 @@ def describe_cluster(
 
 @handles("find_coordinator", versions=range(7))
 def find_coordinator(
-    call: Call, request: "find_coordinator_v6.FindCoordinatorRequest"
+    context: RequestContext, request: "find_coordinator_v6.FindCoordinatorRequest"
 ) -> "find_coordinator_v6.FindCoordinatorResponse | Awaitable[find_coordinator_v6.FindCoordinatorResponse]":
     """Whom to ask for a group or transaction: this node. v4 asks for many at once (KIP-699), v6 for share groups.
 
     The first question makes the internal topic; whoever asks meanwhile waits with it instead of asking again.
     """
-    coordinators = call.broker.coordinators.get(request.key_type)
+    coordinators = context.broker.coordinators.get(request.key_type)
     if coordinators is None or coordinators.exists or not request.coordinator_keys:
-        return _coordinators(call, request)
-    return _coordinators_once_made(call, request, coordinators)
+        return _coordinators(context, request)
+    return _coordinators_once_made(context, request, coordinators)
 
 
 async def _coordinators_once_made(
-    call: Call, request: "find_coordinator_v6.FindCoordinatorRequest", coordinators: Coordinators[Any]
+    context: RequestContext,
+    request: "find_coordinator_v6.FindCoordinatorRequest",
+    coordinators: Coordinators[Any],
 ) -> "find_coordinator_v6.FindCoordinatorResponse":
     await coordinators.create_topic()
-    return _coordinators(call, request)
+    return _coordinators(context, request)
 
 
 def _coordinators(
-    call: Call, request: "find_coordinator_v6.FindCoordinatorRequest"
+    context: RequestContext, request: "find_coordinator_v6.FindCoordinatorRequest"
 ) -> "find_coordinator_v6.FindCoordinatorResponse":
     answer = find_coordinator_v6.response
-    here = next((broker for broker in _brokers(call) if broker[0] == call.broker.node_id), None)
+    here = next((broker for broker in _brokers(context) if broker[0] == context.broker.node_id), None)
     coordinators = []
     for key in request.coordinator_keys:
         node_id, host, port, error = int(NO_LEADER), "", -1, ErrorCode.NONE

@@ -10,7 +10,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Any, NamedTuple
 
-from levada.api.registry import Call, handles
+from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.broker import Broker
 from levada.config.broker import BROKER_SETTINGS, TOPIC_SETTINGS, TopicConfig
@@ -165,17 +165,17 @@ def _cluster_entries(broker: Broker) -> list[Entry]:
 
 @handles("describe_configs", versions=range(1, 5))
 def describe_configs(
-    call: Call, request: "describe_configs_v4.DescribeConfigsRequest"
+    context: RequestContext, request: "describe_configs_v4.DescribeConfigsRequest"
 ) -> "describe_configs_v4.DescribeConfigsResponse":
     """Settings with their sources. v3 adds types and documentation (KIP-569)."""
     answer = describe_configs_v4.response
-    inherited = inherited_entries(call.broker)
+    inherited = inherited_entries(context.broker)
     results = []
     # A resource named again is told once, so that no request makes more answers than there are resources.
     for resource in {(item.resource_type, item.resource_name): item for item in request.resources}.values():
         error, entries = None, []
         try:
-            entries = _described(call.broker, resource.resource_type, resource.resource_name, inherited)
+            entries = _described(context.broker, resource.resource_type, resource.resource_name, inherited)
         except KafkaError as refused:
             error = refused
         wanted = resource.configuration_keys
@@ -235,7 +235,7 @@ def _told(entry: Entry, request: "describe_configs_v4.DescribeConfigsRequest") -
 
 @handles("alter_configs", versions=range(3))
 async def alter_configs(
-    call: Call, request: "alter_configs_v2.AlterConfigsRequest"
+    context: RequestContext, request: "alter_configs_v2.AlterConfigsRequest"
 ) -> "alter_configs_v2.AlterConfigsResponse":
     """Replace all settings of a resource by those given; what is not given falls back to its default."""
 
@@ -246,16 +246,16 @@ async def alter_configs(
         configs = {item.name: item.value for item in resource.configs}
         if len(configs) < len(resource.configs):
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
-        return AlterConfigs(type_, resource.resource_name, configs, call.broker.current_config())
+        return AlterConfigs(type_, resource.resource_name, configs, context.broker.current_config())
 
     answer = alter_configs_v2.response
-    responses = await _altered(call, request, command, answer.AlterConfigsResourceResponse)
+    responses = await _altered(context, request, command, answer.AlterConfigsResourceResponse)
     return answer.AlterConfigsResponse(throttle_time=UNTHROTTLED, responses=responses)
 
 
 @handles("incremental_alter_configs", versions=range(2))
 async def incremental_alter_configs(
-    call: Call, request: "incremental_alter_configs_v1.IncrementalAlterConfigsRequest"
+    context: RequestContext, request: "incremental_alter_configs_v1.IncrementalAlterConfigsRequest"
 ) -> "incremental_alter_configs_v1.IncrementalAlterConfigsResponse":
     """Alter the settings named and leave the others (KIP-339)."""
 
@@ -268,16 +268,19 @@ async def incremental_alter_configs(
         except ValueError:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Unknown kind of alteration.") from None
         return IncrementalAlterConfigs(
-            type_, resource.resource_name, alterations, call.broker.current_config()
+            type_, resource.resource_name, alterations, context.broker.current_config()
         )
 
     answer = incremental_alter_configs_v1.response
-    responses = await _altered(call, request, command, answer.AlterConfigsResourceResponse)
+    responses = await _altered(context, request, command, answer.AlterConfigsResourceResponse)
     return answer.IncrementalAlterConfigsResponse(throttle_time=UNTHROTTLED, responses=responses)
 
 
 async def _altered(
-    call: Call, request: Any, command_of: Callable[[ResourceType, Any], Any], response: Callable[..., Any]
+    context: RequestContext,
+    request: Any,
+    command_of: Callable[[ResourceType, Any], Any],
+    response: Callable[..., Any],
 ) -> tuple[Any, ...]:
     """Carry out all alterations in one commit, and answer for each resource."""
     times = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
@@ -287,10 +290,10 @@ async def _altered(
         try:
             if times[resource.resource_type, resource.resource_name] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
-            commands[place] = command_of(_resource_type(call.broker, resource), resource)
+            commands[place] = command_of(_resource_type(context.broker, resource), resource)
         except KafkaError as error:
             errors[place] = error.kept()
-    decision = await call.broker.controller.submit_all(
+    decision = await context.broker.controller.submit_all(
         list(commands.values()), validate_only=request.validate_only
     )
     errors.update(zip(commands, decision.errors, strict=True))
@@ -331,14 +334,14 @@ def _resource_type(broker: Broker, resource: Any) -> ResourceType:
 
 @handles("list_config_resources", versions=range(2))
 def list_config_resources(
-    call: Call, request: "list_config_resources_v1.ListConfigResourcesRequest"
+    context: RequestContext, request: "list_config_resources_v1.ListConfigResourcesRequest"
 ) -> "list_config_resources_v1.ListConfigResourcesResponse":
     """What has settings. v0 asks only for client metrics, of which there are none; v1 for all (KIP-1142)."""
     answer = list_config_resources_v1.response
-    types = request.resource_types or ((CLIENT_METRICS,) if call.api_version == 0 else LISTED_TYPES)
+    types = request.resource_types or ((CLIENT_METRICS,) if context.api_version == 0 else LISTED_TYPES)
     if not KNOWN_TYPES.issuperset(types):
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"Unknown resource types among {types}")
-    image = call.broker.image
+    image = context.broker.image
     names: dict[int, list[str]] = {
         ResourceType.BROKER: [str(broker_id) for broker_id in image.brokers],
         ResourceType.TOPIC: list(image.topics),

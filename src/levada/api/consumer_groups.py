@@ -15,7 +15,7 @@ from levada.api.groups import (
     each_group,
     error_of,
 )
-from levada.api.registry import Call, handles
+from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.purgatory import Deferred
 from levada.core.groups.consumer import requests as consumer_requests
@@ -38,24 +38,24 @@ CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 
 @handles("consumer_group_heartbeat", versions=range(2))
 def consumer_group_heartbeat(
-    call: Call, request: "consumer_group_heartbeat_v1.ConsumerGroupHeartbeatRequest"
+    context: RequestContext, request: "consumer_group_heartbeat_v1.ConsumerGroupHeartbeatRequest"
 ) -> Deferred:
     """A member joins, stays, changes its subscription, gives partitions back, or leaves.
 
     v1 has members choose their ids, and patterns of topics.
     """
-    beat = _beat(call, request)
-    return call.broker.groups.shard(beat.group_id).submit(
+    beat = _beat(context, request)
+    return context.broker.groups.shard(beat.group_id).submit(
         lambda machine, now_ms, ticket: consumer_requests.heartbeat(machine, beat, now_ms, ticket), _heard
     )
 
 
 def _beat(
-    call: Call, request: "consumer_group_heartbeat_v1.ConsumerGroupHeartbeatRequest"
+    context: RequestContext, request: "consumer_group_heartbeat_v1.ConsumerGroupHeartbeatRequest"
 ) -> HeartbeatRequest:
     member_id = request.member_id
     if not member_id:
-        if call.api_version >= OWN_MEMBER_ID_FROM:
+        if context.api_version >= OWN_MEMBER_ID_FROM:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "MemberId can't be empty.")
         if request.member_epoch == 0:
             member_id = str(uuid4())
@@ -70,8 +70,8 @@ def _beat(
         request.subscribed_topic_regex,
         request.server_assignor,
         None if request.topic_partitions is None else _owned(request.topic_partitions),
-        call.client_id or "",
-        f"/{call.connection.host}",
+        context.client_id or "",
+        f"/{context.connection.host}",
     )
     for name in (beat.group_id, beat.member_id, beat.instance_id):
         if name is not None and len(name.encode()) > NAME_BYTES_MAX:
@@ -109,7 +109,7 @@ def _heard(reply: HeartbeatReply) -> Any:
 
 @handles("consumer_group_describe", versions=range(2))
 def consumer_group_describe(
-    call: Call, request: "consumer_group_describe_v1.ConsumerGroupDescribeRequest"
+    context: RequestContext, request: "consumer_group_describe_v1.ConsumerGroupDescribeRequest"
 ) -> Deferred:
     """Consumer groups and their members: what they have and what they shall have. v1 tells members' protocols."""
 
@@ -119,7 +119,7 @@ def consumer_group_describe(
             why = "not found" if group is None else "is not a consumer group"
             raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {why}.")
         # As it is now: by the time of the answer it may have moved on.
-        return (), _described(call, request, group, machine.consumer_limits.assignors[0])
+        return (), _described(context, request, group, machine.consumer_limits.assignors[0])
 
     def answer(found: dict[str, Any]) -> Any:
         groups = [(group_id, found[group_id]) for group_id in request.group_ids]
@@ -133,11 +133,11 @@ def consumer_group_describe(
             ),
         )
 
-    return each_group(call, request.group_ids, look, answer)
+    return each_group(context, request.group_ids, look, answer)
 
 
 def _described(
-    call: Call,
+    context: RequestContext,
     request: "consumer_group_describe_v1.ConsumerGroupDescribeRequest",
     group: ConsumerGroup,
     default_assignor: str,
@@ -149,14 +149,14 @@ def _described(
         group_epoch=group.epoch,
         assignment_epoch=group.target_epoch,
         assignor_name=group.assignor(default_assignor),
-        members=tuple(_described_member(call, group, member) for member in group.members.values()),
+        members=tuple(_described_member(context, group, member) for member in group.members.values()),
         authorized_operations=(
             ALL_GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED_FOR
         ),
     )
 
 
-def _described_member(call: Call, group: ConsumerGroup, member: ConsumerMember) -> Any:
+def _described_member(context: RequestContext, group: ConsumerGroup, member: ConsumerMember) -> Any:
     metadata = member.metadata
     return consumer_group_describe_v1.response.Member(
         member_id=member.id,
@@ -167,15 +167,15 @@ def _described_member(call: Call, group: ConsumerGroup, member: ConsumerMember) 
         client_host=metadata.client_host,
         subscribed_topic_names=metadata.subscribed_topic_names,
         subscribed_topic_regex=member.regex,
-        assignment=_assignment(call, plain(member.assigned)),
-        target_assignment=_assignment(call, group.target(member.id)),
+        assignment=_assignment(context, plain(member.assigned)),
+        target_assignment=_assignment(context, group.target(member.id)),
         member_type=CLASSIC_MEMBER if member.is_classic else CONSUMER_MEMBER,
     )
 
 
-def _assignment(call: Call, partitions: Partitions) -> Any:
+def _assignment(context: RequestContext, partitions: Partitions) -> Any:
     answer = consumer_group_describe_v1.response
-    names = call.broker.image.topic_names
+    names = context.broker.image.topic_names
     return answer.Assignment(
         topic_partitions=tuple(
             answer.TopicPartitions(

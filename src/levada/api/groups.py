@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 from uuid import uuid4
 
-from levada.api.registry import Call, handles
+from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.purgatory import Deferred, together
 from levada.core.groups.classic.draft import JoinReply, SyncReply
@@ -54,17 +54,19 @@ def check_group_id(group_id: str) -> str:
 
 
 @handles("join_group", versions=range(10))
-def join_group(call: Call, request: "join_group_v9.JoinGroupRequest") -> Deferred:
+def join_group(context: RequestContext, request: "join_group_v9.JoinGroupRequest") -> Deferred:
     """A client becomes a member, or joins the next generation; the answer waits for the others.
 
     v4 gives new members an id first (KIP-394), v5 adds static members (KIP-345), v8 a reason (KIP-800), v9 tells a
     static leader that it need not assign (KIP-814).
     """
-    name = (request.group_instance_id or call.client_id or "")[:NAME_CHARACTERS_MAX]
+    name = (request.group_instance_id or context.client_id or "")[:NAME_CHARACTERS_MAX]
     new_member_id = f"{name}-{uuid4()}" if request.member_id == UNKNOWN_MEMBER else ""
-    said = joining(request, call.api_version, call.client_id or "", f"/{call.connection.host}", new_member_id)
+    said = joining(
+        request, context.api_version, context.client_id or "", f"/{context.connection.host}", new_member_id
+    )
     return _ask(
-        call, said.group_id, lambda machine, now_ms, ticket: machine.join(said, now_ms, ticket), joined
+        context, said.group_id, lambda machine, now_ms, ticket: machine.join(said, now_ms, ticket), joined
     )
 
 
@@ -98,14 +100,14 @@ def joining(
 
 
 def _ask(
-    call: Call,
+    context: RequestContext,
     group_id: str,
     decide: Callable[[GroupsMachine, int, Ticket], Outcome | Passing],
     answer: Callable[[Any], Any],
 ) -> Deferred:
     """Let a member's coordinator decide. That a group is too large for its journal has no code of its own."""
     try:
-        return call.broker.groups.shard(group_id).submit(decide, answer)
+        return context.broker.groups.shard(group_id).submit(decide, answer)
     except KafkaError as error:
         if error.code is ErrorCode.MESSAGE_TOO_LARGE:
             raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, error.detail) from None
@@ -136,12 +138,12 @@ def joined(reply: JoinReply) -> Any:
 
 
 @handles("sync_group", versions=range(6))
-def sync_group(call: Call, request: "sync_group_v5.SyncGroupRequest") -> Deferred:
+def sync_group(context: RequestContext, request: "sync_group_v5.SyncGroupRequest") -> Deferred:
     """A member asks for its assignment, the leader brings all. v3 adds static members, v5 checks the protocol."""
-    said = syncing(request, call.api_version)
+    said = syncing(request, context.api_version)
     try:
         return _ask(
-            call, said.group_id, lambda machine, now_ms, ticket: machine.sync(said, now_ms, ticket), synced
+            context, said.group_id, lambda machine, now_ms, ticket: machine.sync(said, now_ms, ticket), synced
         )
     except KafkaError as error:
         # Clients do not expect that a coordinator loads here. What was being agreed is lost: they join again.
@@ -179,13 +181,13 @@ def synced(reply: SyncReply) -> Any:
 
 @handles("heartbeat", versions=range(5))
 def heartbeat(
-    call: Call, request: "heartbeat_v4.HeartbeatRequest"
+    context: RequestContext, request: "heartbeat_v4.HeartbeatRequest"
 ) -> "Deferred | heartbeat_v4.HeartbeatResponse":
     """A member says it is alive. v3 adds static members (KIP-345)."""
     group_id, member_id = check_group_id(request.group_id), request.member_id
     instance_id, generation = request.group_instance_id, request.generation_id
     try:
-        return call.broker.groups.shard(group_id).submit(
+        return context.broker.groups.shard(group_id).submit(
             lambda machine, now_ms, ticket: machine.heartbeat(
                 group_id, member_id, instance_id, generation, now_ms, ticket
             ),
@@ -204,7 +206,7 @@ def _alive(_: None) -> "heartbeat_v4.HeartbeatResponse":
 
 
 @handles("leave_group", versions=range(6))
-def leave_group(call: Call, request: "leave_group_v5.LeaveGroupRequest") -> Deferred:
+def leave_group(context: RequestContext, request: "leave_group_v5.LeaveGroupRequest") -> Deferred:
     """Members leave. v3 takes many at once, also static ones by their instance id (KIP-345)."""
     answer = leave_group_v5.response
     group_id = check_group_id(request.group_id)
@@ -220,7 +222,7 @@ def leave_group(call: Call, request: "leave_group_v5.LeaveGroupRequest") -> Defe
         )
 
     return _ask(
-        call,
+        context,
         group_id,
         lambda machine, now_ms, ticket: machine.leave(group_id, leaving, now_ms, ticket),
         left,
@@ -231,7 +233,7 @@ def leave_group(call: Call, request: "leave_group_v5.LeaveGroupRequest") -> Defe
 
 
 def each_group(
-    call: Call,
+    context: RequestContext,
     group_ids: Iterable[str],
     decide: Callable[[GroupsMachine, str], tuple[Sequence[GroupEvent], Any]],
     answer: Callable[[dict[str, Any]], Any],
@@ -239,7 +241,7 @@ def each_group(
     """Ask every coordinator once for all of its groups; `answer` gets what each group said, or its error."""
     results: dict[str, Any] = {}
     shards: dict[int, list[str]] = {}
-    groups = call.broker.groups
+    groups = context.broker.groups
     for group_id in dict.fromkeys(group_ids):
         shards.setdefault(groups.index(group_id), []).append(group_id)
 
@@ -281,7 +283,7 @@ def error_of(result: Any) -> ErrorCode:
 
 @handles("list_groups", versions=range(6))
 def list_groups(
-    call: Call, request: "list_groups_v5.ListGroupsRequest"
+    context: RequestContext, request: "list_groups_v5.ListGroupsRequest"
 ) -> "list_groups_v5.ListGroupsResponse":
     """The groups that this broker coordinates. v4 filters by state (KIP-518), v5 by type (KIP-848)."""
     answer = list_groups_v5.response
@@ -289,7 +291,7 @@ def list_groups(
     types = {kind.lower() for kind in request.types_filter}
     found = []
     error = ErrorCode.NONE
-    for shard in call.broker.groups:
+    for shard in context.broker.groups:
         try:
             groups = shard.ready.groups
         except KafkaError as refusal:
@@ -311,31 +313,31 @@ def list_groups(
 
 
 @handles("describe_groups", versions=range(7))
-def describe_groups(call: Call, request: "describe_groups_v6.DescribeGroupsRequest") -> Deferred:
+def describe_groups(context: RequestContext, request: "describe_groups_v6.DescribeGroupsRequest") -> Deferred:
     """Classic groups and their members. v4 adds static members, v6 tells of a group that is not there (KIP-1043)."""
 
     def described(found: dict[str, Any]) -> Any:
         return describe_groups_v6.response.DescribeGroupsResponse(
             throttle_time=UNTHROTTLED,
             groups=tuple(
-                [_described(call, request, group_id, found[group_id]) for group_id in request.groups]
+                [_described(context, request, group_id, found[group_id]) for group_id in request.groups]
             ),
         )
 
     return each_group(
-        call, request.groups, lambda machine, group_id: ((), machine.groups.get(group_id)), described
+        context, request.groups, lambda machine, group_id: ((), machine.groups.get(group_id)), described
     )
 
 
 def _described(
-    call: Call,
+    context: RequestContext,
     request: "describe_groups_v6.DescribeGroupsRequest",
     group_id: str,
     found: Group | Exception | None,
 ) -> Any:
     error, message = error_of(found), None
     group = found if isinstance(found, ClassicGroup) else None
-    if group is None and error is ErrorCode.NONE and call.api_version >= NOT_FOUND_FROM:
+    if group is None and error is ErrorCode.NONE and context.api_version >= NOT_FOUND_FROM:
         error, message = ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found."
     state = State.DEAD if group is None else group.state
     return describe_groups_v6.response.DescribedGroup(
@@ -369,7 +371,7 @@ def _described_members(group: ClassicGroup) -> tuple[Any, ...]:
 
 
 @handles("delete_groups", versions=range(3))
-def delete_groups(call: Call, request: "delete_groups_v2.DeleteGroupsRequest") -> Deferred:
+def delete_groups(context: RequestContext, request: "delete_groups_v2.DeleteGroupsRequest") -> Deferred:
     """Remove groups without members, with their offsets (KIP-229)."""
     answer = delete_groups_v2.response
 
@@ -385,7 +387,7 @@ def delete_groups(call: Call, request: "delete_groups_v2.DeleteGroupsRequest") -
         )
 
     return each_group(
-        call,
+        context,
         request.groups_names,
         lambda machine, group_id: (machine.delete_group(group_id), None),
         deleted,

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from levada.api.registry import Call, handles
+from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.partition.partition import Partition
 from levada.errors import ErrorCode
@@ -16,13 +16,13 @@ with kio_modules():
 
 @handles("describe_log_dirs", versions=range(1, 6))
 def describe_log_dirs(
-    call: Call, request: "describe_log_dirs_v5.DescribeLogDirsRequest"
+    context: RequestContext, request: "describe_log_dirs_v5.DescribeLogDirsRequest"
 ) -> "describe_log_dirs_v5.DescribeLogDirsResponse":
     """Log dirs and the sizes in them. v4 adds the space of the volume (KIP-827)."""
     answer = describe_log_dirs_v5.response
-    log_dirs = call.broker.log_dirs
+    log_dirs = context.broker.log_dirs
     here: dict[str, list[Partition]] = {path: [] for path in log_dirs.paths}
-    for partition in _asked(call, request):
+    for partition in _asked(context, request):
         if not partition.offline:
             here[log_dirs.home(partition).path].append(partition)
     results = []
@@ -49,8 +49,10 @@ def describe_log_dirs(
     )
 
 
-def _asked(call: Call, request: "describe_log_dirs_v5.DescribeLogDirsRequest") -> Iterable[Partition]:
-    partitions = call.broker.partitions
+def _asked(
+    context: RequestContext, request: "describe_log_dirs_v5.DescribeLogDirsRequest"
+) -> Iterable[Partition]:
+    partitions = context.broker.partitions
     if request.topics is None:
         return partitions.values()
     names = dict.fromkeys((topic.topic, index) for topic in request.topics for index in topic.partitions)

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from levada.api.groups import MILLISECOND, check_group_id, each_group, error_of
-from levada.api.registry import Call, handles
+from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.purgatory import Deferred
 from levada.config.settings import LONG_MAX
@@ -46,20 +46,20 @@ def known_topic(image: ClusterImage, name: str, topic_id: UUID | None) -> tuple[
 
 @handles("offset_commit", versions=range(2, 11))
 def offset_commit(
-    call: Call, request: "offset_commit_v10.OffsetCommitRequest"
+    context: RequestContext, request: "offset_commit_v10.OffsetCommitRequest"
 ) -> "Deferred | offset_commit_v10.OffsetCommitResponse":
     """Keep offsets for a member, or for a client that only stores them here (no member, generation -1).
 
     v6 adds leader epochs (KIP-320), v7 static members, v9 members of the newer protocol (KIP-848), v10 topic ids.
     """
-    now_ms = call.broker.clock.now_ms()
+    now_ms = context.broker.clock.now_ms()
     expire_ms = NO_EXPIRY
     if request.retention_time != NO_RETENTION:
         expire_ms = min(now_ms + request.retention_time // MILLISECOND, LONG_MAX)
     offsets: list[tuple[Place, OffsetValue]] = []
     errors: list[ErrorCode | None] = []  # of each partition in the request; None where the group decides
     for topic in request.topics:
-        name, count, error = known_topic(call.broker.image, topic.name, topic.topic_id)
+        name, count, error = known_topic(context.broker.image, topic.name, topic.topic_id)
         for part in topic.partitions:
             if not 0 <= part.partition_index < count:
                 errors.append(error)
@@ -79,15 +79,15 @@ def offset_commit(
         request.group_instance_id,
         request.generation_id_or_member_epoch,
         offsets,
-        api_version=call.api_version,
+        api_version=context.api_version,
     )
     try:
-        return call.broker.groups.shard(request.group_id).submit(
+        return context.broker.groups.shard(request.group_id).submit(
             lambda machine, at_ms, ticket: machine.commit(commit, at_ms, ticket),
             lambda codes: _committed(request, errors, codes),
         )
     except KafkaError as error:
-        return _committed(request, errors, [_refusal(call, error.code)] * len(offsets))
+        return _committed(request, errors, [_refusal(context, error.code)] * len(offsets))
 
 
 def _committed(
@@ -118,17 +118,17 @@ def _committed(
     )
 
 
-def _refusal(call: Call, code: ErrorCode) -> ErrorCode:
+def _refusal(context: RequestContext, code: ErrorCode) -> ErrorCode:
     """What a refused commit is called in this version."""
     if code in TOO_LARGE:
         return ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-    if code is ErrorCode.GROUP_ID_NOT_FOUND and call.api_version < NOT_FOUND_FROM:
+    if code is ErrorCode.GROUP_ID_NOT_FOUND and context.api_version < NOT_FOUND_FROM:
         return ErrorCode.ILLEGAL_GENERATION
     return code
 
 
 @handles("offset_fetch", versions=range(1, 11))
-def offset_fetch(call: Call, request: "offset_fetch_v10.OffsetFetchRequest") -> Deferred:
+def offset_fetch(context: RequestContext, request: "offset_fetch_v10.OffsetFetchRequest") -> Deferred:
     """Committed offsets of groups; -1 for what was never committed, also of a group that is not there.
 
     v2 asks for all partitions with null, v7 for stable offsets (KIP-447), v8 for many groups (KIP-709), v9 says who
@@ -137,52 +137,56 @@ def offset_fetch(call: Call, request: "offset_fetch_v10.OffsetFetchRequest") -> 
     asked = {group.group_id: group for group in request.groups}
 
     def look(machine: GroupsMachine, group_id: str) -> tuple[tuple[()], list[FetchedOffset]]:
-        places = _places(call, asked[group_id])
+        places = _places(context, asked[group_id])
         reader = Reader(asked[group_id].member_id, asked[group_id].member_epoch)
         return (), machine.fetch(group_id, places, stable=request.require_stable, reader=reader)
 
     def fetched(results: dict[str, Any]) -> Any:
         return offset_fetch_v10.OffsetFetchResponse(
             throttle_time=UNTHROTTLED,
-            groups=tuple([_fetched(call, group, results[group_id]) for group_id, group in asked.items()]),
+            groups=tuple([_fetched(context, group, results[group_id]) for group_id, group in asked.items()]),
         )
 
-    return each_group(call, asked, look, fetched)
+    return each_group(context, asked, look, fetched)
 
 
-def _places(call: Call, group: "offset_fetch_v10.OffsetFetchRequestGroup") -> list[Place] | None:
+def _places(context: RequestContext, group: "offset_fetch_v10.OffsetFetchRequestGroup") -> list[Place] | None:
     """What a group is asked for; topics that are not known by their id are left out."""
     if group.topics is None:
         return None
     return [
         (name, index)
         for topic in group.topics
-        if (name := _name(call, topic)) is not None
+        if (name := _name(context, topic)) is not None
         for index in topic.partition_indexes
     ]
 
 
-def _name(call: Call, topic: "offset_fetch_v10.OffsetFetchRequestTopics") -> str | None:
+def _name(context: RequestContext, topic: "offset_fetch_v10.OffsetFetchRequestTopics") -> str | None:
     if topic.topic_id is None:
         return topic.name
-    return call.broker.image.topic_names.get(topic.topic_id)
+    return context.broker.image.topic_names.get(topic.topic_id)
 
 
-def _fetched(call: Call, group: "offset_fetch_v10.OffsetFetchRequestGroup", result: Any) -> Any:
+def _fetched(context: RequestContext, group: "offset_fetch_v10.OffsetFetchRequestGroup", result: Any) -> Any:
     error = error_of(result)
     topics: tuple[Any, ...] = ()
     if error is ErrorCode.NONE:
         topics = (
-            _all_topics(call, result) if group.topics is None else _asked_topics(call, group.topics, result)
+            _all_topics(context, result)
+            if group.topics is None
+            else _asked_topics(context, group.topics, result)
         )
     return offset_fetch_v10.OffsetFetchResponseGroup(group_id=group.group_id, error_code=error, topics=topics)
 
 
-def _asked_topics(call: Call, topics: Sequence[Any], result: list[FetchedOffset]) -> tuple[Any, ...]:
+def _asked_topics(
+    context: RequestContext, topics: Sequence[Any], result: list[FetchedOffset]
+) -> tuple[Any, ...]:
     answers = []
     found = iter(result)
     for topic in topics:
-        known = _name(call, topic) is not None
+        known = _name(context, topic) is not None
         partitions = [
             _partition(index, *next(found)[1:])
             if known
@@ -197,11 +201,11 @@ def _asked_topics(call: Call, topics: Sequence[Any], result: list[FetchedOffset]
     return tuple(answers)
 
 
-def _all_topics(call: Call, result: list[FetchedOffset]) -> tuple[Any, ...]:
+def _all_topics(context: RequestContext, result: list[FetchedOffset]) -> tuple[Any, ...]:
     by_topic: dict[str, list[Any]] = {}
     for (name, index), value, error in result:
         by_topic.setdefault(name, []).append(_partition(index, value, error))
-    known = call.broker.image.topics
+    known = context.broker.image.topics
     return tuple(
         offset_fetch_v10.OffsetFetchResponseTopics(
             name=name, topic_id=known[name].id, partitions=tuple(partitions)
@@ -222,10 +226,10 @@ def _partition(index: int, value: OffsetValue | None, error: ErrorCode) -> Any:
 
 
 @handles("offset_delete", versions=range(1))
-def offset_delete(call: Call, request: "offset_delete_v0.OffsetDeleteRequest") -> Deferred:
+def offset_delete(context: RequestContext, request: "offset_delete_v0.OffsetDeleteRequest") -> Deferred:
     """Forget offsets of topics that the group does not read (KIP-496)."""
     check_group_id(request.group_id)
-    image = call.broker.image
+    image = context.broker.image
     places: list[Place] = [
         (topic.name, part.partition_index)
         for topic in request.topics
@@ -233,7 +237,7 @@ def offset_delete(call: Call, request: "offset_delete_v0.OffsetDeleteRequest") -
         for part in topic.partitions
         if 0 <= part.partition_index < len(image.topics[topic.name].partitions)
     ]
-    return call.broker.groups.shard(request.group_id).submit(
+    return context.broker.groups.shard(request.group_id).submit(
         lambda machine, _, ticket: machine.delete_offsets(request.group_id, places, ticket),
         lambda errors: _deleted(request, dict(zip(places, errors, strict=True))),
     )

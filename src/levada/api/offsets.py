@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from levada.api.registry import Call, handles
+from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.partition.partition import READ_COMMITTED, Partition
 from levada.errors import ErrorCode, KafkaError
@@ -29,7 +29,7 @@ HIGH_WATERMARK = -1  # DeleteRecords: everything that is committed
 
 @handles("list_offsets", versions=range(1, 12))
 def list_offsets(
-    call: Call, request: "list_offsets_v11.ListOffsetsRequest"
+    context: RequestContext, request: "list_offsets_v11.ListOffsetsRequest"
 ) -> "list_offsets_v11.ListOffsetsResponse":
     """Offsets by time or by name. v4 adds leader epochs, v7 the largest timestamp, v8 and v9 tiers (none here)."""
     answer = list_offsets_v11.response
@@ -41,7 +41,7 @@ def list_offsets(
         if times[partition.topic, partition.index] > 1:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "a partition is asked about once")
         partition.check_leader_epoch(asked.current_leader_epoch)
-        if call.api_version < SINCE.get(asked.timestamp, 0):
+        if context.api_version < SINCE.get(asked.timestamp, 0):
             raise _meaningless(asked.timestamp)
         timestamp, offset = _find(partition, asked.timestamp, request.isolation_level)
         return answer.ListOffsetsPartitionResponse(
@@ -60,7 +60,7 @@ def list_offsets(
     topics = tuple(
         answer.ListOffsetsTopicResponse(
             name=topic.name,
-            partitions=_answers(call, topic.name, _each_once(topic.partitions), of_partition, refused),
+            partitions=_answers(context, topic.name, _each_once(topic.partitions), of_partition, refused),
         )
         for topic in request.topics
     )
@@ -100,7 +100,7 @@ def _meaningless(timestamp: int) -> KafkaError:
 
 @handles("delete_records", versions=range(3))
 def delete_records(
-    call: Call, request: "delete_records_v2.DeleteRecordsRequest"
+    context: RequestContext, request: "delete_records_v2.DeleteRecordsRequest"
 ) -> "delete_records_v2.DeleteRecordsResponse":
     """Trim the beginning of logs on request (R19)."""
     answer = delete_records_v2.response
@@ -120,7 +120,7 @@ def delete_records(
 
     topics = tuple(
         answer.DeleteRecordsTopicResult(
-            name=topic.name, partitions=_answers(call, topic.name, topic.partitions, of_partition, refused)
+            name=topic.name, partitions=_answers(context, topic.name, topic.partitions, of_partition, refused)
         )
         for topic in request.topics
     )
@@ -129,7 +129,7 @@ def delete_records(
 
 @handles("offset_for_leader_epoch", versions=range(2, 5))
 def offset_for_leader_epoch(
-    call: Call, request: "offset_for_leader_epoch_v4.OffsetForLeaderEpochRequest"
+    context: RequestContext, request: "offset_for_leader_epoch_v4.OffsetForLeaderEpochRequest"
 ) -> "offset_for_leader_epoch_v4.OffsetForLeaderEpochResponse":
     """Where an epoch ended, so that a reader or follower can tell that its log has diverged."""
     answer = offset_for_leader_epoch_v4.response
@@ -148,7 +148,7 @@ def offset_for_leader_epoch(
         answer.OffsetForLeaderTopicResult(
             topic=topic.topic,
             partitions=_answers(
-                call, topic.topic, topic.partitions, of_partition, refused, attrgetter("partition")
+                context, topic.topic, topic.partitions, of_partition, refused, attrgetter("partition")
             ),
         )
         for topic in request.topics
@@ -157,7 +157,7 @@ def offset_for_leader_epoch(
 
 
 def _answers(
-    call: Call,
+    context: RequestContext,
     topic: str,
     asked: Iterable[Any],
     of_partition: Callable[[Partition, Any], Any],
@@ -168,7 +168,7 @@ def _answers(
 
     def answer(place: Any) -> Any:
         try:
-            partition = call.broker.partition(topic, index_of(place))
+            partition = context.broker.partition(topic, index_of(place))
             try:
                 return of_partition(partition, place)
             except OSError as error:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
-from levada.api.registry import Call, handles
+from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.broker import Broker
 from levada.broker.coordinator.shard import Shard
@@ -46,13 +46,13 @@ async def _with_new_producer_id(broker: Broker, submit: Callable[[int], Deferred
 
 @handles("init_producer_id", versions=range(7))
 def init_producer_id(
-    call: Call, request: "init_producer_id_v6.InitProducerIdRequest"
+    context: RequestContext, request: "init_producer_id_v6.InitProducerIdRequest"
 ) -> "Awaitable[init_producer_id_v6.InitProducerIdResponse]":
     """Give out an id that nobody had before, or the next epoch of a transactional id.
 
     v3 lets a producer name its old identity (KIP-360), v6 prepares transactions (KIP-939).
     """
-    broker, name = call.broker, request.transactional_id
+    broker, name = context.broker, request.transactional_id
     if name is None:
         return _new_producer(broker)
     if not name:
@@ -64,16 +64,16 @@ def init_producer_id(
         request.enable2_pc,
         request.keep_prepared_txn,
     )
-    return _init(call, broker.transactions.shard(name), wanted)
+    return _init(context, broker.transactions.shard(name), wanted)
 
 
-async def _init(call: Call, shard: Shard[TransactionsMachine], wanted: InitRequest) -> Any:
+async def _init(context: RequestContext, shard: Shard[TransactionsMachine], wanted: InitRequest) -> Any:
     """What was left open is aborted first, which the client need not ask for twice if it is soon done."""
     waits_s = iter(ABORT_WAITS_S)
     while True:
         try:
             return await with_producer_id(
-                call.broker,
+                context.broker,
                 lambda new_id: shard.submit(
                     lambda machine, now_ms, ticket: machine.init(
                         wanted._replace(new_producer_id=new_id), now_ms, ticket
@@ -84,7 +84,7 @@ async def _init(call: Call, shard: Shard[TransactionsMachine], wanted: InitReque
         except KafkaError as error:
             wait_s = next(waits_s, None)
             if error.code is not ErrorCode.CONCURRENT_TRANSACTIONS or wait_s is None:
-                raise told_before("init_producer_id", call.api_version, error) from None
+                raise told_before("init_producer_id", context.api_version, error) from None
         await asyncio.sleep(wait_s)
 
 
@@ -105,7 +105,7 @@ def _given(reply: InitReply) -> Any:
 
 @handles("describe_producers", versions=range(1))
 def describe_producers(
-    call: Call, request: "describe_producers_v0.DescribeProducersRequest"
+    context: RequestContext, request: "describe_producers_v0.DescribeProducersRequest"
 ) -> "describe_producers_v0.DescribeProducersResponse":
     """Who has written to partitions, and whose transactions are open there (KIP-664)."""
     answer = describe_producers_v0.response
@@ -116,7 +116,7 @@ def describe_producers(
                 answer.TopicResponse(
                     name=topic.name,
                     partitions=tuple(
-                        [_producers(call, topic.name, index) for index in topic.partition_indexes]
+                        [_producers(context, topic.name, index) for index in topic.partition_indexes]
                     ),
                 )
                 for topic in request.topics
@@ -125,10 +125,10 @@ def describe_producers(
     )
 
 
-def _producers(call: Call, topic: str, index: int) -> Any:
+def _producers(context: RequestContext, topic: str, index: int) -> Any:
     answer = describe_producers_v0.response
     try:
-        partition = call.broker.partition(topic, index)
+        partition = context.broker.partition(topic, index)
     except KafkaError as error:
         return answer.PartitionResponse(
             partition_index=index, error_code=error.code, error_message=error.detail, active_producers=()

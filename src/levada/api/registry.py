@@ -19,6 +19,7 @@ from levada.broker.faults import Fault, Faults
 from levada.broker.purgatory import Deferred
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
+from levada.model import KafkaPrincipal
 from levada.net.listener import Connection, Dispatch
 from levada.wire.schema import messages
 
@@ -29,8 +30,12 @@ HEADER_BYTES = HEADER.size
 API_VERSIONS_KEY = 18
 
 
-class Call:
-    """Who asks, and whom."""
+class RequestContext:
+    """The broker that handles a request, and where the request comes from.
+
+    Listener, principal and client id belong to the connection, so that fast paths, which make no context, know the
+    same.
+    """
 
     __slots__ = ("api_version", "broker", "client_id", "connection")
 
@@ -43,6 +48,10 @@ class Call:
     @property
     def listener(self) -> str:
         return self.connection.listener_name
+
+    @property
+    def principal(self) -> KafkaPrincipal:
+        return self.connection.principal
 
 
 class Handler(NamedTuple):
@@ -69,7 +78,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def handles(name: str, versions: range) -> Callable[[Function], Function]:
-    """Declare the handler of an API, by kio's name for it: a function of (call, request) to a response."""
+    """Declare the handler of an API, by kio's name for it: a function of (context, request) to a response."""
 
     def declare(function: Function) -> Function:
         _add(Handler(messages.api_key(name), name, versions, versions.start, function, reads_frames=False))
@@ -154,7 +163,7 @@ def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
     return dispatch
 
 
-class _Request(Call):
+class _Request(RequestContext):
     """A request off the hot path, and the place of its answer where that has to wait."""
 
     __slots__ = (

@@ -6,7 +6,7 @@ A client that gets an error asks again or writes to its log; one that is told to
 from datetime import timedelta
 from uuid import uuid4
 
-from levada.api.registry import Call, handles
+from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.errors import ErrorCode
 from levada.wire.schema.lazy import kio_modules
@@ -22,7 +22,7 @@ ALL_CODECS = (4, 3, 1, 2)  # zstd, lz4, gzip, snappy, as Kafka lists them
 
 @handles("get_telemetry_subscriptions", versions=range(1))
 def get_telemetry_subscriptions(
-    call: Call, request: "get_telemetry_subscriptions_v0.GetTelemetrySubscriptionsRequest"
+    context: RequestContext, request: "get_telemetry_subscriptions_v0.GetTelemetrySubscriptionsRequest"
 ) -> "get_telemetry_subscriptions_v0.GetTelemetrySubscriptionsResponse":
     """No metrics are asked for; a client without an id gets one."""
     return get_telemetry_subscriptions_v0.GetTelemetrySubscriptionsResponse(
@@ -40,7 +40,7 @@ def get_telemetry_subscriptions(
 
 @handles("push_telemetry", versions=range(1))
 def push_telemetry(
-    call: Call, request: "push_telemetry_v0.PushTelemetryRequest"
+    context: RequestContext, request: "push_telemetry_v0.PushTelemetryRequest"
 ) -> "push_telemetry_v0.PushTelemetryResponse":
     """Metrics nobody asked for are taken and dropped."""
     return push_telemetry_v0.PushTelemetryResponse(throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from levada.api.configs import Entry, inherited_entries, topic_entries
-from levada.api.registry import Call, handles
+from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.controller import Decision, new_topic_id
 from levada.config.broker import BrokerConfig
@@ -33,11 +33,11 @@ TOLD_AT_ONCE = 100  # topics with all their settings, before others have their t
 
 @handles("create_topics", versions=range(2, 8))
 async def create_topics(
-    call: Call, request: "create_topics_v7.CreateTopicsRequest"
+    context: RequestContext, request: "create_topics_v7.CreateTopicsRequest"
 ) -> "create_topics_v7.CreateTopicsResponse":
     """Make topics. v5 answers with their settings (KIP-525), v7 with their ids (KIP-516)."""
     times = Counter(topic.name for topic in request.topics)
-    config = call.broker.current_config()
+    config = context.broker.current_config()
     errors: dict[str, KafkaError | None] = {}
     commands: dict[str, CreateTopic] = {}
     for topic in request.topics:
@@ -48,8 +48,8 @@ async def create_topics(
         except KafkaError as error:
             errors[topic.name] = error.kept()
     _check_count(sum(len(command.assignments) or command.partitions for command in commands.values()))
-    decision = await _submit(call, commands, errors, validate_only=request.validate_only)
-    inherited = inherited_entries(call.broker)
+    decision = await _submit(context, commands, errors, validate_only=request.validate_only)
+    inherited = inherited_entries(context.broker)
     told = []
     for name in times:
         told.append(_created(decision.image, inherited, name, errors[name]))
@@ -69,10 +69,16 @@ def _duplicate_name() -> KafkaError:
 
 
 async def _submit(
-    call: Call, commands: Mapping[Any, Command], errors: dict[Any, KafkaError | None], *, validate_only: bool
+    context: RequestContext,
+    commands: Mapping[Any, Command],
+    errors: dict[Any, KafkaError | None],
+    *,
+    validate_only: bool,
 ) -> Decision:
     """Carry out the commands and note what became of each."""
-    decision = await call.broker.controller.submit_all(list(commands.values()), validate_only=validate_only)
+    decision = await context.broker.controller.submit_all(
+        list(commands.values()), validate_only=validate_only
+    )
     errors.update(zip(commands, decision.errors, strict=True))
     return decision
 
@@ -155,13 +161,13 @@ def _created(image: ClusterImage, inherited: list[Entry], name: str, error: Kafk
 
 @handles("delete_topics", versions=range(1, 7))
 async def delete_topics(
-    call: Call, request: "delete_topics_v6.DeleteTopicsRequest"
+    context: RequestContext, request: "delete_topics_v6.DeleteTopicsRequest"
 ) -> "delete_topics_v6.DeleteTopicsResponse":
     """Remove topics and their data. v6 names them by name or by id (KIP-516)."""
-    if not call.broker.config.delete_topic_enable:
+    if not context.broker.config.delete_topic_enable:
         raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false")
     asked = Counter((state.name, state.topic_id) for state in request.topics)
-    image = call.broker.image
+    image = context.broker.image
     errors: dict[Any, KafkaError | None] = {}
     commands: dict[Any, Command] = {}
     found: dict[Any, tuple[str, Any]] = {}
@@ -176,7 +182,7 @@ async def delete_topics(
             commands[key] = DeleteTopic(topic.id)
         except KafkaError as error:
             errors[key] = error.kept()
-    await _submit(call, commands, errors, validate_only=False)
+    await _submit(context, commands, errors, validate_only=False)
     answer = delete_topics_v6.response
     responses = []
     for key in asked:
@@ -203,7 +209,7 @@ def _only_one(name: str | None, topic_id: Any) -> Any:
 
 @handles("create_partitions", versions=range(4))
 async def create_partitions(
-    call: Call, request: "create_partitions_v3.CreatePartitionsRequest"
+    context: RequestContext, request: "create_partitions_v3.CreatePartitionsRequest"
 ) -> "create_partitions_v3.CreatePartitionsResponse":
     """Give topics more partitions, up to a count in all (R15)."""
     times = Counter(topic.name for topic in request.topics)
@@ -219,7 +225,7 @@ async def create_partitions(
         for topic in request.topics
         if topic.name not in errors
     }
-    topics = call.broker.image.topics
+    topics = context.broker.image.topics
     _check_count(
         sum(
             topic.count - len(topics[topic.name].partitions)
@@ -227,7 +233,7 @@ async def create_partitions(
             if topic.name in topics
         )
     )
-    await _submit(call, commands, errors, validate_only=request.validate_only)
+    await _submit(context, commands, errors, validate_only=request.validate_only)
     answer = create_partitions_v3.response
     results = []
     for name in times:

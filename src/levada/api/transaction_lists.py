@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from levada.api.registry import Call, handles
+from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.core.regex.matcher import Pattern
 from levada.core.transactions.state import Transaction
@@ -25,20 +25,20 @@ OTHER_TITLES = frozenset(("Dead", "PrepareEpochFence"))  # states of Kafka that 
 
 @handles("list_transactions", versions=range(3))
 def list_transactions(
-    call: Call, request: "list_transactions_v2.ListTransactionsRequest"
+    context: RequestContext, request: "list_transactions_v2.ListTransactionsRequest"
 ) -> "list_transactions_v2.ListTransactionsResponse":
     """The transactional ids of this broker. v1 asks for those open for long, v2 for those that match a pattern."""
     answer = list_transactions_v2.response
     unknown = [name for name in request.state_filters if name not in TITLES and name not in OTHER_TITLES]
     pattern = Pattern(request.transactional_id_pattern) if request.transactional_id_pattern else None
-    now_ms = call.broker.clock.now_ms()
+    now_ms = context.broker.clock.now_ms()
     found = [
         answer.TransactionState(
             transactional_id=name,
             producer_id=transaction.producer_id,
             transaction_state=transaction.status.title,
         )
-        for name, transaction in _transactions(call)
+        for name, transaction in _transactions(context)
         if (not request.state_filters or transaction.status.title in request.state_filters)
         and (not request.producer_id_filters or transaction.producer_id in request.producer_id_filters)
         and (request.duration_filter < 0 or now_ms - transaction.started_ms > request.duration_filter)
@@ -52,28 +52,28 @@ def list_transactions(
     )
 
 
-def _transactions(call: Call) -> Iterator[tuple[str, Transaction]]:
-    for shard in call.broker.transactions:
+def _transactions(context: RequestContext) -> Iterator[tuple[str, Transaction]]:
+    for shard in context.broker.transactions:
         yield from shard.ready.transactions.items()
 
 
 @handles("describe_transactions", versions=range(1))
 def describe_transactions(
-    call: Call, request: "describe_transactions_v0.DescribeTransactionsRequest"
+    context: RequestContext, request: "describe_transactions_v0.DescribeTransactionsRequest"
 ) -> "describe_transactions_v0.DescribeTransactionsResponse":
     """The state, the producer and the partitions of transactional ids."""
     return describe_transactions_v0.DescribeTransactionsResponse(
         throttle_time=UNTHROTTLED,
-        transaction_states=tuple([_described(call, name) for name in request.transactional_ids]),
+        transaction_states=tuple([_described(context, name) for name in request.transactional_ids]),
     )
 
 
-def _described(call: Call, name: str) -> Any:
+def _described(context: RequestContext, name: str) -> Any:
     answer = describe_transactions_v0.response
     try:
         if not name:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
-        transaction = call.broker.transactions.shard(name).ready.transactions.get(name)
+        transaction = context.broker.transactions.shard(name).ready.transactions.get(name)
         if transaction is None:
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, f"no transactional id {name!r}")
     except KafkaError as error:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Iterable
 from typing import Any
 
 from levada.api.producers import told_before, with_producer_id
-from levada.api.registry import Call, handles
+from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.coordinator.transactions import write_marker
@@ -37,10 +37,10 @@ def _check_id(transactional_id: str) -> str:
 
 @handles("add_partitions_to_txn", versions=range(6))
 def add_partitions_to_txn(
-    call: Call, request: "add_partitions_to_txn_v5.AddPartitionsToTxnRequest"
+    context: RequestContext, request: "add_partitions_to_txn_v5.AddPartitionsToTxnRequest"
 ) -> Deferred:
     """Say where a transaction will write. v4 lets brokers ask for many at once, or only whether it may (KIP-890)."""
-    asked = [_add_partitions(call, transaction) for transaction in request.transactions]
+    asked = [_add_partitions(context, transaction) for transaction in request.transactions]
     return together(asked, _added)
 
 
@@ -51,28 +51,28 @@ def _added(results: list[Any]) -> Any:
 
 
 def _add_partitions(
-    call: Call, asked: "add_partitions_to_txn_v5.request.AddPartitionsToTxnTransaction"
+    context: RequestContext, asked: "add_partitions_to_txn_v5.request.AddPartitionsToTxnTransaction"
 ) -> Deferred:
     places = [(topic.name, index) for topic in asked.topics for index in topic.partitions]
-    unknown = {place for place in places if not _exists(call, place)}
+    unknown = {place for place in places if not _exists(context, place)}
     answer = Deferred(lambda errors: _added_to_one(asked, errors))
     if unknown:
         missing, not_tried = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OPERATION_NOT_ATTEMPTED
         answer.give([missing if place in unknown else not_tried for place in places])
         return answer
     client = Identity(asked.producer_id, asked.producer_epoch)
-    version = 2 if call.api_version >= VERSION_2_FROM["add_partitions_to_txn"] else 1
+    version = 2 if context.api_version >= VERSION_2_FROM["add_partitions_to_txn"] else 1
 
     def hear(result: Any) -> None:
         if isinstance(result, KafkaError):
-            code = told_before("add_partitions_to_txn", call.api_version, result).code
+            code = told_before("add_partitions_to_txn", context.api_version, result).code
             answer.give([code] * len(places))
         else:
             answer.give(result or [ErrorCode.NONE] * len(places))
 
     try:
         name = _check_id(asked.transactional_id)
-        shard = call.broker.transactions.shard(name)
+        shard = context.broker.transactions.shard(name)
         if asked.verify_only:
             shard.submit(
                 lambda machine, _, ticket: Outcome(replies=[(ticket, machine.verify(name, client, places))])
@@ -86,8 +86,8 @@ def _add_partitions(
     return answer
 
 
-def _exists(call: Call, place: Place) -> bool:
-    topic = call.broker.image.topics.get(place[0])
+def _exists(context: RequestContext, place: Place) -> bool:
+    topic = context.broker.image.topics.get(place[0])
     return topic is not None and 0 <= place[1] < len(topic.partitions)
 
 
@@ -117,33 +117,35 @@ def _added_to_one(
 
 
 @handles("add_offsets_to_txn", versions=range(5))
-def add_offsets_to_txn(call: Call, request: "add_offsets_to_txn_v4.AddOffsetsToTxnRequest") -> Deferred:
+def add_offsets_to_txn(
+    context: RequestContext, request: "add_offsets_to_txn_v4.AddOffsetsToTxnRequest"
+) -> Deferred:
     """Say that a transaction will commit offsets of a group. Clients of version 2 need not."""
     name = _check_id(request.transactional_id)
     client = Identity(request.producer_id, request.producer_epoch)
-    places = [(OFFSETS_TOPIC, call.broker.groups.index(request.group_id))]
+    places = [(OFFSETS_TOPIC, context.broker.groups.index(request.group_id))]
     try:
-        return call.broker.transactions.shard(name).submit(
+        return context.broker.transactions.shard(name).submit(
             lambda machine, now_ms, ticket: machine.add(name, client, places, 1, now_ms, ticket),
             lambda _: add_offsets_to_txn_v4.AddOffsetsToTxnResponse(
                 throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE
             ),
         )
     except KafkaError as error:
-        raise told_before("add_offsets_to_txn", call.api_version, error) from None
+        raise told_before("add_offsets_to_txn", context.api_version, error) from None
 
 
 @handles("end_txn", versions=range(6))
-def end_txn(call: Call, request: "end_txn_v5.EndTxnRequest") -> "Deferred | Awaitable[Any]":
+def end_txn(context: RequestContext, request: "end_txn_v5.EndTxnRequest") -> "Deferred | Awaitable[Any]":
     """Commit or abort. v5 is of transactions of version 2: the client goes on with a new epoch (KIP-890)."""
-    bumps = call.api_version >= VERSION_2_FROM["end_txn"]
+    bumps = context.api_version >= VERSION_2_FROM["end_txn"]
     name = _check_id(request.transactional_id)
     client = Identity(request.producer_id, request.producer_epoch)
     wanted = EndRequest(name, client, request.committed, BUMPS_EPOCH_FROM if bumps else 0)
-    shard = call.broker.transactions.shard(name)
+    shard = context.broker.transactions.shard(name)
     try:
         return with_producer_id(
-            call.broker,
+            context.broker,
             lambda new_id: shard.submit(
                 lambda machine, now_ms, ticket: machine.end(
                     wanted._replace(new_producer_id=new_id), now_ms, ticket
@@ -152,7 +154,7 @@ def end_txn(call: Call, request: "end_txn_v5.EndTxnRequest") -> "Deferred | Awai
             ),
         )
     except KafkaError as error:
-        raise told_before("end_txn", call.api_version, error) from None
+        raise told_before("end_txn", context.api_version, error) from None
 
 
 def _ended(client: Identity) -> Any:
@@ -165,7 +167,9 @@ def _ended(client: Identity) -> Any:
 
 
 @handles("write_txn_markers", versions=range(1, 3))
-def write_txn_markers(call: Call, request: "write_txn_markers_v2.WriteTxnMarkersRequest") -> Deferred:
+def write_txn_markers(
+    context: RequestContext, request: "write_txn_markers_v2.WriteTxnMarkersRequest"
+) -> Deferred:
     """End transactions in partitions, as their coordinator or an operator says. v2 tells the version."""
     answer = write_txn_markers_v2.response
 
@@ -190,7 +194,7 @@ def write_txn_markers(call: Call, request: "write_txn_markers_v2.WriteTxnMarkers
             ]
             return answer.WritableTxnMarkerResult(producer_id=marker.producer_id, topics=tuple(topics))
 
-        return together([_write(call, place, marker) for place in places], written)
+        return together([_write(context, place, marker) for place in places], written)
 
     return together(
         [of_one(marker) for marker in request.markers],
@@ -198,10 +202,12 @@ def write_txn_markers(call: Call, request: "write_txn_markers_v2.WriteTxnMarkers
     )
 
 
-def _write(call: Call, place: Place, marker: "write_txn_markers_v2.request.WritableTxnMarker") -> Deferred:
+def _write(
+    context: RequestContext, place: Place, marker: "write_txn_markers_v2.request.WritableTxnMarker"
+) -> Deferred:
     try:
         return write_marker(
-            call.broker,
+            context.broker,
             place,
             Identity(marker.producer_id, marker.producer_epoch),
             Marker(marker.transaction_result, marker.coordinator_epoch),

@@ -9,7 +9,7 @@ from typing import Any
 
 from levada.api.groups import error_of
 from levada.api.parked_produce import told_to
-from levada.api.registry import Call, handles
+from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.partition.verification import Question
@@ -31,22 +31,26 @@ TOO_LARGE = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LA
 
 
 @handles("txn_offset_commit", versions=range(6))
-def txn_offset_commit(call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest") -> Deferred:
+def txn_offset_commit(
+    context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest"
+) -> Deferred:
     """Commit offsets in a transaction. v3 says which member commits (KIP-447), v5 adds the group itself (KIP-890)."""
-    answer = Deferred(lambda result: _response(call, request, result))
+    answer = Deferred(lambda result: _response(context, request, result))
     try:
-        _ask(call, request, answer)
+        _ask(context, request, answer)
     except KafkaError as error:
         answer.give([error])
     return answer
 
 
-def _ask(call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", answer: Deferred) -> None:
+def _ask(
+    context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", answer: Deferred
+) -> None:
     if not request.transactional_id:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
     if not request.group_id:
         raise KafkaError(ErrorCode.INVALID_GROUP_ID, "an empty group id")
-    broker = call.broker
+    broker = context.broker
     broker.groups.shard(request.group_id)
     partition = broker.partition(OFFSETS_TOPIC, broker.groups.index(request.group_id))
     client = Identity(request.producer_id, request.producer_epoch)
@@ -55,20 +59,22 @@ def _ask(call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", ans
         try:
             if errors[0] is not ErrorCode.NONE:
                 raise KafkaError(errors[0])
-            _commit(call, request, answer)
+            _commit(context, request, answer)
         except KafkaError as error:
             answer.give([error])
 
     if partition.transactions.is_open(*client):
         hear([ErrorCode.NONE])
         return
-    version = 2 if call.api_version >= VERSION_2_FROM else 1
-    told = partial(told_to, version=AS_PRODUCE.get(call.api_version, 0))
+    version = 2 if context.api_version >= VERSION_2_FROM else 1
+    told = partial(told_to, version=AS_PRODUCE.get(context.api_version, 0))
     Question(broker, request.transactional_id, client, [partition], version, told, hear).ask()
 
 
-def _commit(call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", answer: Deferred) -> None:
-    broker = call.broker
+def _commit(
+    context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", answer: Deferred
+) -> None:
+    broker = context.broker
     partition = broker.partition(OFFSETS_TOPIC, broker.groups.index(request.group_id))
     partition.producers.check_epoch(request.producer_id, request.producer_epoch)
     partition.transactions.check(request.producer_id, request.producer_epoch)
@@ -77,7 +83,7 @@ def _commit(call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", 
         request.member_id,
         request.group_instance_id,
         request.generation_id,
-        _offsets(call, request),
+        _offsets(context, request),
         request.producer_id,
         request.producer_epoch,
     )
@@ -87,10 +93,10 @@ def _commit(call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", 
 
 
 def _offsets(
-    call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest"
+    context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest"
 ) -> list[tuple[Place, OffsetValue]]:
     """What is committed: everything in topics that exist."""
-    now_ms = call.broker.clock.now_ms()
+    now_ms = context.broker.clock.now_ms()
     return [
         (
             (topic.name, part.partition_index),
@@ -99,12 +105,14 @@ def _offsets(
             ),
         )
         for topic in request.topics
-        if topic.name in call.broker.image.topics
+        if topic.name in context.broker.image.topics
         for part in topic.partitions
     ]
 
 
-def _response(call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", result: list[Any]) -> Any:
+def _response(
+    context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", result: list[Any]
+) -> Any:
     """`result` is an error for all, or an error code for each offset that was committed."""
     shape = txn_offset_commit_v5.response
     failed = result[0] if result and isinstance(result[0], Exception) else None
@@ -114,7 +122,7 @@ def _response(call: Call, request: "txn_offset_commit_v5.TxnOffsetCommitRequest"
         if failed is not None:
             whole = error_of(failed)
             return ErrorCode.INVALID_COMMIT_OFFSET_SIZE if whole in TOO_LARGE else whole
-        known = topic in call.broker.image.topics
+        known = topic in context.broker.image.topics
         return next(codes, ErrorCode.NONE) if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     return shape.TxnOffsetCommitResponse(

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from levada.api.registry import API_VERSIONS_KEY, HANDLERS, Call, handles
+from levada.api.registry import API_VERSIONS_KEY, HANDLERS, RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.errors import ErrorCode
 from levada.wire.schema.lazy import kio_modules
@@ -20,12 +20,14 @@ with kio_modules():
 
 
 @handles("api_versions", versions=range(5))
-def api_versions(call: Call, request: "shapes.ApiVersionsRequest | None") -> "shapes.ApiVersionsResponse":
+def api_versions(
+    context: RequestContext, request: "shapes.ApiVersionsRequest | None"
+) -> "shapes.ApiVersionsResponse":
     """Tell the range of each API. v3 adds the client's name (KIP-511) and features (KIP-584).
 
     Without a request the client spoke a version that is not known here: it gets the error and the range to try.
     """
-    return _told(request is None, call.api_version)
+    return _told(request is None, context.api_version)
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import NamedTuple, cast
 
 from levada.errors import KafkaError
 from levada.logs import EventLog
+from levada.model import ANONYMOUS
 from levada.net.buffer_pool import PARSED_BYTES_MAX, POSITION_MAX, ReceiveMemory
 from levada.net.connection_limits import Admission
 from levada.net.flush import Turn
@@ -61,6 +62,7 @@ class Connection(asyncio.BufferedProtocol):
         "listener_name",
         "outbox",
         "peer",
+        "principal",
         "produces",
         "silent_since",
         "transport",
@@ -83,6 +85,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = False
         self.delayed = False  # no further request is begun while one waits for its turn, or its answer does
         self.client_id: str | None = None
+        self.principal = ANONYMOUS
         self.heard = True  # since silence was last looked for
         self.silent_since = 0.0  # when `Silence` last found it heard of, or waiting
         self.host = self.peer = ""
