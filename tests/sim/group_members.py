@@ -19,7 +19,7 @@ from levada.core.groups.consumer.group import ConsumerGroup
 from levada.core.groups.machine import Group
 from levada.core.groups.offsets import CommitRequest
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.internal.group_records import OffsetValue
+from levada.wire.internal.group_records import OffsetCommitValue
 
 if TYPE_CHECKING:
     from tests.sim.group_world import GroupWorld
@@ -151,7 +151,7 @@ class Member:
     def commit_request(self, places: list[Place], *producer: int) -> CommitRequest:
         world = self.world
         offsets = [
-            (place, OffsetValue(next(world.offset_numbers), -1, "", world.clock.ms)) for place in places
+            (place, OffsetCommitValue(next(world.offset_numbers), -1, "", world.clock.ms)) for place in places
         ]
         return CommitRequest(
             self.group, self.member_id, self.instance_id, self.generation, offsets, *producer

@@ -15,7 +15,7 @@ from levada.core.machine import Outcome
 from levada.core.transactions.machine import EndRequest, InitRequest, NeedsProducerIdError
 from levada.core.transactions.state import Identity
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.internal.group_records import OffsetValue
+from levada.wire.internal.group_records import OffsetCommitValue
 
 if TYPE_CHECKING:
     from tests.sim.group_members import Member
@@ -64,8 +64,8 @@ class OffsetClient:
         self.world.send(f"{self.name}: {what}", submit, answered, given)
         self.world.later(TIMEOUT_MS, gave_up)
 
-    def value(self) -> OffsetValue:
-        return OffsetValue(next(self.world.offset_numbers), -1, "", self.world.clock.ms)
+    def value(self) -> OffsetCommitValue:
+        return OffsetCommitValue(next(self.world.offset_numbers), -1, "", self.world.clock.ms)
 
 
 class Keeper(OffsetClient):

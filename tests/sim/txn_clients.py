@@ -20,7 +20,7 @@ from levada.core.transactions.machine import EndRequest, InitRequest, NeedsProdu
 from levada.core.transactions.state import Identity
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import TRANSACTIONAL_BIT, Record, encode
-from levada.wire.internal.group_records import OffsetValue
+from levada.wire.internal.group_records import OffsetCommitValue
 
 if TYPE_CHECKING:
     from tests.sim.txn_world import TxnWorld
@@ -199,7 +199,7 @@ class Client:
         def commit() -> None:
             partition.producers.check_epoch(*identity)
             partition.transactions.check(*identity)
-            value = OffsetValue(number, -1, "", world.clock.ms)
+            value = OffsetCommitValue(number, -1, "", world.clock.ms)
             request = CommitRequest(GROUP, "", None, -1, [(PLACES[0], value)], *identity)
             world.broker.groups.shard(GROUP).submit(
                 lambda machine, now_ms, ticket: machine.commit(request, now_ms, ticket)

@@ -15,7 +15,7 @@ from levada.core.groups.consumer.group import ConsumerGroup
 from levada.core.groups.consumer.requests import HeartbeatReply, HeartbeatRequest
 from levada.core.groups.machine import GroupsMachine
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.internal.layouts import INT16, INT32, NULLABLE_BYTES, NULLABLE_STRING, STRING, array
+from levada.wire.internal.record_types import INT16, INT32, NULLABLE_BYTES, NULLABLE_STRING, STRING, array
 
 ONE = PartitionImage((1,), (1,), 1)
 

@@ -12,7 +12,7 @@ from levada.core.groups.offsets import CommitRequest
 from levada.core.machine import JournalRecord, Outcome, Passing, Stamp
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import BatchHeader
-from levada.wire.internal.group_records import OffsetValue
+from levada.wire.internal.group_records import OffsetCommitValue
 
 RANGE = (("range", b"topics"),)
 
@@ -126,7 +126,9 @@ class World:
         self, offset: int, member_id: str = "", generation: int = -1, place: Any = ("t", 0), **more: Any
     ) -> ErrorCode:
         fields = {"group_id": "g", "instance_id": None, "metadata": "", **more}
-        value = OffsetValue(offset, -1, fields.pop("metadata"), self.now_ms, fields.pop("expire_ms", -1))
+        value = OffsetCommitValue(
+            offset, -1, fields.pop("metadata"), self.now_ms, fields.pop("expire_ms", -1)
+        )
         request = CommitRequest(
             member_id=member_id, generation=generation, offsets=[(place, value)], **fields
         )

@@ -23,7 +23,7 @@ from levada.core.transactions.machine import (
 from levada.core.transactions.state import EPOCH_MAX, NEVER_MS, Identity, Place, Transaction
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import BatchHeader
-from levada.wire.internal.transaction_records import TRANSACTIONS, Status, TransactionKey
+from levada.wire.internal.transaction_records import TRANSACTIONS, Status, TransactionLogKey
 
 HEADER = BatchHeader(0, 0, 0, 2, 0, 0, 0, 0, 0, -1, -1, -1, 1)
 A, B = ("orders", 0), ("orders", 1)
@@ -442,7 +442,7 @@ def test_an_id_that_nobody_uses_is_forgotten_unless_its_transaction_is_open(two_
     shard.now_ms += 1
     shard.expire()
     assert set(shard.machine.transactions) == {"prepared"}
-    assert shard.journal[-1] == TRANSACTIONS.encode(TransactionKey("idle"), None)
+    assert shard.journal[-1] == TRANSACTIONS.encode(TransactionLogKey("idle"), None)
     shard.restart()
     assert shard.begin("idle") == (103, 0)
 

@@ -10,7 +10,12 @@ from levada.core.transactions.state import Transaction, restored
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import TRANSACTIONAL_BIT, Record, encode, read_header
 from levada.wire.control_records import MARKER_ATTRIBUTES, Marker, decode_marker, encode_marker, read_marker
-from levada.wire.internal.transaction_records import TRANSACTIONS, Status, TransactionKey, TransactionValue
+from levada.wire.internal.transaction_records import (
+    TRANSACTIONS,
+    Status,
+    TransactionLogKey,
+    TransactionLogValue,
+)
 
 # As Kafka 4.3.1 wrote it: a transaction of version 2, decided.
 KAFKA_KEY = bytes.fromhex("000000177472616e736163746f722d643038316365663935616138")
@@ -42,17 +47,17 @@ transactions = st.builds(
 
 @given(st.text(min_size=1, max_size=50), transactions)
 def test_a_state_survives_as_it_is(name: str, transaction: Transaction) -> None:
-    key, value = TRANSACTIONS.encode(TransactionKey(name), transaction.record())
+    key, value = TRANSACTIONS.encode(TransactionLogKey(name), transaction.record())
     found = TRANSACTIONS.decode(key, value)
     assert found is not None
     assert found[0].transactional_id == name
     assert restored(found[1]) == transaction
-    assert len(fields(Transaction)) == len(TransactionValue._fields), "a field is not in the record"
+    assert len(fields(Transaction)) == len(TransactionLogValue._fields), "a field is not in the record"
 
 
 def test_a_record_of_kafka_is_understood_and_written_alike() -> None:
     found = TRANSACTIONS.decode(KAFKA_KEY, KAFKA_VALUE)
-    assert found is not None and found[0] == TransactionKey("transactor-d081cef95aa8")
+    assert found is not None and found[0] == TransactionLogKey("transactor-d081cef95aa8")
     transaction = restored(found[1])
     assert transaction is not None
     assert (transaction.producer_id, transaction.producer_epoch) == (16, 1)
@@ -79,7 +84,7 @@ def test_records_of_older_brokers_are_understood() -> None:
 def test_an_empty_transaction_has_no_list_and_a_removed_id_no_value() -> None:
     value = Transaction(7, 0, 60_000, 1).record()
     assert value.transaction_partitions is None
-    assert TRANSACTIONS.encode(TransactionKey("x"), None) == (b"\0\0\0\1x", None)
+    assert TRANSACTIONS.encode(TransactionLogKey("x"), None) == (b"\0\0\0\1x", None)
     assert restored(value._replace(transaction_status=6)) is None, "Kafka's Dead says that the id goes"
 
 

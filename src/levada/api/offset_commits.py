@@ -18,7 +18,7 @@ from levada.core.groups.consumer.group import Reader
 from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.offsets import CommitRequest, FetchedOffset, Place
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.internal.group_records import NO_EXPIRY, OffsetValue
+from levada.wire.internal.group_records import NO_EXPIRY, OffsetCommitValue
 from levada.wire.schema.lazy import kio_modules
 
 with kio_modules():
@@ -56,7 +56,7 @@ def offset_commit(
     expire_ms = NO_EXPIRY
     if request.retention_time != NO_RETENTION:
         expire_ms = min(now_ms + request.retention_time // MILLISECOND, LONG_MAX)
-    offsets: list[tuple[Place, OffsetValue]] = []
+    offsets: list[tuple[Place, OffsetCommitValue]] = []
     errors: list[ErrorCode | None] = []  # of each partition in the request; None where the group decides
     for topic in request.topics:
         name, count, error = known_topic(context.broker.image, topic.name, topic.topic_id)
@@ -65,7 +65,7 @@ def offset_commit(
                 errors.append(error)
                 continue
             errors.append(None)
-            value = OffsetValue(
+            value = OffsetCommitValue(
                 part.committed_offset,
                 part.committed_leader_epoch,
                 part.committed_metadata or "",
@@ -215,7 +215,7 @@ def _all_topics(context: RequestContext, result: list[FetchedOffset]) -> tuple[A
     )
 
 
-def _partition(index: int, value: OffsetValue | None, error: ErrorCode) -> Any:
+def _partition(index: int, value: OffsetCommitValue | None, error: ErrorCode) -> Any:
     return offset_fetch_v10.response.OffsetFetchResponsePartitions(
         partition_index=index,
         committed_offset=NO_OFFSET if value is None else value.offset,

@@ -17,7 +17,7 @@ from levada.broker.purgatory import Deferred
 from levada.core.groups.offsets import CommitRequest, Place
 from levada.core.transactions.state import Identity
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.internal.group_records import OffsetValue
+from levada.wire.internal.group_records import OffsetCommitValue
 from levada.wire.schema.lazy import kio_modules
 
 with kio_modules():
@@ -94,13 +94,13 @@ def _commit(
 
 def _offsets(
     context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest"
-) -> list[tuple[Place, OffsetValue]]:
+) -> list[tuple[Place, OffsetCommitValue]]:
     """What is committed: everything in topics that exist."""
     now_ms = context.broker.clock.now_ms()
     return [
         (
             (topic.name, part.partition_index),
-            OffsetValue(
+            OffsetCommitValue(
                 part.committed_offset, part.committed_leader_epoch, part.committed_metadata or "", now_ms
             ),
         )

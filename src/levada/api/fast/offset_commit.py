@@ -17,7 +17,7 @@ from levada.errors import KafkaError
 from levada.net.listener import Connection
 from levada.wire.fast import offset_commit
 from levada.wire.fast.offset_commit import Head, Partition
-from levada.wire.internal.group_records import OffsetValue
+from levada.wire.internal.group_records import OffsetCommitValue
 
 
 @takes_frames("offset_commit", versions=offset_commit.VERSIONS)
@@ -65,7 +65,7 @@ class UsualCommit(Said):
         group_id, generation, member_id, instance_id, _, _, _ = self.request
         offsets = []
         for index, offset, leader_epoch, _, _ in self._partitions:
-            offsets.append(((topic, index), OffsetValue(offset, leader_epoch, "", now_ms)))
+            offsets.append(((topic, index), OffsetCommitValue(offset, leader_epoch, "", now_ms)))
         no_producer = no_epoch = -1
         request = CommitRequest(
             group_id, member_id, instance_id, generation, offsets, no_producer, no_epoch, self._version

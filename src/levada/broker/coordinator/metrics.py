@@ -10,7 +10,7 @@ from levada.core.groups.classic.waits import JoinWaits, PartAsked
 from levada.core.groups.consumer.draft import ConsumerRecord
 from levada.core.groups.events import GroupChanged, GroupEvent, OffsetPut, TimerMoved, TimersMoved
 from levada.core.groups.machine import GroupsMachine
-from levada.wire.internal.consumer_group_records import GroupEpochKey
+from levada.wire.internal.consumer_group_records import ConsumerGroupMetadataKey
 
 # Nothing to count, and nearly all there is.
 QUIET: Final[frozenset[type]] = frozenset((JoinWaits, PartAsked, TimerMoved, TimersMoved))
@@ -43,6 +43,6 @@ class CountedGroups(GroupsMachine):
             former = self.classic(event.group.id)
             self.figures.classic_rebalances += event.group.generation > (former.generation if former else 0)
         elif isinstance(event, ConsumerRecord):
-            is_epoch = isinstance(event.key, GroupEpochKey) and event.value is not None
+            is_epoch = isinstance(event.key, ConsumerGroupMetadataKey) and event.value is not None
             self.figures.consumer_rebalances += is_epoch
         event.apply(self)

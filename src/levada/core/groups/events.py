@@ -15,22 +15,24 @@ from levada.core.groups.member_memory import forget, keep
 from levada.core.groups.offsets import Place
 from levada.core.machine import JournalRecord
 from levada.wire.control_records import Marker
-from levada.wire.internal.consumer_group_records import CONSUMER_KINDS
+from levada.wire.internal.consumer_group_records import CONSUMER_GROUP_RECORD_TYPES
 from levada.wire.internal.group_records import (
-    GROUP,
-    OFFSET,
-    OLD_OFFSET,
-    GroupKey,
-    OffsetValue,
+    GROUP_METADATA,
+    LEGACY_OFFSET_COMMIT,
+    OFFSET_COMMIT,
+    GroupMetadataKey,
+    OffsetCommitValue,
     group_record,
     offset_record,
 )
-from levada.wire.internal.layouts import Format
+from levada.wire.internal.record_types import RecordFormat
 
 if TYPE_CHECKING:
     from levada.core.groups.machine import GroupsMachine
 
-FORMAT: Final[Format[Any]] = Format(OLD_OFFSET, OFFSET, GROUP, *CONSUMER_KINDS)
+FORMAT: Final[RecordFormat[Any]] = RecordFormat(
+    LEGACY_OFFSET_COMMIT, OFFSET_COMMIT, GROUP_METADATA, *CONSUMER_GROUP_RECORD_TYPES
+)
 
 
 class GroupEvent(Protocol):
@@ -66,7 +68,7 @@ class GroupRemoved:
     group_id: str
 
     def record(self) -> JournalRecord | None:
-        return FORMAT.encode(GroupKey(self.group_id), None)
+        return FORMAT.encode(GroupMetadataKey(self.group_id), None)
 
     def apply(self, machine: "GroupsMachine") -> None:
         forget(machine, self.group_id)
@@ -107,7 +109,7 @@ class OffsetPut(msgspec.Struct, frozen=True):
 
     group_id: str
     place: Place
-    value: OffsetValue | None
+    value: OffsetCommitValue | None
     producer_id: int = -1
 
     def record(self) -> JournalRecord | None:

@@ -40,7 +40,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.wire.batches import TRANSACTIONAL_BIT, BatchHeader
 from levada.wire.control_records import MARKER_ATTRIBUTES, read_marker
-from levada.wire.internal.group_records import GroupKey, OffsetKey, OffsetValue
+from levada.wire.internal.group_records import GroupMetadataKey, OffsetCommitKey, OffsetCommitValue
 
 log = EventLog(__name__)
 
@@ -69,7 +69,7 @@ class Group(Crowd, Protocol):
 
     def subscribes_to(self, topic: str) -> bool: ...
 
-    def kept_since(self, topic: str, value: OffsetValue) -> int | None: ...
+    def kept_since(self, topic: str, value: OffsetCommitValue) -> int | None: ...
 
 
 @dataclass(slots=True)
@@ -368,10 +368,10 @@ class GroupsMachine:
             log.warning("a record of an unknown kind is left out", key=(key or b"")[:16].hex())
             return
         name, content = found
-        if isinstance(name, OffsetKey):
+        if isinstance(name, OffsetCommitKey):
             producer_id = batch.producer_id if batch.is_transactional else -1
             OffsetPut(name.group, (name.topic, name.partition), content, producer_id).apply(self)
-        elif isinstance(name, GroupKey):
+        elif isinstance(name, GroupMetadataKey):
             self._replay_group(name.group, restored(name.group, content) if content is not None else None)
         else:
             ConsumerRecord(name, content).apply(self)

@@ -11,7 +11,10 @@ from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from levada.core.groups.machine import Group, GroupsMachine
-    from levada.wire.internal.consumer_group_records import MemberMetadata, RegexValue
+    from levada.wire.internal.consumer_group_records import (
+        MemberMetadataValue,
+        RegularExpressionValue,
+    )
 
 MEMBER_BYTES: Final = 1_000  # of one that says nothing: objects, deadlines, its part of the journal
 NAME_BYTES: Final = 100  # an object for each name, beside its characters
@@ -52,7 +55,7 @@ def pending_bytes(member_id: str) -> int:
     return MEMBER_BYTES // 2 + len(member_id)
 
 
-def metadata_bytes(member_id: str, metadata: "MemberMetadata") -> int:
+def metadata_bytes(member_id: str, metadata: "MemberMetadataValue") -> int:
     """What is held of a member of a consumer group."""
     classic = metadata.classic_member_metadata
     protocols = () if classic is None else classic.supported_protocols
@@ -66,7 +69,7 @@ def metadata_bytes(member_id: str, metadata: "MemberMetadata") -> int:
     )
 
 
-def regex_bytes(found: "RegexValue | None") -> int:
+def regex_bytes(found: "RegularExpressionValue | None") -> int:
     """What the topics of a pattern take, whose names are those of the topics themselves."""
     return 0 if found is None else NAME_BYTES + 8 * len(found.topics)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from levada.errors import ErrorCode
-from levada.wire.internal.group_records import NO_EXPIRY, OffsetValue
+from levada.wire.internal.group_records import NO_EXPIRY, OffsetCommitValue
 
 Place = tuple[str, int]  # topic and partition
 
@@ -24,7 +24,7 @@ class CommitRequest(msgspec.Struct, frozen=True):
     member_id: str
     instance_id: str | None
     generation: int
-    offsets: Sequence[tuple[Place, OffsetValue]]
+    offsets: Sequence[tuple[Place, OffsetCommitValue]]
     producer_id: int = -1  # of the transaction that the commit is part of
     producer_epoch: int = -1
     api_version: int = 9  # from which on members of the consumer protocol may commit
@@ -38,14 +38,14 @@ class FetchedOffset(NamedTuple):
     """A committed offset, none, or UNSTABLE_OFFSET_COMMIT while a transaction is open."""
 
     place: Place
-    value: OffsetValue | None
+    value: OffsetCommitValue | None
     error: ErrorCode = ErrorCode.NONE
 
 
 class Committed(msgspec.Struct, frozen=True):
     """An offset and where in the order of all commits it was written."""
 
-    value: OffsetValue
+    value: OffsetCommitValue
     order: int
 
 
@@ -59,12 +59,12 @@ class Offsets:
     _open: dict[str, set[int]] = field(default_factory=dict)  # by group: the producers with pending commits
     _order: int = 0
 
-    def get(self, group: str, place: Place) -> OffsetValue | None:
+    def get(self, group: str, place: Place) -> OffsetCommitValue | None:
         """The committed offset of a partition."""
         committed = self._groups.get(group, {}).get(place)
         return None if committed is None else committed.value
 
-    def of(self, group: str) -> Iterator[tuple[Place, OffsetValue]]:
+    def of(self, group: str) -> Iterator[tuple[Place, OffsetCommitValue]]:
         """All committed offsets of a group."""
         return ((place, committed.value) for place, committed in self._groups.get(group, {}).items())
 
@@ -105,7 +105,11 @@ class Offsets:
         return self._pending.get(producer_id, {}).keys()
 
     def expired(
-        self, group: str, now_ms: int, retention_ms: int, kept_since: Callable[[str, OffsetValue], int | None]
+        self,
+        group: str,
+        now_ms: int,
+        retention_ms: int,
+        kept_since: Callable[[str, OffsetCommitValue], int | None],
     ) -> list[Place]:
         """The offsets no longer kept: `kept_since` tells from when retention counts, None while an offset is in use.
 
@@ -124,7 +128,7 @@ class Offsets:
 
     # Changing.
 
-    def put(self, group: str, place: Place, value: OffsetValue | None, producer_id: int = -1) -> None:
+    def put(self, group: str, place: Place, value: OffsetCommitValue | None, producer_id: int = -1) -> None:
         """A commit, plain or in a transaction; without a value the plain offset and what is pending are gone."""
         self._order += 1
         if value is None:

@@ -30,8 +30,8 @@ from levada.wire.internal.transaction_records import (
     NO_PRODUCER_ID,
     TRANSACTIONS,
     Status,
-    TransactionKey,
-    TransactionValue,
+    TransactionLogKey,
+    TransactionLogValue,
 )
 
 EXPIRED_AT_ONCE_MAX: Final = 100  # what one look at the time ends or removes
@@ -298,7 +298,7 @@ class TransactionsMachine:
 
     def encode(self, event: Changed) -> JournalRecord | None:
         value = None if event.transaction is None else event.transaction.record()
-        return TRANSACTIONS.encode(TransactionKey(event.transactional_id), value)
+        return TRANSACTIONS.encode(TransactionLogKey(event.transactional_id), value)
 
     def apply(self, event: Changed) -> None:
         name, transaction = event.transactional_id, event.transaction
@@ -317,7 +317,7 @@ class TransactionsMachine:
         found = None if batch.is_control else TRANSACTIONS.decode(key or b"", value)
         if found is not None:
             name, content = found
-            known = restored(content) if isinstance(content, TransactionValue) else None
+            known = restored(content) if isinstance(content, TransactionLogValue) else None
             self.apply(Changed(name.transactional_id, known))
 
 

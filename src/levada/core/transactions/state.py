@@ -16,7 +16,7 @@ from levada.wire.internal.transaction_records import (
     NO_PRODUCER_ID,
     Status,
     TopicPartitions,
-    TransactionValue,
+    TransactionLogValue,
 )
 
 Place = tuple[str, int]  # topic and partition
@@ -176,13 +176,13 @@ class Transaction:
 
     # Its record.
 
-    def record(self) -> TransactionValue:
+    def record(self) -> TransactionLogValue:
         """The value of its record in the journal."""
         by_topic = groupby(sorted(self.partitions), key=lambda place: place[0])
         partitions = tuple(
             TopicPartitions(topic, tuple(index for _, index in places)) for topic, places in by_topic
         )
-        return TransactionValue(
+        return TransactionLogValue(
             self.producer_id,
             self.producer_epoch,
             self.timeout_ms,
@@ -198,7 +198,7 @@ class Transaction:
         )
 
 
-def restored(value: TransactionValue) -> Transaction | None:
+def restored(value: TransactionLogValue) -> Transaction | None:
     """The state that a record tells; None for one that only says that the id is going."""
     try:
         status = Status(value.transaction_status)

@@ -7,7 +7,7 @@ what it shall have (the target, with an epoch of its own) and what it has now. A
 import uuid
 from typing import Any, Final, NamedTuple
 
-from levada.wire.internal.layouts import (
+from levada.wire.internal.record_types import (
     COMPACT_BYTES,
     COMPACT_NULLABLE_STRING,
     COMPACT_STRING,
@@ -16,21 +16,21 @@ from levada.wire.internal.layouts import (
     INT64,
     STRING,
     UUID,
-    Kind,
+    FieldType,
+    RecordType,
     Tag,
-    Type,
     compact_array,
     struct,
 )
 
 
-class GroupEpochKey(NamedTuple):
+class ConsumerGroupMetadataKey(NamedTuple):
     """A group."""
 
     group_id: str
 
 
-class GroupEpochValue(NamedTuple):
+class ConsumerGroupMetadataValue(NamedTuple):
     """How often its members, subscriptions or topics have changed; the hash tells whether its topics have."""
 
     epoch: int
@@ -43,29 +43,29 @@ class PartitionMetadataKey(NamedTuple):
     group_id: str
 
 
-class RackedPartition(NamedTuple):
+class PartitionMetadata(NamedTuple):
     """A partition and the racks of its replicas."""
 
     partition: int
     racks: tuple[str, ...]
 
 
-class KnownTopic(NamedTuple):
+class TopicMetadata(NamedTuple):
     """A topic as it was when the group's epoch began."""
 
     topic_id: uuid.UUID
     topic_name: str
     num_partitions: int
-    partition_metadata: tuple[RackedPartition, ...]
+    partition_metadata: tuple[PartitionMetadata, ...]
 
 
 class PartitionMetadataValue(NamedTuple):
     """What old brokers knew of a group's topics."""
 
-    topics: tuple[KnownTopic, ...]
+    topics: tuple[TopicMetadata, ...]
 
 
-class MemberKey(NamedTuple):
+class MemberMetadataKey(NamedTuple):
     """A member of a group."""
 
     group_id: str
@@ -79,14 +79,14 @@ class ClassicProtocol(NamedTuple):
     metadata: bytes
 
 
-class ClassicMetadata(NamedTuple):
+class ClassicMemberMetadata(NamedTuple):
     """What only a member has that speaks the classic protocol."""
 
     session_timeout_ms: int
     supported_protocols: tuple[ClassicProtocol, ...]
 
 
-class MemberMetadata(NamedTuple):
+class MemberMetadataValue(NamedTuple):
     """What a member said of itself."""
 
     instance_id: str | None
@@ -97,50 +97,50 @@ class MemberMetadata(NamedTuple):
     subscribed_topic_regex: str | None
     rebalance_timeout_ms: int
     server_assignor: str | None
-    classic_member_metadata: ClassicMetadata | None = None
+    classic_member_metadata: ClassicMemberMetadata | None = None
 
 
-class TargetEpochKey(NamedTuple):
+class TargetAssignmentMetadataKey(NamedTuple):
     """A group, for the epoch of its target assignment."""
 
     group_id: str
 
 
-class TargetEpochValue(NamedTuple):
+class TargetAssignmentMetadataValue(NamedTuple):
     """The group's epoch for which the targets were computed, and when."""
 
     assignment_epoch: int
     assignment_timestamp: int = 0
 
 
-class TargetKey(NamedTuple):
+class TargetAssignmentMemberKey(NamedTuple):
     """A member, for its target."""
 
     group_id: str
     member_id: str
 
 
-class TargetPartitions(NamedTuple):
+class TargetTopicPartitions(NamedTuple):
     """Partitions of a topic."""
 
     topic_id: uuid.UUID
     partitions: tuple[int, ...]
 
 
-class TargetValue(NamedTuple):
+class TargetAssignmentMemberValue(NamedTuple):
     """What a member shall have."""
 
-    topic_partitions: tuple[TargetPartitions, ...]
+    topic_partitions: tuple[TargetTopicPartitions, ...]
 
 
-class CurrentKey(NamedTuple):
+class CurrentMemberAssignmentKey(NamedTuple):
     """A member, for what it has."""
 
     group_id: str
     member_id: str
 
 
-class CurrentPartitions(NamedTuple):
+class CurrentTopicPartitions(NamedTuple):
     """Partitions of a topic, and the epochs in which the member got them (none in records of old brokers)."""
 
     topic_id: uuid.UUID
@@ -148,24 +148,24 @@ class CurrentPartitions(NamedTuple):
     assignment_epochs: tuple[int, ...] = ()
 
 
-class CurrentValue(NamedTuple):
+class CurrentMemberAssignmentValue(NamedTuple):
     """What a member has, and what it has been asked to give back."""
 
     member_epoch: int
     previous_member_epoch: int
     state: int
-    assigned_partitions: tuple[CurrentPartitions, ...]
-    partitions_pending_revocation: tuple[CurrentPartitions, ...]
+    assigned_partitions: tuple[CurrentTopicPartitions, ...]
+    partitions_pending_revocation: tuple[CurrentTopicPartitions, ...]
 
 
-class RegexKey(NamedTuple):
+class RegularExpressionKey(NamedTuple):
     """A pattern that members of a group subscribe to."""
 
     group_id: str
     regular_expression: str
 
 
-class RegexValue(NamedTuple):
+class RegularExpressionValue(NamedTuple):
     """The topics that matched it, at which revision of the metadata and when."""
 
     topics: tuple[str, ...]
@@ -176,19 +176,26 @@ class RegexValue(NamedTuple):
 _GROUP = {"group_id": STRING}
 _MEMBER = {"group_id": STRING, "member_id": STRING}
 
-GROUP_EPOCH: Final = Kind(
+CONSUMER_GROUP_METADATA: Final = RecordType(
     3,
-    GroupEpochKey,
-    struct(GroupEpochKey, _GROUP),
-    {0: struct(GroupEpochValue, {"epoch": INT32}, flexible=True, tags={0: Tag("metadata_hash", INT64, 0)})},
-    written=0,
+    ConsumerGroupMetadataKey,
+    struct(ConsumerGroupMetadataKey, _GROUP),
+    {
+        0: struct(
+            ConsumerGroupMetadataValue,
+            {"epoch": INT32},
+            flexible=True,
+            tags={0: Tag("metadata_hash", INT64, 0)},
+        )
+    },
+    write_version=0,
 )
 
 _RACKED_PARTITION = struct(
-    RackedPartition, {"partition": INT32, "racks": compact_array(COMPACT_STRING)}, flexible=True
+    PartitionMetadata, {"partition": INT32, "racks": compact_array(COMPACT_STRING)}, flexible=True
 )
 _KNOWN_TOPIC = struct(
-    KnownTopic,
+    TopicMetadata,
     {
         "topic_id": UUID,
         "topic_name": COMPACT_STRING,
@@ -197,16 +204,16 @@ _KNOWN_TOPIC = struct(
     },
     flexible=True,
 )
-PARTITION_METADATA: Final = Kind(
+CONSUMER_GROUP_PARTITION_METADATA: Final = RecordType(
     4,
     PartitionMetadataKey,
     struct(PartitionMetadataKey, _GROUP),
     {0: struct(PartitionMetadataValue, {"topics": compact_array(_KNOWN_TOPIC)}, flexible=True)},
-    written=0,
+    write_version=0,
 )
 
 
-def _nullable(content: Type) -> Type:
+def _nullable(content: FieldType) -> FieldType:
     """A struct behind a byte that says whether it is there."""
 
     def read(data: bytes, position: int) -> tuple[Any, int]:
@@ -218,24 +225,24 @@ def _nullable(content: Type) -> Type:
         if value is not None:
             content.write(target, value)
 
-    return Type(read, write)
+    return FieldType(read, write)
 
 
 _CLASSIC_PROTOCOL = struct(
     ClassicProtocol, {"name": COMPACT_STRING, "metadata": COMPACT_BYTES}, flexible=True
 )
 _CLASSIC_METADATA = struct(
-    ClassicMetadata,
+    ClassicMemberMetadata,
     {"session_timeout_ms": INT32, "supported_protocols": compact_array(_CLASSIC_PROTOCOL)},
     flexible=True,
 )
-MEMBER: Final = Kind(
+CONSUMER_GROUP_MEMBER_METADATA: Final = RecordType(
     5,
-    MemberKey,
-    struct(MemberKey, _MEMBER),
+    MemberMetadataKey,
+    struct(MemberMetadataKey, _MEMBER),
     {
         0: struct(
-            MemberMetadata,
+            MemberMetadataValue,
             {
                 "instance_id": COMPACT_NULLABLE_STRING,
                 "rack_id": COMPACT_NULLABLE_STRING,
@@ -250,48 +257,54 @@ MEMBER: Final = Kind(
             tags={0: Tag("classic_member_metadata", _nullable(_CLASSIC_METADATA), None)},
         )
     },
-    written=0,
+    write_version=0,
 )
 
-TARGET_EPOCH: Final = Kind(
+CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA: Final = RecordType(
     6,
-    TargetEpochKey,
-    struct(TargetEpochKey, _GROUP),
+    TargetAssignmentMetadataKey,
+    struct(TargetAssignmentMetadataKey, _GROUP),
     {
         0: struct(
-            TargetEpochValue,
+            TargetAssignmentMetadataValue,
             {"assignment_epoch": INT32},
             flexible=True,
             tags={0: Tag("assignment_timestamp", INT64, 0)},
         )
     },
-    written=0,
+    write_version=0,
 )
 
 _TARGET_PARTITIONS = struct(
-    TargetPartitions, {"topic_id": UUID, "partitions": compact_array(INT32)}, flexible=True
+    TargetTopicPartitions, {"topic_id": UUID, "partitions": compact_array(INT32)}, flexible=True
 )
-TARGET: Final = Kind(
+CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER: Final = RecordType(
     7,
-    TargetKey,
-    struct(TargetKey, _MEMBER),
-    {0: struct(TargetValue, {"topic_partitions": compact_array(_TARGET_PARTITIONS)}, flexible=True)},
-    written=0,
+    TargetAssignmentMemberKey,
+    struct(TargetAssignmentMemberKey, _MEMBER),
+    {
+        0: struct(
+            TargetAssignmentMemberValue,
+            {"topic_partitions": compact_array(_TARGET_PARTITIONS)},
+            flexible=True,
+        )
+    },
+    write_version=0,
 )
 
 _CURRENT_PARTITIONS = struct(
-    CurrentPartitions,
+    CurrentTopicPartitions,
     {"topic_id": UUID, "partitions": compact_array(INT32)},
     flexible=True,
     tags={0: Tag("assignment_epochs", compact_array(INT32), ())},
 )
-CURRENT: Final = Kind(
+CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT: Final = RecordType(
     8,
-    CurrentKey,
-    struct(CurrentKey, _MEMBER),
+    CurrentMemberAssignmentKey,
+    struct(CurrentMemberAssignmentKey, _MEMBER),
     {
         0: struct(
-            CurrentValue,
+            CurrentMemberAssignmentValue,
             {
                 "member_epoch": INT32,
                 "previous_member_epoch": INT32,
@@ -302,21 +315,29 @@ CURRENT: Final = Kind(
             flexible=True,
         )
     },
-    written=0,
+    write_version=0,
 )
 
-REGEX: Final = Kind(
+CONSUMER_GROUP_REGULAR_EXPRESSION: Final = RecordType(
     16,
-    RegexKey,
-    struct(RegexKey, {"group_id": STRING, "regular_expression": STRING}),
+    RegularExpressionKey,
+    struct(RegularExpressionKey, {"group_id": STRING, "regular_expression": STRING}),
     {
         0: struct(
-            RegexValue,
+            RegularExpressionValue,
             {"topics": compact_array(COMPACT_STRING), "version": INT64, "timestamp": INT64},
             flexible=True,
         )
     },
-    written=0,
+    write_version=0,
 )
 
-CONSUMER_KINDS: Final = (GROUP_EPOCH, PARTITION_METADATA, MEMBER, TARGET_EPOCH, TARGET, CURRENT, REGEX)
+CONSUMER_GROUP_RECORD_TYPES: Final = (
+    CONSUMER_GROUP_METADATA,
+    CONSUMER_GROUP_PARTITION_METADATA,
+    CONSUMER_GROUP_MEMBER_METADATA,
+    CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA,
+    CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
+    CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+    CONSUMER_GROUP_REGULAR_EXPRESSION,
+)

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from levada.wire.internal.layouts import (
+from levada.wire.internal.record_types import (
     BYTES,
     COMPACT_BYTES,
     COMPACT_NULLABLE_STRING,
@@ -18,9 +18,9 @@ from levada.wire.internal.layouts import (
     INT64,
     NULLABLE_STRING,
     STRING,
-    Format,
-    Kind,
-    Type,
+    FieldType,
+    RecordFormat,
+    RecordType,
     array,
     compact_array,
     struct,
@@ -32,7 +32,7 @@ NO_EXPIRY: Final = -1
 KEPT_BYTES_MAX: Final = 1_000  # of what a member says and is called, beside its id, which is not long
 
 
-class OffsetKey(NamedTuple):
+class OffsetCommitKey(NamedTuple):
     """Whose offset in which partition."""
 
     group: str
@@ -40,7 +40,7 @@ class OffsetKey(NamedTuple):
     partition: int
 
 
-class OffsetValue(msgspec.Struct, frozen=True):
+class OffsetCommitValue(msgspec.Struct, frozen=True):
     """A committed offset. Only commits with a retention time of their own have an expire timestamp."""
 
     offset: int
@@ -50,13 +50,13 @@ class OffsetValue(msgspec.Struct, frozen=True):
     expire_timestamp: int = NO_EXPIRY
 
 
-class GroupKey(NamedTuple):
+class GroupMetadataKey(NamedTuple):
     """A group of the classic protocol."""
 
     group: str
 
 
-class MemberValue(msgspec.Struct, frozen=True):
+class MemberMetadata(msgspec.Struct, frozen=True):
     """A member with its subscription and assignment, which only clients understand."""
 
     member_id: str
@@ -69,7 +69,7 @@ class MemberValue(msgspec.Struct, frozen=True):
     assignment: bytes = b""
 
 
-class GroupValue(NamedTuple):
+class GroupMetadataValue(NamedTuple):
     """A generation of a group that is stable, or has no members."""
 
     protocol_type: str
@@ -77,7 +77,7 @@ class GroupValue(NamedTuple):
     protocol: str | None
     leader: str | None
     current_state_timestamp: int
-    members: tuple[MemberValue, ...]
+    members: tuple[MemberMetadata, ...]
 
 
 _NO_EPOCH = {"leader_epoch": -1}
@@ -85,48 +85,48 @@ _OFFSET_0 = {"offset": INT64, "metadata": STRING, "commit_timestamp": INT64}
 _OFFSET_1 = {**_OFFSET_0, "expire_timestamp": INT64}
 _OFFSET_3 = {"offset": INT64, "leader_epoch": INT32, "metadata": STRING, "commit_timestamp": INT64}
 
-OFFSET: Final = Kind(
+OFFSET_COMMIT: Final = RecordType(
     1,
-    OffsetKey,
-    struct(OffsetKey, {"group": STRING, "topic": STRING, "partition": INT32}),
+    OffsetCommitKey,
+    struct(OffsetCommitKey, {"group": STRING, "topic": STRING, "partition": INT32}),
     {
-        0: struct(OffsetValue, _OFFSET_0, absent=_NO_EPOCH),
-        1: struct(OffsetValue, _OFFSET_1, absent=_NO_EPOCH),
-        2: struct(OffsetValue, _OFFSET_0, absent=_NO_EPOCH),
-        3: struct(OffsetValue, _OFFSET_3),
-        4: struct(OffsetValue, {**_OFFSET_3, "metadata": COMPACT_STRING}, flexible=True),
+        0: struct(OffsetCommitValue, _OFFSET_0, absent=_NO_EPOCH),
+        1: struct(OffsetCommitValue, _OFFSET_1, absent=_NO_EPOCH),
+        2: struct(OffsetCommitValue, _OFFSET_0, absent=_NO_EPOCH),
+        3: struct(OffsetCommitValue, _OFFSET_3),
+        4: struct(OffsetCommitValue, {**_OFFSET_3, "metadata": COMPACT_STRING}, flexible=True),
     },
-    written=lambda value: 3 if value.expire_timestamp == NO_EXPIRY else 1,
+    write_version=lambda value: 3 if value.expire_timestamp == NO_EXPIRY else 1,
 )
-OLD_OFFSET: Final = OFFSET._replace(number=0)  # keys of old brokers, otherwise the same
+LEGACY_OFFSET_COMMIT: Final = OFFSET_COMMIT._replace(number=0)  # keys of old brokers, otherwise the same
 
-_OFFSETS: Final[Format[OffsetKey]] = Format(OFFSET)
+_OFFSETS: Final[RecordFormat[OffsetCommitKey]] = RecordFormat(OFFSET_COMMIT)
 _VALUE = Struct(">hqihq")  # of version 3, without metadata
 
 
 def offset_record(
-    group: str, topic: str, partition: int, value: OffsetValue | None
+    group: str, topic: str, partition: int, value: OffsetCommitValue | None
 ) -> tuple[bytes, bytes | None]:
-    """A record as its `Kind` would write it, in a fraction of the time: brokers write few things more often."""
+    """A record as its `RecordType` would write it, in a fraction of the time: brokers write few things more often."""
     if value is not None and not value.metadata and value.expire_timestamp == NO_EXPIRY:
         content = _VALUE.pack(3, value.offset, value.leader_epoch, 0, value.commit_timestamp)
         return _offset_key(group, topic, partition), content
-    return _OFFSETS.encode(OffsetKey(group, topic, partition), value)
+    return _OFFSETS.encode(OffsetCommitKey(group, topic, partition), value)
 
 
 @lru_cache(10_000)
 def _offset_key(group: str, topic: str, partition: int) -> bytes:
     """The same in all commits of a member for a partition."""
-    return _OFFSETS.encode(OffsetKey(group, topic, partition), None)[0]
+    return _OFFSETS.encode(OffsetCommitKey(group, topic, partition), None)[0]
 
 
-def _since(version: int, fields: dict[str, Type]) -> dict[str, Type]:
+def _since(version: int, fields: dict[str, FieldType]) -> dict[str, FieldType]:
     """Version 1 brought the rebalance timeout, 2 the time of the state, 3 static members, 4 compact fields."""
     since = {"group_instance_id": 3, "rebalance_timeout": 1, "current_state_timestamp": 2}
     return {name: kind for name, kind in fields.items() if version >= since.get(name, 0)}
 
 
-def _member(version: int) -> Type:
+def _member(version: int) -> FieldType:
     flexible = version >= 4
     text, blob = (COMPACT_STRING, COMPACT_BYTES) if flexible else (STRING, BYTES)
     fields = {
@@ -140,10 +140,10 @@ def _member(version: int) -> Type:
         "assignment": blob,
     }
     absent = {"group_instance_id": None, "rebalance_timeout": -1}
-    return struct(MemberValue, _since(version, fields), flexible=flexible, absent=absent)
+    return struct(MemberMetadata, _since(version, fields), flexible=flexible, absent=absent)
 
 
-def _group(version: int) -> Type:
+def _group(version: int) -> FieldType:
     flexible = version >= 4
     maybe_text = COMPACT_NULLABLE_STRING if flexible else NULLABLE_STRING
     fields = {
@@ -155,24 +155,27 @@ def _group(version: int) -> Type:
         "members": (compact_array if flexible else array)(_member(version)),
     }
     absent = {"current_state_timestamp": -1}
-    return struct(GroupValue, _since(version, fields), flexible=flexible, absent=absent)
+    return struct(GroupMetadataValue, _since(version, fields), flexible=flexible, absent=absent)
 
 
 _GROUP_VERSION: Final = 3  # in which groups are written
-GROUP: Final = Kind(
+GROUP_METADATA: Final = RecordType(
     2,
-    GroupKey,
-    struct(GroupKey, {"group": STRING}),
+    GroupMetadataKey,
+    struct(GroupMetadataKey, {"group": STRING}),
     {version: _group(version) for version in range(5)},
-    written=_GROUP_VERSION,
+    write_version=_GROUP_VERSION,
 )
-_GROUP_START: Final = SHORT.pack(GROUP.number), SHORT.pack(_GROUP_VERSION)  # of a key, and of a value
+_GROUP_START: Final = (
+    SHORT.pack(GROUP_METADATA.number),
+    SHORT.pack(_GROUP_VERSION),
+)  # of a key, and of a value
 _TIME_AND_COUNT: Final = Struct(">qi")
 _WRITTEN_MEMBER = _member(_GROUP_VERSION)
 
 
-def group_record(group: str, value: GroupValue) -> tuple[bytes, bytes]:
-    """A record as its `Kind` would write it; what does not change from generation to generation is kept."""
+def group_record(group: str, value: GroupMetadataValue) -> tuple[bytes, bytes]:
+    """A record as its `RecordType` would write it; what does not change from generation to generation is kept."""
     of_key, of_value = _GROUP_START
     parts = [
         of_value,
@@ -200,7 +203,7 @@ def group_record(group: str, value: GroupValue) -> tuple[bytes, bytes]:
 def _member_start(*lasting: Any) -> bytes:
     """A member up to its assignment."""
     target = bytearray()
-    _WRITTEN_MEMBER.write(target, MemberValue(*lasting))
+    _WRITTEN_MEMBER.write(target, MemberMetadata(*lasting))
     return bytes(target[: -INT.size])
 
 

@@ -8,15 +8,15 @@ coordinator is known to be the same.
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from levada.wire.internal.layouts import (
+from levada.wire.internal.record_types import (
     COMPACT_STRING,
     INT8,
     INT16,
     INT32,
     INT64,
     STRING,
-    Format,
-    Kind,
+    RecordFormat,
+    RecordType,
     Tag,
     array,
     compact_array,
@@ -44,7 +44,7 @@ class Status(IntEnum):
         return "".join(word.capitalize() for word in self.name.split("_"))
 
 
-class TransactionKey(NamedTuple):
+class TransactionLogKey(NamedTuple):
     """Whose transaction."""
 
     transactional_id: str
@@ -57,7 +57,7 @@ class TopicPartitions(NamedTuple):
     partition_ids: tuple[int, ...]
 
 
-class TransactionValue(NamedTuple):
+class TransactionLogValue(NamedTuple):
     """The state of a transactional id."""
 
     producer_id: int
@@ -97,19 +97,19 @@ _TAGS = {
     LAST_EPOCH_TAG: Tag("last_producer_epoch", INT16, NO_EPOCH),
 }
 
-TRANSACTION: Final = Kind(
+TRANSACTION: Final = RecordType(
     0,
-    TransactionKey,
-    struct(TransactionKey, {"transactional_id": STRING}),
+    TransactionLogKey,
+    struct(TransactionLogKey, {"transactional_id": STRING}),
     {
-        0: struct(TransactionValue, _FIELDS),
+        0: struct(TransactionLogValue, _FIELDS),
         1: struct(
-            TransactionValue,
+            TransactionLogValue,
             {**_FIELDS, "transaction_partitions": _COMPACT_PARTITIONS},
             flexible=True,
             tags=_TAGS,
         ),
     },
-    written=1,
+    write_version=1,
 )
-TRANSACTIONS: Final[Format[TransactionKey]] = Format(TRANSACTION)
+TRANSACTIONS: Final[RecordFormat[TransactionLogKey]] = RecordFormat(TRANSACTION)

@@ -25,7 +25,7 @@ from levada.core.groups.classic.subscription import subscribed_topics
 from levada.core.groups.member_memory import MEMBER_BYTES, NAME_BYTES
 from levada.core.machine import Ticket
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.internal.group_records import GroupValue, MemberValue, OffsetValue
+from levada.wire.internal.group_records import GroupMetadataValue, MemberMetadata, OffsetCommitValue
 
 CONSUMER_PROTOCOL: Final = "consumer"  # the protocol type whose subscriptions can be read here
 NO_GENERATION: Final = -1
@@ -247,7 +247,7 @@ class ClassicGroup:
         """Whether members read a topic, so that its offsets may not be deleted; unknown counts as yes."""
         return not self.is_empty and (self.topics is None or topic in self.topics)
 
-    def kept_since(self, topic: str, value: OffsetValue) -> int | None:
+    def kept_since(self, topic: str, value: OffsetCommitValue) -> int | None:
         """From when on the retention of an offset counts; None while it is in use."""
         if self.protocol_type is None:
             return value.commit_timestamp
@@ -259,10 +259,10 @@ class ClassicGroup:
 
     # The journal.
 
-    def record(self) -> GroupValue:
+    def record(self) -> GroupMetadataValue:
         """What survives: this generation and its members."""
         members = tuple(
-            MemberValue(
+            MemberMetadata(
                 member.id,
                 member.instance_id,
                 member.client_id,
@@ -275,12 +275,12 @@ class ClassicGroup:
             for member in self.members.values()
         )
         since_ms = -1 if self.state_since_ms is None else self.state_since_ms
-        return GroupValue(
+        return GroupMetadataValue(
             self.protocol_type or "", self.generation, self.protocol, self.leader, since_ms, members
         )
 
 
-def restored(group_id: str, value: GroupValue) -> ClassicGroup:
+def restored(group_id: str, value: GroupMetadataValue) -> ClassicGroup:
     """The group that a record tells of."""
     members: Mapping[str, Member] = {
         member.member_id: Member(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from struct import error as StructError
 from typing import NamedTuple
 
-from levada.wire.internal.layouts import (
+from levada.wire.internal.record_types import (
     INT16,
     INT32,
     NULLABLE_BYTES,

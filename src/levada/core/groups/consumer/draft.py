@@ -30,17 +30,17 @@ from levada.core.regex.matcher import WORK_MAX, Pattern
 from levada.errors import KafkaError
 from levada.logs import EventLog
 from levada.wire.internal.consumer_group_records import (
-    CurrentKey,
-    GroupEpochKey,
-    GroupEpochValue,
-    MemberKey,
-    MemberMetadata,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    CurrentMemberAssignmentKey,
+    MemberMetadataKey,
+    MemberMetadataValue,
     PartitionMetadataKey,
-    RegexKey,
-    RegexValue,
-    TargetEpochKey,
-    TargetEpochValue,
-    TargetKey,
+    RegularExpressionKey,
+    RegularExpressionValue,
+    TargetAssignmentMemberKey,
+    TargetAssignmentMetadataKey,
+    TargetAssignmentMetadataValue,
 )
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class ConsumerRecord:
                 return
             group = ConsumerGroup(group_id)
             keep(machine, group)
-        if isinstance(self.key, GroupEpochKey) and self.value is None:
+        if isinstance(self.key, ConsumerGroupMetadataKey) and self.value is None:
             forget(machine, group_id)
             if machine.offsets.has(group_id):
                 keep(machine, ClassicGroup(group_id))
@@ -144,19 +144,19 @@ class ConsumerDraft:
 
     # Members.
 
-    def put_metadata(self, member_id: str, metadata: MemberMetadata) -> None:
+    def put_metadata(self, member_id: str, metadata: MemberMetadataValue) -> None:
         """What a member says of itself."""
-        self.put(MemberKey(self.group.id, member_id), metadata)
+        self.put(MemberMetadataKey(self.group.id, member_id), metadata)
 
     def put_current(self, member: ConsumerMember) -> None:
         """What a member has."""
-        self.put(CurrentKey(self.group.id, member.id), member.current())
+        self.put(CurrentMemberAssignmentKey(self.group.id, member.id), member.current())
 
     def remove(self, member_id: str) -> None:
         """A member is gone, and so is whatever was waited for."""
-        self.put(CurrentKey(self.group.id, member_id), None)
-        self.put(TargetKey(self.group.id, member_id), None)
-        self.put(MemberKey(self.group.id, member_id), None)
+        self.put(CurrentMemberAssignmentKey(self.group.id, member_id), None)
+        self.put(TargetAssignmentMemberKey(self.group.id, member_id), None)
+        self.put(MemberMetadataKey(self.group.id, member_id), None)
         self.forget(member_id)
 
     def wait(self, kind: TimerKind, member_id: str, timeout_ms: int | None) -> None:
@@ -177,7 +177,7 @@ class ConsumerDraft:
         target = self.group.target(old.id)
         self.remove(old.id)
         self.put_metadata(member_id, old.metadata)
-        self.put(TargetKey(self.group.id, member_id), target_value(target))
+        self.put(TargetAssignmentMemberKey(self.group.id, member_id), target_value(target))
         self.put_current(replace(old, id=member_id, epoch=0, previous_epoch=0))
         return self.group.members[member_id]
 
@@ -226,13 +226,13 @@ class ConsumerDraft:
             self._put_regex(regex, found)
 
     def _put_regex(self, regex: str, found: Iterable[str]) -> None:
-        value = RegexValue(tuple(sorted(found)), self.image.revision, self.now_ms)
-        self.put(RegexKey(self.group.id, regex), value)
+        value = RegularExpressionValue(tuple(sorted(found)), self.image.revision, self.now_ms)
+        self.put(RegularExpressionKey(self.group.id, regex), value)
 
     def drop_unused_regexes(self) -> None:
         """Forget the patterns that nobody subscribes to any more."""
         for regex in sorted(self.group.regexes.keys() - self.group.used_regexes()):
-            self.put(RegexKey(self.group.id, regex), None)
+            self.put(RegularExpressionKey(self.group.id, regex), None)
 
     def bump(self) -> None:
         """Begin a new epoch, for the topics as they are now."""
@@ -240,7 +240,9 @@ class ConsumerDraft:
         if group.has_old_metadata:
             self.put(PartitionMetadataKey(group.id), None)
         metadata_hash = hash_topics(group.subscribed_topics(), self.topics)
-        self.put(GroupEpochKey(group.id), GroupEpochValue(group.epoch + 1, metadata_hash))
+        self.put(
+            ConsumerGroupMetadataKey(group.id), ConsumerGroupMetadataValue(group.epoch + 1, metadata_hash)
+        )
 
     def assign(self) -> None:
         """Compute the targets for the group's epoch, if they are not."""
@@ -258,8 +260,11 @@ class ConsumerDraft:
         )
         for member_id, partitions in assigned.items():
             if member_id not in group.targets or group.targets[member_id] != partitions:
-                self.put(TargetKey(group.id, member_id), target_value(partitions))
-        self.put(TargetEpochKey(group.id), TargetEpochValue(group.epoch, self.now_ms))
+                self.put(TargetAssignmentMemberKey(group.id, member_id), target_value(partitions))
+        self.put(
+            TargetAssignmentMetadataKey(group.id),
+            TargetAssignmentMetadataValue(group.epoch, self.now_ms),
+        )
 
     def _ids_by_subscription(self) -> Callable[[ConsumerMember], frozenset[Any]]:
         """The ids of a member's topics; members that subscribe alike are looked up once."""

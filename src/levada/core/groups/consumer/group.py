@@ -22,35 +22,41 @@ from levada.core.groups.consumer.member import LEFT_EPOCH, ConsumerMember, Owned
 from levada.core.groups.member_memory import regex_bytes
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.internal.consumer_group_records import (
-    CurrentKey,
-    CurrentValue,
-    GroupEpochKey,
-    GroupEpochValue,
-    MemberKey,
-    MemberMetadata,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    CurrentMemberAssignmentKey,
+    CurrentMemberAssignmentValue,
+    MemberMetadataKey,
+    MemberMetadataValue,
     PartitionMetadataKey,
     PartitionMetadataValue,
-    RegexKey,
-    RegexValue,
-    TargetEpochKey,
-    TargetEpochValue,
-    TargetKey,
-    TargetPartitions,
-    TargetValue,
+    RegularExpressionKey,
+    RegularExpressionValue,
+    TargetAssignmentMemberKey,
+    TargetAssignmentMemberValue,
+    TargetAssignmentMetadataKey,
+    TargetAssignmentMetadataValue,
+    TargetTopicPartitions,
 )
-from levada.wire.internal.group_records import OffsetValue
+from levada.wire.internal.group_records import OffsetCommitValue
 
 ConsumerKey = (
-    GroupEpochKey | PartitionMetadataKey | MemberKey | TargetEpochKey | TargetKey | CurrentKey | RegexKey
+    ConsumerGroupMetadataKey
+    | PartitionMetadataKey
+    | MemberMetadataKey
+    | TargetAssignmentMetadataKey
+    | TargetAssignmentMemberKey
+    | CurrentMemberAssignmentKey
+    | RegularExpressionKey
 )
 ConsumerValue = (
-    GroupEpochValue
+    ConsumerGroupMetadataValue
     | PartitionMetadataValue
-    | MemberMetadata
-    | TargetEpochValue
-    | TargetValue
-    | CurrentValue
-    | RegexValue
+    | MemberMetadataValue
+    | TargetAssignmentMetadataValue
+    | TargetAssignmentMemberValue
+    | CurrentMemberAssignmentValue
+    | RegularExpressionValue
 )
 Topics = Mapping[str, TopicImage]
 
@@ -96,7 +102,7 @@ class ConsumerGroup:
     target_epoch: int = 0  # the epoch that the targets are for: never above `epoch`
     members: dict[str, ConsumerMember] = field(default_factory=dict)
     targets: dict[str, Partitions] = field(default_factory=dict)
-    regexes: dict[str, RegexValue] = field(default_factory=dict)
+    regexes: dict[str, RegularExpressionValue] = field(default_factory=dict)
     instances: dict[str, str] = field(
         default_factory=dict
     )  # exactly the static members: instance id to member id
@@ -129,37 +135,37 @@ class ConsumerGroup:
     def put(self, key: ConsumerKey, value: ConsumerValue | None) -> None:
         """Take a record in; without a value what the key had is gone. Cannot fail, in whatever order they come."""
         match key, value:
-            case GroupEpochKey(), GroupEpochValue(epoch, metadata_hash):
+            case ConsumerGroupMetadataKey(), ConsumerGroupMetadataValue(epoch, metadata_hash):
                 self.epoch, self.metadata_hash = epoch, metadata_hash
             case PartitionMetadataKey(), _:
                 self.has_old_metadata = value is not None
-            case MemberKey(_, member_id), MemberMetadata():
+            case MemberMetadataKey(_, member_id), MemberMetadataValue():
                 self._put_member(member_id, value)
-            case MemberKey(_, member_id), None:
+            case MemberMetadataKey(_, member_id), None:
                 self._remove_member(member_id)
-            case TargetEpochKey(), TargetEpochValue(epoch, _):
+            case TargetAssignmentMetadataKey(), TargetAssignmentMetadataValue(epoch, _):
                 self.target_epoch = epoch
-            case TargetEpochKey(), None:
+            case TargetAssignmentMetadataKey(), None:
                 self.target_epoch = 0
-            case TargetKey(_, member_id), TargetValue(topic_partitions):
+            case TargetAssignmentMemberKey(_, member_id), TargetAssignmentMemberValue(topic_partitions):
                 self.targets[member_id] = {
                     topic: frozenset(partitions) for topic, partitions in topic_partitions if partitions
                 }
-            case TargetKey(_, member_id), None:
+            case TargetAssignmentMemberKey(_, member_id), None:
                 self.targets.pop(member_id, None)
-            case CurrentKey(_, member_id), CurrentValue():
+            case CurrentMemberAssignmentKey(_, member_id), CurrentMemberAssignmentValue():
                 member = self.members.get(member_id) or ConsumerMember(member_id)
                 self._replace(member, member.with_current(value))
-            case CurrentKey(_, member_id), None:
+            case CurrentMemberAssignmentKey(_, member_id), None:
                 if (former := self.members.get(member_id)) is not None:
                     self._replace(former, ConsumerMember(member_id, former.metadata, epoch=LEFT_EPOCH))
-            case RegexKey(_, regex), RegexValue():
+            case RegularExpressionKey(_, regex), RegularExpressionValue():
                 self.held_bytes += regex_bytes(value) - regex_bytes(self.regexes.get(regex))
                 self.regexes[regex] = value
-            case RegexKey(_, regex), None:
+            case RegularExpressionKey(_, regex), None:
                 self.held_bytes -= regex_bytes(self.regexes.pop(regex, None))
 
-    def _put_member(self, member_id: str, metadata: MemberMetadata) -> None:
+    def _put_member(self, member_id: str, metadata: MemberMetadataValue) -> None:
         former = self.members.get(member_id)
         if former is None:
             self._keep(ConsumerMember(member_id, metadata))
@@ -292,7 +298,7 @@ class ConsumerGroup:
             topic in member.metadata.subscribed_topic_names for member in self.members.values()
         ) or any(topic in self.regexes[regex].topics for regex in self.used_regexes() & self.regexes.keys())
 
-    def kept_since(self, topic: str, value: OffsetValue) -> int | None:
+    def kept_since(self, topic: str, value: OffsetCommitValue) -> int | None:
         """From when on the retention of an offset counts; None while it is in use."""
         return None if self.subscribes_to(topic) else value.commit_timestamp
 
@@ -355,17 +361,17 @@ class ConsumerGroup:
     def tombstones(self) -> Iterator[tuple[ConsumerKey, None]]:
         """What takes the whole group back, in the order in which Kafka does."""
         for regex in self.regexes:
-            yield RegexKey(self.id, regex), None
+            yield RegularExpressionKey(self.id, regex), None
         for member_id in self.members:
-            yield CurrentKey(self.id, member_id), None
+            yield CurrentMemberAssignmentKey(self.id, member_id), None
         for member_id in self.targets:
-            yield TargetKey(self.id, member_id), None
-        yield TargetEpochKey(self.id), None
+            yield TargetAssignmentMemberKey(self.id, member_id), None
+        yield TargetAssignmentMetadataKey(self.id), None
         for member_id in self.members:
-            yield MemberKey(self.id, member_id), None
+            yield MemberMetadataKey(self.id, member_id), None
         if self.has_old_metadata:
             yield PartitionMetadataKey(self.id), None
-        yield GroupEpochKey(self.id), None
+        yield ConsumerGroupMetadataKey(self.id), None
 
 
 def _stale(epoch: int, member: ConsumerMember) -> KafkaError:
@@ -374,10 +380,10 @@ def _stale(epoch: int, member: ConsumerMember) -> KafkaError:
     )
 
 
-def target_value(partitions: Partitions) -> TargetValue:
+def target_value(partitions: Partitions) -> TargetAssignmentMemberValue:
     """A target as a record."""
-    return TargetValue(
-        tuple(TargetPartitions(topic, tuple(sorted(found))) for topic, found in partitions.items())
+    return TargetAssignmentMemberValue(
+        tuple(TargetTopicPartitions(topic, tuple(sorted(found))) for topic, found in partitions.items())
     )
 
 

@@ -16,7 +16,11 @@ from uuid import UUID
 
 from levada.core.groups.consumer.assignors import Partitions
 from levada.core.groups.member_memory import metadata_bytes
-from levada.wire.internal.consumer_group_records import CurrentPartitions, CurrentValue, MemberMetadata
+from levada.wire.internal.consumer_group_records import (
+    CurrentMemberAssignmentValue,
+    CurrentTopicPartitions,
+    MemberMetadataValue,
+)
 
 JOINING_EPOCH: Final = 0
 LEFT_EPOCH: Final = -1
@@ -26,7 +30,7 @@ Owned = Mapping[
     UUID, Mapping[int, int]
 ]  # by topic and partition: the epoch in which it was given; no empty topics
 
-NO_METADATA: Final = MemberMetadata(None, None, "", "", (), "", -1, None)
+NO_METADATA: Final = MemberMetadataValue(None, None, "", "", (), "", -1, None)
 
 
 class MemberState(IntEnum):
@@ -43,7 +47,7 @@ class ConsumerMember:
     """A member as the group knows it."""
 
     id: str
-    metadata: MemberMetadata = NO_METADATA
+    metadata: MemberMetadataValue = NO_METADATA
     epoch: int = JOINING_EPOCH
     previous_epoch: int = LEFT_EPOCH
     state: MemberState = MemberState.STABLE
@@ -80,9 +84,9 @@ class ConsumerMember:
                 return epoch
         return None
 
-    def current(self) -> CurrentValue:
+    def current(self) -> CurrentMemberAssignmentValue:
         """What it has, as a record."""
-        return CurrentValue(
+        return CurrentMemberAssignmentValue(
             self.epoch,
             self.previous_epoch,
             self.state,
@@ -90,7 +94,7 @@ class ConsumerMember:
             _written(self.revoking),
         )
 
-    def with_current(self, value: CurrentValue) -> "ConsumerMember":
+    def with_current(self, value: CurrentMemberAssignmentValue) -> "ConsumerMember":
         """This member with what a record says that it has."""
         known = value.state in MemberState.__members__.values()
         return replace(
@@ -103,14 +107,14 @@ class ConsumerMember:
         )
 
 
-def _written(owned: Owned) -> tuple[CurrentPartitions, ...]:
+def _written(owned: Owned) -> tuple[CurrentTopicPartitions, ...]:
     return tuple(
-        CurrentPartitions(topic, tuple(partitions), tuple(partitions.values()))
+        CurrentTopicPartitions(topic, tuple(partitions), tuple(partitions.values()))
         for topic, partitions in owned.items()
     )
 
 
-def _read(written: tuple[CurrentPartitions, ...], epoch: int) -> Owned:
+def _read(written: tuple[CurrentTopicPartitions, ...], epoch: int) -> Owned:
     """Old brokers did not write the epochs: the member's own stands for them."""
     return {
         topic: dict(zip(partitions, epochs or (epoch,) * len(partitions), strict=False))

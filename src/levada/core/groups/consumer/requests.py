@@ -27,7 +27,7 @@ from levada.core.groups.member_memory import check_room
 from levada.core.groups.migration.conversion import downgrade, may_downgrade, upgrade
 from levada.core.machine import Outcome, Ticket
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.internal.consumer_group_records import MemberMetadata
+from levada.wire.internal.consumer_group_records import MemberMetadataValue
 
 if TYPE_CHECKING:
     from levada.core.groups.machine import GroupsMachine
@@ -65,11 +65,11 @@ class HeartbeatRequest(NamedTuple):
             and self.owned is not None
         )
 
-    def metadata(self, former: MemberMetadata) -> MemberMetadata:
+    def metadata(self, former: MemberMetadataValue) -> MemberMetadataValue:
         """What the member says of itself, where it says nothing what it said before."""
         names = former.subscribed_topic_names
         timeout_ms = self.rebalance_timeout_ms
-        return MemberMetadata(
+        return MemberMetadataValue(
             former.instance_id if self.instance_id is None else self.instance_id,
             former.rack_id if self.rack_id is None else self.rack_id,
             self.client_id,
@@ -198,7 +198,9 @@ def _beat(draft: ConsumerDraft, request: HeartbeatRequest) -> HeartbeatReply:
     return _reply(draft.limits, member, tell=tell)
 
 
-def subscribe(draft: ConsumerDraft, member_id: str, former: ConsumerMember, metadata: MemberMetadata) -> bool:
+def subscribe(
+    draft: ConsumerDraft, member_id: str, former: ConsumerMember, metadata: MemberMetadataValue
+) -> bool:
     """Keep what a member says of itself; True if the group needs a new epoch for it."""
     group = draft.group
     if metadata == former.metadata and member_id in group.members:

@@ -26,7 +26,7 @@ from levada.core.groups.migration.conversion import (
 )
 from levada.core.machine import Outcome, Ticket
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.internal.consumer_group_records import ClassicMetadata
+from levada.wire.internal.consumer_group_records import ClassicMemberMetadata
 
 if TYPE_CHECKING:
     from levada.core.groups.machine import GroupsMachine
@@ -94,7 +94,7 @@ def _joined(member: ConsumerMember) -> JoinReply:
     return JoinReply(member.epoch, CONSUMER_PROTOCOL, _protocol(member), "", member.id)
 
 
-def _classic(member: ConsumerMember) -> ClassicMetadata:
+def _classic(member: ConsumerMember) -> ClassicMemberMetadata:
     classic = member.metadata.classic_member_metadata
     if classic is None:
         raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"{member.id!r} does not use the classic protocol")

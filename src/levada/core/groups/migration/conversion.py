@@ -25,14 +25,14 @@ from levada.core.groups.consumer.member import ConsumerMember
 from levada.core.groups.events import GroupChanged, GroupRemoved
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.internal.consumer_group_records import (
-    ClassicMetadata,
+    ClassicMemberMetadata,
     ClassicProtocol,
-    GroupEpochKey,
-    GroupEpochValue,
-    MemberMetadata,
-    TargetEpochKey,
-    TargetEpochValue,
-    TargetKey,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    MemberMetadataValue,
+    TargetAssignmentMemberKey,
+    TargetAssignmentMetadataKey,
+    TargetAssignmentMetadataValue,
 )
 
 # What these keep in assignments is what the members say themselves when they join.
@@ -56,10 +56,13 @@ def upgrade(draft: ConsumerDraft, classic: ClassicGroup) -> None:
     group_id, epoch = classic.id, classic.generation
     for member_id, member in members.items():
         draft.put_metadata(member_id, member.metadata)
-    draft.put(GroupEpochKey(group_id), GroupEpochValue(epoch))
+    draft.put(ConsumerGroupMetadataKey(group_id), ConsumerGroupMetadataValue(epoch))
     for member_id, partitions in held.items():
-        draft.put(TargetKey(group_id, member_id), target_value(partitions))
-    draft.put(TargetEpochKey(group_id), TargetEpochValue(epoch, draft.now_ms))
+        draft.put(TargetAssignmentMemberKey(group_id, member_id), target_value(partitions))
+    draft.put(
+        TargetAssignmentMetadataKey(group_id),
+        TargetAssignmentMetadataValue(epoch, draft.now_ms),
+    )
     for member_id, partitions in held.items():
         assigned = {topic: dict.fromkeys(sorted(found), epoch) for topic, found in partitions.items()}
         metadata = members[member_id].metadata
@@ -70,7 +73,7 @@ def upgrade(draft: ConsumerDraft, classic: ClassicGroup) -> None:
 class _Upgraded(NamedTuple):
     """A member of the classic protocol: what it says of itself, was last assigned, and said it had when it joined."""
 
-    metadata: MemberMetadata
+    metadata: MemberMetadataValue
     assigned: Partitions
     said: Partitions
 
@@ -121,10 +124,10 @@ def _upgraded(draft: ConsumerDraft, classic: ClassicGroup, member: Member) -> _U
     return _Upgraded(metadata, by_id(draft, assignment.partitions), by_id(draft, subscription.owned))
 
 
-def classic_metadata(member: Member | JoinRequest, subscription: Subscription) -> MemberMetadata:
+def classic_metadata(member: Member | JoinRequest, subscription: Subscription) -> MemberMetadataValue:
     """What is kept of a member of the classic protocol, one that is there or joins."""
     protocols = tuple(ClassicProtocol(*one) for one in member.protocols)
-    return MemberMetadata(
+    return MemberMetadataValue(
         instance_id=member.instance_id,
         rack_id=subscription.rack_id or None,
         client_id=member.client_id,
@@ -133,7 +136,7 @@ def classic_metadata(member: Member | JoinRequest, subscription: Subscription) -
         subscribed_topic_regex="",
         rebalance_timeout_ms=member.rebalance_timeout_ms,
         server_assignor=None,
-        classic_member_metadata=ClassicMetadata(member.session_timeout_ms, protocols),
+        classic_member_metadata=ClassicMemberMetadata(member.session_timeout_ms, protocols),
     )
 
 

@@ -1,10 +1,10 @@
 """How the records of internal topics are laid out, declared field by field, since kio has no classes for them.
 
 A record's key begins with a number that says what it is, its value with the version it is written in. `struct`
-declares the fields of one version; a `Format` is the table of all kinds of an internal topic:
+declares the fields of one version; a `RecordFormat` is the table of all kinds of an internal topic:
 
-    GROUP = Kind(2, GroupKey, struct(GroupKey, {"group": STRING}), {3: struct(GroupValue, ...)}, written=3)
-    Format(OFFSET, GROUP).encode(GroupKey("g"), value)
+    GROUP = RecordType(2, GroupKey, struct(GroupKey, {"group": STRING}), {3: struct(GroupValue, ...)}, write_version=3)
+    RecordFormat(OFFSET, GROUP).encode(GroupKey("g"), value)
 """
 
 import uuid
@@ -23,7 +23,7 @@ Read = Callable[[bytes, int], tuple[Any, int]]
 Write = Callable[[bytearray, Any], None]
 
 
-class Type(NamedTuple):
+class FieldType(NamedTuple):
     """How a value is read (with the position after it) and written; `code` is that of a number in Python's `struct`."""
 
     read: Read
@@ -31,7 +31,7 @@ class Type(NamedTuple):
     code: str = ""
 
 
-def _number(code: str) -> Type:
+def _number(code: str) -> FieldType:
     packer = Packer(f">{code}")
     size, pack, unpack = packer.size, packer.pack, packer.unpack_from
 
@@ -41,7 +41,7 @@ def _number(code: str) -> Type:
     def write(target: bytearray, value: Any) -> None:
         target += pack(value)
 
-    return Type(read, write, code)
+    return FieldType(read, write, code)
 
 
 INT8, INT16, INT32, INT64, BOOL = map(_number, "bhiq?")
@@ -79,10 +79,12 @@ def _write_compact_length(target: bytearray, length: int) -> None:
         _write_uvarint(target, length + 1)
 
 
-_COMPACT = Type(_read_compact_length, _write_compact_length)
+_COMPACT = FieldType(_read_compact_length, _write_compact_length)
 
 
-def _blob(length: Type, decode: Callable[[bytes], Any], encode: Callable[[Any], bytes], null: bool) -> Type:
+def _blob(
+    length: FieldType, decode: Callable[[bytes], Any], encode: Callable[[Any], bytes], null: bool
+) -> FieldType:
     def read(data: bytes, position: int) -> tuple[Any, int]:
         size, position = length.read(data, position)
         if size < 0 and null:
@@ -99,7 +101,7 @@ def _blob(length: Type, decode: Callable[[bytes], Any], encode: Callable[[Any], 
         length.write(target, len(blob))
         target += blob
 
-    return Type(read, write)
+    return FieldType(read, write)
 
 
 STRING = _blob(INT16, bytes.decode, str.encode, null=False)
@@ -119,10 +121,10 @@ def _write_uuid(target: bytearray, value: uuid.UUID) -> None:
     target += value.bytes
 
 
-UUID = Type(_read_uuid, _write_uuid)
+UUID = FieldType(_read_uuid, _write_uuid)
 
 
-def _array(length: Type, item: Type, null: bool) -> Type:
+def _array(length: FieldType, item: FieldType, null: bool) -> FieldType:
     def read(data: bytes, position: int) -> tuple[Any, int]:
         count, position = length.read(data, position)
         if count < 0 and null:
@@ -144,15 +146,15 @@ def _array(length: Type, item: Type, null: bool) -> Type:
         for one in value:
             item.write(target, one)
 
-    return Type(read, write)
+    return FieldType(read, write)
 
 
-def array(item: Type, *, null: bool = False) -> Type:
+def array(item: FieldType, *, null: bool = False) -> FieldType:
     """A list as a tuple, counted with four bytes."""
     return _array(INT32, item, null)
 
 
-def compact_array(item: Type, *, null: bool = False) -> Type:
+def compact_array(item: FieldType, *, null: bool = False) -> FieldType:
     """A list as a tuple, counted with a varint."""
     return _array(_COMPACT, item, null)
 
@@ -161,18 +163,18 @@ class Tag(NamedTuple):
     """A tagged field: written only when it is not its default."""
 
     name: str
-    type: Type
+    type: FieldType
     default: Any
 
 
 def struct(
     make: Callable[..., T],
-    fields: Mapping[str, Type],
+    fields: Mapping[str, FieldType],
     *,
     flexible: bool = False,
     tags: Mapping[int, Tag] | None = None,
     absent: Mapping[str, Any] | None = None,
-) -> Type:
+) -> FieldType:
     """Fields in their order; `absent` gives values to those that this version does not have."""
     known, missing = tags or {}, dict(absent or {})
     steps = list(_steps(fields))
@@ -193,10 +195,10 @@ def struct(
         if flexible:
             _write_tags(target, value, known)
 
-    return Type(read, write)
+    return FieldType(read, write)
 
 
-def _steps(fields: Mapping[str, Type]) -> Iterator[tuple[Callable[[Any], Any], Write]]:
+def _steps(fields: Mapping[str, FieldType]) -> Iterator[tuple[Callable[[Any], Any], Write]]:
     """What is taken of a value and how it is written, field by field; numbers in a row go in one step."""
     for is_numbers, run in groupby(fields.items(), lambda field: bool(field[1].code)):
         row = list(run)
@@ -245,23 +247,23 @@ def _write_tags(target: bytearray, value: Any, known: Mapping[int, Tag]) -> None
         target += content
 
 
-class Kind(NamedTuple):
+class RecordType(NamedTuple):
     """One kind of record: the number its keys begin with, the class of its keys, and its values by version."""
 
     number: int
     key_class: type[Any]
-    key: Type
-    values: Mapping[int, Type]
-    written: int | Callable[[Any], int]  # the version in which a value is written
+    key: FieldType
+    values: Mapping[int, FieldType]
+    write_version: int | Callable[[Any], int]  # the version in which a value is written
 
 
 Key = TypeVar("Key")
 
 
-class Format(Generic[Key]):
+class RecordFormat(Generic[Key]):
     """All kinds of records of one internal topic. Of two kinds with the same class of keys the later is written."""
 
-    def __init__(self, *kinds: Kind) -> None:
+    def __init__(self, *kinds: RecordType) -> None:
         self._by_number = {kind.number: kind for kind in kinds}
         self._by_class = {kind.key_class: kind for kind in kinds}
 
@@ -272,7 +274,7 @@ class Format(Generic[Key]):
         kind.key.write(head, key)
         if value is None:
             return bytes(head), None
-        version = kind.written if isinstance(kind.written, int) else kind.written(value)
+        version = kind.write_version if isinstance(kind.write_version, int) else kind.write_version(value)
         body = bytearray(version.to_bytes(2, "big"))
         kind.values[version].write(body, value)
         return bytes(head), bytes(body)
