@@ -183,12 +183,12 @@ def test_message_classes_load_on_first_use() -> None:
     program = """
 import sys
 from levada.wire.schema import messages
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.heartbeat.v4 as heartbeat
     import levada.wire.schema.shapes.produce as produce
-with kio_modules():
+with lazy_imports():
     import kio.schema.heartbeat.v4 as again
 
 loaded = [name for name in sys.modules if name.startswith("kio.") and name.endswith((".request", ".response"))]

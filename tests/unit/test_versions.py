@@ -11,12 +11,13 @@ from kio.serial import entity_reader
 from tests.unit.messages_at_random import MESSAGES, kio_class
 
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.schema import lazy, messages
+from levada.wire.schema import messages
 from levada.wire.schema.compiler import parse_path
 from levada.wire.schema.fields import Field, Struct, struct_of
+from levada.wire.schema.lazy_imports import lazy_imports
 from levada.wire.schema.versions import APIS, EMPTY_WAS_NULL, FOLDS, MOVES, NEVER, SHAPES, STAND_INS, Api
 
-with lazy.kio_modules():
+with lazy_imports():
     import kio.schema.add_partitions_to_txn.v5 as add_partitions_to_txn
     import kio.schema.delete_topics.v6 as delete_topics
     import kio.schema.find_coordinator.v6 as find_coordinator

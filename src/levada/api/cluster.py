@@ -19,9 +19,9 @@ from levada.core.cluster.controller import Command, CreateTopic, find_topic
 from levada.core.cluster.image import TopicImage
 from levada.errors import ErrorCode, KafkaError
 from levada.model import NO_LEADER
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.describe_cluster.v2 as describe_cluster_v2
     import kio.schema.describe_topic_partitions.v0 as describe_topic_partitions_v0
     import kio.schema.find_coordinator.v6 as find_coordinator_v6

@@ -27,9 +27,9 @@ from levada.core.cluster.config_changes import (
 from levada.core.cluster.controller import find_topic
 from levada.core.cluster.image import CLUSTER_DEFAULT, TopicImage
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.alter_configs.v2 as alter_configs_v2
     import kio.schema.describe_configs.v4 as describe_configs_v4
     import kio.schema.incremental_alter_configs.v1 as incremental_alter_configs_v1

@@ -26,9 +26,9 @@ from levada.core.groups.consumer.requests import HeartbeatReply, HeartbeatReques
 from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.member_memory import NAME_BYTES_MAX
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.consumer_group_describe.v1 as consumer_group_describe_v1
     import kio.schema.consumer_group_heartbeat.v1 as consumer_group_heartbeat_v1
 

@@ -21,9 +21,9 @@ from levada.core.groups.machine import Group, GroupsMachine
 from levada.core.groups.member_memory import NAME_BYTES_MAX
 from levada.core.machine import Outcome, Passing, Ticket
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.delete_groups.v2 as delete_groups_v2
     import kio.schema.describe_groups.v6 as describe_groups_v6
     import kio.schema.heartbeat.v4 as heartbeat_v4

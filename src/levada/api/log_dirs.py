@@ -8,9 +8,9 @@ from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.partition.partition import Partition
 from levada.errors import ErrorCode
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.describe_log_dirs.v5 as describe_log_dirs_v5
 
 

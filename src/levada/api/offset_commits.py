@@ -19,9 +19,9 @@ from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.offsets import CommitRequest, FetchedOffset, Place
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.internal.group_records import NO_EXPIRY, OffsetCommitValue
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.offset_delete.v0 as offset_delete_v0
 
     import levada.wire.schema.shapes.offset_commit as offset_commit_v10

@@ -9,9 +9,9 @@ from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.partition.partition import READ_COMMITTED, Partition
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.delete_records.v2 as delete_records_v2
     import kio.schema.list_offsets.v11 as list_offsets_v11
     import kio.schema.offset_for_leader_epoch.v4 as offset_for_leader_epoch_v4

@@ -14,9 +14,9 @@ from levada.core.transactions.machine import InitReply, InitRequest, NeedsProduc
 from levada.core.transactions.state import Identity
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.internal.transaction_records import NO_PRODUCER_ID
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.describe_producers.v0 as describe_producers_v0
     import kio.schema.init_producer_id.v6 as init_producer_id_v6
 

@@ -9,9 +9,9 @@ from uuid import uuid4
 from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.errors import ErrorCode
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.get_telemetry_subscriptions.v0 as get_telemetry_subscriptions_v0
     import kio.schema.push_telemetry.v0 as push_telemetry_v0
 

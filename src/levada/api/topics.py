@@ -20,9 +20,9 @@ from levada.core.cluster.controller import (
 )
 from levada.core.cluster.image import ClusterImage
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.create_partitions.v3 as create_partitions_v3
     import kio.schema.create_topics.v7 as create_topics_v7
     import kio.schema.delete_topics.v6 as delete_topics_v6

@@ -11,9 +11,9 @@ from levada.core.regex.matcher import Pattern
 from levada.core.transactions.state import Transaction
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.internal.transaction_records import Status
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.describe_transactions.v0 as describe_transactions_v0
     import kio.schema.list_transactions.v2 as list_transactions_v2
 

@@ -18,9 +18,9 @@ from levada.core.transactions.machine import EndRequest
 from levada.core.transactions.state import BUMPS_EPOCH_FROM, Identity, Place
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.control_records import Marker
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.add_offsets_to_txn.v4 as add_offsets_to_txn_v4
     import kio.schema.add_partitions_to_txn.v5 as add_partitions_to_txn_v5
     import kio.schema.end_txn.v5 as end_txn_v5

@@ -18,9 +18,9 @@ from levada.core.groups.offsets import CommitRequest, Place
 from levada.core.transactions.state import Identity
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.internal.group_records import OffsetCommitValue
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.txn_offset_commit.v5 as txn_offset_commit_v5
 
 VERSION_2_FROM = 5

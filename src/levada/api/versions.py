@@ -5,7 +5,7 @@ from functools import cache
 from levada.api.registry import API_VERSIONS_KEY, HANDLERS, RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.errors import ErrorCode
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
 # Features by name: the levels that are known, and the one that is in force.
 FEATURES = {
@@ -15,7 +15,7 @@ FEATURES = {
 }
 OMIT_FROM_ZERO_UNTIL = 3  # versions in which a feature whose levels begin at 0 cannot be told
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.api_versions.v4 as shapes
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from levada.client.consumer.coordinator import Coordinator, KeyType, check
 from levada.client.producer.fencing import as_fenced
 from levada.errors import KafkaError
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.end_txn.v5 as end_txn
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from uuid import UUID
 
 from levada.client.bootstrap import error_code
 from levada.errors import KafkaError
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.create_partitions.v3 as create_partitions
     import kio.schema.create_topics.v7 as create_topics
     import kio.schema.delete_topics.v6 as delete_topics

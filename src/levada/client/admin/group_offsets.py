@@ -10,9 +10,9 @@ from levada.client.consumer.coordinator import Coordinator, check
 from levada.client.producer.producer import Writer
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.txn_offset_commit.v5 as txn_offset_commit
 
     import levada.wire.schema.shapes.offset_commit as offset_commit

@@ -9,9 +9,9 @@ from levada.client.consumer.coordinator import Coordinator, KeyType, check, pati
 from levada.core.groups.classic.subscription import read_assignment
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.consumer_group_describe.v1 as consumer_group_describe
     import kio.schema.delete_groups.v2 as delete_groups
     import kio.schema.describe_groups.v6 as describe_groups

@@ -13,9 +13,9 @@ from levada.client.consumer.coordinator import Coordinator, KeyType, check, pati
 from levada.client.prepared import PreparedTransaction, end_prepared
 from levada.errors import ErrorCode
 from levada.model import TopicPartition
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.describe_producers.v0 as describe_producers
     import kio.schema.describe_transactions.v0 as describe_transactions
     import kio.schema.init_producer_id.v6 as init_producer_id

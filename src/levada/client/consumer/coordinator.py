@@ -9,9 +9,9 @@ from levada.client.bootstrap import error_code
 from levada.client.connection import Connection, ConnectionFailed, RequestTimedOut
 from levada.client.producer.fencing import ENDING_S
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.find_coordinator.v6 as find_coordinator
 
 if TYPE_CHECKING:

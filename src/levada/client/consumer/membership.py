@@ -17,9 +17,9 @@ from levada.client.connection import ConnectionFailed, RequestTimedOut
 from levada.client.consumer.coordinator import Coordinator, KeyType, check
 from levada.client.producer.fencing import MemberFenced
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.consumer_group_heartbeat.v1 as consumer_group_heartbeat
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from levada.client.producer.producer import (
 )
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.init_producer_id.v6 as init_producer_id
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from levada.spark.options import OptionError, nearest
 from levada.spark.read.offsets import Offsets
 from levada.spark.read.options import ReadOptions, matcher
 from levada.spark.retry import patiently
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.describe_log_dirs.v5 as describe_log_dirs
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from levada.client.producer.transactions import FEATURE, FEATURE_LEVEL, TWO_PHAS
 from levada.errors import ErrorCode, KafkaError
 from levada.spark.write.commit_log import read_decision, write_decision
 from levada.spark.write.commit_protocol import UNKNOWN, CommitRefused, Content, Decision, Verdict, judge
-from levada.wire.schema.lazy import kio_modules
+from levada.wire.schema.lazy_imports import lazy_imports
 
-with kio_modules():
+with lazy_imports():
     import kio.schema.init_producer_id.v6 as init_producer_id
     import kio.schema.list_transactions.v2 as list_transactions
 

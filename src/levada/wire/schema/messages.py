@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.primitives import ELEMENTS_MAX
 from levada.wire.schema.fields import Struct, struct_of
-from levada.wire.schema.lazy import load
+from levada.wire.schema.lazy_imports import import_now
 from levada.wire.schema.readers import MalformedError, Reader, compile_reader, skip_tags
 from levada.wire.schema.versions import APIS, SHAPES, Api
 from levada.wire.schema.writers import compile_writer
@@ -138,11 +138,11 @@ def _writer(api_key: int, version: int, kind: str) -> Callable[[Any], bytes]:
 def structs(known: Api, version: int, kind: str) -> tuple[str, Struct, Struct]:
     """A message's path in the rules, its struct in a version and its shape."""
     name = "".join(part.title() for part in known.name.split("_")) + kind.title()
-    old = getattr(load(f"kio.schema.{known.name}.v{version}.{kind}"), name)
+    old = getattr(import_now(f"kio.schema.{known.name}.v{version}.{kind}"), name)
     home = (
         f"levada.wire.schema.shapes.{known.name}"
         if known.name in SHAPES
         else f"kio.schema.{known.name}.v{known.last}.{kind}"
     )
-    shape = getattr(load(home), name)
+    shape = getattr(import_now(home), name)
     return f"{known.name}.{kind}", struct_of(old), struct_of(shape)

@@ -1,14 +1,14 @@
-"""Message classes that load on first use, because importing all of them would cost two seconds at start.
+"""Imports message modules on first use: importing all of them at start would take seconds.
 
-Inside `kio_modules()` an ordinary import of a versioned message module binds an empty module; the first name
-looked up in it runs the real import. Type checkers and readers see an ordinary import:
+Inside `lazy_imports()` an import statement of a versioned message module binds an unloaded module; the first
+attribute access loads it. Type checkers and readers see an ordinary import:
 
-    with kio_modules():
+    with lazy_imports():
         import kio.schema.heartbeat.v4 as heartbeat
 
     heartbeat.response.HeartbeatResponse(...)        # loads here
 
-Two threads may touch a module first at the same time: its body only imports names, so running it twice is harmless.
+Two threads may load a module at the same time: its body only imports names, so running it twice is harmless.
 """
 
 import builtins
@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
 else:
-    Loader = MetaPathFinder = object  # nothing of theirs is needed, and importing them takes a while
+    Loader = MetaPathFinder = object  # importlib.abc is slow to import and only its types are needed
 
-LAZY = re.compile(r"kio\.schema\.\w+\.v\d+|levada\.wire\.schema\.shapes\.\w+")
+LAZY_MODULES = re.compile(r"kio\.schema\.\w+\.v\d+|levada\.wire\.schema\.shapes\.\w+")
 
 
 def _load_phantom_types() -> None:
     """Load kio's base module without hypothesis.
 
-    Where hypothesis is installed, kio imports it for tests of its own: a tenth of a second, and fifteen megabytes, that
-    a broker or a client has no use for. The one module that asks for it is run with an import that refuses.
+    kio imports hypothesis if it is installed, which costs a broker or a client time and memory and serves only kio's
+    own tests. The one module that imports it runs with an `__import__` that raises ImportError for hypothesis.
     """
     name = "kio.static._phantom"
     if name in sys.modules or "hypothesis" in sys.modules:
@@ -53,14 +53,14 @@ def _load_phantom_types() -> None:
     spec.loader.exec_module(phantom)
 
 
-def load(name: str) -> ModuleType:
-    """A message module of kio, now."""
+def import_now(name: str) -> ModuleType:
+    """Import a message module at once."""
     _load_phantom_types()
     return import_module(name)
 
 
 class _Unloaded(ModuleType):
-    """A module whose body has not run: the first unknown name runs it."""
+    """A module whose body has not run; the first attribute access runs it."""
 
     def __getattr__(self, name: str) -> object:
         spec = self.__spec__
@@ -76,7 +76,7 @@ class _Unloaded(ModuleType):
 
 
 class _LazyLoader(Loader):
-    """Puts off the body of a module."""
+    """Defers the execution of a module's body."""
 
     def __init__(self, body: Loader) -> None:
         self.body = body
@@ -89,12 +89,12 @@ class _LazyLoader(Loader):
 
 
 class _LazyFinder(MetaPathFinder):
-    """Finds the modules that may be put off; all others are left to Python."""
+    """Finds the message modules; all other modules are left to Python's finders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if LAZY.fullmatch(fullname) is None:
+        if LAZY_MODULES.fullmatch(fullname) is None:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
@@ -106,8 +106,8 @@ _finder = _LazyFinder()
 
 
 @contextmanager
-def kio_modules() -> Iterator[None]:
-    """Imports of message modules inside this block load on first use."""
+def lazy_imports() -> Iterator[None]:
+    """Defer imports of message modules inside the `with` block until first use."""
     sys.meta_path.insert(0, _finder)
     try:
         yield
