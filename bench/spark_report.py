@@ -1,16 +1,15 @@
-"""Results on Spark as Markdown: all of them for docs/benchmarks.md, the first of each kind for the README."""
+"""Writes results of the Spark connectors as Markdown into docs/benchmarks.md."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from bench import results
-from bench.report import DOCS, README, number, others, put_between_markers, table, times, verdict
+from bench.report import DOCS, number, others, put_between_markers, table, times, verdict
 from bench.spark_rows import GROWING, GROWTH, READ_ROWS_PER_S, growth_key, is_growth, rows
 
 SIDES = {"levada": "Levada", "stock": "stock on Levada", "kafka": "stock on Kafka"}
 GOALS = {row.key: row.goals for row in rows(1)}
 FLOORS = {"read-100": READ_ROWS_PER_S}
-SHORT = ("read-100", "read-1k", "parquet-100", "write-100", "copy-100", "latency")
 FLAT = 1.15  # the cost of a row at the largest size may be so much of that at the smallest
 MARK = "spark"
 
@@ -68,7 +67,7 @@ def growth_verdicts(found: dict[str, Any]) -> Iterator[tuple[str, str, bool]]:
             yield kind, f"a row at 16 x ≤ {FLAT} x of one at 1 x: {words}, {ratio:.2f} x", ratio <= FLAT
 
 
-def rows_table(found: dict[str, Any], keys: tuple[str, ...] = ()) -> str:
+def rows_table(found: dict[str, Any]) -> str:
     lines = [
         (
             row["title"],
@@ -78,7 +77,7 @@ def rows_table(found: dict[str, Any], keys: tuple[str, ...] = ()) -> str:
             "; ".join(words for words, _ in verdicts(key, row)),
         )
         for key, row in found["rows"].items()
-        if (key in keys if keys else not is_growth(key))
+        if not is_growth(key)
     ]
     head = ("rows", *SIDES.values(), "Levada : stock on Kafka", "stock: on Levada : on Kafka", "goal")
     return table(head, lines)
@@ -130,4 +129,3 @@ def markdown(found: dict[str, Any]) -> str:
 def publish(found: dict[str, Any]) -> None:
     """Into the pages that have a place for it."""
     put_between_markers(DOCS, markdown(found), MARK)
-    put_between_markers(README, rows_table(found, SHORT), MARK)

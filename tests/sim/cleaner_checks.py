@@ -1,6 +1,6 @@
 """What must hold of a compacted partition at any time: what readers find, and what is known of producers.
 
-The numbers are those of the invariants in docs/testing.md.
+The numbers are those of the invariants in docs/project_testing.md.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""docs/testing.md says which bugs the worlds find; it tells of all of them, and of no other."""
+"""docs/project_testing.md says which bugs the worlds find; it tells of all of them, and of no other."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.sim import test_cleaner, test_groups_planted, test_planted, test_transactions_planted
 
-DOCS = Path(__file__).parents[2] / "docs" / "testing.md"
+DOCS = Path(__file__).parents[2] / "docs" / "project_testing.md"
 WORLDS: dict[str, Sequence[Callable[..., object]]] = {
     "a partition": test_planted.PLANTS,
     "transactions": test_transactions_planted.PLANTS,

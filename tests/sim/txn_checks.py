@@ -1,6 +1,6 @@
 """What must hold of transactions: what readers see at any time, and what the logs say when all is healed.
 
-The numbers are those of the invariants in docs/testing.md.
+The numbers are those of the invariants in docs/project_testing.md.
 """
 
 from collections.abc import Iterator
