@@ -27,7 +27,7 @@ from levada.storage.log.log import Log
 from levada.storage.log.segment import Segment
 from levada.testing.sim_disk import SimCrash, SimDisk
 from levada.wire.batches import BatchHeader
-from levada.wire.record_filter import Span, rebuild
+from levada.wire.record_filter import RecordSpan, retain_records
 
 SEEDS_MAX = 400
 
@@ -230,7 +230,7 @@ def latest_record_dropped(patch: pytest.MonkeyPatch) -> type[SimDisk]:
     """Greater where greater or equal is right."""
     is_newest = Cleaner._is_newest
 
-    def strict(self: Cleaner, header: BatchHeader, span: Span, tombstones_stay: bool) -> bool:
+    def strict(self: Cleaner, header: BatchHeader, span: RecordSpan, tombstones_stay: bool) -> bool:
         offset = header.base_offset + span.offset_delta
         newest = span.key is not None and self._map.get(span.key) == offset
         return is_newest(self, header, span, tombstones_stay) and not (newest and span.offset_delta == 2)
@@ -255,11 +255,13 @@ def map_believed_beyond_its_end(patch: pytest.MonkeyPatch) -> type[SimDisk]:
 def records_lose_their_offsets(patch: pytest.MonkeyPatch) -> type[SimDisk]:
     """What is left of a batch is counted from its start."""
 
-    def renumbered(header: BatchHeader, data: bytes, kept: list[Span], horizon_ms: int | None) -> bytearray:
+    def renumbered(
+        header: BatchHeader, data: bytes, kept: list[RecordSpan], horizon_ms: int | None
+    ) -> bytearray:
         first = kept[0].offset_delta
-        return rebuild(header._replace(base_offset=header.base_offset - first), data, kept, horizon_ms)
+        return retain_records(header._replace(base_offset=header.base_offset - first), data, kept, horizon_ms)
 
-    patch.setattr(cleaner, "rebuild", renumbered)
+    patch.setattr(cleaner, "retain_records", renumbered)
     return SimDisk
 
 

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from levada.model import Codec
 from levada.wire.batches import (
+    ATTRIBUTES_OFFSET,
     CONTROL_BIT,
-    CRC_START,
     HEADER,
     MAGIC,
     TIMESTAMP_TYPE_BIT,
     TRANSACTIONAL_BIT,
     Record,
-    varint_bytes,
+    encode_varint,
 )
 from levada.wire.compression import compress
 
@@ -26,8 +26,11 @@ NEWEST_MS = 1_800_000_000_000
 MANY_BYTES = bytes(9 * [0xFF])
 # Numbers that a record may claim: null, off by one, beyond the record, the batch, 32 bits, 64 bits; one without end.
 LIES = [
-    *(varint_bytes(number) for number in (-2, -1, 0, 1, 2, 63, 64, 8_191, 2**31 - 1, -(2**31), 2**31, 2**40)),
-    *(varint_bytes(number) for number in (2**63 - 1, -(2**63))),
+    *(
+        encode_varint(number)
+        for number in (-2, -1, 0, 1, 2, 63, 64, 8_191, 2**31 - 1, -(2**31), 2**31, 2**40)
+    ),
+    *(encode_varint(number) for number in (2**63 - 1, -(2**63))),
     *(MANY_BYTES + b"\x01", MANY_BYTES + b"\x02", MANY_BYTES + b"\x7f", MANY_BYTES + b"\xff\x01", b"\x80"),
 ]
 
@@ -44,23 +47,23 @@ def fields(record: Record, base_offset: int, base_timestamp: int) -> list[bytes]
     """The parts of a record as they stand in a batch, without its length."""
     parts = [
         b"\0",
-        varint_bytes(record.timestamp - base_timestamp),
-        varint_bytes(record.offset - base_offset),
+        encode_varint(record.timestamp - base_timestamp),
+        encode_varint(record.offset - base_offset),
     ]
     blobs = [record.key, record.value]
     for index, blob in enumerate(blobs):
-        parts += [varint_bytes(-1 if blob is None else len(blob)), blob or b""]
+        parts += [encode_varint(-1 if blob is None else len(blob)), blob or b""]
         if index == 1:
-            parts.append(varint_bytes(len(record.headers)))
+            parts.append(encode_varint(len(record.headers)))
     for name, value in record.headers:
-        parts += [varint_bytes(len(name.encode())), name.encode()]
-        parts += [varint_bytes(-1 if value is None else len(value)), value or b""]
+        parts += [encode_varint(len(name.encode())), name.encode()]
+        parts += [encode_varint(-1 if value is None else len(value)), value or b""]
     return parts
 
 
 def with_length(parts: Sequence[bytes]) -> bytes:
     body = b"".join(parts)
-    return varint_bytes(len(body)) + body
+    return encode_varint(len(body)) + body
 
 
 def batch_bytes(
@@ -84,7 +87,7 @@ def batch_bytes(
         HEADER.pack(base_offset, size, 5, MAGIC, 0, attributes, last_delta, *times, *producer, count)
     )
     data += body
-    Struct(">I").pack_into(data, 17, crc32c(data[CRC_START:]))
+    Struct(">I").pack_into(data, 17, crc32c(data[ATTRIBUTES_OFFSET:]))
     return bytes(data)
 
 
@@ -166,7 +169,7 @@ def lies() -> Iterator[tuple[str, bytes]]:
                     changed = list(parts)
                     if place >= 0:
                         changed[place] = lie
-                        length = varint_bytes(len(b"".join(parts if keep_length else changed)))
+                        length = encode_varint(len(b"".join(parts if keep_length else changed)))
                     else:
                         length = lie
                     told = [with_length(fields(one, 7, 1_000)) for one in EXAMPLE]

@@ -21,7 +21,7 @@ from levada.spark.formats.decoding import decode_all, decode_chunk
 from levada.spark.kernels.walk import offset_after
 from levada.spark.read.columns import read_columns
 from levada.testing import EmbeddedBroker
-from levada.wire.batches import CRC_START, HEADER_BYTES, Record, iterate_headers, read_header
+from levada.wire.batches import ATTRIBUTES_OFFSET, HEADER_BYTES, Record, iterate_headers, read_header
 
 THOROUGH = settings(max_examples=100, deadline=None, derandomize=True)
 FOREVER = 1 << 62
@@ -186,12 +186,12 @@ def test_any_byte_may_be_wrong_though_signed(log: Log, data: st.DataObject) -> N
     assume(read_header(broken).codec is Codec.NONE)
     for _ in range(data.draw(st.integers(1, 3))):
         broken[data.draw(st.integers(HEADER_BYTES, size - 1))] = data.draw(st.integers(0, 255))
-    Struct(">I").pack_into(broken, 17, crc32c(broken[CRC_START:size]))
+    Struct(">I").pack_into(broken, 17, crc32c(broken[ATTRIBUTES_OFFSET:size]))
     piece = memoryview(bytes(broken))
     assert outcome(decode_chunk, piece, 0, FOREVER) == outcome(twin.decode_chunk, piece, 0, FOREVER)
 
 
-@pytest.mark.parametrize("place", range(CRC_START, 130))
+@pytest.mark.parametrize("place", range(ATTRIBUTES_OFFSET, 130))
 def test_a_byte_that_changed_on_the_way_is_found(place: int) -> None:
     data = bytearray(batch(EXAMPLE) + batch([Record(20, 0, None, b"next")]))
     data[place] ^= 0x40
@@ -227,7 +227,7 @@ def test_another_format_is_named(magic: int) -> None:
 def test_an_unknown_codec_is_named(codec: int) -> None:
     data = bytearray(batch(EXAMPLE))
     data[22] |= codec
-    Struct(">I").pack_into(data, 17, crc32c(data[CRC_START:]))
+    Struct(">I").pack_into(data, 17, crc32c(data[ATTRIBUTES_OFFSET:]))
     with pytest.raises(
         KafkaError, match=f"UNSUPPORTED_COMPRESSION_TYPE.*offset 7 has the unknown codec {codec}"
     ):
@@ -238,7 +238,7 @@ def test_an_unknown_codec_is_named(codec: int) -> None:
 def test_records_that_do_not_unfold_are_named(codec: Codec) -> None:
     data = bytearray(batch(EXAMPLE, attributes=codec))
     data[HEADER_BYTES:] = bytes(len(data) - HEADER_BYTES)
-    Struct(">I").pack_into(data, 17, crc32c(data[CRC_START:]))
+    Struct(">I").pack_into(data, 17, crc32c(data[ATTRIBUTES_OFFSET:]))
     with pytest.raises(KafkaError, match="CORRUPT_MESSAGE: the batch at offset 7: "):
         decode_chunk(memoryview(data), 0, FOREVER)
 

@@ -59,7 +59,7 @@ def test_kio_reads_what_we_write(given_records: list[Record]) -> None:
 def test_pairs_are_written_as_records_without_headers(
     pairs: list[tuple[bytes, bytes | None]], timestamp: int
 ) -> None:
-    written = batches.encode_pairs(pairs, timestamp, 7, 3, batches.TRANSACTIONAL_BIT)
+    written = batches.encode_key_values(pairs, timestamp, 7, 3, batches.TRANSACTIONAL_BIT)
     assert written == batches.encode(
         [Record(0, timestamp, key, value) for key, value in pairs],
         producer_id=7,
@@ -70,7 +70,7 @@ def test_pairs_are_written_as_records_without_headers(
 
 def test_append_time_is_signed_anew() -> None:
     batch = memoryview(batches.encode([Record(0, 5, None, b"x"), Record(1, 9, None, b"y")]))
-    batches.stamp_append_time(batch, 1_000)
+    batches.set_log_append_time(batch, 1_000)
     assert batches.crc_is_valid(batch)
     assert batches.read_header(batch).timestamp_type is TimestampType.LOG_APPEND_TIME
     assert [record.timestamp for record in batches.decode(batch)] == [1_000, 1_000]

@@ -35,7 +35,7 @@ from levada.storage.log.log import Log
 from levada.wire import batches
 from levada.wire.batches import TRANSACTIONAL_BIT, Record, crc_is_valid, decode, read_header
 from levada.wire.control_records import Marker, encode_marker
-from levada.wire.record_filter import emptied, rebuild, unfold
+from levada.wire.record_filter import empty_batch, locate_records, retain_records
 
 PATIENCE_S = 30.0
 HOUR_MS = 3_600_000
@@ -163,10 +163,10 @@ def test_what_stays_of_a_batch_is_what_it_was(codec: Codec) -> None:
     """R22: offsets, timestamps, headers, the producer and the codec are kept; the last offset too."""
     view = batch_of(codec, producer_id=9, producer_epoch=2, base_sequence=77)
     header = read_header(view)
-    data, spans = unfold(view, header)
+    data, spans = locate_records(view, header)
     assert [span.key for span in spans] == [record.key for record in RECORDS]
     assert [span.has_value for span in spans] == [record.value is not None for record in RECORDS]
-    left = memoryview(rebuild(header, data, [spans[0], spans[2]], None))
+    left = memoryview(retain_records(header, data, [spans[0], spans[2]], None))
     assert crc_is_valid(left) and decode(left) == [RECORDS[0], RECORDS[2]]
     after = read_header(left)
     assert after.codec is codec and after.max_timestamp == NOW_MS and after.record_count == 2
@@ -179,22 +179,22 @@ def test_a_delete_horizon_moves_no_timestamp(append_time: bool) -> None:
     """KIP-534: it stands where the base timestamp was."""
     view = batch_of(Codec.NONE)
     if append_time:
-        batches.stamp_append_time(view, NOW_MS + 99)
+        batches.set_log_append_time(view, NOW_MS + 99)
     expected = decode(view)[1:]
     header = read_header(view)
-    data, spans = unfold(view, header)
-    left = memoryview(rebuild(header, data, spans[1:], NOW_MS + HOUR_MS))
+    data, spans = locate_records(view, header)
+    left = memoryview(retain_records(header, data, spans[1:], NOW_MS + HOUR_MS))
     after = read_header(left)
     assert crc_is_valid(left) and decode(left) == expected
     assert (header.delete_horizon_ms, after.delete_horizon_ms) == (None, NOW_MS + HOUR_MS)
-    data, spans = unfold(left, after)
-    again = memoryview(rebuild(after, data, spans[1:], None))
+    data, spans = locate_records(left, after)
+    again = memoryview(retain_records(after, data, spans[1:], None))
     assert decode(again) == expected[1:] and read_header(again).delete_horizon_ms == NOW_MS + HOUR_MS
 
 
 def test_an_emptied_batch_still_tells_of_its_producer() -> None:
     header = read_header(batch_of(Codec.ZSTD, producer_id=9, producer_epoch=2, base_sequence=77))
-    left = memoryview(emptied(header))
+    left = memoryview(empty_batch(header))
     after = read_header(left)
     assert crc_is_valid(left) and decode(left) == [] and len(left) == 61
     assert (after.base_offset, after.last_offset, after.max_timestamp) == (40, 43, NOW_MS + 7)
@@ -211,7 +211,7 @@ def test_a_damaged_batch_is_refused(data: Any) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         view[data.draw(st.integers(21, len(view) - 1))] = data.draw(st.integers(0, 255))
     try:
-        unfolded, spans = unfold(view, read_header(view))
+        unfolded, spans = locate_records(view, read_header(view))
     except KafkaError:
         return
     assert all(0 <= span.start < span.body <= span.end <= len(unfolded) for span in spans)
@@ -387,7 +387,7 @@ def test_aborted_records_go_at_once_and_their_marker_last(tmp_path: Path) -> Non
             ),
             encode_marker(Marker(committed, 0), producer_id, 0, NOW_MS),
         ):
-            batches.PLACE.pack_into(batch, 0, log.next_offset, len(batch) - 12, 0)
+            batches.OFFSET_LENGTH_EPOCH.pack_into(batch, 0, log.next_offset, len(batch) - 12, 0)
             header = read_header(batch)
             log.reserve(memoryview(batch), header.record_count, NOW_MS, NOW_MS)
             marker = Marker(committed, 0) if header.is_control else None
@@ -436,7 +436,7 @@ def test_an_old_snapshot_does_not_bring_a_transaction_back(tmp_path: Path) -> No
     assert states.open == {0: 1}
     log.write_snapshot(1, states.encode_snapshot())
     marker = encode_marker(Marker(False, 0), 1, 0, NOW_MS)
-    batches.PLACE.pack_into(marker, 0, 1, len(marker) - 12, 0)
+    batches.OFFSET_LENGTH_EPOCH.pack_into(marker, 0, 1, len(marker) - 12, 0)
     log.reserve(memoryview(marker), 1, NOW_MS, NOW_MS)
     states.replay([(read_header(marker), Marker(False, 0))], log.reader.add_aborted)
     put(log, [(b"a", b"2")], producer_id=1, producer_epoch=0, base_sequence=1)

@@ -29,7 +29,7 @@ from levada.core.groups.classic.requests import JoinRequest, SyncRequest
 from levada.core.groups.machine import GroupsMachine
 from levada.core.machine import Deadlines
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.batches import HEADER_BYTES, encode_pairs, read_header
+from levada.wire.batches import HEADER_BYTES, encode_key_values, read_header
 from levada.wire.internal.group_records import OffsetCommitValue, offset_record
 
 QUICK: dict[str, Any] = {"offsets_topic_num_partitions": 3, "group_initial_rebalance_delay_ms": 0}
@@ -288,7 +288,7 @@ def test_a_disk_that_does_not_give_a_journal_is_broken(
 def unreadable() -> bytearray:
     """A batch whose record has the key of an offset, and no offset in it."""
     (key, _) = offset_record("g", "t", 0, OffsetCommitValue(0, -1, "", 0))
-    return encode_pairs([(key, b"\0")], 0)
+    return encode_key_values([(key, b"\0")], 0)
 
 
 def test_a_broken_disk_is_told_to_whoever_waits(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.unit.messages_at_random import random_message, read_response_header
 
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.fast import fetch, produce
-from levada.wire.primitives import TAGS_MAX
+from levada.wire.primitives import TAGGED_FIELDS_MAX
 from levada.wire.schema import messages
 from levada.wire.schema.versions import APIS
 
@@ -53,7 +53,7 @@ def test_produce_is_read_as_the_codec_reads_it(version: int) -> None:
             produce.read_request(longer, 11, len(view) - 1, version)
 
 
-@pytest.mark.parametrize(("count", "allowed"), [(TAGS_MAX, True), (TAGS_MAX + 1, False)])
+@pytest.mark.parametrize(("count", "allowed"), [(TAGGED_FIELDS_MAX, True), (TAGGED_FIELDS_MAX + 1, False)])
 def test_unknown_fields_are_passed_over_if_they_are_few(count: int, allowed: bool) -> None:
     """A Produce may have a hundred mebibytes, of which two are enough for one of them."""
     tags = bytes((count,)) + b"".join(bytes((100 + tag, 0)) for tag in range(count))

@@ -16,7 +16,7 @@ from tests.unit.messages_at_random import MESSAGES, random_message
 from tests.unit.test_codec import IDS, READ, kio_bytes
 
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.primitives import ELEMENTS_MAX, uvarint_bytes
+from levada.wire.primitives import ELEMENTS_MAX, encode_uvarint
 from levada.wire.schema import messages
 from levada.wire.schema.versions import Api
 
@@ -46,14 +46,18 @@ def read_or_refused(read: Callable[..., Any], *arguments: Any) -> Any:
 HOSTILE = {
     "count of all": (METADATA, 1, struct.pack(">i", 2**31 - 1) + bytes(20)),
     "negative count": (METADATA, 1, struct.pack(">i", -2)),
-    "compact count of all": (METADATA, 13, uvarint_bytes(2**31 - 1) + bytes(20)),
-    "compact count beyond 32 bits": (METADATA, 13, uvarint_bytes(2**35 - 1) + bytes(20)),
+    "compact count of all": (METADATA, 13, encode_uvarint(2**31 - 1) + bytes(20)),
+    "compact count beyond 32 bits": (METADATA, 13, encode_uvarint(2**35 - 1) + bytes(20)),
     "endless varint": (METADATA, 13, b"\xff" * 100),
-    "string of 4 GiB": (METADATA, 13, uvarint_bytes(2) + bytes(16) + uvarint_bytes(2**32) + b"abc"),
-    "tags of 4 GiB": (METADATA, 13, NO_TOPICS_AND_FLAGS + uvarint_bytes(2**32)),
-    "a tag of 32 GiB": (METADATA, 13, NO_TOPICS_AND_FLAGS + b"\x01\x05" + uvarint_bytes(2**35 - 1)),
-    "numbers without end": (ELECT_LEADERS, 2, b"\x00\x02\x02a" + uvarint_bytes(2**31) + bytes(8)),
-    "records of 2 GiB": (PRODUCE, 9, b"\x00" + bytes(6) + b"\x02\x02a\x02" + bytes(4) + uvarint_bytes(2**31)),
+    "string of 4 GiB": (METADATA, 13, encode_uvarint(2) + bytes(16) + encode_uvarint(2**32) + b"abc"),
+    "tags of 4 GiB": (METADATA, 13, NO_TOPICS_AND_FLAGS + encode_uvarint(2**32)),
+    "a tag of 32 GiB": (METADATA, 13, NO_TOPICS_AND_FLAGS + b"\x01\x05" + encode_uvarint(2**35 - 1)),
+    "numbers without end": (ELECT_LEADERS, 2, b"\x00\x02\x02a" + encode_uvarint(2**31) + bytes(8)),
+    "records of 2 GiB": (
+        PRODUCE,
+        9,
+        b"\x00" + bytes(6) + b"\x02\x02a\x02" + bytes(4) + encode_uvarint(2**31),
+    ),
     "no UTF-8": (HEARTBEAT, 0, b"\x00\x02\xff\xfe" + bytes(6)),
     "null group": (HEARTBEAT, 0, b"\xff\xff" + bytes(6)),
     "negative length": (HEARTBEAT, 0, b"\xff\xf0" + bytes(6)),
@@ -76,9 +80,9 @@ def test_hostile_bytes_are_refused_without_much_memory(name: str) -> None:
 def test_a_flood_of_tiny_elements_is_refused_before_it_is_read() -> None:
     """A frame full of the smallest elements would take a hundred times its size in memory."""
     topic = b"\x00\x00"  # v9: a null name would be one byte, an empty one and no tags are two
-    flood = uvarint_bytes(ELEMENTS_MAX + 2) + topic * (ELEMENTS_MAX + 1)
+    flood = encode_uvarint(ELEMENTS_MAX + 2) + topic * (ELEMENTS_MAX + 1)
     assert "too many" in refused(METADATA, 9, flood + bytes(4))
-    tags = uvarint_bytes(ELEMENTS_MAX + 1) + b"\x05\x00" * (ELEMENTS_MAX + 1)
+    tags = encode_uvarint(ELEMENTS_MAX + 1) + b"\x05\x00" * (ELEMENTS_MAX + 1)
     assert "too many" in refused(METADATA, 13, NO_TOPICS_AND_FLAGS + tags)
 
 
@@ -104,7 +108,7 @@ def test_durations_beyond_pythons_are_as_long_as_can_be(retention_ms: int) -> No
 
 def test_unknown_tags_are_passed_over() -> None:
     """A newer client may send tagged fields that no version knew yet (KIP-482)."""
-    data = NO_TOPICS_AND_FLAGS + b"\x02" + b"\x63\x03abc" + uvarint_bytes(10_000) + b"\x00"
+    data = NO_TOPICS_AND_FLAGS + b"\x02" + b"\x63\x03abc" + encode_uvarint(10_000) + b"\x00"
     assert messages.read_request(METADATA, 13, data, 0).topics == ()
 
 

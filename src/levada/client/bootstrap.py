@@ -11,7 +11,7 @@ from uuid import UUID
 
 from levada.client.consumer.reader import Reader
 from levada.errors import ErrorCode, KafkaError
-from levada.wire.primitives import count_bytes, string_bytes
+from levada.wire.primitives import encode_array_length, encode_nullable_string
 
 NO_TOPIC_ID = bytes(16)
 FINALIZED_FEATURES = 2  # the tag of that field
@@ -100,7 +100,7 @@ def error_code(number: int) -> ErrorCode:
 
 def write_api_versions() -> bytes:
     """The body of the first request on every connection."""
-    return string_bytes(b"levada", True) + string_bytes(b"1", True) + b"\0"
+    return encode_nullable_string(b"levada", True) + encode_nullable_string(b"1", True) + b"\0"
 
 
 def read_api_versions(body: memoryview) -> Served:
@@ -135,9 +135,9 @@ def write_metadata(version: int, topics: Iterable[str] | None, *, create: bool) 
         body += b"\0"
     else:
         names = [topic.encode() for topic in topics]
-        body += count_bytes(len(names), True)
+        body += encode_array_length(len(names), True)
         for name in names:
-            body += NO_TOPIC_ID + string_bytes(name, True) + b"\0"
+            body += NO_TOPIC_ID + encode_nullable_string(name, True) + b"\0"
     body += b"\1" if create else b"\0"
     if version < 11:
         body += b"\0"  # operations on the cluster

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from levada.client.bootstrap import NO_TOPIC_ID, Api, TopicInfo
 from levada.client.consumer.reader import Reader
 from levada.model import TopicPartition
-from levada.wire.primitives import count_bytes, string_bytes, uvarint_bytes
+from levada.wire.primitives import encode_array_length, encode_nullable_string, encode_uvarint
 
 PRODUCE = Api("produce", 0, range(9, 14))
 PRODUCE_IN_TRANSACTION = PRODUCE._replace(
@@ -84,16 +84,18 @@ def write_produce(
     transactional_id: str | None = None,
 ) -> bytearray:
     """One batch for each of these partitions."""
-    body = bytearray(b"\0" if transactional_id is None else string_bytes(transactional_id.encode(), True))
+    body = bytearray(
+        b"\0" if transactional_id is None else encode_nullable_string(transactional_id.encode(), True)
+    )
     body += _ACKS_TIMEOUT.pack(acks, timeout_ms)
     grouped = _by_topic(batches)
-    body += count_bytes(len(grouped), True)
+    body += encode_array_length(len(grouped), True)
     for topic, partitions in grouped:
         body += _topic_bytes(version, topic, topics)
-        body += count_bytes(len(partitions), True)
+        body += encode_array_length(len(partitions), True)
         for partition in partitions:
             batch = batches[partition]
-            body += _INT.pack(partition.partition) + uvarint_bytes(len(batch) + 1)
+            body += _INT.pack(partition.partition) + encode_uvarint(len(batch) + 1)
             body += batch
             body += b"\0"
         body += b"\0"
@@ -143,10 +145,10 @@ def write_fetch(
     body += _FETCH.pack(max_wait_ms, min_bytes, max_bytes, isolation_level, 0, -1)
     places = {want.partition: want for want in wanted}
     grouped = _by_topic(places)
-    body += count_bytes(len(grouped), True)
+    body += encode_array_length(len(grouped), True)
     for topic, partitions in grouped:
         body += _topic_bytes(version, topic, topics)
-        body += count_bytes(len(partitions), True)
+        body += encode_array_length(len(partitions), True)
         for partition in partitions:
             want = places[partition]
             body += _FETCH_PARTITION.pack(
@@ -154,7 +156,9 @@ def write_fetch(
             )
             body += b"\0"
         body += b"\0"
-    body += count_bytes(0, True) + string_bytes(b"", True) + b"\0"  # nothing forgotten, no rack
+    body += (
+        encode_array_length(0, True) + encode_nullable_string(b"", True) + b"\0"
+    )  # nothing forgotten, no rack
     return body
 
 
@@ -209,10 +213,10 @@ def write_list_offsets(
     """Where these times (or LATEST, EARLIEST, MAX_TIMESTAMP) are."""
     body = bytearray(_LIST_OFFSETS.pack(-1, isolation_level))
     grouped = _by_topic(times)
-    body += count_bytes(len(grouped), True)
+    body += encode_array_length(len(grouped), True)
     for topic, partitions in grouped:
-        body += string_bytes(topic.encode(), True)
-        body += count_bytes(len(partitions), True)
+        body += encode_nullable_string(topic.encode(), True)
+        body += encode_array_length(len(partitions), True)
         for partition in partitions:
             body += _LIST_PARTITION.pack(partition.partition, -1, times[partition]) + b"\0"
         body += b"\0"
@@ -261,7 +265,7 @@ def _by_topic(partitions: Iterable[TopicPartition]) -> list[tuple[str, list[Topi
 
 def _topic_bytes(version: int, topic: str, topics: Topics) -> bytes:
     if version < TOPIC_IDS_FROM:
-        return string_bytes(topic.encode(), True)
+        return encode_nullable_string(topic.encode(), True)
     topic_id = topics[topic].topic_id
     return NO_TOPIC_ID if topic_id is None else topic_id.bytes
 

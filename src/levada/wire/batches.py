@@ -1,7 +1,7 @@
-"""Record batches, format version 2: the unit that producers send, the log stores and consumers fetch (R13, R20).
+"""Encodes and decodes record batches of magic 2: the unit that producers send, the log stores and consumers fetch.
 
-The CRC covers everything from the attributes on, so the broker may set the base offset and the leader epoch of a
-batch in place without touching what the producer signed.
+The CRC covers the batch from its attributes on. So the broker sets the base offset and the partition leader epoch in
+place and the producer's CRC stays valid.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,10 +17,10 @@ from levada.wire.compression import compress, decompress
 
 HEADER = Struct(">qiibIhiqqqhii")
 HEADER_BYTES = HEADER.size
-LOG_OVERHEAD = 12  # base offset and length, which the length field does not count
+LOG_OVERHEAD = 12  # base offset and batch length, which the batch length does not count
 MAGIC = 2
-CRC_START = 21  # the first byte that the CRC covers: the attributes
-PLACE = Struct(">qii")  # base offset, batch length, leader epoch: what the broker sets
+ATTRIBUTES_OFFSET = 21  # the first byte that the CRC covers
+OFFSET_LENGTH_EPOCH = Struct(">qii")  # base offset, batch length, leader epoch: set by the broker
 DECODED_BYTES_MAX = 256 * 1024 * 1024
 RECORD_BYTES_MIN = 7
 
@@ -28,18 +28,21 @@ CODEC_MASK = 0x07
 TIMESTAMP_TYPE_BIT = 0x08
 TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
-DELETE_HORIZON_BIT = 0x40  # the base timestamp says when its tombstones or its marker may go (KIP-534)
+DELETE_HORIZON_BIT = 0x40  # the base timestamp is the delete horizon of tombstones and markers (KIP-534)
 
-_UNSIGNED, _SIGNED = Struct(">qiibI"), Struct(">hiqqqhii")  # the header, by what the CRC covers
+_UP_TO_CRC, _AFTER_CRC = (
+    Struct(">qiibI"),
+    Struct(">hiqqqhii"),
+)  # the header, before and inside the CRC's range
 _CRC = Struct(">I")
 _ATTRIBUTES = Struct(">h")
 _MAX_TIMESTAMP = Struct(">q")
-_CRC_AT = 17
-_MAX_TIMESTAMP_AT = 35
+_CRC_OFFSET = 17
+_MAX_TIMESTAMP_OFFSET = 35
 
 
 class BatchHeader(NamedTuple):
-    """The fixed part of a batch, as it stands in the log."""
+    """The fixed-size header of a batch, with Kafka's field names."""
 
     base_offset: int
     batch_length: int
@@ -61,7 +64,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole batch."""
+        """Size of the whole batch in bytes."""
         return LOG_OVERHEAD + self.batch_length
 
     @property
@@ -82,12 +85,12 @@ class BatchHeader(NamedTuple):
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """When the cleaner may drop the batch's tombstones or marker; None until it has seen them once."""
+        """When the cleaner may remove the batch's tombstones or marker; None before its first cleaning."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
 
 class Record(NamedTuple):
-    """One message as a consumer sees it."""
+    """One record with its absolute offset and timestamp."""
 
     offset: int
     timestamp: int
@@ -97,18 +100,18 @@ class Record(NamedTuple):
 
 
 def read_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> BatchHeader:
-    """The header at `offset`; the caller has made sure that 61 bytes are there."""
+    """Read the header at `offset`; the caller ensures that 61 bytes are there."""
     return BatchHeader._make(HEADER.unpack_from(buffer, offset))
 
 
 def crc_is_valid(batch: memoryview) -> bool:
-    """Whether one whole batch carries the CRC of its bytes."""
-    (crc,) = _CRC.unpack_from(batch, _CRC_AT)
-    return bool(crc32c(batch[CRC_START:]) == crc)
+    """Whether the CRC of one whole batch matches its bytes."""
+    (crc,) = _CRC.unpack_from(batch, _CRC_OFFSET)
+    return bool(crc32c(batch[ATTRIBUTES_OFFSET:]) == crc)
 
 
 def iterate_headers(data: memoryview) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of each whole batch in `data`; stops before an incomplete or impossible one."""
+    """Yield (position, header) of each whole batch in `data`; stop before an incomplete or malformed one."""
     position, end = 0, len(data)
     while end - position >= HEADER_BYTES:
         header = read_header(data, position)
@@ -118,16 +121,16 @@ def iterate_headers(data: memoryview) -> Iterator[tuple[int, BatchHeader]]:
         position += header.size
 
 
-def stamp_append_time(batch: memoryview, now_ms: int) -> None:
-    """Turn the batch's timestamps into the time of the append (LogAppendTime), and sign it anew."""
-    (attributes,) = _ATTRIBUTES.unpack_from(batch, CRC_START)
-    _ATTRIBUTES.pack_into(batch, CRC_START, attributes | TIMESTAMP_TYPE_BIT)
-    _MAX_TIMESTAMP.pack_into(batch, _MAX_TIMESTAMP_AT, now_ms)
-    _CRC.pack_into(batch, _CRC_AT, crc32c(batch[CRC_START:]))
+def set_log_append_time(batch: memoryview, now_ms: int) -> None:
+    """Set the batch's timestamp type to LogAppendTime and its max timestamp to `now_ms`, and compute its CRC again."""
+    (attributes,) = _ATTRIBUTES.unpack_from(batch, ATTRIBUTES_OFFSET)
+    _ATTRIBUTES.pack_into(batch, ATTRIBUTES_OFFSET, attributes | TIMESTAMP_TYPE_BIT)
+    _MAX_TIMESTAMP.pack_into(batch, _MAX_TIMESTAMP_OFFSET, now_ms)
+    _CRC.pack_into(batch, _CRC_OFFSET, crc32c(batch[ATTRIBUTES_OFFSET:]))
 
 
 def decode(batch: memoryview, limit_bytes: int = DECODED_BYTES_MAX) -> list[Record]:
-    """The records of one whole batch; CORRUPT_MESSAGE where it does not hold what it says."""
+    """Decode the records of one whole batch; raise CORRUPT_MESSAGE if they are malformed."""
     header = read_header(batch)
     if header.magic != MAGIC:
         raise KafkaError(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"record batch of magic {header.magic}")
@@ -140,25 +143,25 @@ def decode(batch: memoryview, limit_bytes: int = DECODED_BYTES_MAX) -> list[Reco
     try:
         return _decode_records(bytes(data), header, append_time)
     except (IndexError, UnicodeDecodeError, StructError) as error:
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a record is broken: {error}") from None
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"malformed record: {error}") from None
 
 
 def _decode_records(data: bytes, header: BatchHeader, append_time: int | None) -> list[Record]:
     records: list[Record] = []
     position = 0
     for _ in range(header.record_count):
-        length, position = varint(data, position)
+        length, position = read_varint(data, position)
         end = position + length
         if length < 0 or end > len(data):
-            raise IndexError("a record ends beyond its batch")
-        timestamp_delta, position = varint(data, position + 1)
-        offset_delta, position = varint(data, position)
-        key, position = _blob(data, position, end)
-        value, position = _blob(data, position, end)
-        count, position = varint(data, position)
+            raise IndexError("the record ends after its batch")
+        timestamp_delta, position = read_varint(data, position + 1)
+        offset_delta, position = read_varint(data, position)
+        key, position = _read_blob(data, position, end)
+        value, position = _read_blob(data, position, end)
+        count, position = read_varint(data, position)
         headers, position = _decode_headers(data, position, end, count) if count else ((), position)
         if position != end:
-            raise IndexError("a record is longer or shorter than it says")
+            raise IndexError("the record's length does not match its fields")
         timestamp = append_time if append_time is not None else header.base_timestamp + timestamp_delta
         records.append(Record(header.base_offset + offset_delta, timestamp, key, value, headers))
     if position != len(data):
@@ -173,16 +176,16 @@ def _decode_headers(
         raise IndexError("more headers than bytes")
     headers: list[tuple[str, bytes | None]] = []
     for _ in range(count):
-        name, position = _blob(data, position, end)
-        value, position = _blob(data, position, end)
-        if name is None:
-            raise IndexError("a header without a name")
-        headers.append((name.decode(), value))
+        key, position = _read_blob(data, position, end)
+        value, position = _read_blob(data, position, end)
+        if key is None:
+            raise IndexError("a header key is null")
+        headers.append((key.decode(), value))
     return tuple(headers), position
 
 
-def varint(data: bytes, position: int) -> tuple[int, int]:
-    """A zigzag varint and the position after it."""
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Read a zigzag varint; return it and the position after it."""
     byte = data[position]
     if byte < 0x80:
         return (byte >> 1) ^ -(byte & 1), position + 1
@@ -195,15 +198,15 @@ def varint(data: bytes, position: int) -> tuple[int, int]:
             return (value >> 1) ^ -(value & 1), position + 1
         shift += 7
         if byte < 0x80 or shift > 63:
-            raise IndexError("a number of more than 64 bits")
+            raise IndexError("a varint of more than 64 bits")
 
 
-def _blob(data: bytes, position: int, end: int) -> tuple[bytes | None, int]:
-    length, position = varint(data, position)
+def _read_blob(data: bytes, position: int, end: int) -> tuple[bytes | None, int]:
+    length, position = read_varint(data, position)
     if length < 0:
         return None, position
     if length > end - position:
-        raise IndexError("a field ends beyond its record")
+        raise IndexError("a field ends after its record")
     return data[position : position + length], position + length
 
 
@@ -218,7 +221,7 @@ def encode(
     base_sequence: int = -1,
     attributes: int = 0,
 ) -> bytearray:
-    """One batch of `records`, whose offsets are counted from `base_offset` in the order given."""
+    """Encode one batch of `records`; their offsets count from `base_offset` in the order given."""
     body = bytearray()
     base_timestamp = max_timestamp = -1
     count = 0
@@ -234,19 +237,19 @@ def encode(
     return _batch(data, count, *times, *producer, attributes | codec, base_offset, leader_epoch)
 
 
-def encode_pairs(
+def encode_key_values(
     pairs: Iterable[tuple[bytes, bytes | None]],
     timestamp: int,
     producer_id: int = -1,
     producer_epoch: int = -1,
     attributes: int = 0,
 ) -> bytearray:
-    """One batch of keys with values, all of one time and without headers, as coordinators write them."""
+    """Encode one batch of keys and values with one timestamp and no headers, as coordinators append them."""
     parts: list[bytes] = []
     count = 0
     for key, value in pairs:
         end = b"\x01\0" if value is None else _VARINTS[len(value)] + value + b"\0"
-        # No attributes, no later than the first.
+        # Attributes and timestamp delta are 0.
         record = b"".join((b"\0\0", _VARINTS[count], _VARINTS[len(key)], key, end))
         parts.append(_VARINTS[len(record)] + record)
         count += 1
@@ -265,49 +268,55 @@ def _batch(
     base_offset: int = 0,
     leader_epoch: int = -1,
 ) -> bytearray:
-    """The records `data` behind their header."""
-    last = count - 1 if count else 0
-    start = _SIGNED.pack(
-        attributes, last, base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence, count
+    """Build a batch from its encoded records `data`."""
+    last_offset_delta = count - 1 if count else 0
+    header_end = _AFTER_CRC.pack(
+        attributes,
+        last_offset_delta,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        count,
     )
-    signed = start + data
-    length = _UNSIGNED.size + len(signed) - LOG_OVERHEAD
-    batch = bytearray(_UNSIGNED.pack(base_offset, length, leader_epoch, MAGIC, crc32c(signed)))
-    batch += signed  # and not a sum of both first, which is one more copy of what may be large
+    checked = header_end + data
+    length = _UP_TO_CRC.size + len(checked) - LOG_OVERHEAD
+    batch = bytearray(_UP_TO_CRC.pack(base_offset, length, leader_epoch, MAGIC, crc32c(checked)))
+    batch += checked  # in place: concatenating first would copy large batches once more
     return batch
 
 
 def _encode_record(record: Record, timestamp_delta: int, offset_delta: int) -> bytes:
-    parts = [b"\0", varint_bytes(timestamp_delta), varint_bytes(offset_delta)]  # attributes are unused
+    parts = [
+        b"\0",
+        encode_varint(timestamp_delta),
+        encode_varint(offset_delta),
+    ]  # record attributes are unused
     _add_blob(parts, record.key)
     _add_blob(parts, record.value)
-    parts.append(varint_bytes(len(record.headers)))
+    parts.append(encode_varint(len(record.headers)))
     for name, value in record.headers:
         _add_blob(parts, name.encode())
         _add_blob(parts, value)
     inner = b"".join(parts)
-    return varint_bytes(len(inner)) + inner
+    return encode_varint(len(inner)) + inner
 
 
 def _add_blob(parts: list[bytes], blob: bytes | None) -> None:
     if blob is None:
         parts.append(b"\x01")  # the varint of -1
     else:
-        parts += (varint_bytes(len(blob)), blob)
+        parts += (encode_varint(len(blob)), blob)
 
 
-def put_varint(target: bytearray, number: int) -> None:
-    """Append a zigzag varint."""
-    target += varint_bytes(number)
-
-
-def varint_bytes(number: int) -> bytes:
-    """A zigzag varint."""
+def encode_varint(number: int) -> bytes:
+    """Encode a zigzag varint."""
     return _VARINTS[number]
 
 
 class _Varints(dict[int, bytes]):
-    """The small ones, which are nearly all that records need, and any other where it is asked for."""
+    """Encoded varints: small ones are precomputed, others are encoded at each lookup and not kept."""
 
     def __missing__(self, number: int) -> bytes:
         target = bytearray()

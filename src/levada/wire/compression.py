@@ -1,8 +1,8 @@
-"""The four codecs of record batches, with a bound on what a batch may unfold to.
+"""Compresses and decompresses record batches with Kafka's four codecs.
 
-The broker passes compressed records through untouched (R14); these functions serve the client, the tools and the
-few places that must look inside a batch. A hostile batch can claim to be small and unfold to gigabytes, so every
-way out of here is bounded by `limit_bytes` before memory is taken.
+The broker stores and sends compressed records as received; the client, the tools and record validation use these
+functions. A small malicious batch can decompress to gigabytes, so every function checks `limit_bytes` before it
+allocates.
 """
 
 import struct
@@ -14,25 +14,25 @@ import cramjam
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 
-_GZIP_WINDOW = 31  # zlib's name for "a gzip header, the largest window"
+_GZIP_WBITS = 31  # a gzip header and the largest window
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_CHUNK_BYTES = 32 * 1024
-# An LZ4 frame of independent 64 KiB blocks without checksums, the only kind Kafka's Java client reads.
+# An LZ4 frame of independent 64 KiB blocks without checksums: Kafka's Java client reads no other.
 _LZ4_HEADER = b"\x04\x22\x4d\x18\x60\x40\x82"
 _LZ4_BLOCK_BYTES = 64 * 1024
-_LZ4_STORED = 0x8000_0000
-_LZ4_SIZE = struct.Struct("<I")
-_GUESS_BYTES = 64 * 1024
+_LZ4_UNCOMPRESSED_BIT = 0x8000_0000
+_LZ4_BLOCK_SIZE = struct.Struct("<I")
+_FIRST_BUFFER_BYTES = 64 * 1024
 
 
 def compress(codec: Codec, data: bytes | bytearray | memoryview) -> bytes:
-    """Fold the records of a batch."""
+    """Compress the records of a batch."""
     match codec:
         case Codec.NONE:
             return bytes(data)
         case Codec.GZIP:
-            packer = zlib.compressobj(6, wbits=_GZIP_WINDOW)
+            packer = zlib.compressobj(6, wbits=_GZIP_WBITS)
             return packer.compress(data) + packer.flush()
         case Codec.SNAPPY:
             return _compress_snappy(data)
@@ -43,7 +43,7 @@ def compress(codec: Codec, data: bytes | bytearray | memoryview) -> bytes:
 
 
 def decompress(codec: Codec, data: memoryview, limit_bytes: int) -> bytes | memoryview:
-    """Unfold the records of a batch; CORRUPT_MESSAGE if it is broken or grows past `limit_bytes`."""
+    """Decompress the records of a batch; raise CORRUPT_MESSAGE if they are malformed or exceed `limit_bytes`."""
     try:
         match codec:
             case Codec.NONE:
@@ -57,20 +57,20 @@ def decompress(codec: Codec, data: memoryview, limit_bytes: int) -> bytes | memo
             case Codec.ZSTD:
                 return _decompress_growing(cramjam.zstd.decompress_into, data, limit_bytes)
     except (cramjam.DecompressionError, zlib.error, struct.error, EOFError) as error:
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"records do not decompress: {error}") from None
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"records cannot be decompressed: {error}") from None
 
 
-def decompress_into(codec: Codec, data: memoryview, place: memoryview) -> int | None:
-    """Unfold the records of a batch to where they shall be; how many bytes they are.
+def decompress_into(codec: Codec, data: memoryview, target: memoryview) -> int | None:
+    """Decompress the records of a batch into `target` and return their size.
 
-    None where that cannot be done without a copy, the place is too small, or the batch is broken: ask `decompress`.
+    Return None if this needs a copy, `target` is too small, or the records are malformed: use `decompress` then.
     """
     try:
         match codec:
             case Codec.LZ4:
-                return _decompress_usual_lz4(data, place)
+                return _decompress_kafka_lz4(data, target)
             case Codec.ZSTD:
-                return cramjam.zstd.decompress_into(data, place)
+                return cramjam.zstd.decompress_into(data, target)
     except (cramjam.DecompressionError, struct.error):
         pass
     return None
@@ -100,14 +100,14 @@ def _compress_lz4(data: bytes | bytearray | memoryview) -> bytes:
             parts.append(len(packed).to_bytes(4, "little"))
             parts.append(packed)
         else:
-            parts.append((len(block) | _LZ4_STORED).to_bytes(4, "little"))
+            parts.append((len(block) | _LZ4_UNCOMPRESSED_BIT).to_bytes(4, "little"))
             parts.append(bytes(block))
     parts.append(b"\0\0\0\0")
     return b"".join(parts)
 
 
 def _decompress_gzip(data: memoryview, limit_bytes: int) -> bytes:
-    unpacker = zlib.decompressobj(wbits=_GZIP_WINDOW)
+    unpacker = zlib.decompressobj(wbits=_GZIP_WBITS)
     records = unpacker.decompress(data, limit_bytes + 1)
     if len(records) > limit_bytes:
         raise _too_large(limit_bytes)
@@ -117,7 +117,7 @@ def _decompress_gzip(data: memoryview, limit_bytes: int) -> bytes:
 
 
 def _decompress_snappy(data: memoryview, limit_bytes: int) -> bytes:
-    """Java frames snappy in chunks (xerial), librdkafka sends it raw: both are valid."""
+    """Decompress snappy: Java clients write xerial chunks, librdkafka raw snappy."""
     if bytes(data[:8]) != _XERIAL_MAGIC:
         return _decompress_raw_snappy(data, limit_bytes)
     parts: list[bytes] = []
@@ -142,20 +142,20 @@ def _decompress_raw_snappy(data: memoryview, limit_bytes: int) -> bytes:
     return bytes(cramjam.snappy.decompress_raw(data))
 
 
-def _decompress_usual_lz4(data: memoryview, place: memoryview) -> int | None:
-    """Frames as `_compress_lz4` writes them, and Kafka's Java client and librdkafka, too."""
+def _decompress_kafka_lz4(data: memoryview, target: memoryview) -> int | None:
+    """Decompress an LZ4 frame as `_compress_lz4`, Kafka's Java client and librdkafka write it; None for others."""
     if data[: len(_LZ4_HEADER)] != _LZ4_HEADER:
         return None
     position, filled = len(_LZ4_HEADER), 0
     while True:
-        (size,) = _LZ4_SIZE.unpack_from(data, position)
-        position += _LZ4_SIZE.size
+        (size,) = _LZ4_BLOCK_SIZE.unpack_from(data, position)
+        position += _LZ4_BLOCK_SIZE.size
         if not size:
             return filled if position == len(data) else None
-        block = data[position : position + (size & ~_LZ4_STORED)]
+        block = data[position : position + (size & ~_LZ4_UNCOMPRESSED_BIT)]
         position += len(block)
-        room = place[filled : filled + _LZ4_BLOCK_BYTES]
-        if not size & _LZ4_STORED:
+        room = target[filled : filled + _LZ4_BLOCK_BYTES]
+        if not size & _LZ4_UNCOMPRESSED_BIT:
             filled += cramjam.lz4.decompress_block_into(block, room, output_len=len(room))
         elif len(block) <= len(room):
             room[: len(block)] = block
@@ -167,8 +167,8 @@ def _decompress_usual_lz4(data: memoryview, place: memoryview) -> int | None:
 def _decompress_growing(
     into: Callable[[memoryview, bytearray], int], data: memoryview, limit_bytes: int
 ) -> memoryview:
-    """Frames of LZ4 and zstd need not say their size, so offer more and more room, up to the limit."""
-    room = min(limit_bytes, max(_GUESS_BYTES, 4 * len(data)))
+    """Decompress into ever larger buffers, up to the limit: LZ4 and zstd frames need not state their size."""
+    room = min(limit_bytes, max(_FIRST_BUFFER_BYTES, 4 * len(data)))
     while True:
         target = bytearray(room)
         try:

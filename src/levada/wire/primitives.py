@@ -1,7 +1,7 @@
-"""The few types of Kafka's protocol that the hand-written messages read and write themselves.
+"""Reads and writes primitive types of Kafka's protocol, for the hand-tuned messages.
 
-Readers raise IndexError or struct.error where the bytes end early, or there is more than a request may name; who
-calls them turns that into INVALID_REQUEST.
+Readers raise IndexError or struct.error if the bytes end early or an array has too many elements; callers turn that
+into INVALID_REQUEST.
 """
 
 from struct import Struct
@@ -9,15 +9,14 @@ from typing import Final
 
 SHORT = Struct(">h")
 INT = Struct(">i")
-TWO_INTS = Struct(">ii")
+INT_PAIR = Struct(">ii")
 UVARINT_SHIFT_MAX = 28  # five bytes
-# Topics, partitions, groups and the like that one request may name: all others wait while they are looked at.
-ELEMENTS_MAX: Final = 10_000
-TAGS_MAX: Final = 16  # in one place; Kafka has three at most
+ELEMENTS_MAX: Final = 10_000  # topics, partitions, groups and so on in one request: it blocks the event loop
+TAGGED_FIELDS_MAX: Final = 16  # of one struct; Kafka's have three at most
 
 
-def uvarint(view: memoryview | bytes, position: int) -> tuple[int, int]:
-    """An unsigned varint of at most 32 bits, and the position after it."""
+def read_uvarint(view: memoryview | bytes, position: int) -> tuple[int, int]:
+    """Read an unsigned varint of at most 32 bits; return it and the position after it."""
     byte = view[position]
     if byte < 0x80:
         return byte, position + 1
@@ -33,27 +32,29 @@ def uvarint(view: memoryview | bytes, position: int) -> tuple[int, int]:
             raise IndexError("a varint of more than five bytes")
 
 
-def skip_tags(view: memoryview, position: int, stop: int) -> int:
-    """Pass over tagged fields; the position after them."""
+def skip_tagged_fields(view: memoryview, position: int, stop: int) -> int:
+    """Skip tagged fields; return the position after them."""
     count = view[position]
     if count == 0:
         return position + 1
-    count, position = uvarint(view, position)
-    if count > TAGS_MAX:
+    count, position = read_uvarint(view, position)
+    if count > TAGGED_FIELDS_MAX:
         raise IndexError("too many tagged fields")
     for _ in range(count):
-        _, position = uvarint(view, position)
-        length, position = uvarint(view, position)
+        _, position = read_uvarint(view, position)
+        length, position = read_uvarint(view, position)
         position += length
         if position > stop:
             raise IndexError("tagged fields end early")
     return position
 
 
-def read_bytes(view: memoryview, position: int, stop: int, flexible: bool) -> tuple[bytes | None, int]:
-    """A nullable string as its bytes, and the position after it."""
+def read_nullable_string(
+    view: memoryview, position: int, stop: int, flexible: bool
+) -> tuple[bytes | None, int]:
+    """Read a nullable string as bytes; return it and the position after it."""
     if flexible:
-        length, position = uvarint(view, position)
+        length, position = read_uvarint(view, position)
         length -= 1
     else:
         (length,) = SHORT.unpack_from(view, position)
@@ -65,24 +66,26 @@ def read_bytes(view: memoryview, position: int, stop: int, flexible: bool) -> tu
     return bytes(view[position : position + length]), position + length
 
 
-def read_count(view: memoryview, position: int, stop: int, flexible: bool, taken: int = 0) -> tuple[int, int]:
-    """The length of an array (null counts as empty), no more than the bytes that remain could hold.
+def read_array_length(
+    view: memoryview, position: int, stop: int, flexible: bool, taken: int = 0
+) -> tuple[int, int]:
+    """Read the length of an array (0 for null); return it and the position after it.
 
-    Nor more than a request may name, where `taken` were named before.
+    The length is at most the number of bytes left, and with the `taken` elements before it at most `ELEMENTS_MAX`.
     """
     if flexible:
-        count, position = uvarint(view, position)
+        count, position = read_uvarint(view, position)
         count -= 1
     else:
         (count,) = INT.unpack_from(view, position)
         position += 4
     if count > stop - position or count + taken > ELEMENTS_MAX:
-        raise IndexError("an array is longer than its request, or than it may be")
+        raise IndexError("an array has more elements than its request can hold, or may have")
     return max(count, 0), position
 
 
-def uvarint_bytes(value: int) -> bytes:
-    """An unsigned varint."""
+def encode_uvarint(value: int) -> bytes:
+    """Encode an unsigned varint."""
     data = bytearray()
     while value > 0x7F:
         data.append((value & 0x7F) | 0x80)
@@ -91,13 +94,13 @@ def uvarint_bytes(value: int) -> bytes:
     return bytes(data)
 
 
-def count_bytes(count: int, flexible: bool) -> bytes:
-    """The length of an array."""
-    return uvarint_bytes(count + 1) if flexible else INT.pack(count)
+def encode_array_length(count: int, flexible: bool) -> bytes:
+    """Encode the length of an array."""
+    return encode_uvarint(count + 1) if flexible else INT.pack(count)
 
 
-def string_bytes(data: bytes | None, flexible: bool) -> bytes:
-    """A nullable string."""
+def encode_nullable_string(data: bytes | None, flexible: bool) -> bytes:
+    """Encode a nullable string."""
     if data is None:
         return b"\0" if flexible else b"\xff\xff"
-    return (uvarint_bytes(len(data) + 1) if flexible else SHORT.pack(len(data))) + data
+    return (encode_uvarint(len(data) + 1) if flexible else SHORT.pack(len(data))) + data

@@ -16,7 +16,7 @@ from levada.broker.purgatory import Deferred, Promise
 from levada.core.machine import JournalRecord, Machine, Outcome, Passing, Ticket
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
-from levada.wire.batches import HEADER_BYTES, encode_pairs
+from levada.wire.batches import HEADER_BYTES, encode_key_values
 
 if TYPE_CHECKING:
     from levada.broker.broker import Broker
@@ -140,7 +140,7 @@ class Shard(Generic[M]):
                 records.append(record)
         if not records:
             return ((events, None),)
-        batch = encode_pairs(records, now_ms, *stamp)
+        batch = encode_key_values(records, now_ms, *stamp)
         config = self.partition.log.config
         if config.max_message_bytes >= len(batch) <= config.segment_bytes:
             return ((events, batch),)
@@ -148,7 +148,7 @@ class Shard(Generic[M]):
         if not outcome.divisible:
             raise _too_large(len(batch))
         parts = _divided(events, [encode(event) for event in events], limit - HEADER_BYTES)
-        return [(part, encode_pairs(some, now_ms, *stamp) if some else None) for part, some in parts]
+        return [(part, encode_key_values(some, now_ms, *stamp) if some else None) for part, some in parts]
 
     def _carry_out(self, machine: M, outcome: Outcome, parts: Sequence[Part], now_ms: int) -> None:
         for events, batch in parts:

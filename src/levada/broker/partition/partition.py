@@ -33,18 +33,18 @@ from levada.net.flush import Turn
 from levada.storage.log.log import Log
 from levada.storage.log.slices import Slice
 from levada.wire.batches import (
+    ATTRIBUTES_OFFSET,
     CODEC_MASK,
     CONTROL_BIT,
-    CRC_START,
     HEADER_BYTES,
     LOG_OVERHEAD,
     MAGIC,
-    PLACE,
+    OFFSET_LENGTH_EPOCH,
     TRANSACTIONAL_BIT,
     Record,
     decode,
     read_header,
-    stamp_append_time,
+    set_log_append_time,
 )
 from levada.wire.fast.produce import Fill
 
@@ -57,7 +57,7 @@ _CODEC_MAX = int(Codec.ZSTD)
 # The fields of a batch's header that decide over it; the rest is not looked at.
 _unpack_checked = Struct(">8xi4xbIhi8xqqhii").unpack_from
 _unpack_own = Struct(">8xi23xqq6xi").unpack_from  # the same of batches that need no check
-_pack_place = PLACE.pack_into
+_pack_place = OFFSET_LENGTH_EPOCH.pack_into
 
 
 class Edges(NamedTuple):
@@ -173,7 +173,7 @@ class Partition:
         if length + LOG_OVERHEAD != size or magic != MAGIC or size > self._message_bytes_max:
             raise misshapen(self.topic, length, magic, size, self._message_bytes_max)
         batch = view[start:stop]
-        if crc32c(batch[CRC_START:]) != crc:
+        if crc32c(batch[ATTRIBUTES_OFFSET:]) != crc:
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC does not match its bytes")
         if (
             count != delta + 1
@@ -184,7 +184,7 @@ class Partition:
         ):
             self._check_unusual(batch, attributes, delta, count, producer_id, now_ms)
         if self.stamps_append_time:
-            stamp_append_time(batch, now_ms)
+            set_log_append_time(batch, now_ms)
             max_timestamp = now_ms
         elif max_timestamp - now_ms > self._after_max_ms:
             raise self._untimely(decode(batch), now_ms)

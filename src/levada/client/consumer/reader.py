@@ -2,7 +2,7 @@
 
 import struct
 
-from levada.wire.primitives import skip_tags, uvarint
+from levada.wire.primitives import read_uvarint, skip_tagged_fields
 
 _INT8 = struct.Struct(">b")
 _INT16 = struct.Struct(">h")
@@ -47,7 +47,7 @@ class Reader:
         return self._fixed(_INT64)
 
     def _unsigned(self) -> int:
-        value, self.position = uvarint(self._view, self.position)
+        value, self.position = read_uvarint(self._view, self.position)
         return value
 
     def count(self) -> int:
@@ -79,4 +79,4 @@ class Reader:
 
     def tags(self) -> None:
         """Pass over tagged fields."""
-        self.position = skip_tags(self._view, self.position, self._stop)
+        self.position = skip_tagged_fields(self._view, self.position, self._stop)

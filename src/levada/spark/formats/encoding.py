@@ -16,7 +16,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.model import NO_PRODUCER_ID, Codec
 from levada.spark.kernels import encode as kernels
 from levada.wire.batches import (
-    CRC_START,
+    ATTRIBUTES_OFFSET,
     HEADER,
     HEADER_BYTES,
     LOG_OVERHEAD,
@@ -168,7 +168,7 @@ def _finish(
         *(identity.producer_id, identity.producer_epoch, sequence, count),
     )
     HEADER.pack_into(data, 0, 0, length, -1, MAGIC, 0, *signed)
-    HEADER.pack_into(data, 0, 0, length, -1, MAGIC, crc32c(data[CRC_START:]), *signed)
+    HEADER.pack_into(data, 0, 0, length, -1, MAGIC, crc32c(data[ATTRIBUTES_OFFSET:]), *signed)
     return data
 
 

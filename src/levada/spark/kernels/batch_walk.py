@@ -10,9 +10,9 @@ from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.spark.kernels import walk
 from levada.wire.batches import (
+    ATTRIBUTES_OFFSET,
     CODEC_MASK,
     CONTROL_BIT,
-    CRC_START,
     HEADER_BYTES,
     MAGIC,
     RECORD_BYTES_MIN,
@@ -64,7 +64,11 @@ def _failure(data: memoryview, outcome: int, position: int, offset: int) -> Kafk
 
 
 def _check_crcs(data: memoryview, table: Any) -> None:
-    columns = (table[:, walk.AT] + CRC_START, table[:, walk.AT] + table[:, walk.SIZE], table[:, walk.CRC])
+    columns = (
+        table[:, walk.AT] + ATTRIBUTES_OFFSET,
+        table[:, walk.AT] + table[:, walk.SIZE],
+        table[:, walk.CRC],
+    )
     for row, (start, end, crc) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         if crc32c(data[start:end]) != crc:
             raise corrupt(int(table[row, walk.OFFSET]), "a wrong CRC")

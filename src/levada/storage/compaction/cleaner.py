@@ -21,7 +21,7 @@ from levada.storage.handles import Handles
 from levada.storage.log.index import OFFSET_ENTRY, TIME_ENTRY
 from levada.storage.log.segment import SCAN_BLOCK_BYTES, BrokenBatchError, Placed, Segment, walk
 from levada.wire.batches import BatchHeader, crc_is_valid, read_header
-from levada.wire.record_filter import Span, emptied, rebuild, unfold
+from levada.wire.record_filter import RecordSpan, empty_batch, locate_records, retain_records
 
 HANDLES = 8
 POSITION_MAX = (1 << 31) - 1
@@ -142,7 +142,7 @@ class Cleaner:
     def _note_keys(self, offsets: OffsetMap, header: BatchHeader, view: memoryview) -> bool:
         """Note the keys of one batch; False when the map is full."""
         if not header.is_control and header.record_count and not self._transactions.is_aborted(header):
-            for span in unfold(view, header)[1]:
+            for span in locate_records(view, header)[1]:
                 offset = header.base_offset + span.offset_delta
                 if span.key is not None and offset >= self._job.first_dirty_offset:
                     if not offsets.put(span.key, offset):
@@ -197,7 +197,7 @@ class Cleaner:
         else:
             kept = self._retain_records(header, view)
         if kept is None and self._is_last_of_producer(header):
-            return emptied(header)
+            return empty_batch(header)
         return kept
 
     def _retain_marker(
@@ -212,11 +212,11 @@ class Cleaner:
         self.records_kept += header.record_count
         if not needless or horizon_ms is not None:
             return view
-        return rebuild(header, *unfold(view, header), self._new_horizon_ms())
+        return retain_records(header, *locate_records(view, header), self._new_horizon_ms())
 
     def _retain_records(self, header: BatchHeader, view: memoryview) -> bytearray | memoryview | None:
         """The records that are the newest of their keys; tombstones until their horizon."""
-        data, spans = unfold(view, header)
+        data, spans = locate_records(view, header)
         horizon_ms = header.delete_horizon_ms
         tombstones_stay = horizon_ms is None or self._job.now_ms < horizon_ms
         kept = [span for span in spans if self._is_newest(header, span, tombstones_stay)]
@@ -227,9 +227,9 @@ class Cleaner:
         needs_horizon = decided and not all(span.has_value for span in kept)
         if len(kept) == len(spans) and not needs_horizon:
             return view
-        return rebuild(header, data, kept, self._new_horizon_ms() if needs_horizon else None)
+        return retain_records(header, data, kept, self._new_horizon_ms() if needs_horizon else None)
 
-    def _is_newest(self, header: BatchHeader, span: Span, tombstones_stay: bool) -> bool:
+    def _is_newest(self, header: BatchHeader, span: RecordSpan, tombstones_stay: bool) -> bool:
         offset = header.base_offset + span.offset_delta
         if offset > self._map.latest_offset:
             return True
@@ -315,7 +315,7 @@ class _Output:
         segment = self.segment
         newest = os.path.join(os.path.dirname(segment.path), file_name(self.replaced[-1], LOG_SUFFIX))
         if self._dropped is not None:
-            self.add(self._dropped, emptied(self._dropped))
+            self.add(self._dropped, empty_batch(self._dropped))
         self._write()
         segment.seal()
         self._disk.fsync(segment.fd())

@@ -12,14 +12,14 @@ from typing import NamedTuple
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.primitives import (
     INT,
-    TWO_INTS,
-    count_bytes,
-    read_bytes,
-    read_count,
-    skip_tags,
-    string_bytes,
-    uvarint,
-    uvarint_bytes,
+    INT_PAIR,
+    encode_array_length,
+    encode_nullable_string,
+    encode_uvarint,
+    read_array_length,
+    read_nullable_string,
+    read_uvarint,
+    skip_tagged_fields,
 )
 
 VERSIONS = range(4, 19)
@@ -102,7 +102,7 @@ def read_request(view: memoryview, position: int, stop: int, version: int) -> Fe
 def _read(view: memoryview, position: int, stop: int, version: int) -> tuple[FetchRequest, int]:
     flexible = version >= FLEXIBLE_FROM
     if flexible:
-        position = skip_tags(view, position, stop)
+        position = skip_tagged_fields(view, position, stop)
     replica_id = CONSUMER
     if version < 15:
         (replica_id,) = INT.unpack_from(view, position)
@@ -111,14 +111,14 @@ def _read(view: memoryview, position: int, stop: int, version: int) -> tuple[Fet
     position += 13
     session_id, session_epoch = 0, -1
     if version >= SESSIONS_FROM:
-        session_id, session_epoch = TWO_INTS.unpack_from(view, position)
+        session_id, session_epoch = INT_PAIR.unpack_from(view, position)
         position += 8
     partitions, position = _read_partitions(view, position, stop, version)
     forgotten: list[tuple[bytes, int]] = []
     if version >= SESSIONS_FROM:
         forgotten, position = _read_forgotten(view, position, stop, version)
     if version >= 11:
-        _, position = read_bytes(view, position, stop, flexible)
+        _, position = read_nullable_string(view, position, stop, flexible)
     if flexible:
         replica_id, position = _read_tags(view, position, stop, replica_id)
     request = FetchRequest(
@@ -138,7 +138,7 @@ def _read(view: memoryview, position: int, stop: int, version: int) -> tuple[Fet
 def _read_topic(view: memoryview, position: int, stop: int, version: int) -> tuple[bytes, int]:
     if version >= TOPIC_IDS_FROM:
         return bytes(view[position : position + 16]), position + 16
-    name, position = read_bytes(view, position, stop, version >= FLEXIBLE_FROM)
+    name, position = read_nullable_string(view, position, stop, version >= FLEXIBLE_FROM)
     return name or b"", position
 
 
@@ -148,16 +148,16 @@ def _read_partitions(
     flexible = version >= FLEXIBLE_FROM
     layout = _PARTITION[version]
     partitions: list[PartitionFetch] = []
-    topics, position = read_count(view, position, stop, flexible)
+    topics, position = read_array_length(view, position, stop, flexible)
     for _ in range(topics):
         topic, position = _read_topic(view, position, stop, version)
-        count, position = read_count(view, position, stop, flexible, len(partitions))
+        count, position = read_array_length(view, position, stop, flexible, len(partitions))
         for _ in range(count):
             fields = layout.unpack_from(view, position)
             position += layout.size
             if flexible:
                 partitions.append(PartitionFetch(topic, *fields))
-                position = skip_tags(view, position, stop)
+                position = skip_tagged_fields(view, position, stop)
             elif version >= 9:
                 index, epoch, offset, start, limit = fields
                 partitions.append(PartitionFetch(topic, index, epoch, offset, NO_EPOCH, start, limit))
@@ -167,7 +167,7 @@ def _read_partitions(
                     PartitionFetch(topic, fields[0], NO_EPOCH, fields[1], NO_EPOCH, start, fields[-1])
                 )
         if flexible:
-            position = skip_tags(view, position, stop)
+            position = skip_tagged_fields(view, position, stop)
     return partitions, position
 
 
@@ -176,24 +176,24 @@ def _read_forgotten(
 ) -> tuple[list[tuple[bytes, int]], int]:
     flexible = version >= FLEXIBLE_FROM
     forgotten: list[tuple[bytes, int]] = []
-    topics, position = read_count(view, position, stop, flexible)
+    topics, position = read_array_length(view, position, stop, flexible)
     for _ in range(topics):
         topic, position = _read_topic(view, position, stop, version)
-        count, position = read_count(view, position, stop, flexible, len(forgotten))
+        count, position = read_array_length(view, position, stop, flexible, len(forgotten))
         for _ in range(count):
             forgotten.append((topic, INT.unpack_from(view, position)[0]))
             position += 4
         if flexible:
-            position = skip_tags(view, position, stop)
+            position = skip_tagged_fields(view, position, stop)
     return forgotten, position
 
 
 def _read_tags(view: memoryview, position: int, stop: int, replica_id: int) -> tuple[int, int]:
     """The request's tagged fields: of them only the replica's id matters here."""
-    count, position = uvarint(view, position)
+    count, position = read_uvarint(view, position)
     for _ in range(count):
-        tag, position = uvarint(view, position)
-        length, position = uvarint(view, position)
+        tag, position = read_uvarint(view, position)
+        length, position = read_uvarint(view, position)
         if length > stop - position:
             raise IndexError
         if tag == _REPLICA_STATE_TAG:
@@ -215,12 +215,12 @@ def write_response(
     topics: dict[bytes, list[PartitionData]] = {}
     for result in results:
         topics.setdefault(result.topic, []).append(result)
-    body += count_bytes(len(topics), flexible)
+    body += encode_array_length(len(topics), flexible)
     buffers: list[bytes | memoryview] = []
     size = 0
     for topic, group in topics.items():
-        body += topic if version >= TOPIC_IDS_FROM else string_bytes(topic, flexible)
-        body += count_bytes(len(group), flexible)
+        body += topic if version >= TOPIC_IDS_FROM else encode_nullable_string(topic, flexible)
+        body += encode_array_length(len(group), flexible)
         for data in group:
             _write_partition(body, data, version)
             if data.size:
@@ -233,7 +233,7 @@ def write_response(
     body += b"\0" if flexible else b""
     buffers.append(bytes(body))
     size += len(body)
-    buffers[0] = TWO_INTS.pack(size - 4, correlation_id) + buffers[0][8:]
+    buffers[0] = INT_PAIR.pack(size - 4, correlation_id) + buffers[0][8:]
     return buffers
 
 
@@ -254,13 +254,15 @@ def _write_partition(body: bytearray, data: PartitionData, version: int) -> None
     body += NO_ABORTED[flexible] if data.aborted is None else aborted_bytes(data.aborted, flexible)
     if version >= 11:
         body += b"\xff\xff\xff\xff"  # no preferred read replica
-    body += uvarint_bytes(data.size + 1) if flexible else INT.pack(data.size)
+    body += encode_uvarint(data.size + 1) if flexible else INT.pack(data.size)
 
 
 def aborted_bytes(aborted: Sequence[tuple[int, int]], flexible: bool) -> bytes:
     """The list of aborted transactions of a partition."""
     pack = _ABORTED[flexible].pack
-    return count_bytes(len(aborted), flexible) + b"".join([pack(*transaction) for transaction in aborted])
+    return encode_array_length(len(aborted), flexible) + b"".join(
+        [pack(*transaction) for transaction in aborted]
+    )
 
 
 def _tags(data: PartitionData, flexible: bool) -> bytes:
@@ -269,4 +271,4 @@ def _tags(data: PartitionData, flexible: bool) -> bytes:
     if data.diverging is None:
         return b"\0"
     epoch = _REPLICA_STATE.pack(*data.diverging) + b"\0"
-    return b"\1\0" + uvarint_bytes(len(epoch)) + epoch
+    return b"\1\0" + encode_uvarint(len(epoch)) + epoch

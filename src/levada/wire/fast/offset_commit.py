@@ -13,7 +13,7 @@ from struct import error as StructError
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from levada.wire.primitives import INT, uvarint
+from levada.wire.primitives import INT, read_uvarint
 
 VERSIONS: Final = range(8, 11)
 TOPIC_IDS_FROM: Final = 10
@@ -126,7 +126,7 @@ def _read_head(data: bytes, version: int) -> Head:
 
 
 def _text(data: bytes, position: int) -> tuple[str, int]:
-    length, position = uvarint(data, position)
+    length, position = read_uvarint(data, position)
     end = position + length - 1
     return data[position:end].decode(), end
 

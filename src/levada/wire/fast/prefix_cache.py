@@ -18,7 +18,7 @@ from levada.wire.fast.fetch import (
     PartitionFetch,
     aborted_bytes,
 )
-from levada.wire.primitives import string_bytes, uvarint_bytes
+from levada.wire.primitives import encode_nullable_string, encode_uvarint
 
 REPEATED_BYTES_MAX: Final = 512  # of a request; a longer one is not kept
 OUTSIDE_SESSIONS: Final = (0, -1)
@@ -63,7 +63,7 @@ class Repeated(NamedTuple):
     ) -> list[bytes | memoryview]:
         """The whole frame with `size` bytes of records, as buffers to be sent one after the other."""
         rest = NO_ABORTED[True] if aborted is None else aborted_bytes(aborted, True)
-        rest += NO_REPLICA + uvarint_bytes(size + 1)
+        rest += NO_REPLICA + encode_uvarint(size + 1)
         frame_bytes = self.answer.size - 4 + len(rest) + size + len(END)
         offsets = (high_watermark, last_stable_offset, log_start_offset)
         return [self.answer.pack(frame_bytes, correlation_id, self.head, *offsets) + rest, *records, END]
@@ -115,7 +115,7 @@ def _offset_at(body: bytes, wanted: PartitionFetch, version: int) -> int:
 
 
 def _topic_bytes(topic: bytes, version: int) -> bytes:
-    return topic if version >= TOPIC_IDS_FROM else string_bytes(topic, True)
+    return topic if version >= TOPIC_IDS_FROM else encode_nullable_string(topic, True)
 
 
 def _repeated(body: bytes, at: int, version: int, request: FetchRequest, wanted: PartitionFetch) -> Repeated:

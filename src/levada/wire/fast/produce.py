@@ -15,15 +15,15 @@ from typing import NamedTuple
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.primitives import (
     INT,
+    INT_PAIR,
     SHORT,
-    TWO_INTS,
-    count_bytes,
-    read_bytes,
-    read_count,
-    skip_tags,
-    string_bytes,
-    uvarint,
-    uvarint_bytes,
+    encode_array_length,
+    encode_nullable_string,
+    encode_uvarint,
+    read_array_length,
+    read_nullable_string,
+    read_uvarint,
+    skip_tagged_fields,
 )
 
 VERSIONS = range(3, 14)
@@ -79,13 +79,13 @@ def _read_legacy(view: memoryview, position: int, stop: int) -> tuple[ProduceReq
     transactional_id = None if length < 0 else _text(view, position + 2, position + 2 + length)
     position += 2 + max(length, 0)
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(view, position)
-    topics, position = read_count(view, position + 6, stop, flexible=False)
+    topics, position = read_array_length(view, position + 6, stop, flexible=False)
     parts: list[tuple[bytes, int, int, int]] = []
     for _ in range(topics):
-        name, position = read_bytes(view, position, stop, flexible=False)
-        count, position = read_count(view, position, stop, False, len(parts))
+        name, position = read_nullable_string(view, position, stop, flexible=False)
+        count, position = read_array_length(view, position, stop, False, len(parts))
         for _ in range(count):
-            index, length = TWO_INTS.unpack_from(view, position)
+            index, length = INT_PAIR.unpack_from(view, position)
             position += 8
             end = position + max(length, 0)
             if end > stop:
@@ -96,31 +96,31 @@ def _read_legacy(view: memoryview, position: int, stop: int) -> tuple[ProduceReq
 
 
 def _read_flexible(view: memoryview, position: int, stop: int, version: int) -> tuple[ProduceRequest, int]:
-    position = skip_tags(view, position, stop)  # of the request header
-    length, position = uvarint(view, position)
+    position = skip_tagged_fields(view, position, stop)  # of the request header
+    length, position = read_uvarint(view, position)
     transactional_id = None if length <= 0 else _text(view, position, position + length - 1)
     position += max(length - 1, 0)
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(view, position)
-    topics, position = read_count(view, position + 6, stop, flexible=True)
+    topics, position = read_array_length(view, position + 6, stop, flexible=True)
     parts: list[tuple[bytes, int, int, int]] = []
     for _ in range(topics):
         topic: bytes | None
         if version < TOPIC_IDS_FROM:
-            topic, position = read_bytes(view, position, stop, flexible=True)
+            topic, position = read_nullable_string(view, position, stop, flexible=True)
         else:
             topic = bytes(view[position : position + 16])
             position += 16
-        count, position = read_count(view, position, stop, True, len(parts))
+        count, position = read_array_length(view, position, stop, True, len(parts))
         for _ in range(count):
             (index,) = INT.unpack_from(view, position)
-            length, position = uvarint(view, position + 4)
+            length, position = read_uvarint(view, position + 4)
             end = position + max(length - 1, 0)
             if end > stop:
                 raise IndexError
             parts.append((topic or b"", index, position, end))
-            position = skip_tags(view, end, stop)
-        position = skip_tags(view, position, stop)
-    return ProduceRequest(acks, timeout_ms, transactional_id, parts), skip_tags(view, position, stop)
+            position = skip_tagged_fields(view, end, stop)
+        position = skip_tagged_fields(view, position, stop)
+    return ProduceRequest(acks, timeout_ms, transactional_id, parts), skip_tagged_fields(view, position, stop)
 
 
 def _text(view: memoryview, start: int, end: int) -> str:
@@ -165,7 +165,7 @@ class Shortcuts:
 
     def _learn(self, view: memoryview, position: int, request: ProduceRequest, version: int) -> None:
         _, _, start, end = request.parts[0]
-        size = len(uvarint_bytes(end - start + 1)) if version >= FLEXIBLE_FROM else 4
+        size = len(encode_uvarint(end - start + 1)) if version >= FLEXIBLE_FROM else 4
         self._length = start - size - position
         if len(self._known) >= SHORTCUTS_MAX or version != self._version:
             self._known.clear()
@@ -177,7 +177,7 @@ class Shortcuts:
 def _records(view: memoryview, position: int, stop: int, version: int) -> tuple[int, int]:
     """Where the records lie whose length stands at `position`, if they are the last of the request; else (0, 0)."""
     if version >= FLEXIBLE_FROM:
-        length, start = uvarint(view, position)
+        length, start = read_uvarint(view, position)
         end = start + length - 1
         return (start, end) if length and view[end:stop] == _NO_TAGS else (0, 0)
     (length,) = INT.unpack_from(view, position)
@@ -215,7 +215,7 @@ def _offset_position(topic: bytes, version: int) -> int:
     if version >= TOPIC_IDS_FROM:
         return 8 + 1 + 1 + 16 + 1 + 6
     if version >= FLEXIBLE_FROM:
-        return 8 + 1 + 1 + len(uvarint_bytes(len(topic) + 1)) + len(topic) + 1 + 6
+        return 8 + 1 + 1 + len(encode_uvarint(len(topic) + 1)) + len(topic) + 1 + 6
     return 8 + 4 + 2 + len(topic) + 4 + 6
 
 
@@ -226,17 +226,17 @@ def write_response(version: int, correlation_id: int, results: list[PartitionRes
     for result in results:
         topics.setdefault(result.topic, []).append(result)
     body = bytearray(b"\0" if flexible else b"")  # the response header's tags
-    body += count_bytes(len(topics), flexible)
+    body += encode_array_length(len(topics), flexible)
     for topic, group in topics.items():
         if version < TOPIC_IDS_FROM:
-            body += uvarint_bytes(len(topic) + 1) if flexible else SHORT.pack(len(topic))
+            body += encode_uvarint(len(topic) + 1) if flexible else SHORT.pack(len(topic))
         body += topic
-        body += count_bytes(len(group), flexible)
+        body += encode_array_length(len(group), flexible)
         for result in group:
             _write_result(body, result, version)
         body += b"\0" if flexible else b""
     body += b"\0\0\0\0\0" if flexible else b"\0\0\0\0"  # throttle time
-    return TWO_INTS.pack(len(body) + 4, correlation_id) + body
+    return INT_PAIR.pack(len(body) + 4, correlation_id) + body
 
 
 def _write_result(body: bytearray, result: PartitionResult, version: int) -> None:
@@ -247,11 +247,11 @@ def _write_result(body: bytearray, result: PartitionResult, version: int) -> Non
     if version < 8:
         return
     flexible = version >= FLEXIBLE_FROM
-    body += count_bytes(len(result.record_errors), flexible)
+    body += encode_array_length(len(result.record_errors), flexible)
     for batch_index, reason in result.record_errors:
         body += INT.pack(batch_index)
-        body += string_bytes(reason.encode(), flexible)
+        body += encode_nullable_string(reason.encode(), flexible)
         body += b"\0" if flexible else b""
     message = result.error_message
-    body += string_bytes(None if message is None else message.encode(), flexible)
+    body += encode_nullable_string(None if message is None else message.encode(), flexible)
     body += b"\0" if flexible else b""

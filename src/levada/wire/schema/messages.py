@@ -14,7 +14,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.wire.primitives import ELEMENTS_MAX
 from levada.wire.schema.fields import Struct, struct_of
 from levada.wire.schema.lazy_imports import import_now
-from levada.wire.schema.readers import MalformedError, Reader, compile_reader, skip_tags
+from levada.wire.schema.readers import MalformedError, Reader, compile_reader, skip_tagged_fields
 from levada.wire.schema.versions import APIS, SHAPES, Api
 from levada.wire.schema.writers import compile_writer
 
@@ -78,7 +78,7 @@ def read_request_header(view: memoryview | bytes) -> RequestHeader:
         client_id = None if length < 0 else str(view[HEADER.size : position], "utf-8")
         if request_header_is_flexible(api_key, version):
             if view[position]:
-                position, _ = skip_tags(view, position, ELEMENTS_MAX)
+                position, _ = skip_tagged_fields(view, position, ELEMENTS_MAX)
             else:
                 position += 1
             if position > len(view):

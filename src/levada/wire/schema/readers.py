@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from uuid import UUID
 
 from levada.errors import ErrorCode
-from levada.wire.primitives import uvarint
+from levada.wire.primitives import read_uvarint
 from levada.wire.schema import versions
 from levada.wire.schema.compiler import (
     FORMATS,
@@ -70,7 +70,7 @@ def error(code: int) -> ErrorCode:
 
 def long_count(data: bytes, position: int) -> tuple[int, int]:
     """A length of more than one byte and the position after it."""
-    value, position = uvarint(data, position)
+    value, position = read_uvarint(data, position)
     return value - 1, position
 
 
@@ -89,15 +89,15 @@ def too_long(what: str, length: int) -> NoReturn:
     raise MalformedError(f"{what}: a string of {length} bytes")
 
 
-def skip_tags(data: memoryview | bytes, position: int, budget: int) -> tuple[int, int]:
+def skip_tagged_fields(data: memoryview | bytes, position: int, budget: int) -> tuple[int, int]:
     """Pass over tagged fields that this version does not know; the position after them and the budget left."""
-    count, position = uvarint(data, position)
+    count, position = read_uvarint(data, position)
     budget -= count
     if budget < 0:
         wrong_count("tagged fields", count)
     for _ in range(count):
-        _, position = uvarint(data, position)
-        length, position = uvarint(data, position)
+        _, position = read_uvarint(data, position)
+        length, position = read_uvarint(data, position)
         position += length
     return position, budget
 
@@ -108,7 +108,8 @@ def _unpackers(code: str) -> Memo:
 
 UNPACKERS = {code: _unpackers(code) for code in "bhiqBHIQd?"}
 VOCABULARY = {
-    f.__name__: f for f in (uvarint, moment, error, long_count, null, wrong_count, too_long, skip_tags)
+    f.__name__: f
+    for f in (read_uvarint, moment, error, long_count, null, wrong_count, too_long, skip_tagged_fields)
 } | {
     "MalformedError": MalformedError,
     "durations": DURATIONS,
@@ -354,7 +355,7 @@ class _Reader:
     def tags(self, old: Struct, shape: Struct, path: str, read: dict[str, str]) -> None:
         fields = old.tagged()
         if not fields:
-            self.source.line("if data[p]: p, budget = skip_tags(data, p, budget)")
+            self.source.line("if data[p]: p, budget = skip_tagged_fields(data, p, budget)")
             self.source.line("else: p += 1")
             return
         for field in fields:
@@ -363,12 +364,12 @@ class _Reader:
             read[field.name] = self.source.fresh("v")
             self.source.line(f"{read[field.name]} = {self.source.constant(default)}")
         count, tag, length, stop = (self.source.fresh("n") for _ in range(4))
-        self.source.line(f"{count}, p = uvarint(data, p)")
+        self.source.line(f"{count}, p = read_uvarint(data, p)")
         self.check(count, TAG_BYTES_MIN, "tagged fields")
         self.source.line(f"for _ in range({count}):")
         self.source.depth += 1
-        self.source.line(f"{tag}, p = uvarint(data, p)")
-        self.source.line(f"{length}, p = uvarint(data, p)")
+        self.source.line(f"{tag}, p = read_uvarint(data, p)")
+        self.source.line(f"{length}, p = read_uvarint(data, p)")
         self.source.line(f"{stop} = p + {length}")
         for field in fields:
             self.source.line(f"if {tag} == {field.tag}:")

@@ -9,7 +9,7 @@ from dataclasses import MISSING
 from struct import pack
 from typing import Any
 
-from levada.wire.primitives import uvarint_bytes
+from levada.wire.primitives import encode_uvarint
 from levada.wire.schema import versions
 from levada.wire.schema.compiler import (
     FORMATS,
@@ -42,7 +42,7 @@ class _Encodings(Memo):
 
 def _compact_string(value: str) -> bytes:
     data = value.encode()
-    return uvarint_bytes(len(data) + 1) + data
+    return encode_uvarint(len(data) + 1) + data
 
 
 def _legacy_string(value: str) -> bytes:
@@ -56,13 +56,13 @@ def _nullable(encode: Callable[[Any], bytes], null: bytes) -> Callable[[Any], by
 
 def _array(code: str, flexible: bool) -> Callable[[Any], bytes]:
     def encode(values: tuple[Any, ...]) -> bytes:
-        length = uvarint_bytes(len(values) + 1) if flexible else packer("i").pack(len(values))
+        length = encode_uvarint(len(values) + 1) if flexible else packer("i").pack(len(values))
         return length + pack(f">{len(values)}{code}", *values)
 
     return encode
 
 
-UVARINTS = Memo(uvarint_bytes)
+UVARINTS = Memo(encode_uvarint)
 COMPACT_STRINGS = _Encodings(_compact_string)
 NULLABLE_COMPACT_STRINGS = _Encodings(_nullable(_compact_string, b"\x00"))
 LEGACY_STRINGS = _Encodings(_legacy_string)
@@ -320,7 +320,7 @@ class _Writer:
         self.flush()
         body = self.source.fresh("v")
         self.source.line(f"{body} = b''.join(out[{start}:])")
-        self.source.line(f"out[{start}:] = ({uvarint_bytes(field.tag or 0)!r}, uv[len({body})], {body})")
+        self.source.line(f"out[{start}:] = ({encode_uvarint(field.tag or 0)!r}, uv[len({body})], {body})")
         self.source.line(f"{count} += 1")
         self.source.depth -= 1
 
