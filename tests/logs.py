@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from levada.config.broker import BrokerConfig, TopicConfig
+from levada.config.topic import TopicConfig, TopicDefaults
 from levada.model import Codec
 from levada.storage.disk import OsDisk
 from levada.storage.handles import Handles
@@ -31,8 +31,9 @@ class QuickDisk(OsDisk):
 
 def topic_config(**settings: object) -> TopicConfig:
     """A topic's settings, given with underscores."""
-    broker, _ = BrokerConfig.load({})
-    return TopicConfig.build(broker, {name.replace("_", "."): str(value) for name, value in settings.items()})
+    return TopicConfig.build(
+        TopicDefaults(), {name.replace("_", "."): str(value) for name, value in settings.items()}
+    )
 
 
 def make_batch(

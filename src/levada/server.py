@@ -81,7 +81,7 @@ class Server:
             self.broker = broker = Broker(config, self._clock, store, log_dirs, turn)
             dispatch = dispatcher(broker, self._faults)
             admission = Admission(connections_max, config.max_connections_per_ip)
-            for endpoint in config.endpoints:
+            for endpoint in config.listeners.endpoints:
                 listener = Listener(endpoint.listener, dispatch, turn, memory, _limits(config), admission)
                 self._listeners.append(listener)
                 port = listener.bind(endpoint.host, endpoint.port, config.socket_listen_backlog_size)
@@ -138,7 +138,7 @@ async def _metrics(broker: Broker, listeners: list[Listener]) -> MetricsServer |
         return await MetricsServer.start(broker, listeners)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        where = broker.config.levada_metrics_listener
+        where = broker.config.listeners.levada_metrics_listener
         raise OSError(f"cannot serve metrics on {where} (levada.metrics.listener): {why}") from error
 
 
@@ -168,7 +168,7 @@ def _advertised(config: BrokerConfig, bound: list[Endpoint]) -> tuple[Endpoint, 
     ports = {endpoint.listener: endpoint.port for endpoint in bound}
     return tuple(
         endpoint._replace(port=endpoint.port or ports[endpoint.listener])
-        for endpoint in config.advertised_endpoints
+        for endpoint in config.listeners.advertised_endpoints
     )
 
 

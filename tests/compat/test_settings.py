@@ -10,9 +10,10 @@ import pytest
 from tests.cache import Unavailable
 from tests.kafka_jars import java
 
-from levada.config.broker import BROKER_NAMES, BROKER_SETTINGS, TOPIC_SETTINGS
-from levada.config.properties import WITHOUT_EFFECT
+from levada.config.broker import BROKER_NAMES, BROKER_SETTINGS
+from levada.config.properties import IGNORED
 from levada.config.settings import ConfigType, Setting
+from levada.config.topic import TOPIC_SETTINGS
 
 PROGRAM = Path(__file__).parent / "java" / "Settings.java"
 OF_LEVADA = "levada."
@@ -32,7 +33,7 @@ OTHER_DEFAULTS = {
 OTHER_TYPES = {"listener.security.protocol.map"}  # a list of pairs, which Kafka keeps as one text
 SMALLER_MINIMUM = {"segment.bytes", "log.segment.bytes"}  # tests want small segments
 UNKNOWN_TOPIC_SETTINGS = {"internal.segment.bytes"}
-REFUSED = {"authorizer.class.name"}  # where a warning would not do
+REFUSED = {"authorizer.class.name"}  # where a warning is not enough
 
 
 class Declared(NamedTuple):
@@ -81,12 +82,12 @@ def test_every_topic_setting_is_known(kafkas: Mapping[tuple[str, str], Declared]
     assert names - TOPIC_SETTINGS.keys() == UNKNOWN_TOPIC_SETTINGS
 
 
-def test_what_has_no_effect_is_told_with_the_reason(kafkas: Mapping[tuple[str, str], Declared]) -> None:
-    """Every setting of Kafka's broker is honoured, or there is a sentence that says why not."""
+def test_settings_without_effect_have_a_reason(kafkas: Mapping[tuple[str, str], Declared]) -> None:
+    """Every setting of Kafka's broker is supported, or listed with the reason why not."""
     names = {name for owner, name in kafkas if owner == "broker"} - BROKER_NAMES.keys()
-    assert {name for name in names if not name.startswith(tuple(WITHOUT_EFFECT))} == REFUSED
+    assert {name for name in names if not name.startswith(tuple(IGNORED))} == REFUSED
 
 
-def test_nothing_is_both_honoured_and_without_effect() -> None:
-    exact = WITHOUT_EFFECT.keys() & BROKER_NAMES.keys()
+def test_no_setting_is_both_supported_and_ignored() -> None:
+    exact = IGNORED.keys() & BROKER_NAMES.keys()
     assert exact == set()

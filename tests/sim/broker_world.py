@@ -17,7 +17,8 @@ from levada.broker.coordinator.groups import group_coordinators
 from levada.broker.coordinator.metrics import CoordinatorFigures
 from levada.broker.coordinator.transactions import transaction_coordinators
 from levada.broker.partition.partition import Edges, Partition
-from levada.config.broker import BrokerConfig, TopicConfig
+from levada.config.broker import BrokerConfig
+from levada.config.topic import TopicConfig
 from levada.core.cluster.image import ClusterImage, PartitionImage, TopicChanged, TopicImage
 from levada.net.flush import Turn
 from levada.storage.log.log import Log
@@ -149,7 +150,7 @@ class BrokerWorld:
             "index.interval.bytes": str(random.choice((0, 300))),
             "levada.acks.wait.for.fsync": "true" if self.fsyncs else "false",
         }
-        self.topic_config = TopicConfig.build(self.config, overrides)
+        self.topic_config = TopicConfig.build(self.config.topic_defaults, overrides)
         self.image = image
         self.logs: list[Place] = []  # the partitions that are there
         self.recovery_points: dict[Place, int] = {}

@@ -16,7 +16,7 @@ from tests.sim.cleaner_model import Batch, Model, Writer
 from tests.sim.world import SimTurn, Violation
 
 from levada.broker.partition.partition import Edges, Partition
-from levada.config.broker import BrokerConfig, TopicConfig
+from levada.config.topic import TopicConfig, TopicDefaults
 from levada.core.partition.producer_state import CorruptSnapshotError
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
@@ -60,7 +60,7 @@ class CleanerWorld:
             "min.compaction.lag.ms": str(random.choice((0, 0, 300))),
             "message.timestamp.type": random.choice(("CreateTime", "LogAppendTime")),
         }
-        self.config = TopicConfig.build(BrokerConfig.load({})[0], overrides)
+        self.config = TopicConfig.build(TopicDefaults(), overrides)
         self.writers = [Writer(-1), *(Writer(number) for number in range(1, 7))]
         self.busy = self.writers  # those that write at the time
         self.model = Model()

@@ -10,14 +10,14 @@ from random import Random
 
 import pytest
 
-from levada.config.broker import BrokerConfig, TopicConfig
+from levada.config.topic import TopicConfig, TopicDefaults
 from levada.errors import ErrorCode, KafkaError
 from levada.storage.log.log import Log
 from levada.testing.sim_disk import SimDisk
 from levada.wire import batches
 
 DIRECTORY = "/data/t-0"
-CONFIG = TopicConfig.build(BrokerConfig.load({})[0], {"segment.bytes": "1500", "index.interval.bytes": "200"})
+CONFIG = TopicConfig.build(TopicDefaults(), {"segment.bytes": "1500", "index.interval.bytes": "200"})
 NOW_MS = 1_700_000_000_000
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.sim.world import SimTurn
 
 from levada.broker.partition.partition import Edges, Partition
-from levada.config.broker import BrokerConfig, TopicConfig
+from levada.config.topic import TopicConfig, TopicDefaults
 from levada.net.flush import Turn
 from levada.storage.log.log import Log
 from levada.testing.sim_disk import SimDisk
@@ -21,7 +21,7 @@ SEEDS = range(150)
 
 
 def open_log(disk: SimDisk, recovery_point: int = 0, overrides: Mapping[str, str] | None = None) -> Log:
-    config = TopicConfig.build(BrokerConfig.load({})[0], {"segment.bytes": "4000", **(overrides or {})})
+    config = TopicConfig.build(TopicDefaults(), {"segment.bytes": "4000", **(overrides or {})})
     return Log.open(DIRECTORY, config, disk, now_ms=NOW_MS, clean=False, recovery_point=recovery_point)
 
 
@@ -114,7 +114,7 @@ def test_a_segment_that_was_removed_is_not_missed_after_a_clean_stop(cut: int) -
     assert log.apply_retention(NOW_MS) == 1
     log.close(clean=True)
     disk.cut_power()
-    config = TopicConfig.build(BrokerConfig.load({})[0], {})
+    config = TopicConfig.build(TopicDefaults(), {})
     opened = Log.open(
         DIRECTORY, config, disk, now_ms=NOW_MS, clean=True, recovery_point=2, log_start_offset=1
     )

@@ -14,7 +14,7 @@ from uuid import UUID
 from tests.sim.clients import Batch, Identity, Producer
 
 from levada.broker.partition.partition import Edges, Partition
-from levada.config.broker import BrokerConfig, TopicConfig
+from levada.config.topic import TopicConfig, TopicDefaults
 from levada.core.partition.producer_state import SEQUENCE_MAX
 from levada.errors import ErrorCode, KafkaError
 from levada.net.flush import Turn
@@ -88,7 +88,7 @@ class World:
             "levada.acks.wait.for.fsync": "true" if self.waits_for_fsync else "false",
             "flush.messages": str(random.choice((1, 7, 1 << 40))),
         }
-        self.config = TopicConfig.build(BrokerConfig.load({})[0], overrides)
+        self.config = TopicConfig.build(TopicDefaults(), overrides)
         self.producers = [Producer(-1), Producer(1), Producer(2), Producer(3, sequence=SEQUENCE_MAX - 3)]
         self.log: list[Stored] = []  # by offset, without gaps
         self.promise = Promise()

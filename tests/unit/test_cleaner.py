@@ -684,7 +684,7 @@ def test_a_broken_log_is_left_alone_and_the_others_go_on(
         broker.create("sound", **COMPACT)
         partition = broker.partition("broken")
         config = partition.log.config
-        broker.call(lambda: partition.configure(type(config).build(broker.broker.config, {
+        broker.call(lambda: partition.configure(type(config).build(broker.broker.config.topic_defaults, {
             "cleanup.policy": "compact", "segment.bytes": "600", "min.cleanable.dirty.ratio": "0.01",
         })))  # fmt: skip
         until(lambda: "a log cannot be compacted, it is broken" in caplog.text)

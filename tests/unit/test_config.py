@@ -1,4 +1,4 @@
-"""Settings: Kafka's names, types, defaults and bounds; where they come from; what is said of strangers."""
+"""Settings: Kafka's names, types, defaults and bounds; their sources; warnings about unknown names."""
 
 import socket
 
@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from levada.config import listeners, properties
-from levada.config.broker import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, TopicConfig
+from levada.config.broker import BROKER_SETTINGS, BrokerConfig
 from levada.config.settings import LONG_MAX, Setting
+from levada.config.topic import TOPIC_SETTINGS, TopicConfig, TopicDefaults
 from levada.errors import ErrorCode, KafkaError
 
 # The topic settings of Apache Kafka 4.3, with its types and defaults.
@@ -56,13 +57,13 @@ def load(**given: str) -> BrokerConfig:
 
 def refused(overrides: dict[str, str]) -> str:
     with pytest.raises(KafkaError) as caught:
-        TopicConfig.build(BrokerConfig(), overrides)
+        TopicConfig.build(TopicDefaults(), overrides)
     assert caught.value.code == ErrorCode.INVALID_CONFIG
     return caught.value.detail
 
 
 def test_topic_settings_are_kafkas() -> None:
-    """R19: retention is seven days by default, and every name, type and default is Kafka's."""
+    """Every name, type and default is Kafka's; retention is seven days by default."""
     ours = {
         name: (setting.type.name, setting.render(setting.default))
         for name, setting in TOPIC_SETTINGS.items()
@@ -72,7 +73,7 @@ def test_topic_settings_are_kafkas() -> None:
 
 
 def test_a_topic_on_a_fresh_broker_has_the_declared_defaults() -> None:
-    assert TopicConfig.build(BrokerConfig(), {}) == TopicConfig()
+    assert TopicConfig.build(TopicDefaults(), {}) == TopicConfig()
 
 
 @pytest.mark.parametrize(
@@ -111,14 +112,16 @@ def test_every_synonym_is_a_setting_of_the_broker() -> None:
 )
 def test_a_topic_inherits_from_its_broker(given_: dict[str, str], attribute: str, value: object) -> None:
     broker = load(**given_)
-    assert getattr(TopicConfig.build(broker, {}), attribute) == value
+    assert getattr(TopicConfig.build(broker.topic_defaults, {}), attribute) == value
     other = "4096" if attribute != "index_interval_bytes" else "1"
-    assert getattr(TopicConfig.build(broker, {"index.interval.bytes": other}), attribute) == value
+    assert (
+        getattr(TopicConfig.build(broker.topic_defaults, {"index.interval.bytes": other}), attribute) == value
+    )
 
 
 def test_what_a_topic_sets_itself_wins() -> None:
     broker = load(log_retention_ms="5")
-    assert TopicConfig.build(broker, {"retention.ms": " 6 "}).retention_ms == 6
+    assert TopicConfig.build(broker.topic_defaults, {"retention.ms": " 6 "}).retention_ms == 6
 
 
 @pytest.mark.parametrize(
@@ -170,7 +173,7 @@ def test_a_bad_value_is_refused_and_named(name: str, text: str) -> None:
     ],
 )
 def test_what_kafka_accepts_is_accepted(name: str, text: str) -> None:
-    TopicConfig.build(BrokerConfig(), {name: text})
+    TopicConfig.build(TopicDefaults(), {name: text})
 
 
 def test_a_misspelt_topic_setting_is_refused_with_the_nearest() -> None:
@@ -200,8 +203,8 @@ def test_any_text_is_a_value_or_a_clear_refusal(text: str) -> None:
 def test_a_broker_without_settings_is_one_node_on_loopback() -> None:
     config, warnings = BrokerConfig.load({})
     assert warnings == []
-    assert [str(endpoint) for endpoint in config.endpoints] == ["PLAINTEXT://127.0.0.1:9092"]
-    assert (config.default_replication_factor, config.offsets_topic_replication_factor) == (1, 1)
+    assert [str(endpoint) for endpoint in config.listeners.endpoints] == ["PLAINTEXT://127.0.0.1:9092"]
+    assert (config.default_replication_factor, config.groups.offsets_topic_replication_factor) == (1, 1)
 
 
 def test_old_names_are_read_and_give_way_to_new_ones() -> None:
@@ -221,7 +224,7 @@ def test_old_names_are_read_and_give_way_to_new_ones() -> None:
         ("my.plugin.setting", "is not a setting and has no effect"),
     ],
 )
-def test_a_stranger_is_a_warning_that_says_why(name: str, words: str) -> None:
+def test_an_unknown_setting_is_a_warning_with_the_reason(name: str, words: str) -> None:
     (warning,) = BrokerConfig.load({name: "8"})[1]
     assert warning.startswith(name) and words in warning
 
@@ -256,7 +259,9 @@ def test_a_stranger_is_a_warning_that_says_why(name: str, words: str) -> None:
         ("node.id", "-5", "less than the minimum"),
     ],
 )
-def test_what_would_weaken_or_break_a_broker_stops_its_start(name: str, text: str, words: str) -> None:
+def test_settings_that_weaken_security_or_break_a_broker_prevent_its_start(
+    name: str, text: str, words: str
+) -> None:
     with pytest.raises(KafkaError) as caught:
         BrokerConfig.load({name: text})
     assert caught.value.code == ErrorCode.INVALID_CONFIG
@@ -270,27 +275,27 @@ def test_listeners_have_names_protocols_and_advertised_addresses() -> None:
         listener_security_protocol_map="INSIDE:PLAINTEXT,OUTSIDE:PLAINTEXT,CONTROLLER:PLAINTEXT",
         controller_listener_names="CONTROLLER",
     )
-    assert [(item.listener, item.host, item.port) for item in config.endpoints] == [
+    assert [(item.listener, item.host, item.port) for item in config.listeners.endpoints] == [
         ("INSIDE", "127.0.0.1", 9092),
         ("OUTSIDE", "::1", 9094),
     ]
-    assert [item.host for item in config.advertised_endpoints] == ["a.example", "b.example"]
-    assert {item.security_protocol for item in config.endpoints} == {"PLAINTEXT"}
+    assert [item.host for item in config.listeners.advertised_endpoints] == ["a.example", "b.example"]
+    assert {item.security_protocol for item in config.listeners.endpoints} == {"PLAINTEXT"}
 
 
 def test_a_listener_may_be_opened_to_the_network_on_purpose() -> None:
     assert all(map(listeners.is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
     config = load(listeners="PLAINTEXT://:9092", levada_allow_plaintext_beyond_loopback="true")
-    assert not listeners.is_loopback(config.endpoints[0].host)
-    assert config.advertised_endpoints[0].host == socket.gethostname()
+    assert not listeners.is_loopback(config.listeners.endpoints[0].host)
+    assert config.listeners.advertised_endpoints[0].host == socket.gethostname()
 
 
-def test_settings_altered_while_running_make_a_new_config_and_keep_what_was_given() -> None:
+def test_dynamic_changes_make_a_new_config_and_keep_the_static_settings() -> None:
     config = load(log_retention_hours="1")
     altered = config.with_overrides({"log.retention.ms": "5"})
-    assert TopicConfig.build(altered, {}).retention_ms == 5
-    assert TopicConfig.build(config, {}).retention_ms == 3_600_000
-    assert altered.given == config.given == {"log.retention.hours": "1"}
+    assert TopicConfig.build(altered.topic_defaults, {}).retention_ms == 5
+    assert TopicConfig.build(config.topic_defaults, {}).retention_ms == 3_600_000
+    assert altered.static == config.static == {"log.retention.hours": "1"}
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from tests.compat.raw import Connection
 
-from levada.config.broker import BrokerConfig
-from levada.config.groups import GroupConfig
+from levada.config.groups import GroupConfig, GroupSettings
 from levada.core.cluster import metadata_records as rows
 from levada.core.cluster.image import ClusterImage, GroupConfigsChanged
 from levada.errors import ErrorCode, KafkaError
@@ -139,14 +138,14 @@ def test_a_group_needs_a_name(wire: Connection) -> None:
 
 
 def test_a_broker_with_a_short_timeout_of_its_own_allows_it_to_groups() -> None:
-    broker = BrokerConfig(group_consumer_session_timeout_ms=3_000, group_consumer_heartbeat_interval_ms=50)
+    broker = GroupSettings(group_consumer_session_timeout_ms=3_000, group_consumer_heartbeat_interval_ms=50)
     assert GroupConfig.build(broker, {SESSION: "4000"}).consumer_session_timeout_ms == 4_000
     with pytest.raises(KafkaError, match=r"must be less than consumer\.session\.timeout\.ms"):
         GroupConfig.build(broker, {SESSION: "3500", HEARTBEAT: "4000"})
 
 
 def test_members_are_told_what_was_set_for_their_group(wire: Connection) -> None:
-    """R32: at their next heartbeat, whoever joined before."""
+    """Members that joined before receive the new interval with their next heartbeat."""
     reply = beat(wire, "slow", "member")
     assert interval_ms(reply) == 4_000
     assert alter(wire, "slow", {HEARTBEAT: "15000"}) == (ErrorCode.NONE, None)
@@ -156,7 +155,7 @@ def test_members_are_told_what_was_set_for_their_group(wire: Connection) -> None
 
 
 def test_a_members_session_is_as_long_as_its_group_says() -> None:
-    """R32: of two silent members the one of the hasty group is removed."""
+    """Of two members without heartbeats only the one with the shorter session timeout is removed."""
     settings = {"group.consumer.session.timeout.ms": "60000", "group.consumer.min.session.timeout.ms": "100"}
     with (
         EmbeddedBroker({**settings, "group.consumer.min.heartbeat.interval.ms": "10"}) as broker,

@@ -11,7 +11,7 @@ from tests.logs import NOW_MS, split, topic_config
 
 from levada.broker.partition.partition import Edges, Partition
 from levada.broker.partition.validation import RefusedRecordsError
-from levada.config.broker import TopicConfig
+from levada.config.topic import TopicConfig
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.net.flush import Turn

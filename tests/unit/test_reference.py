@@ -4,18 +4,19 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from levada.config.broker import BROKER_SETTINGS, TOPIC_SETTINGS
+from levada.config.broker import BROKER_SETTINGS
 from levada.config.groups import GROUP_SETTINGS
 from levada.config.settings import INT_MAX, LONG_MAX, Setting
+from levada.config.topic import TOPIC_SETTINGS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "settings.md"
 HEAD = """# Settings
 
-Written from the declarations in `src/levada/config.py`; do not edit. Names, types and defaults are those of Kafka 4.3,
-except for those that begin with `levada.` and for what suits a single node on loopback: `node.id`, `listeners`,
+Written from the declarations in `src/levada/config/`; do not edit. Names, types and defaults are those of Kafka 4.3,
+except for settings that begin with `levada.` and for those that suit a single node on loopback: `node.id`, `listeners`,
 `log.dirs`, `socket.listen.backlog.size`, the replicas of internal topics, and `segment.bytes`, which may be smaller
-(`tests/compat/test_settings.py` compares them). A setting of a topic or group that is not set comes from the broker's
-settings in the last column, the first that is set. A dynamic setting of the broker can be altered while it runs.
+(`tests/compat/test_settings.py` compares them). A topic or group setting without a value takes it from the broker
+settings in the last column, the first that is set. A dynamic setting of the broker can be changed while it runs.
 """
 
 
@@ -27,8 +28,8 @@ def default(setting: Setting) -> str:
 
 
 def bounds(setting: Setting) -> str:
-    if setting.honoured or setting.choices:
-        return ", ".join(f"`{choice}`" for choice in setting.honoured or setting.choices)
+    if setting.supported or setting.choices:
+        return ", ".join(f"`{choice}`" for choice in setting.supported or setting.choices)
     low, high = setting.minimum, setting.maximum
     parts = [f"at least {low:,}" if low is not None else "", f"at most {high:,}" if high is not None else ""]
     return ", ".join(part for part in parts if part)

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.broker import Broker
-from levada.config.broker import BROKER_SETTINGS, TOPIC_SETTINGS, TopicConfig
+from levada.config.broker import BROKER_SETTINGS
 from levada.config.groups import GROUP_SETTINGS, GroupConfig
 from levada.config.settings import Setting
+from levada.config.topic import TOPIC_SETTINGS, TopicConfig
 from levada.core.cluster import topic_names
 from levada.core.cluster.config_changes import (
     Alteration,
@@ -84,7 +85,7 @@ def _origins(broker: Broker, *names: str) -> list[Origin]:
     layers: tuple[tuple[Source, Mapping[str, str]], ...] = (
         (Source.DYNAMIC_BROKER_CONFIG, altered.get(str(broker.node_id), {})),
         (Source.DYNAMIC_DEFAULT_BROKER_CONFIG, altered.get(CLUSTER_DEFAULT, {})),
-        (Source.STATIC_BROKER_CONFIG, broker.config.given),
+        (Source.STATIC_BROKER_CONFIG, broker.config.static),
         (Source.DEFAULT_CONFIG, _defaults()),
     )
     found = [Origin(name, layer[name], source) for source, layer in layers for name in names if name in layer]
@@ -96,14 +97,14 @@ def _origins(broker: Broker, *names: str) -> list[Origin]:
 
 def inherited_entries(broker: Broker) -> list[Entry]:
     """All settings of a topic that sets none."""
-    return _inherited(broker, TOPIC_SETTINGS, TopicConfig.build(broker.current_config(), {}))
+    return _inherited(broker, TOPIC_SETTINGS, TopicConfig.build(broker.current_config().topic_defaults, {}))
 
 
 def _inherited(broker: Broker, settings: Mapping[str, Setting], config: object) -> list[Entry]:
     return [
         Entry(
             setting,
-            setting.render(getattr(config, setting.attribute)),
+            setting.render(setting.value_of(config)),
             False,
             _origins(broker, *(synonym.name for synonym in setting.synonyms)) if setting.synonyms else [],
         )
@@ -120,7 +121,7 @@ def _group_entries(broker: Broker, group: str) -> list[Entry]:
     """All settings of a group, whether it is there or not."""
     if not group:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
-    inherited = _inherited(broker, GROUP_SETTINGS, GroupConfig.build(broker.current_config(), {}))
+    inherited = _inherited(broker, GROUP_SETTINGS, GroupConfig.build(broker.current_config().groups, {}))
     return _with_own(broker.image.group_configs.get(group, {}), Source.GROUP_CONFIG, inherited)
 
 
@@ -142,7 +143,7 @@ def broker_entries(broker: Broker) -> list[Entry]:
     return [
         Entry(
             setting,
-            setting.render(getattr(config, setting.attribute)),
+            setting.render(setting.value_of(config)),
             not setting.dynamic,
             _origins(broker, setting.name),
         )
@@ -246,7 +247,7 @@ async def alter_configs(
         configs = {item.name: item.value for item in resource.configs}
         if len(configs) < len(resource.configs):
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
-        return AlterConfigs(type_, resource.resource_name, configs, context.broker.current_config())
+        return AlterConfigs(type_, resource.resource_name, configs, context.broker.current_config().groups)
 
     answer = alter_configs_v2.response
     responses = await _altered(context, request, command, answer.AlterConfigsResourceResponse)
@@ -268,7 +269,7 @@ async def incremental_alter_configs(
         except ValueError:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Unknown kind of alteration.") from None
         return IncrementalAlterConfigs(
-            type_, resource.resource_name, alterations, context.broker.current_config()
+            type_, resource.resource_name, alterations, context.broker.current_config().groups
         )
 
     answer = incremental_alter_configs_v1.response

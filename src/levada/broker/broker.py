@@ -22,7 +22,8 @@ from levada.broker.log_dirs import LogDirs
 from levada.broker.partition.partition import Edges, Partition
 from levada.broker.tasks import Tasks
 from levada.clock import Clock
-from levada.config.broker import BrokerConfig, TopicConfig
+from levada.config.broker import BrokerConfig
+from levada.config.topic import TopicConfig
 from levada.core.cluster.controller import PRODUCER_ID_BLOCK, AllocateProducerIds
 from levada.core.cluster.image import ClusterImage, TopicImage
 from levada.core.partition.fetch_sessions import FetchSessions
@@ -132,7 +133,7 @@ class Broker:
 
     def topic_config(self, topic: TopicImage) -> TopicConfig:
         """The settings of a topic: its own, the cluster's, the defaults."""
-        return TopicConfig.build(self.current_config(), topic.configs)
+        return TopicConfig.build(self.current_config().topic_defaults, topic.configs)
 
     def current_config(self) -> BrokerConfig:
         """The broker's settings with what was altered while it runs."""

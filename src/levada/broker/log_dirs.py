@@ -13,7 +13,8 @@ from uuid import UUID
 from levada.broker.fsync import GroupCommit
 from levada.broker.partition.partition import Edges, Partition
 from levada.clock import Clock
-from levada.config.broker import BrokerConfig, TopicConfig
+from levada.config.broker import BrokerConfig
+from levada.config.topic import TopicConfig
 from levada.core.cluster.image import TopicImage
 from levada.errors import KafkaError
 from levada.logs import EventLog

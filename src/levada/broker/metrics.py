@@ -245,15 +245,15 @@ class MetricsServer:
     @classmethod
     async def start(cls, broker: Broker, listeners: Sequence[Listener]) -> "MetricsServer | None":
         """Listen where levada.metrics.listener says; None if it says nothing."""
-        if not broker.config.levada_metrics_listener:
+        if not broker.config.listeners.levada_metrics_listener:
             return None
         pages = cls(broker, listeners)
-        host, port = address(broker.config.levada_metrics_listener, SETTING)
+        host, port = address(broker.config.listeners.levada_metrics_listener, SETTING)
         try:
             pages._server = await pages._listen(host, port)
         except OSError as error:
             # A second broker on this host is no reason to fail, unless this very port was asked for.
-            if error.errno != errno.EADDRINUSE or SETTING in broker.config.given:
+            if error.errno != errno.EADDRINUSE or SETTING in broker.config.static:
                 raise
             pages._server = await pages._listen(host, 0)
             pages.port_in_use = port

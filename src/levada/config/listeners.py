@@ -1,13 +1,15 @@
-"""Where a broker listens and what it tells clients: `NAME://host:port`, read and judged.
+"""Declares and validates the listeners of a broker: `NAME://host:port`.
 
-Loopback by default: a plaintext port open to the network lets anyone read and write, so it takes a setting of
-its own.
+Listeners are on loopback by default. A plaintext port open to the network lets any peer read and write, so it
+requires a setting of its own.
 """
 
-from collections.abc import Iterable, Sequence
+import socket
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
 
+from levada.config.settings import Strings, setting
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Endpoint
 
@@ -16,64 +18,100 @@ EVERY_ADDRESS: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104 (it is refused
 LOOPBACK_NAMES: Final = frozenset(("localhost",))
 
 
-def parse(
-    texts: Iterable[str], protocols: Iterable[str], left_out: Sequence[str] = ()
-) -> tuple[Endpoint, ...]:
-    """Endpoints from texts, `NAME:PROTOCOL` pairs, and the names of listeners that are not for clients."""
-    protocol_of = dict(pair.strip().rpartition(":")[::2] for pair in protocols)
-    found = []
-    for text in texts:
-        name, separator, address = text.partition("://")
-        host, colon, port = address.rpartition(":")
-        if not (separator and colon and port.isdecimal() and int(port) <= PORT_MAX):
-            raise _rejected("listeners", f"{text!r} is not of the form NAME://host:port")
-        if name not in left_out:
-            listener = name.upper()
-            found.append(Endpoint(listener, protocol_of.get(listener, listener), host.strip("[]"), int(port)))
-    return tuple(found)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ListenerSettings:
+    """Where the broker listens: the section `listeners` of `BrokerConfig`."""
 
+    listeners: Strings = setting(
+        ("PLAINTEXT://127.0.0.1:9092",), "Addresses to listen on: NAME://host:port, separated by commas."
+    )
+    advertised_listeners: Strings | None = setting(
+        None, "Addresses for clients, if they differ from the listeners."
+    )
+    listener_security_protocol_map: Strings = setting(
+        ("SASL_SSL:SASL_SSL", "PLAINTEXT:PLAINTEXT", "SSL:SSL", "SASL_PLAINTEXT:SASL_PLAINTEXT"),
+        "The security protocol of each listener: NAME:PROTOCOL, separated by commas.",
+    )
+    controller_listener_names: Strings = setting((), "Listeners of Kafka's controller; they are not opened.")
+    levada_allow_plaintext_beyond_loopback: bool = setting(
+        False, "Whether plaintext listeners may be open to the network, without authentication or encryption."
+    )
+    levada_metrics_listener: str = setting(
+        "127.0.0.1:9404",
+        "host:port of /metrics and /healthz; empty for none, port 0 for any (also if unset and 9404 is in use).",
+    )
 
-def check(endpoints: Sequence[Endpoint], advertised: Sequence[Endpoint], *, beyond_loopback: bool) -> None:
-    """Refuse what cannot be opened, and what should not be opened by accident."""
-    names = [endpoint.listener for endpoint in endpoints]
-    if not endpoints:
-        raise _rejected("listeners", "there is none")
-    if len(set(names)) < len(names):
-        raise _rejected("listeners", "each listener must have a different name")
-    for endpoint in endpoints:
-        if endpoint.security_protocol != "PLAINTEXT":
-            wanted = endpoint.security_protocol
-            raise _rejected("listeners", f"{endpoint} asks for {wanted}; only PLAINTEXT is available yet")
-        if not beyond_loopback and not is_loopback(endpoint.host):
-            raise _rejected(
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Addresses to listen on. An empty host is every interface."""
+        return self._parse(self.listeners)
+
+    @property
+    def advertised_endpoints(self) -> tuple[Endpoint, ...]:
+        """Addresses for clients, by listener; a missing host is this machine's name."""
+        found = self._parse(self.advertised_listeners or self.listeners)
+        return tuple(item if item.host else item._replace(host=socket.gethostname()) for item in found)
+
+    def _parse(self, texts: Strings) -> tuple[Endpoint, ...]:
+        protocols = dict(pair.strip().rpartition(":")[::2] for pair in self.listener_security_protocol_map)
+        found = []
+        for text in texts:
+            name, separator, address = text.partition("://")
+            host, colon, port = address.rpartition(":")
+            if not (separator and colon and port.isdecimal() and int(port) <= PORT_MAX):
+                raise _invalid("listeners", f"{text!r} is not of the form NAME://host:port")
+            if name not in self.controller_listener_names:
+                listener = name.upper()
+                protocol = protocols.get(listener, listener)
+                found.append(Endpoint(listener, protocol, host.strip("[]"), int(port)))
+        return tuple(found)
+
+    def check(self) -> None:
+        """Raise INVALID_CONFIG if a listener cannot be opened or would open plaintext to the network by accident."""
+        names = [endpoint.listener for endpoint in self.endpoints]
+        if not names:
+            raise _invalid("listeners", "there is none")
+        if len(set(names)) < len(names):
+            raise _invalid("listeners", "each listener must have a different name")
+        for endpoint in self.endpoints:
+            self._check_protocol(endpoint)
+        for endpoint in self.advertised_endpoints:
+            if endpoint.host in EVERY_ADDRESS:
+                why = f"{endpoint.host} is no address that clients can connect to; name one"
+                raise _invalid("advertised.listeners", why)
+            if endpoint.listener not in names:
+                raise _invalid("advertised.listeners", f"{endpoint.listener} is not among the listeners")
+        if self.levada_metrics_listener:
+            address(self.levada_metrics_listener, "levada.metrics.listener")
+
+    def _check_protocol(self, endpoint: Endpoint) -> None:
+        protocol = endpoint.security_protocol
+        if protocol != "PLAINTEXT":
+            why = f"{endpoint} has security protocol {protocol}; only PLAINTEXT is available yet"
+            raise _invalid("listeners", why)
+        if not self.levada_allow_plaintext_beyond_loopback and not is_loopback(endpoint.host):
+            raise _invalid(
                 "listeners",
-                f"{endpoint} is plaintext beyond loopback: anyone who can connect could read and write. "
-                "Set levada.allow.plaintext.beyond.loopback=true if that is meant",
+                f"{endpoint} is plaintext beyond loopback: any peer could read and write. "
+                "Set levada.allow.plaintext.beyond.loopback=true if that is intended",
             )
-    for endpoint in advertised:
-        if endpoint.host in EVERY_ADDRESS:
-            raise _rejected(
-                "advertised.listeners", f"{endpoint.host} is no address that clients can connect to; name one"
-            )
-        if endpoint.listener not in names:
-            raise _rejected("advertised.listeners", f"{endpoint.listener} is not among the listeners")
 
 
 def address(text: str, setting: str) -> tuple[str, int]:
-    """Host and port of `host:port`."""
+    """Return host and port of `host:port`."""
     host, colon, port = text.rpartition(":")
     if not (host and colon and port.isdecimal() and int(port) <= PORT_MAX):
-        raise _rejected(setting, f"{text!r} is not of the form host:port")
+        raise _invalid(setting, f"{text!r} is not of the form host:port")
     return host.strip("[]"), int(port)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the host; an empty one is every interface."""
+    """Whether only this machine reaches the host. An empty host is every interface."""
     try:
         return host in LOOPBACK_NAMES or ip_address(host).is_loopback
     except ValueError:
-        return False  # a name; whoever gives out names says where it leads
+        return False  # a name that may resolve to any address
 
 
-def _rejected(setting: str, why: str) -> KafkaError:
+def _invalid(setting: str, why: str) -> KafkaError:
     return KafkaError(ErrorCode.INVALID_CONFIG, f"{setting}: {why}")

@@ -1,125 +1,123 @@
-"""Where a broker's settings come from: a .properties file, the environment, flags; and what of strangers.
+"""Reads settings from a .properties file, the environment and flags, and reports unknown names.
 
-A server.properties written for Kafka must work unchanged, so a name that Levada has no use for is a warning
-with the reason, and only what would silently weaken security is an error.
+A server.properties written for Kafka works unchanged: a setting without effect in Levada is a warning with the
+reason. Only a setting whose loss would silently weaken security is an error.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from levada.config.settings import nearest
+from levada.config.settings import did_you_mean
 from levada.errors import ErrorCode, KafkaError
 
 ENVIRONMENT_PREFIX: Final = "KAFKA_"
-# Variables with that prefix that tune Kafka's scripts and its JVM, not its settings.
+# Variables with that prefix that configure Kafka's scripts and its JVM.
 ENVIRONMENT_OF_SCRIPTS: Final = frozenset(
     f"KAFKA_{name}" for name in ("HEAP_OPTS", "JVM_PERFORMANCE_OPTS", "OPTS", "HOME", "GC_LOG_OPTS", "DEBUG")
 ) | {"KAFKA_JMX_OPTS", "KAFKA_JMX_PORT", "KAFKA_JMX_HOSTNAME", "KAFKA_LOG4J_OPTS", "KAFKA_VERSION"}
 
-# Names that Kafka knows and Levada has no use for, by how they begin, and why.
-WITHOUT_EFFECT: Final = {
-    "ssl.": "TLS is not available yet, and no listener asks for it",
-    "sasl.": "SASL is not available yet, and no listener asks for it",
+# Settings of Kafka without effect in Levada, by prefix, and the reason.
+IGNORED: Final = {
+    "ssl.": "TLS is not available yet, and no listener uses it",
+    "sasl.": "SASL is not available yet, and no listener uses it",
     "security.": "only PLAINTEXT is available yet",
     "delegation.token.": "delegation tokens are not available",
     "zookeeper.": "this node keeps its metadata in a file of its own",
     "process.roles": "every Levada node is broker and controller",
     "controller.": "one node needs no quorum",
-    "controlled.shutdown.enable": "a stop is always a clean one",
+    "controlled.shutdown.enable": "every shutdown is controlled",
     "metadata.": "metadata is kept in a file of its own",
     "broker.": "one node needs no heartbeat",
     "inter.broker.listener.name": "there is one node",
     "num.network.threads": "one thread serves the network",
     "num.io.threads": "one thread serves requests",
-    "num.recovery.threads.per.data.dir": "logs are opened one after the other",
-    "background.threads": "Levada has no such pool",
+    "num.recovery.threads.per.data.dir": "one thread recovers logs",
+    "background.threads": "Levada has no background thread pool",
     "queued.max.requests": "levada.connection.requests.in.flight.max limits requests",
-    "socket.": "the kernel sizes the buffers of sockets",
+    "socket.": "the kernel sizes socket buffers",
     "remote.": "tiered storage is not available",
     "log.local.": "tiered storage is not available",
-    "log.cleaner.io.buffer.size": "the cleaner reads a megabyte at a time",
-    "log.cleaner.io.buffer.load.factor": "the cleaner's table is filled to nine tenths",
+    "log.cleaner.io.buffer.size": "the cleaner reads 1 MiB at a time",
+    "log.cleaner.io.buffer.load.factor": "the load factor of the offset map is fixed",
     "log.dir.failure.timeout.ms": "a failed log dir is reported at once",
-    "log.initial.task.delay.ms": "background work begins after one interval",
-    "log.flush.start.offset.checkpoint.interval.ms": "start offsets are written with the recovery points",
-    "group.consumer.assignment.": "partitions are divided at once",
-    "group.consumer.assignor.": "partitions are divided at once",
-    "group.consumer.max.assignment.": "partitions are divided at once",
-    "group.consumer.min.assignment.": "partitions are divided at once",
-    "group.consumer.regex.": "patterns are matched when topics appear",
+    "log.initial.task.delay.ms": "background tasks start after one interval",
+    "log.flush.start.offset.checkpoint.interval.ms": "log start offsets are checkpointed with the recovery points",
+    "group.consumer.assignment.": "assignments are computed at once",
+    "group.consumer.assignor.": "assignments are computed at once",
+    "group.consumer.max.assignment.": "assignments are computed at once",
+    "group.consumer.min.assignment.": "assignments are computed at once",
+    "group.consumer.regex.": "regular expressions are resolved when topics change",
     "group.share.": "share groups are not available yet",
     "group.streams.": "streams groups are not available",
     "group.coordinator.": "one thread coordinates all groups",
-    "offsets.load.buffer.size": "journals are read a megabyte at a time",
-    "offsets.topic.compression.codec": "journals are not compressed",
+    "offsets.load.buffer.size": "internal topics are read 1 MiB at a time",
+    "offsets.topic.compression.codec": "internal topics are not compressed",
     "share.": "share groups are not available yet",
-    "transaction.state.log.load.buffer.size": "journals are read a megabyte at a time",
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "a transaction is aborted when its time is over",
-    "transaction.remove.expired.transaction.cleanup.interval.ms": "an id is forgotten when its time is over",
+    "transaction.state.log.load.buffer.size": "internal topics are read 1 MiB at a time",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "a transaction is aborted when its timeout expires",
+    "transaction.remove.expired.transaction.cleanup.interval.ms": "a transactional id is removed when it expires",
     "replica.": "there is one node",
     "replication.": "there is one node",
     "num.replica.": "there is one node",
     "auto.leader.rebalance.enable": "there is one node",
-    "alter.": "there is no policy or throttle",
+    "alter.": "policies and replication throttling are not available",
     "create.topic.policy.class.name": "Java classes cannot be loaded",
     "principal.builder.class": "Java classes cannot be loaded",
     "client.quota.callback.class": "Java classes cannot be loaded",
     "config.providers": "Java classes cannot be loaded",
     "quota.": "quotas are not available yet",
     "max.connection.creation.rate": "quotas are not available yet",
-    "max.connections.per.ip.overrides": "one limit holds for all addresses",
+    "max.connections.per.ip.overrides": "one limit applies to all addresses",
     "kafka.metrics.": "metrics are served on levada.metrics.listener",
     "metric": "metrics are served on levada.metrics.listener",
     "auto.include.jmx.reporter": "metrics are served on levada.metrics.listener",
-    "telemetry.": "clients are told to send no telemetry",
+    "telemetry.": "client telemetry is not available",
     "request.timeout.ms": "there is one node",
     "inter.broker.protocol.version": "there is one version",
     "log.message.format.version": "record batches are always version 2",
     "log.message.downconversion.enable": "record batches are always version 2",
-    "fetch.purgatory.purge.interval.requests": "waiters are removed when they end",
-    "producer.purgatory.purge.interval.requests": "waiters are removed when they end",
-    "delete.records.purgatory.purge.interval.requests": "waiters are removed when they end",
+    "fetch.purgatory.purge.interval.requests": "the purgatory removes completed requests at once",
+    "producer.purgatory.purge.interval.requests": "the purgatory removes completed requests at once",
+    "delete.records.purgatory.purge.interval.requests": "the purgatory removes completed requests at once",
     "unstable.": "it is for Kafka's own tests",
     "internal.": "it is for Kafka's own tests",
     "listener.name.": "TLS and SASL are not available yet",
     "early.start.listeners": "listeners open when the broker is ready",
-    "connection": "connections are not authenticated yet",
+    "connection": "authentication is not available yet",
     "cordoned.log.dirs": "partitions go to the emptiest log dir",
     "follower.": "there is one node",
     "leader.": "there is one node",
     "unclean.leader.election.interval.ms": "there is one node",
     "initial.broker.registration.timeout.ms": "there is one node",
-    "add.partitions.to.txn.": "transactions are not available yet",
-    "max.request.partition.size.limit": "a page of DescribeTopicPartitions has up to 2,000",
-    "producer.id.expiration.check.interval.ms": "producers are looked through with the log's retention",
-    "server.max.startup.time.ms": "a start is not limited",
+    "max.request.partition.size.limit": "a DescribeTopicPartitions response has at most 2,000 partitions",
+    "producer.id.expiration.check.interval.ms": "producer ids expire with the retention check",
+    "server.max.startup.time.ms": "the start has no time limit",
     "confluent.": "it belongs to another product",
 }
 
 
-def without_effect(name: str, text: str, known: Mapping[str, object]) -> str:
-    """A warning about a name that no setting has; INVALID_CONFIG where a warning would not do."""
-    hint = nearest(name, known)
+def unknown_setting(name: str, text: str, known: Mapping[str, object]) -> str:
+    """Return the warning about a name that no setting has; raise INVALID_CONFIG where a warning is not enough."""
+    hint = did_you_mean(name, known)
     if name.startswith("levada."):
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name}: there is no such setting{hint}")
     if name == "authorizer.class.name" and text.strip():
-        raise KafkaError(
-            ErrorCode.INVALID_CONFIG,
-            f"{name}: access control is not available yet",
-        )
-    for beginning, why in WITHOUT_EFFECT.items():
-        if name.startswith(beginning):
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name}: access control is not available yet")
+    for prefix, why in IGNORED.items():
+        if name.startswith(prefix):
             return f"{name} has no effect: {why}"
     return f"{name} is not a setting and has no effect{hint}"
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Settings from KAFKA_ variables: `_` stands for `.`, `__` for `_`, `___` for `-`."""
-    marks = {1: ".", 2: "_", 3: "-"}
+    """Return the settings of KAFKA_ variables: `_` stands for `.`, `__` for `_`, `___` for `-`."""
+    separators = {1: ".", 2: "_", 3: "-"}
     return {
         re.sub(
-            "_{1,3}", lambda match: marks[len(match[0])], variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+            "_{1,3}",
+            lambda match: separators[len(match[0])],
+            variable.removeprefix(ENVIRONMENT_PREFIX).lower(),
         ): value
         for variable, value in environment.items()
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in ENVIRONMENT_OF_SCRIPTS
@@ -129,17 +127,17 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def merged(
     *, text: str = "", environment: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """All settings given: flags before environment before file."""
+    """Merge all sources: flags override the environment, which overrides the file."""
     return {**parse(text), **from_environment(environment or {}), **(flags or {})}
 
 
 def parse(text: str) -> dict[str, str]:
-    """A .properties file as Java reads it; a name given twice has its last value."""
+    """Parse a .properties file as Java does; the last value of a repeated name wins."""
     return {name: value for name, value in map(_split, _logical_lines(text)) if name}
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Lines without comments and blanks, those ending in a lone backslash joined with the next."""
+    """Yield lines without comments and blanks; a line that ends in an odd backslash continues on the next."""
     pending = ""
     for physical in re.split(r"\r\n|\r|\n", text):
         line = physical.lstrip(" \t\f")
@@ -156,7 +154,7 @@ def _logical_lines(text: str) -> Iterator[str]:
 
 
 def _split(line: str) -> tuple[str, str]:
-    """Name and value: parted by the first unescaped `=`, `:` or white space."""
+    """Split name and value at the first unescaped `=`, `:` or white space."""
     name = re.match(r"(?:\\.|[^\\=: \t\f])*", line, re.DOTALL)
     assert name is not None
     value = re.sub(r"^[ \t\f]*[=:]?[ \t\f]*", "", line[name.end() :], count=1)

@@ -1,22 +1,29 @@
-"""A setting is declared once: its name, type, default, bounds and words come from one line.
+"""Declares settings: name, type, default, bounds and documentation of a setting stand in one place.
 
-Flags, DescribeConfigs, validation and the reference pages all read these declarations, so none can disagree.
-Types, bounds and the way a text becomes a value are those of Kafka's ConfigDef.
+Loading, flags, DescribeConfigs, dynamic changes and docs/reference/settings.md all read these declarations. Types,
+bounds and parsing follow Kafka's ConfigDef. A config is a frozen dataclass whose fields are settings or sections; a
+section is a dataclass of settings.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import MISSING, Field, field, fields, replace
 from enum import IntEnum
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 
 from levada.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Config = TypeVar("Config", bound=DataclassInstance)
 
 Value: TypeAlias = bool | int | float | str | tuple[str, ...] | None
 
 
 class ConfigType(IntEnum):
-    """Types by the numbers of DescribeConfigs."""
+    """Types of settings, numbered as in DescribeConfigs."""
 
     BOOLEAN = 1
     STRING = 2
@@ -49,38 +56,37 @@ _PLAIN_TYPES: Final = {
 
 
 class Synonym(NamedTuple):
-    """A broker setting that gives a topic setting its default; its name ends with its unit."""
+    """A broker setting that provides the default of a topic or group setting; its name ends with its unit."""
 
     name: str
 
     @property
+    def attribute(self) -> str:
+        return self.name.replace(".", "_")
+
+    @property
     def factor(self) -> int:
-        """By how much a value is multiplied to be in the topic's unit."""
+        """Converts a value to milliseconds where the unit is another one."""
         return _UNITS.get(self.name.rpartition(".")[2], 1)
 
 
 class Setting(NamedTuple):
-    """One declared setting. `name` is Kafka's; the attribute is the same with `_` for `.`."""
+    """One declared setting. `name` is Kafka's; the attribute is the name with `_` for `.`."""
 
     name: str
     type: ConfigType
     default: Value
     doc: str
+    section: str = ""  # the attribute of the config that holds the setting; empty: the config itself
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
-    # The choices that Levada honours where that is fewer than Kafka knows.
-    honoured: tuple[str, ...] = ()
-    # What the value, or each part of a list, must match.
-    pattern: str = ""
-    # A broker setting that may be altered while the broker runs.
-    dynamic: bool = False
-    # Other names of the same setting, read when the name itself is not given.
-    aliases: tuple[str, ...] = ()
-    # Of a topic setting: broker settings that give its default; the first that is set wins.
-    synonyms: tuple[Synonym, ...] = ()
-    # A value outside the bounds that is allowed all the same.
-    special: int | None = None
+    supported: tuple[str, ...] = ()  # the choices that Levada supports where Kafka has more
+    pattern: str = ""  # a regular expression for the value, or for each element of a list
+    dynamic: bool = False  # a broker setting that can be changed while the broker runs
+    aliases: tuple[str, ...] = ()  # deprecated names, read if the name itself is absent
+    synonyms: tuple[Synonym, ...] = ()  # broker settings that provide the default; the first that is set wins
+    special: int | None = None  # a valid value outside the bounds
     nullable: bool = False
 
     @property
@@ -89,17 +95,17 @@ class Setting(NamedTuple):
 
     @property
     def sensitive(self) -> bool:
-        """Whether its value is never shown."""
+        """Whether responses leave the value out."""
         return self.type is ConfigType.PASSWORD
 
     def parse(self, text: str) -> Value:
-        """The value that a text stands for, checked; KafkaError INVALID_CONFIG otherwise."""
+        """Return the valid value that a text stands for; raise INVALID_CONFIG otherwise."""
         value = self._convert(text.strip())
         self._check(value)
         return value
 
     def render(self, value: Value) -> str | None:
-        """The text that stands for a value, as Kafka writes it."""
+        """Return the text of a value as Kafka writes it."""
         if value is None:
             return None
         if isinstance(value, bool):
@@ -108,30 +114,34 @@ class Setting(NamedTuple):
             return ",".join(value)
         return str(value)
 
-    def rejected(self, why: str) -> KafkaError:
-        """The error that names this setting and says why."""
+    def value_of(self, config: object) -> Any:
+        """Return this setting's value in a config or in the section that declares it."""
+        return getattr(getattr(config, self.section) if self.section else config, self.attribute)
+
+    def invalid(self, why: str) -> KafkaError:
+        """Return INVALID_CONFIG with the name of this setting and the reason."""
         return KafkaError(ErrorCode.INVALID_CONFIG, f"{self.name}: {why}")
 
     def _convert(self, text: str) -> Value:
         kind = self.type
         if kind is ConfigType.BOOLEAN:
             if text.lower() not in ("true", "false"):
-                raise self.rejected(f"{text!r} is neither true nor false")
+                raise self.invalid(f"{text!r} is neither true nor false")
             return text.lower() == "true"
         if kind in _BITS:
             if not _WHOLE_NUMBER.fullmatch(text):
-                raise self.rejected(f"{text!r} is not a whole number (type {kind.name})")
-            # A Java int or long has no more than 20 characters: nothing longer is turned into a number.
+                raise self.invalid(f"{text!r} is not a whole number (type {kind.name})")
+            # A Java int or long has at most 20 characters; longer texts are not converted.
             limit = 1 << (_BITS[kind] - 1)
             number = int(text) if len(text) <= 20 else limit
             if not -limit <= number < limit:
-                raise self.rejected(f"{text[:40]} does not fit type {kind.name}")
+                raise self.invalid(f"{text[:40]} does not fit type {kind.name}")
             return number
         if kind is ConfigType.DOUBLE:
             try:
                 return float(text)
             except ValueError:
-                raise self.rejected(f"{text!r} is not a number (type DOUBLE)") from None
+                raise self.invalid(f"{text!r} is not a number (type DOUBLE)") from None
         if kind is ConfigType.LIST:
             return tuple(part.strip() for part in text.split(",")) if text else ()
         return text
@@ -146,47 +156,53 @@ class Setting(NamedTuple):
 
     def _check_part(self, part: str) -> None:
         if self.choices and part not in self.choices:
-            raise self.rejected(f"{part!r} is not one of {', '.join(self.choices)}")
-        if self.honoured and part not in self.honoured:
-            raise self.rejected(f"{part!r} is not available in Levada, only {', '.join(self.honoured)}")
+            raise self.invalid(f"{part!r} is not one of {', '.join(self.choices)}")
+        if self.supported and part not in self.supported:
+            raise self.invalid(f"{part!r} is not available in Levada, only {', '.join(self.supported)}")
         if self.pattern and not re.fullmatch(self.pattern, part):
-            raise self.rejected(f"{part!r} is not of the form {self.pattern}")
+            raise self.invalid(f"{part!r} is not of the form {self.pattern}")
 
     def _check_bounds(self, value: float) -> None:
         # Written so that NaN fails too.
         if self.minimum is not None and not value >= self.minimum:
-            raise self.rejected(f"{value} is less than the minimum of {self.minimum}")
+            raise self.invalid(f"{value} is less than the minimum of {self.minimum}")
         if self.maximum is not None and not value <= self.maximum:
-            raise self.rejected(f"{value} is more than the maximum of {self.maximum}")
+            raise self.invalid(f"{value} is more than the maximum of {self.maximum}")
 
 
-def setting(default: Any, doc: str, *, kafka: str | None = None, **constraints: Any) -> Any:
-    """Declare a setting as a field of a dataclass; its name follows from the attribute's unless given."""
-    return field(default=default, metadata={"doc": doc, "kafka": kafka, "constraints": constraints})
+def setting(default: Any, doc: str, **constraints: Any) -> Any:
+    """Declare a setting as a field of a dataclass; its name is the attribute's with `.` for `_`."""
+    return field(default=default, metadata={"doc": doc, "constraints": constraints})
 
 
-def topic_default(topic_setting: str, default: Any, **constraints: Any) -> Any:
-    """Declare the broker's default of a topic's setting, which may be altered while the broker runs."""
-    return setting(default, f"Default of {topic_setting}.", dynamic=True, **constraints)
+def section(owner: "type[Config]") -> "Config":
+    """Declare a section of settings as a field of a config."""
+    return field(default_factory=owner, metadata={"section": owner})
 
 
-def declared(owner: type) -> Mapping[str, Setting]:
-    """The settings that a dataclass declares, by Kafka's name, in their order."""
-    return {found.name: found for found in map(_from_field, fields(owner)) if found is not None}
+def declared(owner: "type[DataclassInstance]") -> Mapping[str, Setting]:
+    """Return the settings of a config, sections included, by Kafka's name in declaration order."""
+    found: dict[str, Setting] = {}
+    for item in fields(owner):
+        if "section" in item.metadata:
+            for name, inner in declared(item.metadata["section"]).items():
+                found[name] = inner._replace(section=item.name)
+        elif "doc" in item.metadata:
+            declaration = _from_field(item)
+            found[declaration.name] = declaration
+    return found
 
 
-def _from_field(item: Field[Any]) -> Setting | None:
-    if "doc" not in item.metadata:
-        return None
+def _from_field(item: Field[Any]) -> Setting:
     assert item.default is not MISSING
     constraints = dict(item.metadata["constraints"])
     constraints["synonyms"] = tuple(map(Synonym, constraints.get("synonyms", "").split()))
     type_, nullable = _type_of(item.type)
     return Setting(
-        name=item.metadata["kafka"] or item.name.replace("_", "."),
-        type=type_,
-        default=item.default,
-        doc=item.metadata["doc"],
+        item.name.replace("_", "."),
+        type_,
+        item.default,
+        item.metadata["doc"],
         nullable=nullable,
         **constraints,
     )
@@ -205,8 +221,29 @@ def _type_of(annotation: Any) -> tuple[ConfigType, bool]:
     return _PLAIN_TYPES[get_origin(annotation) or annotation], nullable
 
 
-def nearest(name: str, known: Mapping[str, object]) -> str:
-    """Words that point from a misspelt name to the one that was probably meant; empty if none is near."""
+def updated(config: "Config", settings: Mapping[str, Setting], texts: Mapping[str, str]) -> "Config":
+    """Return a copy of a config with the values of these texts, each in its section."""
+    values: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for name, text in texts.items():
+        item = settings[name]
+        values[item.section][item.attribute] = item.parse(text)
+    own = values.pop("", {})
+    sections = {name: replace(getattr(config, name), **inner) for name, inner in values.items()}
+    return replace(config, **own, **sections)
+
+
+def inherited(item: Setting, defaults: object) -> Any:
+    """Return the default of a topic or group setting: its first synonym with a value, in milliseconds if a time."""
+    for synonym in item.synonyms:
+        value = getattr(defaults, synonym.attribute)
+        if value is not None:
+            # -1 hours means no limit, not minus one hour.
+            return value if synonym.factor == 1 else max(value * synonym.factor, -1)
+    return item.default
+
+
+def did_you_mean(name: str, known: Mapping[str, object]) -> str:
+    """Suggest the known name closest to a misspelt one; empty if none is close."""
     import difflib  # costs 4 ms and is needed only after a mistake
 
     matches = difflib.get_close_matches(name, known, n=1, cutoff=0.75)

@@ -21,7 +21,8 @@ from uuid import uuid4
 from levada.api.registry import HANDLERS
 from levada.broker.faults import Fault, Faults
 from levada.broker.partition.partition import Partition
-from levada.config.broker import BrokerConfig, TopicConfig
+from levada.config.broker import BrokerConfig
+from levada.config.topic import TopicConfig
 from levada.core.cluster.controller import CreateTopic, DeleteTopic
 from levada.errors import ErrorCode
 from levada.loop import new_event_loop
@@ -83,7 +84,7 @@ class EmbeddedBroker:
         """Create a topic that no other test has; `retention_ms=1000` sets `retention.ms`."""
         name = f"topic-{next(self._numbers)}"
         broker, settings = self._server.broker, _by_kafkas_names(configs)
-        TopicConfig.build(broker.config, settings)
+        TopicConfig.build(broker.config.topic_defaults, settings)
         self._wait(broker.controller.submit(CreateTopic(name, uuid4(), partitions, configs=settings)))
         self._topics.append(name)
         return name

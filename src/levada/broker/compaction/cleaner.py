@@ -71,8 +71,8 @@ class Cleaning:
             offset = offsets.get(_name(partition))
             if offset is not None and offset <= partition.log.log_end_offset:
                 self._clean[partition] = Clean(offset, partition.log.truncations)
-        if broker.config.log_cleaner_enable:
-            for number in range(broker.config.log_cleaner_threads):
+        if broker.config.cleaner.log_cleaner_enable:
+            for number in range(broker.config.cleaner.log_cleaner_threads):
                 broker.tasks.start(f"cleaner-{number}", self._work())
 
     async def _work(self) -> None:
@@ -81,7 +81,7 @@ class Cleaning:
         used = broker.clock.monotonic()
         try:
             while True:
-                backoff_ms = broker.current_config().log_cleaner_backoff_ms
+                backoff_ms = broker.current_config().cleaner.log_cleaner_backoff_ms
                 await asyncio.sleep(max(BACKOFF_S_MIN, backoff_ms / 1000))
                 while (partition := await self._choose()) is not None:
                     await self._clean_log(partition, process)
@@ -168,7 +168,7 @@ class Cleaning:
     async def _follow(
         self, partition: Partition, found: Cleanable, facts: Facts, process: CleanerProcess
     ) -> None:
-        config, segments = self._broker.current_config(), partition.log
+        config, segments = self._broker.current_config().cleaner, partition.log
         truncations, processes = segments.truncations, max(1, config.log_cleaner_threads)
         job, sources = prepare(
             segments,

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Final
 from levada.broker.coordinator.metrics import CountedGroups
 from levada.broker.coordinator.runtime import Coordinators, InternalTopic
 from levada.broker.coordinator.shard import Shard
-from levada.config.broker import BrokerConfig
-from levada.config.coordinators import ASSIGNOR_CLASSES, ASSIGNORS, MINUTE_MS
+from levada.config.groups import ASSIGNOR_CLASSES, ASSIGNORS, MINUTE_MS, GroupSettings
 from levada.core.cluster.image import ClusterImage
 from levada.core.groups.classic.draft import GroupLimits
 from levada.core.groups.consumer.draft import ConsumerLimits
@@ -23,7 +22,7 @@ GroupCoordinators = Coordinators[GroupsMachine]
 
 def group_coordinators(broker: "Broker") -> GroupCoordinators:
     """The coordinators of groups of a broker, following its image."""
-    config = broker.config
+    config = broker.config.groups
     topic = InternalTopic(
         OFFSETS_TOPIC,
         config.offsets_topic_num_partitions,
@@ -63,7 +62,7 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
     return coordinators
 
 
-def _limits(config: BrokerConfig) -> GroupLimits:
+def _limits(config: GroupSettings) -> GroupLimits:
     return GroupLimits(
         min_session_timeout_ms=config.group_min_session_timeout_ms,
         max_session_timeout_ms=config.group_max_session_timeout_ms,
@@ -76,7 +75,7 @@ def _limits(config: BrokerConfig) -> GroupLimits:
     )
 
 
-def _consumer_limits(config: BrokerConfig) -> ConsumerLimits:
+def _consumer_limits(config: GroupSettings) -> ConsumerLimits:
     policy = config.group_consumer_migration_policy
     assignors = config.group_consumer_assignors or ASSIGNORS
     return ConsumerLimits(

@@ -83,7 +83,7 @@ class Shard(Generic[M]):
         self._hesitates = False
         self._closed = False
         self._unreadable = False
-        self._patience_s = broker.config.offsets_commit_timeout_ms / 1000
+        self._patience_s = broker.config.groups.offsets_commit_timeout_ms / 1000
         self._owed: deque[Owed] = deque()  # in the order of the journal
         self._impatience: asyncio.TimerHandle | None = None  # rings for the first of them, or early
         self._load()

@@ -34,7 +34,7 @@ TransactionCoordinators = Coordinators[TransactionsMachine]
 
 def transaction_coordinators(broker: "Broker") -> TransactionCoordinators:
     """The coordinators of transactions of a broker, following its image."""
-    config = broker.config
+    config = broker.config.transactions
     topic = InternalTopic(
         TRANSACTIONS_TOPIC,
         config.transaction_state_log_num_partitions,

@@ -23,8 +23,8 @@ from levada.broker.partition.validation import (
     untimely,
 )
 from levada.broker.purgatory import Waiter
-from levada.config.broker import TopicConfig
 from levada.config.settings import LONG_MAX
+from levada.config.topic import TopicConfig
 from levada.core.cluster.topic_names import is_internal
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog

@@ -56,13 +56,15 @@ class Question:
         self._version = version
         self._told = told
         self._answered = answered
-        self._until_ms = broker.clock.now_ms() + broker.config.add_partitions_to_txn_retry_backoff_max_ms
+        self._until_ms = (
+            broker.clock.now_ms() + broker.config.transactions.add_partitions_to_txn_retry_backoff_max_ms
+        )
 
     def ask(self) -> None:
         """Ask; the answer may come at once."""
         if (
             self._version < BUMPS_EPOCH_FROM
-            and not self._broker.current_config().transaction_partition_verification_enable
+            and not self._broker.current_config().transactions.transaction_partition_verification_enable
         ):
             self._answer([ErrorCode.NONE] * len(self._places))
             return
@@ -86,7 +88,7 @@ class Question:
             return
         if not isinstance(result, KafkaError):
             raise result
-        config = self._broker.config
+        config = self._broker.config.transactions
         if result.code is ErrorCode.CONCURRENT_TRANSACTIONS and self._broker.clock.now_ms() < self._until_ms:
             self._broker.call_later(config.add_partitions_to_txn_retry_backoff_ms / 1000, self.ask)
             return

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from levada.config.broker import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, TopicConfig
-from levada.config.groups import GROUP_SETTINGS, GroupConfig
-from levada.config.properties import without_effect
+from levada.config.broker import BROKER_SETTINGS
+from levada.config.groups import GROUP_SETTINGS, GroupConfig, GroupSettings
+from levada.config.properties import unknown_setting
 from levada.config.settings import ConfigType, Setting
+from levada.config.topic import TOPIC_SETTINGS, TopicConfig, TopicDefaults
 from levada.core.cluster import topic_names
 from levada.core.cluster.image import (
     CLUSTER_DEFAULT,
@@ -23,8 +24,9 @@ from levada.core.cluster.image import (
 )
 from levada.errors import ErrorCode, KafkaError
 
-# A topic must be valid on any broker, whatever defaults that broker has.
-BROKER_DEFAULTS: Final = BrokerConfig()
+# Overrides of a topic must be valid on every broker, so they are checked over Kafka's defaults.
+TOPIC_DEFAULTS: Final = TopicDefaults()
+GROUP_DEFAULTS: Final = GroupSettings()
 
 
 class ResourceType(IntEnum):
@@ -66,7 +68,7 @@ class AlterConfigs:
     type: ResourceType
     resource: str
     configs: Mapping[str, str]
-    broker: BrokerConfig = BROKER_DEFAULTS  # whose bounds hold for groups
+    group_defaults: GroupSettings = GROUP_DEFAULTS  # its bounds apply to groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class IncrementalAlterConfigs:
     type: ResourceType
     resource: str
     alterations: tuple[Alteration, ...]
-    broker: BrokerConfig = BROKER_DEFAULTS
+    group_defaults: GroupSettings = GROUP_DEFAULTS
 
 
 def altered(image: ClusterImage, command: AlterConfigs | IncrementalAlterConfigs) -> list[Change]:
@@ -95,13 +97,13 @@ def _checked(
 ) -> Change:
     match command.type:
         case ResourceType.TOPIC:
-            TopicConfig.build(BROKER_DEFAULTS, configs)
+            TopicConfig.build(TOPIC_DEFAULTS, configs)
             return TopicChanged(replace(image.topics[command.resource], configs=configs))
         case ResourceType.BROKER:
             _check_broker(configs)
             return BrokerConfigsChanged(command.resource, configs)
         case ResourceType.GROUP:
-            GroupConfig.build(command.broker, configs)
+            GroupConfig.build(command.group_defaults, configs)
             return GroupConfigsChanged(command.resource, configs)
 
 
@@ -156,7 +158,7 @@ def _check_broker(configs: Mapping[str, str]) -> None:
     for name, text in configs.items():
         known = BROKER_SETTINGS.get(name)
         if known is None:
-            raise KafkaError(ErrorCode.INVALID_CONFIG, without_effect(name, text, BROKER_SETTINGS))
+            raise KafkaError(ErrorCode.INVALID_CONFIG, unknown_setting(name, text, BROKER_SETTINGS))
         if not known.dynamic:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: [{name}]")
         try:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from levada.config.broker import TopicConfig
+from levada.config.topic import TopicConfig
 from levada.core.cluster import topic_names
-from levada.core.cluster.config_changes import BROKER_DEFAULTS, AlterConfigs, IncrementalAlterConfigs, altered
+from levada.core.cluster.config_changes import TOPIC_DEFAULTS, AlterConfigs, IncrementalAlterConfigs, altered
 from levada.core.cluster.image import (
     Change,
     ClusterImage,
@@ -124,7 +124,7 @@ def _create_topic(image: ClusterImage, command: CreateTopic) -> list[Change]:
             ErrorCode.INVALID_TOPIC_EXCEPTION,
             f"Topic '{command.name}' collides with existing topic: {collision}",
         )
-    TopicConfig.build(BROKER_DEFAULTS, command.configs)
+    TopicConfig.build(TOPIC_DEFAULTS, command.configs)
     if command.assignments:
         _check_assignments(image, command.assignments, replication_factor=len(command.assignments[0]))
         assignments = command.assignments

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Self
 
-from levada.config.broker import TopicConfig
+from levada.config.topic import TopicConfig
 from levada.errors import ErrorCode, KafkaError
 from levada.storage.disk import IOVECS_MAX, Disk, write_all
 from levada.storage.file_names import deleted_directory

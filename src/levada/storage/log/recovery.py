@@ -10,7 +10,7 @@ Opening uses handles of its own, so that several logs may be opened in threads.
 import os
 from dataclasses import dataclass
 
-from levada.config.broker import TopicConfig
+from levada.config.topic import TopicConfig
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.storage.disk import TEMPORARY_SUFFIX, Disk, write_all

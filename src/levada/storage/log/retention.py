@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from levada.config.broker import TopicConfig
+from levada.config.topic import TopicConfig
 from levada.storage.log.segment import Segment
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from levada.config.broker import parsed
 from levada.config.groups import GROUP_SETTINGS
 from levada.core.cluster.image import ClusterImage
 from levada.core.groups.classic.draft import Timer, TimerKind
@@ -71,8 +70,11 @@ class ConsumerLimits(NamedTuple):
 
     def with_own(self, configs: Mapping[str, str]) -> "ConsumerLimits":
         """These limits for a group with settings of its own."""
-        values = parsed(GROUP_SETTINGS, configs)
-        return self._replace(**{name.removeprefix("consumer_"): value for name, value in values.items()})
+        values: dict[str, Any] = {}
+        for name, text in configs.items():
+            setting = GROUP_SETTINGS[name]
+            values[setting.attribute.removeprefix("consumer_")] = setting.parse(text)
+        return self._replace(**values)
 
 
 @dataclass(frozen=True, slots=True)
