@@ -29,15 +29,15 @@ $(STAMP): requirements/dev.txt pyproject.toml | $(BIN)/python
 demo: $(STAMP)  ## watch a broker and a pipeline on Spark at work: about a minute once all is installed, longer on a busy machine (KEEP=1 leaves them running)
 	@$(BIN)/python examples/demo.py
 
-test: $(STAMP)  ## all tests: unit and sim (5 minutes), badinput (1), compat with real clients (9, more the first time), eos (1), spark (9)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/unit tests/sim
+test: $(STAMP)  ## all tests: unit, component, packaging and sim (5 minutes), badinput (1), compat with real clients (9, more the first time), eos (1), spark (9)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/unit tests/component tests/packaging tests/sim
 	$(BIN)/python -m pytest tests/badinput
 	$(BIN)/python -m pytest tests/compat
 	$(BIN)/python -m pytest -n 2 tests/eos
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/spark
 
 quick: $(STAMP)  ## what is worth running at each save: under 2 minutes
-	SEEDS=100 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow" tests/unit tests/sim
+	SEEDS=100 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow" tests/unit tests/component tests/packaging tests/sim
 
 check: $(STAMP)  ## style, types and layers
 	$(BIN)/ruff check .
@@ -65,7 +65,7 @@ chaos: $(STAMP)  ## exactly once at length: 100,000 messages copied while all ar
 	CHAOS=full $(BIN)/python -m pytest -s -o faulthandler_timeout=1200 tests/eos
 
 chaos-spark: $(STAMP)  ## exactly once on Spark: topic to topic and topic to lake while driver, executors, workers and broker are killed: 15 minutes (SEED=2: other kills)
-	CHAOS=full $(BIN)/python -m pytest -s -o faulthandler_timeout=3600 tests/spark/test_chaos.py tests/spark/test_chaos_archive.py
+	CHAOS=full $(BIN)/python -m pytest -s -o faulthandler_timeout=3600 tests/spark/chaos
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header $(if $(UPGRADE),--upgrade)
 lock: $(STAMP)  ## write requirements/*.txt from pyproject.toml (UPGRADE=1 takes newer versions)

@@ -17,8 +17,8 @@ import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from tests.cache import executable
-from tests.kafka_jars import kafka_jars
+from tests.support.downloads import executable
+from tests.support.kafka_jars import kafka_jars
 
 from bench import wire
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol, TypeVar
 
-from tests.cache import Unavailable
-from tests.kafka_jars import KAFKA_VERSION
+from tests.support.downloads import Unavailable
+from tests.support.kafka_jars import KAFKA_VERSION
 
 from bench import loads, machine, report, results
 from bench.brokers import Broker, Kafka, Levada

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.cache import Unavailable
-from tests.kafka_jars import KAFKA_VERSION
-from tests.spark.jars import CONNECTOR_VERSION, stock_connector
+from tests.spark.support.jars import CONNECTOR_VERSION, stock_connector
+from tests.support.downloads import Unavailable
+from tests.support.kafka_jars import KAFKA_VERSION
 
 from bench import machine, results, spark_report
 from bench.brokers import Broker, Levada

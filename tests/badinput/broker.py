@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.badinput.golden import TOPIC, header
-from tests.compat.raw import Connection, fetch
+from tests.support.raw import Connection, fetch
 
 from levada.wire import batches
 

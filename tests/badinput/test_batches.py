@@ -9,7 +9,7 @@ import pytest
 from tests.badinput.broker import HEALTHY, Broker, Offender, produce_result
 from tests.badinput.golden import TOPIC, batch, golden
 from tests.badinput.hostile import broken_batches, signed
-from tests.compat.raw import Connection, fetch
+from tests.support.raw import Connection, fetch
 
 from levada.errors import ErrorCode
 from levada.model import Codec

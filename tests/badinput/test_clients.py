@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from tests.badinput.broker import HEALTHY, PROBE, Broker, Offender, produce
 from tests.badinput.golden import TOPIC, batch, header
-from tests.compat.raw import Connection, fetch
+from tests.support.raw import Connection, fetch
 
 from levada.errors import ErrorCode
 

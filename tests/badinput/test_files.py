@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.compat import raw
-from tests.compat.server import Server
+from tests.support import raw
+from tests.support.server import Server
 
 from levada.errors import ErrorCode
 

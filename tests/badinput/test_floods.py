@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.badinput.broker import HEALTHY, Broker, Offender, produce, running
 from tests.badinput.golden import TOPIC, header
-from tests.compat.raw import Connection, api_key
+from tests.support.raw import Connection, api_key
 
 from levada.errors import ErrorCode
 from levada.logs import REPEATS_MAX

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 from tests.badinput.broker import Broker
 from tests.badinput.golden import TOPIC
-from tests.compat.raw import Connection
+from tests.support.raw import Connection
 
 from levada.broker.coordinator.runtime import java_abs, java_hash
 from levada.errors import ErrorCode

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from tests.badinput.broker import HEALTHY, Broker, running
 from tests.badinput.golden import TOPIC
-from tests.compat.raw import Connection
+from tests.support.raw import Connection
 
 WAIT_S = 30.0
 

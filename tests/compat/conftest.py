@@ -12,12 +12,12 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.cache import Unavailable, must_be_had
-from tests.compat import raw
 from tests.compat.drivers.base import Create, Driver
 from tests.compat.drivers.registry import DRIVERS, drivers_with
 from tests.compat.features import CHOSEN, record
-from tests.compat.server import Server
+from tests.support import raw
+from tests.support.downloads import Unavailable, must_be_had
+from tests.support.server import Server
 
 HERE = Path(__file__).parent
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from tests.compat import raw
 from tests.compat.drivers.base import CODECS, ClientError, Config, Create, Driver, Record, eventually
 from tests.compat.features import Feature, shows
+from tests.support import raw
 
 NOW = int(time.time() * 1000)
 DAY = 86_400_000

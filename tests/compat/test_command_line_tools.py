@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cache import Unavailable, must_be_had
 from tests.compat.drivers.base import Driver, Record
-from tests.kafka_jars import java
+from tests.support.downloads import Unavailable, must_be_had
+from tests.support.kafka_jars import java
 
 Tool = Callable[..., str]
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
-from tests.cache import Unavailable
-from tests.compat import raw
 from tests.compat.drivers.base import CODECS, Driver, Record
 from tests.compat.drivers.confluent import Confluent
 from tests.compat.drivers.registry import drivers_with
-from tests.compat.server import Server
 from tests.compat.test_dump_log_segments import dump
+from tests.support import raw
+from tests.support.downloads import Unavailable
+from tests.support.server import Server
 
 from levada.wire import batches
 

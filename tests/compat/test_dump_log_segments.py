@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cache import Unavailable
-from tests.kafka_jars import java
-from tests.logs import NOW_MS, make_batch, open_log
+from tests.support.downloads import Unavailable
+from tests.support.kafka_jars import java
+from tests.support.logs import NOW_MS, make_batch, open_log
 
 from levada.core.partition.producer_state import ProducerStates
 from levada.model import Codec

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.compat import raw
 from tests.compat.drivers.base import Create, Driver, Record, eventually
-from tests.compat.raw import Connection
+from tests.support import raw
+from tests.support.raw import Connection
 
 from levada.errors import ErrorCode
 

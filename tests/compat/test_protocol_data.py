@@ -7,9 +7,9 @@ import uuid
 from typing import Any
 
 import pytest
-from tests.compat import raw
 from tests.compat.drivers.base import Create, Driver
-from tests.compat.raw import Connection, batch, fetch, produce
+from tests.support import raw
+from tests.support.raw import Connection, batch, fetch, produce
 
 from levada.errors import ErrorCode
 

@@ -13,8 +13,8 @@ import pytest
 from tests.compat.drivers.base import Driver, Record
 from tests.compat.drivers.registry import drivers_with
 from tests.compat.features import Feature, shows
-from tests.compat.raw import Connection
-from tests.compat.server import Server
+from tests.support.raw import Connection
+from tests.support.server import Server
 
 pytestmark = pytest.mark.skipif(
     bool(os.environ.get("COMPAT_BOOTSTRAP")),

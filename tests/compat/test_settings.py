@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.cache import Unavailable
-from tests.kafka_jars import java
+from tests.support.downloads import Unavailable
+from tests.support.kafka_jars import java
 
 from levada.config.broker import BROKER_NAMES, BROKER_SETTINGS
 from levada.config.properties import IGNORED

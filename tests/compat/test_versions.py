@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.compat import raw
 from tests.compat.drivers.base import Create, eventually
-from tests.compat.raw import Connection, batch
+from tests.support import raw
+from tests.support.raw import Connection, batch
 
 from levada.errors import ErrorCode
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from tests.compat.server import Server
 from tests.eos.processes import Copier
+from tests.support.server import Server
 
 LOOK_S = 0.02
 PATIENCE_S = 600.0

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.compat.server import Server
 from tests.eos.chaos import Chaos, Event
 from tests.eos.processes import GROUP, SOURCE, TARGET
-from tests.eos.reading import Stored, as_history, read_committed, seen, text, wait_until_decided
-from tests.history import Operation, Outcome, Partition, Poll, Positioned, Send, anomalies
+from tests.support.history import Operation, Outcome, Partition, Poll, Positioned, Send, anomalies
+from tests.support.reading import Stored, as_history, read_committed, seen, text, wait_until_decided
+from tests.support.server import Server
 
 SEGMENT_BYTES = 32 << 10
 BATCH_BYTES = SEGMENT_BYTES // 2  # what waits for a broker goes out in batches, and one must fit a segment

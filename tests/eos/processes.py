@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.history import Operation, Outcome, Poll, Positioned, Seen, Send
-from tests.kafka_jars import java
+from tests.support.history import Operation, Outcome, Poll, Positioned, Seen, Send
+from tests.support.kafka_jars import java
 
 SOURCE, TARGET, GROUP = "messages", "copies", "copiers"
 TRANSACTION_TIMEOUT_MS = 8_000

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cache import Unavailable, must_be_had
 from tests.eos.chaos import PATIENCE_S, Chaos, Size, plan
 from tests.eos.copying import Feed, broker, check, copy
 from tests.eos.processes import ConfluentCopier, JavaCopier, JavaProducer
+from tests.support.downloads import Unavailable, must_be_had
 
 FULL = os.environ.get("CHAOS") == "full"
 SIZE = Size(100_000, 750, 24) if FULL else Size(10_000, 250, 6)

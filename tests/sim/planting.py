@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from tests.sim.world import Violation
+from tests.sim.partition.world import Violation
 
 Plant = Callable[[pytest.MonkeyPatch], object]
 

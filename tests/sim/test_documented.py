@@ -4,7 +4,10 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.sim import test_cleaner, test_groups_planted, test_planted, test_transactions_planted
+from tests.sim.compaction import test_cleaner
+from tests.sim.groups import test_planted as test_groups_planted
+from tests.sim.partition import test_planted
+from tests.sim.transactions import test_planted as test_transactions_planted
 
 DOCS = Path(__file__).parents[2] / "docs" / "project_testing.md"
 WORLDS: dict[str, Sequence[Callable[..., object]]] = {

@@ -6,7 +6,7 @@ from typing import cast
 from uuid import UUID
 
 import pytest
-from tests.sim.world import SimTurn
+from tests.sim.partition.world import SimTurn
 
 from levada.broker.partition.partition import Edges, Partition
 from levada.config.topic import TopicConfig, TopicDefaults

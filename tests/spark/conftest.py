@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cache import Unavailable, must_be_had
-from tests.spark.jars import stock_connector, stock_settings
+from tests.spark.support.jars import stock_connector, stock_settings
+from tests.support.downloads import Unavailable, must_be_had
 
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from tests.spark.connector import Levada, Stock
-    from tests.spark.plain import Plain
+    from tests.spark.support.connector import Levada, Stock
+    from tests.spark.support.plain import Plain
 
 # For each Java that a test starts: it is over before the second compiler has paid for itself.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -56,7 +56,7 @@ def broker(levada: EmbeddedBroker) -> EmbeddedBroker:
 @pytest.fixture
 def stock(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> "Iterator[Stock]":
     """The stock connector on the same session and broker."""
-    from tests.spark.connector import Stock
+    from tests.spark.support.connector import Stock
 
     try:
         stock_connector()
@@ -70,7 +70,7 @@ def stock(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> "Ite
 @pytest.fixture
 def topics(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> "Iterator[Levada]":
     """Our connector on the same session and broker."""
-    from tests.spark.connector import Levada
+    from tests.spark.support.connector import Levada
 
     own = Levada(spark, broker, tmp_path)
     yield own
@@ -80,7 +80,7 @@ def topics(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> "It
 @pytest.fixture
 def plain(broker: EmbeddedBroker) -> "Plain":
     """Our connector without Spark."""
-    from tests.spark.plain import Plain
+    from tests.spark.support.plain import Plain
 
     return Plain(broker)
 

@@ -8,8 +8,8 @@ import subprocess
 import tempfile
 from typing import Any, ClassVar
 
-from tests.cache import debian_package, executable
 from tests.compat.drivers.base import EARLIEST, WAIT_S, ClientError, Cluster, Record, Topic, as_headers
+from tests.support.downloads import debian_package, executable
 
 _ERRORS = {
     "Message size too large": "MESSAGE_TOO_LARGE",

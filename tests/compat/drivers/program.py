@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.cache import Unavailable, executable, locked, run
 from tests.compat.drivers.base import EARLIEST, SOURCES, WAIT_S, ClientError, Cluster, Config, Record, Topic
-from tests.kafka_jars import client_jar, java
+from tests.support.downloads import Unavailable, executable, locked, run
+from tests.support.kafka_jars import client_jar, java
 
 _SOURCES = Path(__file__).parent.parent
 START_S = 180  # a JVM that compiles its program, on a machine with other things to do

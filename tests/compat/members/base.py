@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from tests.cache import executable, locked, run
 from tests.compat.drivers.program import Kafkajs, Program
-from tests.kafka_jars import java
+from tests.support.downloads import executable, locked, run
+from tests.support.kafka_jars import java
 
 HERE = Path(__file__).parent
 SESSION_MS = 20_000  # nobody is lost because a machine stood still for a while

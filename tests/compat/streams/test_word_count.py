@@ -14,12 +14,12 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.cache import Unavailable, must_be_had
-from tests.compat.server import Server
 from tests.eos.copying import CLIENT, SETTINGS
 from tests.eos.processes import Mortal
-from tests.eos.reading import read_committed
-from tests.kafka_jars import java, streams_jars
+from tests.support.downloads import Unavailable, must_be_had
+from tests.support.kafka_jars import java, streams_jars
+from tests.support.reading import read_committed
+from tests.support.server import Server
 
 WORDS = ["water", "stone", "channel", "field", "rain", "laurel", "mist", "terrace", "fern", "stream"]
 LINES, PATIENCE_S = 1500, 180.0

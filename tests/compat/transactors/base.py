@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
-from tests.cache import executable, locked, run
 from tests.compat.drivers.program import Kafkajs, Program
-from tests.kafka_jars import client_jar, java
+from tests.support.downloads import executable, locked, run
+from tests.support.kafka_jars import client_jar, java
 
 HERE = Path(__file__).parent
 LAST = "the last one"  # readers read up to this value in each partition

@@ -1,0 +1,183 @@
+"""OffsetCommit by hand, against the general codec: what is taken means the same, and the answer says the same (R34)."""
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.support.broker import Running, running
+from tests.support.random_messages import random_message, read_response_header
+from tests.unit.wire.fast.test_produce_fetch import HEADER_TAGS, kio_bytes
+
+from levada.errors import ErrorCode
+from levada.wire.fast import offset_commit
+from levada.wire.schema import messages
+from levada.wire.schema.versions import APIS
+
+OFFSET_COMMIT = 8
+EXAMPLES = 400
+PARTITION_BYTES = 4 + 8 + 4 + 1 + 1
+TEXTS = ["", "a", "orders", "é✓", "x" * 126]
+
+
+def usual(random: Random, version: int) -> Any:
+    """A random commit that is made more and more usual."""
+    request = random_message(random, APIS[OFFSET_COMMIT], version, "request")
+    request = replace(
+        request, group_id=random.choice(TEXTS), member_id=random.choice(TEXTS), group_instance_id=None
+    )
+    topics = request.topics
+    if topics and random.random() < 0.9:
+        parts = tuple(
+            replace(part, committed_metadata=random.choice((None, ""))) for part in topics[0].partitions
+        )
+        name: dict[str, Any] = {"topic_id": UUID(int=7)} if version >= 10 else {"name": random.choice(TEXTS)}
+        topics = (replace(topics[0], partitions=parts, **name),)
+    return replace(request, topics=topics)
+
+
+@pytest.mark.parametrize("version", offset_commit.VERSIONS)
+def test_what_is_taken_is_read_as_the_codec_reads_it(version: int) -> None:
+    random, taken = Random(version), 0
+    for _ in range(EXAMPLES):
+        data = kio_bytes(usual(random, version))
+        view = memoryview(b"client" + HEADER_TAGS + data + b"the next frame")
+        found = offset_commit.read(view, 6, 7 + len(data), version)
+        if found is None:
+            continue
+        taken += 1
+        head, partitions = found
+        shape = messages.read_request(OFFSET_COMMIT, version, data)
+        (topic,) = shape.topics
+        assert head[:4] == (
+            shape.group_id,
+            shape.generation_id_or_member_epoch,
+            shape.member_id,
+            shape.group_instance_id,
+        )
+        assert (head.topic, head.topic_id) == (topic.name, topic.topic_id)
+        assert [partition[:3] for partition in partitions] == [
+            (part.partition_index, part.committed_offset, part.committed_leader_epoch)
+            for part in topic.partitions
+        ]
+        assert not any(part.committed_metadata for part in topic.partitions)
+    assert taken > EXAMPLES / 4
+
+
+@pytest.mark.parametrize("version", offset_commit.VERSIONS)
+def test_cut_and_damaged_commits_are_not_taken_for_others(version: int) -> None:
+    """What is taken of a damaged request is what the codec reads; of a cut one nothing is."""
+    random = Random(version)
+    for _ in range(EXAMPLES):
+        frame = bytearray(HEADER_TAGS + kio_bytes(usual(random, version)))
+        cut = random.randrange(len(frame))
+        assert offset_commit.read(memoryview(frame), 0, cut, version) is None
+        assert offset_commit.read(memoryview(frame[:cut]), 0, cut, version) is None
+        frame[random.randrange(1, len(frame))] = random.randrange(256)
+        found = offset_commit.read(memoryview(frame), 0, len(frame), version)
+        if found is not None:
+            shape = messages.read_request(OFFSET_COMMIT, version, bytes(frame[1:]))
+            assert [one[1] for one in found[1]] == [
+                one.committed_offset for one in shape.topics[0].partitions
+            ]
+            assert (found[0].group_id, found[0].member_id) == (shape.group_id, shape.member_id)
+
+
+@pytest.mark.parametrize("version", offset_commit.VERSIONS)
+def test_a_known_member_is_taken_by_the_number_of_its_partitions(version: int) -> None:
+    """What comes before the offsets was heard of, but announces more of them than there are."""
+    random = Random(version)
+    wanted = usual(random, version)
+    while len(wanted.topics) != 1 or not wanted.topics[0].partitions:
+        wanted = usual(random, version)
+    (topic,) = wanted.topics
+    part = replace(topic.partitions[0], committed_metadata="")
+    one, two = (
+        HEADER_TAGS + kio_bytes(replace(wanted, topics=(replace(topic, partitions=(part,) * count),)))
+        for count in (1, 2)
+    )
+    for frame, count in ((two, 2), (one, 1), (one, 1)):
+        found = offset_commit.read(memoryview(frame), 0, len(frame), version)
+        assert found is not None and len(found[1]) == count
+    cut = two[:-PARTITION_BYTES]
+    assert offset_commit.read(memoryview(cut), 0, len(cut), version) is None
+    unusual = bytearray(one)
+    unusual[-1] = 1  # tagged fields
+    assert offset_commit.read(memoryview(unusual), 0, len(unusual), version) is None
+
+
+@pytest.mark.parametrize("version", offset_commit.VERSIONS)
+def test_the_answer_is_read_by_the_codec(version: int) -> None:
+    random = Random(version)
+    for _ in range(EXAMPLES):
+        data = kio_bytes(usual(random, version))
+        found = offset_commit.read(memoryview(HEADER_TAGS + data), 0, 1 + len(data), version)
+        if found is None:
+            continue
+        head, partitions = found
+        codes = [random.choice((ErrorCode.NONE, ErrorCode.NOT_COORDINATOR)) for _ in partitions]
+        frame = offset_commit.write_answer(77, head, partitions, codes)
+        assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+        correlation_id, position = read_response_header(OFFSET_COMMIT, version, frame[4:])
+        response = messages.read_response(OFFSET_COMMIT, version, frame[4:], position)
+        assert correlation_id == 77
+        (topic,) = response.topics
+        assert (topic.name, topic.topic_id) == (head.topic, head.topic_id)
+        assert [(part.partition_index, part.error_code) for part in topic.partitions] == [
+            (partition[0], code) for partition, code in zip(partitions, codes, strict=True)
+        ]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Any:
+    with running(tmp_path / "data") as one:
+        one.wait(one.broker.groups.create_topic())
+        one.create("orders", partitions=2)
+        yield one
+
+
+def committed(broker: Running, version: int, *partitions: tuple[int, int], **fields: Any) -> list[ErrorCode]:
+    """Commit (partition, offset) of orders; the codes of the answer."""
+    topic: dict[str, Any] = {"name": "orders"}
+    if version >= offset_commit.TOPIC_IDS_FROM:
+        topic = {"topic_id": broker.broker.image.topics["orders"].id}
+    parts = [
+        {"partition_index": index, "committed_offset": offset, "committed_metadata": ""}
+        for index, offset in partitions
+    ]
+    who = {"group_id": "g", "generation_id_or_member_epoch": -1, "member_id": ""}
+    with broker.connect() as connection:
+        response = connection.call(
+            "offset_commit", version, {**who, "topics": [{**topic, "partitions": parts}], **fields}
+        )
+    return [part.error_code for part in response.topics[0].partitions]
+
+
+def kept(broker: Running) -> list[int]:
+    with broker.connect() as connection:
+        response = connection.call(
+            "offset_fetch",
+            7,
+            {"group_id": "g", "topics": [{"name": "orders", "partition_indexes": [0, 1]}]},
+        )
+    return [part.committed_offset for part in response.topics[0].partitions]
+
+
+@pytest.mark.parametrize("version", offset_commit.VERSIONS)
+def test_usual_commits_are_kept_and_others_refused_as_ever(broker: Running, version: int) -> None:
+    assert committed(broker, version, (0, 5), (1, 6)) == [ErrorCode.NONE] * 2
+    assert kept(broker) == [5, 6]
+    unknown = committed(broker, version, (0, 7), (9, 7))
+    assert unknown == [ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    nobody = committed(broker, version, (0, 8), generation_id_or_member_epoch=3, member_id="nobody")
+    assert nobody == [ErrorCode.UNKNOWN_MEMBER_ID]
+    assert kept(broker) == [7, 6]
+
+
+def test_who_waits_for_a_lost_journal_is_told(broker: Running) -> None:
+    """R34: what could not be written is not acknowledged."""
+    assert committed(broker, 9, (0, 5)) == [ErrorCode.NONE]
+    broker.call(broker.broker.groups.shard("g").partition.go_offline)
+    assert committed(broker, 9, (0, 6), (1, 6)) == [ErrorCode.NOT_COORDINATOR] * 2

@@ -1,0 +1,62 @@
+"""Refusals die by their count: a broker looks for cycles seldom, and one request may bring 100,000 refusals."""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.support.raw import Connection
+
+from levada.errors import KafkaError
+from levada.testing import EmbeddedBroker
+
+COUNT = 50
+REFUSED: dict[str, tuple[int, dict[str, Any]]] = {
+    "delete_groups": (1, {"groups_names": [f"never-{number}" for number in range(COUNT)]}),
+    "describe_transactions": (0, {"transactional_ids": [f"never-{number}" for number in range(COUNT)]}),
+    "create_topics": (
+        5,
+        {
+            "topics": [
+                {"name": f"a/{number}", "num_partitions": 1, "replication_factor": 1}
+                for number in range(COUNT)
+            ]
+        },
+    ),
+    "create_partitions": (
+        1,
+        {"topics": [{"name": f"never-{number}", "count": 3} for number in range(COUNT)]},
+    ),
+    "delete_topics": (5, {"topic_names": [f"never-{number}" for number in range(COUNT)]}),
+    "incremental_alter_configs": (
+        1,
+        {"resources": [{"resource_type": 2, "resource_name": f"never-{number}"} for number in range(COUNT)]},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def wire() -> Iterator[Connection]:
+    with EmbeddedBroker() as broker, Connection(broker.bootstrap) as one:
+        for kind in (0, 1):
+            one.call("find_coordinator", 4, {"key_type": kind, "coordinator_keys": ["never"]})
+        yield one
+
+
+@pytest.mark.parametrize("api", REFUSED)
+def test_refusals_leave_no_cycles(api: str, wire: Connection) -> None:
+    version, fields = REFUSED[api]
+    wire.call(api, version, fields)  # what is imported on first use may leave some
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        wire.call(api, version, fields)
+        wire.call("api_versions", 0)  # the one before is done with by then
+        gc.collect()
+        left = sum(isinstance(one, KafkaError) for one in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == 0

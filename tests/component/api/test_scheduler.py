@@ -1,0 +1,179 @@
+"""Who sends much at once waits for itself: the others are served in between, and its own order stays."""
+
+import asyncio
+import contextlib
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from tests.support.broker import running
+
+from levada.api import registry
+from levada.api.scheduler import PARKED_BYTES_MAX, SLICE_S, Pace
+from levada.wire.schema import messages
+
+DESCRIBE, VERSIONS = messages.api_key("describe_groups"), messages.api_key("api_versions")
+NAMES = [f"group-{number}" for number in range(500)]
+REQUESTS = 600
+
+Event = tuple[str, int]  # what happened to a request, and of which API it is
+PASS: Event = ("a pass of the loop", 0)
+
+
+class Loop:
+    """Passes, and a clock that moves only while requests are carried out."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.next: list[Callable[[], None]] = []
+        self.done: list[str] = []
+        self.pace = Pace(lambda: self.now, lambda _, action: self.next.append(action))
+
+    def turn(self) -> None:
+        actions, self.next = self.next, []
+        for action in actions:
+            action()
+
+    def come(self, name: str, seconds: float, size: int = 1) -> None:
+        request = Work(self, name, seconds, size)
+        if self.pace.admits() or not self.pace.park(request):
+            request.carry_out()
+
+
+class Work(NamedTuple):
+    """A request that takes so long."""
+
+    loop: Loop
+    name: str
+    seconds: float
+    size: int
+
+    def carry_out(self) -> None:
+        self.loop.now += self.seconds
+        self.loop.done.append(self.name)
+
+
+def test_a_pass_has_a_slice_and_the_rest_comes_in_the_next_in_its_order() -> None:
+    loop = Loop()
+    for number in range(10):
+        loop.come(str(number), SLICE_S / 2)
+    assert loop.done == ["0", "1"]
+    loop.turn()
+    loop.come("late", 0)
+    assert loop.done == ["0", "1", "2", "3"]
+    while loop.next:
+        loop.turn()
+    assert loop.done == [*map(str, range(10)), "late"]
+
+
+def test_a_pass_carries_out_one_however_long_it_takes() -> None:
+    loop = Loop()
+    for name in ("a", "b", "c"):
+        loop.come(name, 10 * SLICE_S)
+    loop.turn()
+    assert loop.done == ["a", "b"]
+
+
+def test_what_waits_is_bounded() -> None:
+    loop = Loop()
+    loop.come("first", SLICE_S)
+    loop.come("large", 0, PARKED_BYTES_MAX)
+    assert loop.done == ["first"]
+    loop.come("too much", 0)
+    assert loop.done == ["first", "too much"]
+    loop.turn()
+    loop.come("again", SLICE_S)
+    loop.come("large again", 0, PARKED_BYTES_MAX)
+    assert loop.done == ["first", "too much", "large", "again"]
+
+
+def test_a_client_that_sends_much_at_once_does_not_keep_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a few of its requests are carried out in a pass of the loop, and while one of another waits.
+
+    It hears its answers in order.
+    """
+    met = watch_requests(monkeypatch)
+    with (
+        running(tmp_path, offsets_topic_num_partitions=3) as one,
+        one.connect() as much,
+        one.connect() as little,
+    ):
+        little.call("find_coordinator", 4, {"key_type": 0, "coordinator_keys": ["g"]})
+        frames: list[bytes] = []
+        with monkeypatch.context() as before:
+            before.setattr(much, "send_frame", frames.append)
+            sent = [much.send("describe_groups", 5, {"groups": NAMES}) for _ in range(REQUESTS)]
+        at_once = b"".join(struct.pack(">i", len(frame)) + frame for frame in frames)
+
+        heard: list[int] = []
+
+        def hear() -> None:
+            while len(heard) < REQUESTS:
+                heard.append(much.receive()[0])
+
+        def look() -> None:
+            met.append(PASS)
+            if len(heard) < REQUESTS:
+                asyncio.get_running_loop().call_soon(look)
+
+        one.call(look)
+        client = [
+            threading.Thread(target=much.socket.sendall, args=(at_once,)),
+            threading.Thread(target=hear),
+        ]
+        for thread in client:
+            thread.start()
+        while len(heard) < REQUESTS:
+            little.call("api_versions", 0, {})
+        for thread in client:
+            thread.join()
+        assert heard == sent
+    assert max(passed_between(met, ("comes", VERSIONS), ("is done", VERSIONS))) < REQUESTS // 10
+    assert max(passed_between(met, PASS, PASS)) < REQUESTS // 10
+
+
+def passed_between(met: list[Event], start: Event, end: Event) -> list[int]:
+    """How many of the client that sends much were done from each start to the next end."""
+    found, passed = [], 0
+    for event in met:
+        if event == end:
+            found.append(passed)
+        if event == start:
+            passed = 0
+        passed += event == ("is done", DESCRIBE)
+    return found
+
+
+def watch_requests(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
+    """What happens to requests of which APIs, as the broker sees it: how long a client takes says nothing of it."""
+    met: list[Event] = []
+    begin, handle = registry._Request.__init__, registry._Request.handle
+
+    def comes(self: registry._Request, *about: Any) -> None:
+        begin(self, *about)
+        met.append(("comes", self.api_key))
+
+    def is_done(self: registry._Request) -> None:
+        handle(self)
+        met.append(("is done", self.api_key))
+
+    monkeypatch.setattr(registry._Request, "__init__", comes)
+    monkeypatch.setattr(registry._Request, "handle", is_done)
+    return met
+
+
+def test_a_request_that_waited_and_cannot_be_read_ends_its_connection_only(tmp_path: Path) -> None:
+    with running(tmp_path) as one, one.connect() as bad, one.connect() as good:
+        broken: dict[str, Any] = {"groups": NAMES}
+        for _ in range(50):
+            bad.send("describe_groups", 5, broken)
+        bad.send_frame(b"\0\x0f\0\x05" + bytes(4) + b"\0\0" + b"\0" + b"\xff" * 9)
+        with contextlib.suppress(ConnectionResetError):
+            while bad.socket.recv(1 << 16):
+                pass  # the answers before it, as far as they had left
+        assert good.call("api_versions", 0, {}).error_code == 0

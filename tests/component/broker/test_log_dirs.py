@@ -1,0 +1,416 @@
+"""Data directories: a broken one goes offline alone and loudly, and no start takes data for rubbish (R17, R18)."""
+
+import errno
+import json
+import logging
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.broker import Running, crash_image, running
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.logs import split
+from tests.support.raw import Connection, batch, fetch, produce
+
+from levada.core.cluster.config_changes import AlterConfigs, ResourceType
+from levada.errors import ErrorCode
+from levada.storage.log_dir import LogDirError
+from levada.wire.batches import decode
+
+PREFIX = b"value:"
+STORAGE_ERROR = ErrorCode.KAFKA_STORAGE_ERROR
+
+
+@pytest.fixture
+def disk() -> FaultyDisk:
+    return FaultyDisk()
+
+
+def values(one: Connection, topic: str) -> list[bytes]:
+    """The values (one a batch) of a topic's first partition."""
+    found: list[bytes] = []
+    while len(found) < (part := fetch(one, topic, len(found))).high_watermark:
+        assert part.error_code == 0
+        for piece in split(bytes(part.records)):
+            found += (record.value[len(PREFIX) :] for record in decode(memoryview(piece)) if record.value)
+    return found
+
+
+def value(text: str) -> bytes:
+    return batch(PREFIX + text.encode())
+
+
+def two_topics(broker: Running) -> tuple[str, str]:
+    """Topics in the first and in the second directory."""
+    for name in ("one", "other"):
+        broker.create(name)
+    homes = {broker.home(name): name for name in ("one", "other")}
+    assert len(homes) == 2, "partitions are spread over the directories"
+    first, second = (Path(path) for path in broker.broker.log_dirs.paths)
+    return homes[first], homes[second]
+
+
+def send(one: Connection, topic: str, text: str) -> int:
+    """Produce one record; the error code."""
+    return int(produce(one, topic, value(text)).error_code)
+
+
+# While running.
+
+
+@pytest.mark.parametrize(
+    ("operation", "number"), [("pwritev", errno.ENOSPC), ("pwritev", errno.EIO), ("fsync", errno.EIO)]
+)
+def test_a_broken_directory_goes_offline_and_the_others_go_on(
+    tmp_path: Path, disk: FaultyDisk, caplog: pytest.LogCaptureFixture, operation: str, number: int
+) -> None:
+    with running(
+        tmp_path / "a",
+        tmp_path / "b",
+        disk=disk,
+        levada_acks_wait_for_fsync="true",
+        levada_metrics_listener="127.0.0.1:0",
+    ) as broker:
+        good, bad = two_topics(broker)
+        with broker.connect() as one:
+            assert [send(one, topic, "before") for topic in (good, bad)] == [0, 0]
+            disk.fail(operation, tmp_path / "b", number)
+            with caplog.at_level(logging.ERROR):
+                assert send(one, bad, "lost") == STORAGE_ERROR
+            assert [record.message for record in caplog.records] == ["log dir is offline"]
+            assert [send(one, topic, "after") for topic in (good, bad)] == [0, STORAGE_ERROR]
+            assert values(one, good) == [b"before", b"after"]
+            assert fetch(one, bad, 0).error_code == STORAGE_ERROR
+        assert broker.broker.log_dirs.offline == [str(tmp_path / "b")]
+        broker.create("new", partitions=4)
+        assert {broker.home("new", index) for index in range(4)} == {tmp_path / "a"}
+        assert health(broker) == (200, {"status": "degraded", "offline_log_dirs": [str(tmp_path / "b")]})
+    disk.broken.clear()
+    with running(tmp_path / "a", tmp_path / "b") as broker, broker.connect() as one:
+        assert values(one, good) == [b"before", b"after"]
+        assert values(one, bad)[:1] == [b"before"]
+        assert send(one, bad, "healed") == 0
+
+
+def health(broker: Running) -> tuple[int, object]:
+    try:
+        with urllib.request.urlopen(f"http://{broker.server.metrics_address}/healthz") as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_without_a_directory_the_broker_is_not_healthy(tmp_path: Path, disk: FaultyDisk) -> None:
+    with running(tmp_path, disk=disk, levada_metrics_listener="127.0.0.1:0") as broker:
+        broker.create("orders")
+        assert health(broker)[0] == 200
+        disk.fail("pwritev", tmp_path / "orders-0")
+        with broker.connect() as one:
+            assert send(one, "orders", "lost") == STORAGE_ERROR
+        assert health(broker)[0] == 503
+
+
+def test_all_that_wait_are_told_of_a_broken_directory(tmp_path: Path, disk: FaultyDisk) -> None:
+    """Long polls and producers of every partition in it."""
+    with running(tmp_path, disk=disk) as broker:
+        broker.create("orders", partitions=3)
+        with broker.connect() as poll, broker.connect() as one:
+            places = [
+                {"partition": index, "fetch_offset": 0, "partition_max_bytes": 1000} for index in (0, 1, 2)
+            ]
+            fields = {"max_wait": 60_000, "min_bytes": 1, "max_bytes": 1000}
+            poll.send("fetch", 12, fields | {"topics": [{"topic": "orders", "partitions": places}]})
+            wait_for_waiters(broker, "orders")
+            disk.fail("pwritev", tmp_path / "orders-2", errno.ENOSPC)
+            parts = [{"index": index, "records": value("x")} for index in (0, 1, 2)]
+            response = one.call(
+                "produce",
+                9,
+                {"acks": -1, "timeout": 60_000, "topic_data": [{"name": "orders", "partition_data": parts}]},
+            )
+            codes = {part.index: part.error_code for part in response.responses[0].partition_responses}
+            assert codes[2] == STORAGE_ERROR
+            _, answer = poll.receive()
+            assert STORAGE_ERROR in {part.error_code for part in answer.responses[0].partitions}
+
+
+def wait_for_waiters(broker: Running, topic: str, index: int = 0) -> None:
+    while not broker.call(lambda: len(broker.partition(topic, index).waiters)):
+        pass
+
+
+def test_a_failed_read_takes_the_directory_offline(tmp_path: Path, disk: FaultyDisk) -> None:
+    with running(tmp_path, disk=disk) as broker:
+        broker.create("orders")
+        with broker.connect() as one:
+            assert send(one, "orders", "x") == 0
+            disk.fail("pread", tmp_path / "orders-0")
+            assert fetch(one, "orders", 0).error_code == STORAGE_ERROR
+            assert send(one, "orders", "y") == STORAGE_ERROR
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = shutil.which("mount")
+    command = [mount or "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if not mount or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path, small_disk: Path) -> None:
+    """R18: the records that were acknowledged are there, before and after a restart with room."""
+    acknowledged = []
+    with running(tmp_path / "large", small_disk) as broker:
+        good, bad = two_topics(broker)
+        with broker.connect() as one:
+            for number in range(100):
+                text = f"{number}".ljust(50_000, ".")
+                code = send(one, bad, text)
+                if code:
+                    break
+                acknowledged.append(text.encode())
+            assert code == STORAGE_ERROR and 5 < len(acknowledged) < 25
+            assert send(one, bad, "more") == STORAGE_ERROR
+            assert send(one, good, "goes on") == 0
+    shutil.copytree(small_disk, tmp_path / "copy", ignore=shutil.ignore_patterns(".lock"))
+    with running(tmp_path / "large", tmp_path / "copy") as broker, broker.connect() as one:
+        assert values(one, bad)[: len(acknowledged)] == acknowledged
+        assert send(one, bad, "room again") == 0
+
+
+# At the start.
+
+
+def test_a_directory_that_cannot_be_used_at_the_start(
+    tmp_path: Path, disk: FaultyDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its partitions are offline; they do not begin anew elsewhere, and come back with it."""
+    folders = tmp_path / "a", tmp_path / "b"
+    with running(*folders) as broker, broker.connect() as one:
+        good, bad = two_topics(broker)
+        assert [send(one, topic, "before") for topic in (good, bad)] == [0, 0]
+    disk.fail("mkdir", folders[1])
+    with caplog.at_level(logging.ERROR), running(*folders, disk=disk) as broker, broker.connect() as one:
+        assert [record.message for record in caplog.records] == ["log dir is offline"]
+        assert values(one, good) == [b"before"]
+        assert send(one, bad, "x") == STORAGE_ERROR
+        assert fetch(one, bad, 0).error_code == STORAGE_ERROR
+        assert send(one, good, "after") == 0
+    with running(*folders) as broker, broker.connect() as one:
+        assert values(one, bad) == [b"before"]
+        assert values(one, good) == [b"before", b"after"]
+
+
+def test_without_its_metadata_a_broker_does_not_start(tmp_path: Path, disk: FaultyDisk) -> None:
+    """Else every partition would pass for one of a deleted topic."""
+    folders = tmp_path / "a", tmp_path / "b"
+    with running(*folders) as broker, broker.connect() as one:
+        topics = two_topics(broker)
+        assert [send(one, topic, "precious") for topic in topics] == [0, 0]
+    disk.fail("mkdir", folders[0])
+    with pytest.raises(LogDirError, match="holds the metadata"), running(*folders, disk=disk):
+        pass
+    metadata = [*folders[0].glob("levada-metadata.db*")]
+    for file in metadata:
+        file.rename(tmp_path / file.name)
+    with pytest.raises(LogDirError, match=r"levada-metadata\.db is missing"), running(*folders):
+        pass
+    for file in metadata:
+        (tmp_path / file.name).rename(file)
+    with running(*folders) as broker, broker.connect() as one:
+        assert [values(one, topic) for topic in topics] == [[b"precious"], [b"precious"]]
+
+
+def test_a_failed_start_changes_nothing(tmp_path: Path) -> None:
+    """The port is taken: locks are given back, checkpoints and the mark of the clean stop stay."""
+    with running(tmp_path) as broker, broker.connect() as one:
+        broker.create("orders")
+        for number in range(5):
+            assert send(one, "orders", str(number)) == 0
+        topics = [{"name": "orders", "partitions": [{"partition_index": 0, "offset": 3}]}]
+        one.call("delete_records", 2, {"topics": topics, "timeout": 1000})
+    checkpoints = {file.name: file.read_bytes() for file in tmp_path.iterdir() if "checkpoint" in file.name}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listener = f"PLAINTEXT://127.0.0.1:{taken.getsockname()[1]}"
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"(?i)in use"), running(tmp_path, listeners=listener):
+                pass
+    assert (tmp_path / ".kafka_cleanshutdown").exists()
+    assert {name: (tmp_path / name).read_bytes() for name in checkpoints} == checkpoints
+    with running(tmp_path) as broker, broker.connect() as one:
+        assert broker.partition("orders").log_start_offset == 3
+        assert fetch(one, "orders", 3).high_watermark == 5
+
+
+def test_a_directory_in_use_is_refused_and_the_others_are_let_go(tmp_path: Path) -> None:
+    with running(tmp_path / "b"):
+        with pytest.raises(LogDirError, match="in use"), running(tmp_path / "a", tmp_path / "b"):
+            pass
+        with running(tmp_path / "a"):
+            pass
+
+
+def test_a_clean_stop_needs_no_recovery(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with running(tmp_path) as broker, broker.connect() as one:
+        broker.create("orders")
+        assert send(one, "orders", "x") == 0
+        image = crash_image(tmp_path, tmp_path.with_name("crashed"))
+    with caplog.at_level(logging.INFO), running(tmp_path):
+        assert not [record for record in caplog.records if "not clean" in record.message]
+    with caplog.at_level(logging.INFO), running(image) as broker, broker.connect() as one:
+        assert [record for record in caplog.records if "not clean" in record.message]
+        assert values(one, "orders") == [b"x"]
+
+
+def test_deleted_records_stay_deleted_after_a_crash(tmp_path: Path) -> None:
+    """As of the last checkpoint, or of the segments that are gone."""
+    with (
+        running(tmp_path / "data", log_flush_offset_checkpoint_interval_ms=50) as broker,
+        broker.connect() as one,
+    ):
+        broker.create("orders")
+        for number in range(5):
+            assert send(one, "orders", str(number)) == 0
+        topics = [{"name": "orders", "partitions": [{"partition_index": 0, "offset": 3}]}]
+        one.call("delete_records", 2, {"topics": topics, "timeout": 1000})
+        checkpoint = tmp_path / "data" / "log-start-offset-checkpoint"
+        while not (checkpoint.exists() and "orders 0 3" in checkpoint.read_text()):
+            pass
+        image = crash_image(tmp_path / "data", tmp_path / "image")
+    with running(image) as broker:
+        assert broker.partition("orders").log_start_offset == 3
+
+
+def test_data_of_an_unknown_topic_is_set_aside(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as broker, broker.connect() as one:
+        broker.create("orders")
+        assert send(one, "orders", "x") == 0
+    stray = tmp_path / "data" / "unknown-0"
+    shutil.copytree(tmp_path / "data" / "orders-0", stray)
+    content = {file.name: file.read_bytes() for file in stray.glob("*.log")}
+    with running(tmp_path / "data") as broker:
+        assert ("unknown", 0) not in broker.broker.partitions
+        assert not stray.exists()
+    (aside,) = (tmp_path / "data").glob("unknown-0.*")
+    assert {file.name: file.read_bytes() for file in aside.glob("*.log")} == content
+
+
+def test_a_topic_made_anew_begins_anew(tmp_path: Path) -> None:
+    """The old topic's folder is found when the deletion was cut short by a crash; its id tells."""
+    with running(tmp_path / "data") as broker, broker.connect() as one:
+        broker.create("orders")
+        assert send(one, "orders", "old") == 0
+        old = crash_image(tmp_path / "data" / "orders-0", tmp_path / "old")
+        broker.delete("orders")
+        broker.create("orders")
+        assert send(one, "orders", "new") == 0
+    shutil.rmtree(tmp_path / "data" / "orders-0")
+    shutil.copytree(old, tmp_path / "data" / "orders-0")
+    with running(tmp_path / "data") as broker, broker.connect() as one:
+        assert values(one, "orders") == []
+
+
+def delete_records(one: Connection, topic: str, offset: int) -> None:
+    topics = [{"name": topic, "partitions": [{"partition_index": 0, "offset": offset}]}]
+    answer = one.call("delete_records", 2, {"topics": topics, "timeout": 1000})
+    assert answer.topics[0].partitions[0].error_code == 0
+
+
+def test_a_topic_made_anew_keeps_its_records_after_a_crash(tmp_path: Path) -> None:
+    """The checkpoints of the deleted one said that the log begins later: all that was acknowledged was cut (R17)."""
+    with running(tmp_path / "data") as broker, broker.connect() as one:
+        broker.create("orders")
+        broker.create("others")
+        for number in range(9):
+            assert send(one, "orders", str(number)) == send(one, "others", str(number)) == 0
+        delete_records(one, "orders", 7)
+        delete_records(one, "others", 5)
+    with running(tmp_path / "data") as broker, broker.connect() as one:
+        broker.delete("orders")
+        broker.create("orders")
+        assert send(one, "orders", "new") == 0
+        image = crash_image(tmp_path / "data", tmp_path / "image")
+    with running(image) as broker, broker.connect() as one:
+        assert values(one, "orders") == [b"new"]
+        assert broker.partition("others").log_start_offset == 5
+
+
+def test_data_in_a_directory_that_is_away_is_not_hidden(tmp_path: Path) -> None:
+    """Neither a change of the topic nor a new topic of the name may take an old log's place (R17)."""
+    first, second, away = (tmp_path / name for name in ("first", "second", "away"))
+    with running(first, second) as broker, broker.connect() as one:
+        for name in ("filler", "orders", "others", "shop"):  # by turns in the first and the second
+            broker.create(name)
+            assert send(one, name, "old") == 0
+        assert broker.home("orders") == broker.home("shop") == second
+    second.rename(away)
+    second.touch()  # no directory
+    with running(first, second) as broker, broker.connect() as one:
+        alter = AlterConfigs(ResourceType.TOPIC, "orders", {"retention.ms": "123456789"})
+        broker.wait(broker.broker.controller.submit(alter))
+        assert send(one, "orders", "hidden") == STORAGE_ERROR
+        broker.delete("shop")
+        broker.create("shop")
+        assert send(one, "shop", "new") == 0
+    second.unlink()
+    away.rename(second)
+    with running(first, second) as broker, broker.connect() as one:
+        assert values(one, "orders") == [b"old"]
+        assert values(one, "shop") == [b"new"]
+
+
+def test_a_checkpoint_on_its_way_does_not_speak_of_a_deleted_topic(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as broker, broker.connect() as one:
+        broker.create("orders")
+        for number in range(9):
+            assert send(one, "orders", str(number)) == 0
+        delete_records(one, "orders", 7)
+        log_dirs, partitions = broker.broker.log_dirs, broker.broker.partitions
+        write = broker.call(lambda: log_dirs._checkpoint_of(list(partitions.values())))
+        broker.delete("orders")
+        broker.create("orders")
+        assert send(one, "orders", "new") == 0
+        write()
+        image = crash_image(tmp_path / "data", tmp_path / "image")
+    with running(image) as broker, broker.connect() as one:
+        assert values(one, "orders") == [b"new"]
+
+
+def test_a_damaged_log_is_refused_alone_and_left_as_it_is(tmp_path: Path) -> None:
+    with running(tmp_path, log_segment_bytes=1000) as broker, broker.connect() as one:
+        for name in ("good", "bad"):
+            broker.create(name)
+            for number in range(6):
+                assert send(one, name, f"{number}" * 300) == 0
+    segments = sorted((tmp_path / "bad-0").glob("*.log"))
+    assert len(segments) > 2
+    segments[0].write_bytes(segments[0].read_bytes()[:20] + b"damage" + bytes(400))
+    for index in (tmp_path / "bad-0").glob("*index"):
+        index.unlink()
+    files = {file: file.read_bytes() for file in segments}
+    for _ in range(2):
+        with running(tmp_path, log_segment_bytes=1000) as broker, broker.connect() as one:
+            assert len(values(one, "good")) == 6
+            assert send(one, "bad", "x") == STORAGE_ERROR
+        assert {file: file.read_bytes() for file in segments} == files
+
+
+def test_a_deleted_topic_frees_its_space(tmp_path: Path) -> None:
+    with running(tmp_path) as broker, broker.connect() as one:
+        broker.create("orders", partitions=3)
+        assert send(one, "orders", "x") == 0
+        broker.delete("orders")
+        while list(tmp_path.glob("orders-*")):
+            pass
+        assert send(one, "orders", "y") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -1,0 +1,252 @@
+"""Segments and their parts: walking batches, sparse indexes, slices of mappings, checkpoints (R17, R18)."""
+
+import os
+from bisect import bisect_right
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.logs import NOW_MS, QuickDisk, append, make_batch, open_log, split
+
+from levada.model import TopicPartition
+from levada.storage.checkpoints import (
+    BadCheckpointError,
+    decode_epochs,
+    decode_offsets,
+    encode_epochs,
+    encode_offsets,
+)
+from levada.storage.disk import read_file, write_all, write_atomically
+from levada.storage.file_names import file_name, parse_file_name, parse_partition_directory
+from levada.storage.handles import Handle, Handles
+from levada.storage.log.index import OFFSET_ENTRY, SparseIndex
+from levada.storage.log.segment import BrokenBatchError, Segment
+from levada.storage.log.slices import MAPPED_STEP_BYTES, take, warm
+
+
+def write_segment(folder: Path, batches: list[bytes]) -> Segment:
+    (folder / f"{0:020d}.log").write_bytes(b"".join(batches))
+    disk = QuickDisk()
+    segment = Segment(str(folder), 0, disk, Handles(disk, 16), NOW_MS)
+    segment.size = sum(map(len, batches))
+    return segment
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_walk_gives_every_batch_once(tmp_path: Path, whole: bool) -> None:
+    sizes = [10, 9_000, 8_100, 20_000, 5, 5, 1_500_000, 7]
+    batches = [make_batch(offset, value=b"x" * size) for offset, size in enumerate(sizes)]
+    segment = write_segment(tmp_path, batches)
+    walked = list(segment.walk(whole=whole))
+    assert [header.base_offset for _, header, _ in walked] == list(range(len(sizes)))
+    assert [position for position, _, _ in walked] == [sum(map(len, batches[:n])) for n in range(len(sizes))]
+    if whole:
+        assert [bytes(view) for _, _, view in walked] == batches
+
+
+@pytest.mark.parametrize(
+    ("position", "content", "reason"),
+    [
+        (16, b"\x01", "version 2"),
+        (8, b"\0\0\0\x05", "version 2"),
+        (8, b"\x00\x7f\0\0", "remain"),
+        (23, b"\xff", "version 2"),
+    ],
+)
+def test_a_walk_stops_at_what_cannot_be_a_batch(
+    tmp_path: Path, position: int, content: bytes, reason: str
+) -> None:
+    batches = [make_batch(offset) for offset in range(3)]
+    segment = write_segment(tmp_path, batches)
+    with open(segment.path, "r+b") as file:
+        file.seek(len(batches[0]) + position)
+        file.write(content)
+    walk = segment.walk()
+    assert next(walk)[1].base_offset == 0
+    with pytest.raises(BrokenBatchError, match=reason) as raised:
+        next(walk)
+    assert raised.value.position == len(batches[0])
+    assert segment.path in raised.value.detail
+
+
+def test_index_entries_are_those_that_kafka_makes(tmp_path: Path) -> None:
+    """An entry for the first batch after more than index.interval.bytes, with the batch's last offset."""
+    log = open_log(tmp_path / "t-0", index_interval_bytes=1_000)
+    batches = [append(log, 3, b"x" * 50, NOW_MS + 1_000 - n) for n in range(50)]
+    position = indexed = 0
+    wanted = []
+    for number, batch in enumerate(batches):
+        if position - indexed > 1_000:
+            wanted.append((3 * number + 2, position))
+            indexed = position
+        position += len(batch)
+    log.close(clean=True)
+    data = (tmp_path / "t-0" / f"{0:020d}.index").read_bytes()
+    assert list(OFFSET_ENTRY.iter_unpack(data)) == wanted
+    assert (tmp_path / "t-0" / f"{0:020d}.timeindex").read_bytes() == (NOW_MS + 1_002).to_bytes(8) + (
+        2
+    ).to_bytes(4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps=st.lists(st.integers(1, 50), max_size=400), hint=st.integers(-1, 400), data=st.data())
+def test_an_index_finds_the_last_entry_up_to_a_value(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int], hint: int, data: st.DataObject
+) -> None:
+    disk = QuickDisk()
+    index = SparseIndex(OFFSET_ENTRY, str(tmp_path_factory.mktemp("i") / "x.index"), disk, Handles(disk, 4))
+    entries, offset = [], 0
+    for step in steps:
+        offset += step
+        entries.append((offset, 3 * offset))
+        index.append(offset, 3 * offset)
+    assert len(index) == len(entries)
+    assert index.last() == (entries[-1] if entries else None)
+    for column, top in ((0, offset), (1, 3 * offset)):
+        value = data.draw(st.integers(-1, top + 10))
+        place = bisect_right([entry[column] for entry in entries], value) - 1
+        assert index.floor(column, value) == ((place, entries[place]) if place >= 0 else None)
+        if 0 <= hint <= place:
+            assert index.floor(column, value, hint, 401) == (place, entries[place])
+    index.store()
+    again = SparseIndex(OFFSET_ENTRY, index.handle.path, disk, Handles(disk, 4))
+    assert again.load() and [again.entry(number) for number in range(len(again))] == entries
+
+
+def test_small_reads_are_copied_and_large_ones_mapped(tmp_path: Path) -> None:
+    """A slice of a mapping costs no copy; a mapping of a few bytes costs more than a copy."""
+    log = open_log(tmp_path / "t-0")
+    append(log)
+    assert isinstance(log.read(0, 1 << 20, 1, True).views[0], bytes)
+    for _ in range(10):
+        append(log, value=b"x" * 100_000)
+    piece = log.read(1, 1 << 20, 11, True)
+    assert isinstance(piece.views[0], memoryview) and piece.views[0].readonly
+    mapping = log.active.handle.view
+    append(log)
+    assert isinstance(log.read(11, 100, 12, True).views[0], bytes)
+    assert isinstance(log.read(0, 100, 12, True).views[0], memoryview)  # what is mapped is not copied
+    while log.active.size < len(mapping or b"") + MAPPED_STEP_BYTES:
+        append(log, value=b"x" * 100_000)
+    log.read(12, 1 << 20, log.log_end_offset, True)
+    assert log.active.handle.view is not mapping
+
+
+def test_what_is_not_in_memory_is_said_to_be_cold(tmp_path: Path) -> None:
+    class ColdDisk(QuickDisk):
+        cold = True
+
+        def pread_cached(self, fd: int, count: int, position: int, /) -> bytes:
+            if ColdDisk.cold:
+                raise BlockingIOError
+            return self.pread(fd, count, position)
+
+    batches = [make_batch(offset, value=b"x" * 100_000) for offset in range(10)]
+    segment = write_segment(tmp_path, batches)
+    segment.disk = ColdDisk()
+    end = len(batches[0])
+    piece = take(segment, 0, end, recent=False)
+    assert piece.cold and bytes(piece.views[0]) == batches[0]
+    warm(segment.disk, piece)
+    ColdDisk.cold = False
+    assert not take(segment, 0, end, recent=False).cold
+    ColdDisk.cold = True
+    assert not take(segment, 0, end, recent=True).cold
+    segment.remove()
+    warm(segment.disk, piece)
+
+
+def test_cold_reads_go_on_without_looking_at_their_end(tmp_path: Path) -> None:
+    class ColdDisk(QuickDisk):
+        def pread_cached(self, fd: int, count: int, position: int, /) -> bytes:
+            raise BlockingIOError
+
+    log = open_log(tmp_path / "t-0", segment_bytes=1 << 20)
+    batches = [append(log, value=b"x" * 50_000) for _ in range(60)]
+    for segment in log.segments:
+        segment.disk = ColdDisk()
+    found: list[bytes] = []
+    while len(found) < len(batches):
+        piece = log.read(len(found), 200_000, 60, True)
+        assert piece.cold or log.active.base_offset <= len(found)
+        found += split(b"".join(piece.views))
+    assert found == batches
+
+
+def test_a_file_shorter_than_the_log_believes_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "t-0")
+    append(log, value=b"x" * 500)
+    os.truncate(log.active.path, 300)
+    with pytest.raises(OSError, match="300 bytes of"):
+        log.read(0, 1 << 20, 1, True)
+
+
+def test_handles_give_a_second_chance_to_those_in_use(tmp_path: Path) -> None:
+    disk = QuickDisk()
+    handles = Handles(disk, 8)
+    files = [Handle(str(tmp_path / str(number))) for number in range(12)]
+    for file in files[:4]:
+        handles.open_or_create(file)
+    for file in files[4:]:
+        handles.fd(files[0])
+        handles.open_or_create(file)
+        assert len(handles) == 4
+    assert files[0].fd >= 0
+    assert sum(file.fd >= 0 for file in files) == 4
+    handles.close_all()
+    assert all(file.fd < 0 for file in files)
+
+
+def test_a_replaced_file_is_whole_or_old(tmp_path: Path) -> None:
+    disk = QuickDisk()
+    path = str(tmp_path / "checkpoint")
+    assert read_file(disk, path) is None
+    (tmp_path / "checkpoint.tmp").write_bytes(b"a longer rest of a crash")
+    for content in (b"first", b"x" * 100_000, b""):
+        write_atomically(disk, path, content)
+        assert read_file(disk, path) == content
+    assert os.listdir(tmp_path) == ["checkpoint"]
+
+
+def test_a_write_without_progress_is_an_error(tmp_path: Path) -> None:
+    class Stuck(QuickDisk):
+        def pwritev(self, *_: object) -> int:
+            return 0
+
+    with pytest.raises(OSError, match="no progress"):
+        write_all(Stuck(), 0, [b"x"], 0)
+
+
+def test_names_are_kafkas() -> None:
+    assert file_name(42, ".log") == "00000000000000000042.log"
+    assert parse_file_name("00000000000000000042.log.deleted") == (42, ".log.deleted")
+    for name in ("42.log", "0000000000000000004x.log", "leader-epoch-checkpoint", "²" * 20 + ".log"):
+        assert parse_file_name(name) is None
+    assert parse_partition_directory("a-b.c_d-10") == TopicPartition("a-b.c_d", 10)
+    assert parse_partition_directory("__consumer_offsets-0") == TopicPartition("__consumer_offsets", 0)
+    for name in ("plain", "-1", "a-", "a-01", "a-1x", "t-0.0f1e-delete", "a-²"):
+        assert parse_partition_directory(name) is None
+
+
+def test_checkpoints_are_kafkas_text() -> None:
+    offsets = {TopicPartition("a-b", 0): 5, TopicPartition("c", 12): 0}
+    assert encode_offsets(offsets) == b"0\n2\na-b 0 5\nc 12 0\n"
+    assert decode_offsets(encode_offsets(offsets)) == offsets
+    assert encode_epochs([(0, 0), (3, 17)]) == b"0\n2\n0 0\n3 17\n"
+    assert decode_epochs(b"0\n2\n0 0\n3 17\n") == [(0, 0), (3, 17)]
+    for data in (
+        b"",
+        b"0\n",
+        b"1\n0\n",
+        b"0\n2\na 0 5\n",
+        b"0\n1\na 0\n",
+        b"0\n1\na 0 -5\n",
+        b"0\n1\na x 5\n",
+        b"\xff",
+    ):
+        with pytest.raises(BadCheckpointError):
+            decode_offsets(data)
+    for data in (b"0\n1\n1\n", b"0\n2\n1 5\n1 6\n", b"0\n2\n1 5\n2 5\n", b"0\n1\n-1 0\n"):
+        with pytest.raises(BadCheckpointError):
+            decode_epochs(data)

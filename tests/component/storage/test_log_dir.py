@@ -1,0 +1,187 @@
+"""A data directory: one owner, one lock, and partitions that are found again (R17, R21)."""
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from tests.support.logs import QuickDisk, append, open_log
+
+from levada.model import TopicPartition
+from levada.storage.log_dir import LogDir, LogDirError, decode_uuid, encode_uuid
+
+CLUSTER = "cluster-a"
+TOPIC_ID = uuid.UUID("01234567-89ab-cdef-0123-456789abcdef")
+
+
+def open_dir(path: Path, node_id: int = 1, cluster_id: str = CLUSTER) -> LogDir:
+    log_dir = LogDir.open(str(path), QuickDisk(), node_id=node_id)
+    try:
+        log_dir.join(cluster_id)
+    except LogDirError:
+        log_dir.close(clean=False)
+        raise
+    return log_dir
+
+
+def test_a_directory_keeps_its_owner(tmp_path: Path) -> None:
+    first = LogDir.open(str(tmp_path / "d"), QuickDisk(), node_id=1)
+    assert first.cluster_id is None
+    first.join(CLUSTER)
+    first.close(clean=False)
+    again = LogDir.open(str(tmp_path / "d"), QuickDisk(), node_id=1)
+    assert (again.cluster_id, again.directory_id) == (CLUSTER, first.directory_id)
+    again.join(CLUSTER)
+    again.close(clean=False)
+    text = (tmp_path / "d" / "meta.properties").read_text()
+    for line in ("version=1", f"cluster.id={CLUSTER}", "node.id=1", "levada.format=1", "directory.id="):
+        assert line in text
+
+
+def test_a_directory_of_another_is_refused_and_left_alone(tmp_path: Path) -> None:
+    open_dir(tmp_path).close(clean=False)
+    before = (tmp_path / "meta.properties").read_bytes()
+    with pytest.raises(LogDirError, match=r"belongs to cluster cluster-a, not to other"):
+        open_dir(tmp_path, cluster_id="other")
+    with pytest.raises(LogDirError, match=r"node\.id=1, but this is node 2"):
+        open_dir(tmp_path, node_id=2)
+    assert (tmp_path / "meta.properties").read_bytes() == before
+    open_dir(tmp_path).close(clean=False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("levada.format=1", "levada.format=2", r"levada\.format=2; this version reads up to 1"),
+        ("levada.format=1", "", r"levada\.format=nothing"),
+        ("levada.format=1", "levada.format=x", r"levada\.format=x"),
+        ("node.id=1", "", r"node\.id=nothing"),
+        ("cluster.id=cluster-a", "", r"no cluster\.id"),
+        ("directory.id=", "directory.id=!", r"no valid directory\.id"),
+    ],
+)
+def test_a_strange_meta_properties_is_refused(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+    open_dir(tmp_path).close(clean=False)
+    path = tmp_path / "meta.properties"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(LogDirError, match=complaint):
+        open_dir(tmp_path)
+
+
+def test_partitions_without_meta_properties_are_refused(tmp_path: Path) -> None:
+    log_dir = open_dir(tmp_path)
+    log_dir.create_partition(TopicPartition("a", 0), TOPIC_ID)
+    log_dir.close(clean=False)
+    (tmp_path / "meta.properties").unlink()
+    with pytest.raises(LogDirError, match=r"holds partitions but no meta\.properties"):
+        open_dir(tmp_path)
+
+
+def test_bits_turned_in_the_small_files_are_refused_or_harmless(tmp_path: Path) -> None:
+    """Never a crash of another kind than the one that says what is wrong."""
+    log_dir = open_dir(tmp_path)
+    log_dir.write_recovery_points({TopicPartition("a", 0): 5})
+    log_dir.write_log_start_offsets({TopicPartition("a", 0): 5})
+    log_dir.create_partition(TopicPartition("a", 0), TOPIC_ID)
+    log_dir.close(clean=True)
+    names = (
+        "meta.properties",
+        "recovery-point-offset-checkpoint",
+        "log-start-offset-checkpoint",
+    )
+    for path in [*(tmp_path / name for name in names), tmp_path / "a-0" / "partition.metadata"]:
+        original = path.read_bytes()
+        for bit in range(8 * len(original)):
+            data = bytearray(original)
+            data[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(data)
+            try:
+                opened = LogDir.open(str(tmp_path), QuickDisk(), node_id=1)
+            except LogDirError:
+                continue
+            assert [found.partition for found in opened.partitions()] == [TopicPartition("a", 0)]
+            opened.close(clean=False)
+        path.write_bytes(original)
+
+
+def test_only_one_process_uses_a_directory(tmp_path: Path) -> None:
+    script = (
+        "import sys; from levada.storage.log_dir import LogDir; from levada.storage.disk import OsDisk\n"
+        "LogDir.open(sys.argv[1], OsDisk(), node_id=1); print('locked', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout and other.stdout.readline() == b"locked\n"
+        with pytest.raises(LogDirError, match="in use by another broker"):
+            open_dir(tmp_path)
+        other.kill()
+    open_dir(tmp_path).close(clean=False)
+
+
+def test_the_mark_of_a_clean_stop_holds_for_one_start(tmp_path: Path) -> None:
+    log_dir = open_dir(tmp_path)
+    assert not log_dir.was_clean
+    log_dir.close(clean=True)
+    assert (tmp_path / ".kafka_cleanshutdown").exists()
+    log_dir = open_dir(tmp_path)
+    assert log_dir.was_clean
+    assert not (tmp_path / ".kafka_cleanshutdown").exists()
+    log_dir.close(clean=False)
+    log_dir = open_dir(tmp_path)
+    assert not log_dir.was_clean
+    assert log_dir.fail(OSError("disk")) and not log_dir.fail(OSError("again"))
+    log_dir.close(clean=True)
+    assert not open_dir(tmp_path).was_clean
+
+
+def test_checkpoints_are_found_again_or_forgotten(tmp_path: Path) -> None:
+    log_dir = open_dir(tmp_path)
+    points = {TopicPartition("orders.eu-1", 3): 17}
+    log_dir.write_recovery_points(points)
+    log_dir.write_log_start_offsets({TopicPartition("x", 0): 4})
+    log_dir.close(clean=False)
+    log_dir = open_dir(tmp_path)
+    assert log_dir.recovery_points == points
+    assert log_dir.log_start_offsets == {TopicPartition("x", 0): 4}
+    log_dir.close(clean=False)
+    (tmp_path / "recovery-point-offset-checkpoint").write_bytes(b"0\n9\ntorn")
+    log_dir = open_dir(tmp_path)
+    assert log_dir.recovery_points == {}
+    log_dir.close(clean=False)
+
+
+def test_partitions_are_created_found_and_deleted(tmp_path: Path) -> None:
+    log_dir = open_dir(tmp_path)
+    partition = TopicPartition("orders.eu-west_1", 12)
+    directory = log_dir.create_partition(partition, TOPIC_ID)
+    assert Path(directory) == tmp_path / "orders.eu-west_1-12"
+    assert (tmp_path / "orders.eu-west_1-12" / "partition.metadata").read_text() == (
+        "version: 0\ntopic_id: ASNFZ4mrze8BI0VniavN7w"
+    )
+    (tmp_path / "file-1").write_text("no folder")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "lost-3").mkdir()
+    assert log_dir.partitions() == [
+        (TopicPartition("lost", 3), str(tmp_path / "lost-3"), None),
+        (partition, directory, TOPIC_ID),
+    ]
+    log = open_log(directory)
+    append(log)
+    log.delete()
+    assert [found.partition for found in log_dir.partitions()] == [TopicPartition("lost", 3)]
+    log_dir.remove_deleted()
+    log_dir.remove_deleted()
+    assert sorted(name for name in os.listdir(tmp_path) if not name.startswith(".")) == [
+        "file-1", "lost-3", "meta.properties", "other",
+    ]  # fmt: skip
+    log_dir.close(clean=True)
+
+
+def test_ids_are_written_as_kafka_writes_them() -> None:
+    assert encode_uuid(TOPIC_ID) == "ASNFZ4mrze8BI0VniavN7w"
+    assert decode_uuid("ASNFZ4mrze8BI0VniavN7w") == TOPIC_ID
+    for text in ("", "short", "ASNFZ4mrze8BI0VniavN7wAAAA"):
+        with pytest.raises(ValueError):
+            decode_uuid(text)

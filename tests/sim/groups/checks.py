@@ -1,0 +1,148 @@
+"""What must hold of groups at any time, by what members were told and say themselves.
+
+Invariants 11 to 13 of the simulator: a partition has one owner at most, a member that lost it commits nothing more,
+offsets in use are not removed, and the journal alone gives the state.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.broker_world import Place
+from tests.sim.groups.offset_model import Key, offsets_of
+from tests.sim.partition.world import Violation
+
+from levada.core.groups.classic.group import ClassicGroup, State
+from levada.core.groups.consumer.group import ConsumerGroup, GroupState
+from levada.core.groups.machine import GroupsMachine
+from levada.core.groups.offsets import CommitRequest
+
+if TYPE_CHECKING:
+    from tests.sim.groups.world import GroupWorld
+
+RETENTION_MS = 60_000
+
+
+class GroupChecks:
+    """What members were told, and what follows from it."""
+
+    def __init__(self, world: "GroupWorld") -> None:
+        self.world = world
+        self.owners: dict[Key, str] = {}  # to whom a partition was given last
+        self.by_generation: dict[tuple[int, Place], tuple[str, str | None]] = {}
+        self.generation = 0
+        self.generation_before = 0  # of a group that was deleted; one of its name counts from the start again
+
+    # What is told.
+
+    def told(
+        self, group: str, member_id: str, instance_id: str | None, generation: int | None, places: set[Place]
+    ) -> None:
+        """A member's assignment leaves the coordinator. Invariant 11: in a generation a partition has one owner."""
+        for place in places:
+            self.owners[group, place] = member_id
+        if generation is None or not isinstance(self.group(), ClassicGroup):
+            return
+        for place in places:
+            owner, static = self.by_generation.setdefault((generation, place), (member_id, instance_id))
+            if owner != member_id and (static is None or static != instance_id):
+                raise Violation(f"{place} of generation {generation} belongs to {owner} and {member_id}")
+
+    def commit_was_taken(self, request: CommitRequest, member_id: str) -> None:
+        """Invariant 12: no offset is put back by a member that has lost the partition."""
+        if not member_id or request.generation <= self.generation_before:
+            return
+        for place, _ in request.offsets:
+            owner = self.owners.get((request.group_id, place))
+            if owner != member_id:
+                raise Violation(f"{member_id}@{request.generation} committed {place}, which {owner} has")
+
+    def group(self) -> Any:
+        machine = self.world.known
+        return None if machine is None else machine.groups.get(self.world.group)
+
+    # After every event.
+
+    def look(self, machine: GroupsMachine) -> None:
+        """Invariant 11: of the members that the group would listen to, no two read the same."""
+        group = machine.groups.get(self.world.group)
+        generation = 0
+        if isinstance(group, ClassicGroup | ConsumerGroup):
+            generation = group.generation if isinstance(group, ClassicGroup) else group.epoch
+        if generation < self.generation:
+            self.by_generation.clear()
+            self.generation_before = max(self.generation_before, self.generation)
+        self.generation = generation
+        if group is None:
+            return
+        readers: dict[Place, Any] = {}
+        for member in self.world.members:
+            if member.reads and member.is_heard(group):
+                for place in member.reads:
+                    other = readers.setdefault(place, member)
+                    if other is not member:
+                        raise Violation(f"{place} is read by {other} and {member}: {group}")
+
+    def may_go(self, key: Key) -> bool:
+        """Whether an offset may have been removed: it is old, and nobody is there to read on from it."""
+        group_id, (topic, _) = key
+        if topic not in self.world.image.topics:
+            return True
+        machine = self.world.known
+        shard = self.world.broker.groups.at(0)
+        machine = machine or (None if shard is None else shard.machine)
+        assert machine is not None
+        group: Any = machine.groups.get(group_id)
+        in_use = group is not None and any(
+            member.member_id in group.members and (topic in member.topics or not member.topics)
+            for member in self.world.members
+            if group_id == member.group and not group.is_empty
+        )
+        committed_ms = self.world.commit_times.get(self.world.model.offset(key), 0)
+        return not in_use and committed_ms + RETENTION_MS <= self.world.clock.ms
+
+    # The end.
+
+    def at_rest(self, machine: GroupsMachine) -> bool:
+        return not self.unrest(machine)
+
+    def unrest(self, machine: GroupsMachine | None) -> str:
+        """Why the group is not at rest, if so."""
+        world = self.world
+        if machine is None:
+            return "the coordinator is not there"
+        group = machine.groups.get(world.group)
+        if group is None or group.state not in (State.STABLE, GroupState.STABLE):
+            return f"{group}"
+        members = [member for member in world.members if member.settled and member.is_heard(group)]
+        if len(members) < len(world.members):
+            return f"only {members} of {world.members} are settled in {group}"
+        read = sorted(place for member in members for place in member.reads)
+        if read != sorted(world.places()):
+            return f"{read} are read, {sorted(world.places())} are there: {group}"
+        assert isinstance(group, ClassicGroup | ConsumerGroup)
+        return "" if len(group.members) == len(members) else f"there are others in {group}"
+
+    def journal(self) -> None:
+        """Invariant 13: replaying it gives the state."""
+        world = self.world
+        world.settle()
+        shard = world.broker.groups.at(0)
+        assert shard is not None and shard.machine is not None
+        live = shard.machine
+        replayed = shard._new_machine()
+        for entry in shard._journal.replay():
+            replayed.replay(entry.key, entry.value, entry.batch)
+        if offsets_of(replayed) != offsets_of(live):
+            raise Violation(f"replayed {offsets_of(replayed)}, but is {offsets_of(live)}")
+        if durable(replayed) != durable(live):
+            raise Violation(f"replayed {durable(replayed)}, but is {durable(live)}")
+
+
+def durable(machine: GroupsMachine) -> dict[str, Any]:
+    """What of the groups is in the journal."""
+    found: dict[str, Any] = {}
+    for group_id, group in machine.groups.items():
+        if isinstance(group, ConsumerGroup):
+            found[group_id] = group
+        elif isinstance(group, ClassicGroup):
+            found[group_id] = group.record() if group.state in (State.STABLE, State.EMPTY) else None
+    return found

@@ -1,0 +1,202 @@
+"""The simulator of groups and offsets is tested itself: each of these bugs, planted into the broker, must be found."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from tests.sim.groups.test_groups import simulate
+from tests.sim.planting import Plant, must_be_found
+
+from levada.broker.coordinator.journal import Journal
+from levada.core.groups.classic import requests as group_requests
+from levada.core.groups.classic.draft import Draft
+from levada.core.groups.classic.group import ClassicGroup
+from levada.core.groups.consumer import member as consumer_member
+from levada.core.groups.consumer.draft import ConsumerDraft
+from levada.core.groups.consumer.group import ConsumerGroup
+from levada.core.groups.events import GroupChanged, OffsetPut
+from levada.core.groups.machine import GroupsMachine
+from levada.core.groups.migration import classic_members
+from levada.core.groups.migration import conversion as protocol_changes
+from levada.core.groups.offsets import Offsets
+from levada.core.machine import Outcome
+
+SEEDS_MAX = 150
+# Where the search begins for what takes a rare coincidence.
+FIRST_SEEDS = {
+    "a_static_member_restarts_and_what_it_was_to_give_up_is_lost": 400,
+    "an_upgrade_forgets_what_members_read": 90,
+    "a_group_goes_back_halfway_and_nobody_joins_again": 90,
+    "new_partitions_are_not_seen": 70,
+}
+
+
+# Who may commit.
+
+
+def a_stale_generation_commits(patch: pytest.MonkeyPatch) -> None:
+    check = ClassicGroup.check_commit
+
+    def lenient(self: ClassicGroup, member_id: str, instance_id: str | None, _: int, **more: Any) -> object:
+        return check(self, member_id, instance_id, self.generation, **more)
+
+    patch.setattr(ClassicGroup, "check_commit", lenient)
+
+
+def a_stale_epoch_commits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ConsumerGroup, "check_commit", lambda self, committer, places, **more: None)
+
+
+def a_transaction_commits_for_whoever_it_says(patch: pytest.MonkeyPatch) -> None:
+    """What a member's transaction commits is not checked against its generation (KIP-447)."""
+    commit = GroupsMachine._committer
+    patch.setattr(
+        GroupsMachine,
+        "_committer",
+        lambda self, request, now_ms: [] if request.is_transactional else commit(self, request, now_ms),
+    )
+
+
+# Who owns a partition.
+
+
+def a_partition_is_given_before_it_is_given_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ConsumerGroup, "owner", lambda self, topic, partition: None)
+
+
+def partitions_count_as_given_back_when_asked_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(consumer_member, "_still_reads", lambda lost, owned: False)
+
+
+def a_generation_is_used_twice(patch: pytest.MonkeyPatch) -> None:
+    complete = Draft.complete
+
+    def again(self: Draft) -> None:
+        self.group.generation = max(0, self.group.generation - 1)
+        complete(self)
+
+    patch.setattr(Draft, "complete", again)
+
+
+def an_upgrade_forgets_what_members_read(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        protocol_changes,
+        "_held",
+        lambda members: {member_id: dict(member.assigned) for member_id, member in members.items()},
+    )
+
+
+# Who is there.
+
+
+def silent_members_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Draft, "stay", lambda self, member: None)
+
+
+def silent_members_stay_after_a_restart(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GroupsMachine, "loaded", lambda self, now_ms: Outcome([self._next_check(now_ms)]))
+
+
+def a_static_member_restarts_and_what_it_was_to_give_up_is_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(group_requests, "_was_to_give_up", lambda group, member: False)
+
+
+def a_group_goes_back_halfway_and_nobody_joins_again(patch: pytest.MonkeyPatch) -> None:
+    downgrade = protocol_changes.downgrade
+    patch.setattr(
+        classic_members,
+        "downgrade",
+        lambda limits, draft, rebalance: downgrade(limits, draft, rebalance=False),
+    )
+
+
+def new_partitions_are_not_seen(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ConsumerDraft, "look_at_topics", lambda self: False)
+
+
+# What offsets are.
+
+
+def answered_before_the_journal_is_committed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Journal, "is_committed", property(lambda self: True))
+
+
+def offsets_of_a_transaction_count_at_once(patch: pytest.MonkeyPatch) -> None:
+    put = Offsets.put
+    patch.setattr(Offsets, "put", lambda self, group, place, value, *_: put(self, group, place, value))
+
+
+def offsets_of_an_aborted_transaction_count(patch: pytest.MonkeyPatch) -> None:
+    end = Offsets.end
+    patch.setattr(Offsets, "end", lambda self, producer_id, committed: end(self, producer_id, True))
+
+
+def an_older_commit_wins_when_its_transaction_ends(patch: pytest.MonkeyPatch) -> None:
+    """Whatever was committed since then is overwritten."""
+    end = Offsets.end
+
+    def backwards(self: Offsets, producer_id: int, committed: bool) -> None:
+        for pending in self._pending.get(producer_id, {}).values():
+            for place, commit in pending.items():
+                pending[place] = replace(commit, order=self._order + 1)
+        end(self, producer_id, committed)
+
+    patch.setattr(Offsets, "end", backwards)
+
+
+def undecided_offsets_pass_for_stable(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Offsets, "is_pending", lambda self, group, place: False)
+
+
+def offsets_in_use_expire(patch: pytest.MonkeyPatch) -> None:
+    for group in (ClassicGroup, ConsumerGroup):
+        patch.setattr(group, "kept_since", lambda self, topic, value: value.commit_timestamp)
+
+
+def offsets_never_expire(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GroupsMachine, "_remove_expired", lambda self, now_ms: [self._next_check(now_ms)])
+
+
+# The journal.
+
+
+def deleted_offsets_come_back_with_a_restart(patch: pytest.MonkeyPatch) -> None:
+    record = OffsetPut.record
+    patch.setattr(OffsetPut, "record", lambda self: None if self.value is None else record(self))
+
+
+def a_generation_is_not_journaled(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GroupChanged, "record", lambda self: None)
+
+
+PLANTS: list[Plant] = [
+    a_stale_generation_commits,
+    a_stale_epoch_commits,
+    a_transaction_commits_for_whoever_it_says,
+    a_partition_is_given_before_it_is_given_back,
+    partitions_count_as_given_back_when_asked_for,
+    a_generation_is_used_twice,
+    an_upgrade_forgets_what_members_read,
+    silent_members_stay,
+    silent_members_stay_after_a_restart,
+    a_static_member_restarts_and_what_it_was_to_give_up_is_lost,
+    a_group_goes_back_halfway_and_nobody_joins_again,
+    new_partitions_are_not_seen,
+    answered_before_the_journal_is_committed,
+    offsets_of_a_transaction_count_at_once,
+    offsets_of_an_aborted_transaction_count,
+    an_older_commit_wins_when_its_transaction_ends,
+    undecided_offsets_pass_for_stable,
+    offsets_in_use_expire,
+    offsets_never_expire,
+    deleted_offsets_come_back_with_a_restart,
+    a_generation_is_not_journaled,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    first = FIRST_SEEDS.get(plant.__name__, 0)
+    must_be_found(plant, simulate, range(first, first + SEEDS_MAX))

@@ -1,0 +1,189 @@
+"""What must hold of transactions: what readers see at any time, and what the logs say when all is healed.
+
+The numbers are those of the invariants in docs/project_testing.md.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tests.sim.broker_world import Place
+from tests.sim.partition.world import Violation
+from tests.sim.transactions.clients import GROUP, PLACES, Transaction
+
+from levada.broker.partition.partition import Partition
+from levada.core.transactions.machine import TransactionsMachine
+from levada.errors import ErrorCode, KafkaError
+from levada.wire.batches import BatchHeader, decode, iterate_headers
+from levada.wire.control_records import decode_marker
+
+if TYPE_CHECKING:
+    from tests.sim.transactions.world import TxnWorld
+
+
+class TxnChecks:
+    """Readers, and what they have seen."""
+
+    def __init__(self, world: "TxnWorld") -> None:
+        self.world = world
+        self.seen: dict[Place, list[tuple[int, bytes]]] = {place: [] for place in PLACES}
+        self.positions = dict.fromkeys(PLACES, 0)
+
+    # Readers.
+
+    def read(self) -> None:
+        """Readers of committed records go on, as Kafka's client reads."""
+        for place in PLACES:
+            partition = self.world.broker.partitions[place]
+            try:
+                if not partition.offline:
+                    self.seen[place] += list(self.committed(partition, self.positions[place]))
+                    self.positions[place] = max(self.positions[place], partition.last_stable_offset)
+            except KafkaError as error:
+                if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
+                    raise Violation(f"{place} cannot be read: {error}") from error
+
+    def committed(self, partition: Partition, start: int) -> Iterator[tuple[int, bytes]]:
+        offset, max_bytes = start, self.world.random.choice((1, 300, 1 << 20))
+        while offset < partition.last_stable_offset:
+            piece = partition.read(offset, max_bytes, True, committed=True)
+            data = memoryview(b"".join(piece.views))
+            waiting = sorted(partition.aborted(offset, piece.size), key=lambda aborted: aborted[1])
+            aborting: set[int] = set()
+            if not data:
+                raise Violation(f"nothing at {offset}, below the last stable offset")
+            for position, header in iterate_headers(data):
+                check_stable(partition, header)
+                while waiting and waiting[0][1] <= header.last_offset:
+                    aborting.add(waiting.pop(0)[0])
+                batch = data[position : position + header.size]
+                if header.is_control:
+                    marker = decode_marker(batch)
+                    if marker is not None and not marker.committed:
+                        aborting.discard(header.producer_id)
+                elif header.producer_id not in aborting:
+                    yield from (
+                        (one.offset, one.value or b"") for one in decode(batch) if one.offset >= offset
+                    )
+                offset = header.last_offset + 1
+
+    # When all is healed.
+
+    def check(self) -> None:
+        for place in PLACES:
+            partition = self.world.broker.partitions[place]
+            if partition.last_stable_offset != partition.high_watermark:  # invariant 10
+                raise Violation(f"a transaction hangs in {place}: {partition.producers.open}")
+            values = list(self.committed(partition, 0))
+            if self.seen[place] != values:
+                raise Violation(f"{place} was seen as {self.seen[place]}, but is {values}")
+        self.check_logs()
+        for transaction in self.world.transactions:
+            self.check_transaction(transaction)
+        self.check_offset()
+        self.check_journals()
+
+    def check_logs(self) -> None:
+        """What is written in the partitions, batch by batch."""
+        ends: dict[int, set[bool]] = {}  # of each transaction, by its number
+        for place in PLACES:
+            for number, committed in LogWalk(place).ends(self.world.broker.partitions[place]):
+                ends.setdefault(number, set()).add(committed)
+        for number, kinds in ends.items():
+            transaction = self.world.transactions[number]
+            if len(kinds) > 1:  # invariant 8
+                raise Violation(f"{transaction} is committed and aborted")
+            if transaction.told is not None and kinds != {transaction.told}:
+                raise Violation(f"{transaction} was told to be the other way round")
+
+    def check_transaction(self, transaction: Transaction) -> None:
+        """Invariant 8, as readers see it: all of it is there, once and in order, or nothing."""
+        head = b"%d " % transaction.number
+        found = {
+            place: values
+            for place in PLACES
+            if (values := [value for _, value in self.seen[place] if value.startswith(head)])
+        }
+        if not found:
+            if transaction.told:
+                raise Violation(f"{transaction} was committed, and is not there")
+            return
+        if transaction.asked is not True or transaction.told is False:
+            raise Violation(f"{transaction} is there as {found}, and was never committed")
+        if found != transaction.written:
+            raise Violation(f"{transaction} is torn: {found}")
+
+    def check_offset(self) -> None:
+        """Invariant 12: the group's offset is that of the last committed transaction that carried one."""
+        there = {int(value.split()[0]) for place in PLACES for _, value in self.seen[place]}
+        carried = [one.number for one in self.world.transactions if one.offset and one.number in there]
+        machine = self.world.broker.groups.shard(GROUP).ready
+        found = machine.offsets.get(GROUP, PLACES[0])
+        expected = max(carried, default=None)
+        if (None if found is None else found.offset) != expected:
+            raise Violation(f"the group is at {found}, {expected} was committed last")
+
+    def check_journals(self) -> None:
+        """Invariant 13: replaying them gives the state."""
+        for shard in self.world.broker.transactions:
+            replayed = TransactionsMachine(shard.ready.limits)
+            for entry in shard._journal.replay():
+                replayed.replay(entry.key, entry.value, entry.batch)
+            if replayed.transactions != shard.ready.transactions:
+                raise Violation(f"replayed {replayed.transactions}, but is {shard.ready.transactions}")
+
+
+def check_stable(partition: Partition, header: BatchHeader) -> None:
+    """Invariant 4: nothing is served at or past the last stable offset, which is not past the high watermark."""
+    stable = partition.last_stable_offset
+    if header.last_offset >= stable or stable > partition.high_watermark:
+        raise Violation(f"{header.last_offset} is served, {stable} of {partition.high_watermark} is stable")
+
+
+class LogWalk:
+    """A partition from its first batch to its last."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.sequences: set[tuple[int, int, int]] = set()
+        self.epochs: dict[int, int] = {}  # the newest of each producer
+        self.undecided: dict[
+            int, set[int]
+        ] = {}  # of each producer: the transactions with records since its marker
+
+    def ends(self, partition: Partition) -> Iterator[tuple[int, bool]]:
+        """The number of each transaction, and how it ended here."""
+        log = partition.log
+        pieces = log.read(log.log_start_offset, 1 << 30, log.log_end_offset, minimum_one=True)
+        data = memoryview(b"".join(pieces.views))
+        for position, header in iterate_headers(data):
+            batch = data[position : position + header.size]
+            self.check_epoch(header)
+            if not header.is_control:
+                self.check_sequence(header)
+                found = self.undecided.setdefault(header.producer_id, set())
+                found |= {int((record.value or b"").split()[0]) for record in decode(batch)}
+                continue
+            marker = decode_marker(batch)
+            numbers = self.undecided.pop(header.producer_id, set())
+            if len(numbers) > 1:  # invariant 9
+                raise Violation(
+                    f"{self.place}: one marker at {header.base_offset} ends transactions {numbers}"
+                )
+            if marker is not None:
+                yield from ((number, marker.committed) for number in numbers)
+
+    def check_sequence(self, header: BatchHeader) -> None:
+        """Invariant 6: a sequence of a producer is there once."""
+        sequence = (header.producer_id, header.producer_epoch, header.base_sequence)
+        if sequence in self.sequences:
+            raise Violation(f"{self.place}: {sequence} is there twice")
+        self.sequences.add(sequence)
+
+    def check_epoch(self, header: BatchHeader) -> None:
+        """Invariant 7: after a newer epoch of a producer, none that it fenced off."""
+        newest = self.epochs.get(header.producer_id, -1)
+        if header.producer_epoch < newest:
+            raise Violation(
+                f"{self.place}: epoch {header.producer_epoch} at {header.base_offset} after {newest}"
+            )
+        self.epochs[header.producer_id] = header.producer_epoch

@@ -1,0 +1,138 @@
+"""The simulator of transactions is tested itself: each of these bugs, planted into the broker, must be found."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from tests.sim.planting import Plant, must_be_found
+from tests.sim.transactions.test_transactions import simulate
+
+from levada.broker.coordinator import transactions as txn_coordinators
+from levada.broker.coordinator.journal import Journal
+from levada.broker.coordinator.shard import Shard
+from levada.broker.partition.partition import Partition
+from levada.broker.partition.transactions import Transactions
+from levada.core.groups.machine import GroupsMachine
+from levada.core.machine import Outcome
+from levada.core.partition.producer_state import ProducerStates
+from levada.core.transactions.machine import TransactionsMachine
+from levada.core.transactions.state import Transaction
+from levada.storage.log.recovery import Recovery
+from levada.storage.log.txn_index import TxnIndex
+
+SEEDS_MAX = 200
+# Where the search begins for what takes a rare coincidence, as a power cut between two fsyncs and a client that dies.
+FIRST_SEEDS = {
+    "marker_before_the_prepare_is_durable": 640,
+    "the_index_of_aborted_ones_is_not_synced": 30,
+    "a_marker_that_fails_is_given_up": 70,
+}
+
+
+def marker_before_the_prepare_is_durable(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Shard, "_carry_out", _hasty(Shard._carry_out))
+
+
+def _hasty(carry_out: Any) -> Any:
+    def at_once(self: Any, machine: Any, outcome: Outcome, parts: Any, now_ms: int) -> None:
+        carry_out(self, machine, replace(outcome, effects=()), parts, now_ms)
+        if outcome.effects and self.machine is machine:
+            self._have_done(machine, outcome.effects)
+
+    return at_once
+
+
+def state_answered_before_the_journal_is_committed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Journal, "is_committed", True)
+
+
+def last_stable_offset_is_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Partition, "last_stable_offset", property(lambda self: self.high_watermark))
+
+
+def last_stable_offset_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    first = ProducerStates.first_unstable_offset
+
+    def late(self: ProducerStates) -> int | None:
+        found = first(self)
+        return None if found is None else found + 1
+
+    patch.setattr(ProducerStates, "first_unstable_offset", late)
+
+
+def aborted_transactions_are_not_told(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Partition, "aborted", lambda self, offset, size: [])
+
+
+def the_index_of_aborted_ones_is_lost_in_a_crash(patch: pytest.MonkeyPatch) -> None:
+    scan = Recovery._scan
+
+    def forgetful(self: Recovery, segment: Any, epochs: Any) -> int:
+        end_offset = scan(self, segment, epochs)
+        segment.txn_index.stale = False
+        return end_offset
+
+    patch.setattr(Recovery, "_scan", forgetful)
+
+
+def the_index_of_aborted_ones_is_not_synced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TxnIndex, "fsync", lambda self: None)
+
+
+def open_transactions_are_forgotten_on_restart(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProducerStates, "begin", lambda self, producer_id, first_offset: None)
+
+
+def markers_are_not_written_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TransactionsMachine, "loaded", lambda self, now_ms: Outcome())
+
+
+def a_marker_that_fails_is_given_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(txn_coordinators._Writing, "_is_settled", lambda self, place, error: True)
+
+
+def a_fence_leaves_the_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Transaction, "fenced", lambda self, now_ms: self.decided(False, self.client, 0, now_ms))
+
+
+def batches_are_not_verified(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Transactions, "may_write", lambda self, producer_id, producer_epoch: True)
+
+
+def old_epochs_write(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TransactionsMachine, "_of", lambda self, name, client: self._known(name))
+
+
+def offsets_count_before_the_marker(patch: pytest.MonkeyPatch) -> None:
+    commit = GroupsMachine.commit
+    patch.setattr(
+        GroupsMachine,
+        "commit",
+        lambda self, request, now_ms, ticket: commit(self, replace(request, producer_id=-1), now_ms, ticket),
+    )
+
+
+PLANTS = [
+    marker_before_the_prepare_is_durable,
+    state_answered_before_the_journal_is_committed,
+    last_stable_offset_is_the_high_watermark,
+    last_stable_offset_off_by_one,
+    aborted_transactions_are_not_told,
+    the_index_of_aborted_ones_is_lost_in_a_crash,
+    the_index_of_aborted_ones_is_not_synced,
+    open_transactions_are_forgotten_on_restart,
+    markers_are_not_written_again_after_a_restart,
+    a_marker_that_fails_is_given_up,
+    a_fence_leaves_the_epoch,
+    batches_are_not_verified,
+    old_epochs_write,
+    offsets_count_before_the_marker,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    first = FIRST_SEEDS.get(plant.__name__, 0)
+    must_be_found(plant, simulate, range(first, first + SEEDS_MAX))

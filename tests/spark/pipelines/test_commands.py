@@ -1,0 +1,221 @@
+"""`levada pipeline` as a user types it: what it prints, keeps and refuses (R60, R61, R62, R63, R64).
+
+Commands run in this process, on the Spark that the tests share; one is a process of its own, to be interrupted.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from tests.spark.support.feeding import feed, made, results
+from tests.support.broker import free_port
+
+from levada.cli.main import run
+from levada.pipelines.flows import samples
+from levada.testing import EmbeddedBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PATIENCE_S = 120
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def pipeline(
+    spark: "SparkSession",
+    broker: EmbeddedBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Command:
+    """`levada pipeline ...` in an empty directory: its code, and what it writes to both outputs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LEVADA_BOOTSTRAP", broker.bootstrap)
+    monkeypatch.setenv("LEVADA_PIPELINES", str(tmp_path / "runs"))
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def typed(*words: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = run(["pipeline", *words])
+        told = capfd.readouterr()
+        assert "Traceback" not in told.err
+        return code, told.out, told.err
+
+    return typed
+
+
+@pytest.fixture
+def readings(broker: EmbeddedBroker) -> str:
+    topic = broker.topic()
+    feed(broker, made(samples.devices, 600, 100), {"readings": topic})
+    return topic
+
+
+def test_a_run_ends_with_all_there_was_and_is_listed(
+    pipeline: Command, broker: EmbeddedBroker, readings: str
+) -> None:
+    code, _, said = pipeline(
+        "run", "devices", "--topic", readings, "--window", "10 seconds", "--to", "d", "--once"
+    )
+    assert code == 0 and "pipeline devices has done all there was" in said
+    assert "the last windows are still open" in said
+    progress = [line for line in said.splitlines() if line.startswith("batch ")]
+    assert len(progress) == len(set(progress)) >= 1  # each batch is told once
+    assert {one["device"] for one in results(broker, "d-statistics")} >= {"device-0000", "device-0059"}
+    _, out, _ = pipeline("list", "-o", "jsonl")
+    (row,) = map(json.loads, out.splitlines())
+    assert (row["name"], row["state"], row["lag"]) == ("devices", "finished", 0)
+    _, out, _ = pipeline("status", "devices")
+    assert "window: 10 seconds" in out
+    assert pipeline("stop", "devices")[0] == 1
+    code, _, said = pipeline("run", "activity", "--topic", readings, "--name", "devices")
+    assert code == 1 and "devices is the name of a run of devices" in said
+    code, _, said = pipeline("run", "devices", "--topic", readings, "--to", "other", "--once")
+    assert code == 1 and "begun otherwise (to was d; window was 10 seconds)" in said and "--name" in said
+    there = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=30).topics
+    assert not [name for name in there if name.startswith("other")]
+    _, out, _ = pipeline("status", "devices")
+    assert "window: 10 seconds" in out and "failed: run devices was begun otherwise" in out
+    assert pipeline("forget", "devices")[0] == 1  # it cannot ask
+    assert pipeline("forget", "devices", "--yes")[0] == 0
+    assert pipeline("status", "devices")[0] == 4
+
+
+def test_a_topic_goes_to_a_lake_and_comes_back(
+    pipeline: Command, broker: EmbeddedBroker, readings: str, tmp_path: Path
+) -> None:
+    lake, again = str(tmp_path / "lake"), broker.topic()
+    assert pipeline("run", "archive", "--topic", readings, "--to", lake, "--once")[0] == 0
+    other = ["--topic", readings, "--to", str(tmp_path / "other"), "--format", "delta", "--once"]
+    assert (
+        pipeline("run", "archive", *other)[0] == 0
+    )  # under the same name: a lake knows itself where it ends
+    query = "SELECT count(*) n FROM history"
+    for place in (lake, str(tmp_path / "other")):
+        code, out, _ = pipeline("run", "history", "--topic", readings, "--lake", place, "--sql", query)
+        assert code == 0 and "|600|" in out
+    ask = ["run", "history", "--topic", readings, "--lake", lake, "--sql", query, "--to"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").touch()
+    for place, code in (("result", 0), ("result", 0), ("mine", 1), ("lake", 1), ("lake/result", 1)):
+        assert (place, pipeline(*ask, str(tmp_path / place))[0]) == (place, code)
+    assert os.listdir(tmp_path / "mine") == ["notes"] and "result" not in os.listdir(lake)
+    (tmp_path / "result" / "notes").touch()
+    assert pipeline(*ask, str(tmp_path / "result"))[0] == 1 and (tmp_path / "result" / "notes").exists()
+    assert pipeline("run", "replay", "--topic", readings, "--lake", lake, "--to", again)[0] == 0
+    assert len(broker.records(again)) == 600
+    _, _, said = pipeline(
+        "run", "history", "--topic", readings, "--lake", lake, "--sql", "SELECT x FROM history"
+    )
+    assert re.search(
+        r"error: .*`x` cannot be resolved.*\(line 1, position 7\)$", said.strip().splitlines()[-1]
+    )
+    code, out, said = pipeline("report", "devices", "--topic", readings, "--lake", lake, "--chart", "d.svg")
+    assert code == 0 and out.startswith("Measures:\n") and "Most often silent: none" in out
+    assert (tmp_path / "d.svg").read_text().startswith("<svg") and str(tmp_path / "d.svg") in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "d.svg",
+        "lake",
+        "mine",
+        "other",
+        "result",
+        "runs",
+    ]  # nothing of Spark's
+
+
+def test_lines_are_searched_by_level_and_time(pipeline: Command, broker: EmbeddedBroker) -> None:
+    topic = broker.topic()
+    feed(broker, made(samples.service_logs, 300, 100), {"logs": topic})
+    code, out, _ = pipeline(
+        "search", "--topic", topic, "--level", "error", "--since", "2026-11-15T12:00:20Z", "-o", "jsonl"
+    )
+    found = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and found
+    assert all(row["level"] == "ERROR" and row["at"] >= "2026-11-15 12:00:20" for row in found)
+
+
+def test_a_query_that_fails_at_work_says_why(pipeline: Command, readings: str) -> None:
+    query = f"SELECT value, raise_error('too hot') AS e FROM `{readings}`"
+    code, _, said = pipeline("sql", query, "--to", "never", "--once")
+    assert code == 1 and said.strip().endswith("error: pipeline sql failed: too hot")
+    _, out, _ = pipeline("status", "sql")
+    assert "failed: pipeline sql failed: too hot" in out
+
+
+WRONG: list[tuple[list[str], int, str]] = [
+    (["run", "device"], 2, "no such pipeline: device; did you mean devices?"),
+    (["run", "devices", "--topic", "nosuch"], 4, "no such topic: nosuch"),
+    (["run", "devices", "--gap", "soon"], 2, "'soon' is no length of time"),
+    (["run", "devices", "--name", "a/b"], 1, "cannot be a name"),
+    (
+        ["run", "devices", "--topic", "READINGS", "--option", "nosuch=1"],
+        1,
+        "error: there is no option nosuch\n",
+    ),
+    (
+        ["run", "archive", "--topic", "READINGS", "--to", "/proc/lake", "--once", "--name", "n"],
+        1,
+        "/proc/lake",
+    ),
+    (["run", "replay", "--topic", "t", "--lake", "x", "--to", "t", "--from", "noon"], 2, "'noon' is no time"),
+    (["run", "replay", "--topic", "t", "--lake", "./no", "--to", "t"], 1, "there is no lake at ./no"),
+    (["run", "history", "--topic", "READINGS", "--lake", "./no"], 1, "there is no lake at ./no"),
+    (["report", "devices", "--topic", "READINGS", "--lake", "./no"], 1, "there is no lake at ./no"),
+    (["search", "--topic", "READINGS", "--lake", "./no"], 1, "there is no lake at ./no"),
+    (["search", "--topic", "READINGS", "--level", "loud"], 2, "'loud' is not one of"),
+    (["sql", "SELECT a FROM t", "--to", "x", "--schema", "t=a strin"], 1, "'a strin' are no columns"),
+    (["status", "nosuch"], 4, "no pipeline ran under the name nosuch"),
+]
+
+
+def test_what_is_wrong_is_said_in_a_sentence(pipeline: Command, readings: str) -> None:
+    for words, code, said in WRONG:
+        ended, _, told = pipeline(*(readings if word == "READINGS" else word for word in words))
+        assert (ended, said in told) == (code, True), f"{words}: {ended} {told}"
+        assert "no lake" not in said or "starting Spark" not in told
+    nobody = f"127.0.0.1:{free_port()}"
+    ended, _, told = pipeline("run", "devices", "-b", nobody)
+    assert ended == 3 and f"cannot connect to {nobody}" in told and "starting Spark" not in told
+
+
+@pytest.mark.parametrize("moment", ["starting Spark", "batch "])
+def test_ctrl_c_ends_a_run_whenever_it_comes(
+    pipeline: Command, broker: EmbeddedBroker, readings: str, tmp_path: Path, moment: str
+) -> None:
+    """A process of its own, with a Spark of its own, interrupted while that starts or works; no second one of it."""
+    command = [str(Path(sys.executable).parent / "levada"), "pipeline", "run", "devices", "--topic", readings]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    with process:
+        first = process.stderr.readline()
+        assert first.startswith("starting Spark for devices")
+        code, _, said = pipeline("run", "devices", "--topic", readings)
+        assert code == 1 and "pipeline devices runs already" in said
+        before = [first]
+        while not before[-1].startswith(moment):
+            before.append(process.stderr.readline())
+            assert before[-1], before
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all that are in it
+        _, rest = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    lines = [*"".join(before[1:]).splitlines(), *rest.splitlines()]
+    told = [line for line in lines if not line.startswith(("batch ", "the first batch takes"))]
+    assert told == [
+        "pipeline devices is at work; to end it: Ctrl-C, or levada pipeline stop devices",
+        "stopping ...",
+        "pipeline devices has stopped",
+    ]
+    _, out, _ = pipeline("status", "devices", "-o", "json")
+    assert json.loads(out)["state"] == "stopped"
+    assert os.listdir(tmp_path) == ["runs"]

@@ -1,0 +1,52 @@
+"""A worker: runs every kernel over good and bad input and says how many of them came from the cache."""
+
+import numpy as np
+import pyarrow as pa
+from tests.spark.support.random_logs import EXAMPLE, batch, lies
+
+from levada.errors import KafkaError
+from levada.spark.formats.columns import HEADERS_TYPE, Filter
+from levada.spark.formats.decoding import decode_chunk
+from levada.spark.formats.encoding import Rows, Spread, encode_rows, partitions_of
+from levada.spark.kernels import decode as kernels
+from levada.spark.kernels import encode as encode_kernels
+from levada.spark.kernels import walk as walk_kernels
+from levada.wire.batches import decode
+
+FOREVER = 1 << 62
+KERNELS = [
+    walk_kernels.walk_headers,
+    walk_kernels.offset_after,
+    kernels.scan_records,
+    kernels.copy_headers,
+    encode_kernels.assign_partitions,
+    encode_kernels.order_rows,
+    encode_kernels.plan_batches,
+    encode_kernels.write_records,
+]
+
+
+def main() -> None:
+    columns, _ = decode_chunk(memoryview(batch(EXAMPLE)), 0, FOREVER)
+    assert columns.value.to_pylist() == [record.value for record in EXAMPLE]
+    where = Filter(b"key", (("a", b"1"),))
+    assert decode_chunk(memoryview(batch(EXAMPLE)), 0, FOREVER, (), True, where)[0].rows == 1
+    for _, data in lies():
+        walk_kernels.offset_after(np.frombuffer(data + data[:80], np.uint8))
+        try:
+            decode_chunk(memoryview(data), 0, FOREVER)
+        except KafkaError:
+            continue
+    chance = np.random.default_rng(1)
+    cells = [None if size == 0 else b"." * size for size in chance.integers(0, 300, 500)]
+    headers = [[{"key": "name", "value": cell}] * (index % 3) for index, cell in enumerate(cells)]
+    rows = Rows(pa.array(cells, pa.binary()), pa.array(cells, pa.binary()), pa.array(headers, HEADERS_TYPE))
+    batches = list(encode_rows(rows, partitions_of(rows, 5, Spread()), now_ms=5, max_batch_bytes=3_000))
+    assert sum(len(decode(one.data)) for one in batches) == 500
+    stats = [kernel.stats for kernel in KERNELS]  # type: ignore[attr-defined]
+    hits = sum(sum(one.cache_hits.values()) for one in stats)
+    print(f"{hits} of {len(KERNELS)} from the cache")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Exactly once as a design: the sink's rules where everybody may die or come back late, at every step (R62)."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from tests.spark.support.sink_world import ROWS, Bugs, Dead, Steps, World
+
+from levada.client.prepared import PreparedTransaction
+from levada.core.transactions.state import EPOCH_MAX
+from levada.spark.write.commit_log import decode_decision, encode_decision
+from levada.spark.write.commit_protocol import NOTHING, UNKNOWN, Content, Decision, judge
+
+BATCHES = 3
+SEEDS = 400
+
+
+def run(
+    seed: int, bugs: Bugs | None = None, first_epoch: int = 0, *, put_back: bool = False
+) -> tuple[World, list[tuple[int, int]]]:
+    """Drivers come, die or fall asleep; at the end a healthy one finishes. The world, and what must be visible."""
+    chance = random.Random(seed)
+    world = World(first_epoch, bugs or Bugs(), coordinators(chance))
+    actors: list[Steps] = []
+
+    def driver() -> None:
+        steps = world.driver(chance.randint(1, 4), BATCHES, actors.append, lambda: chance.random() < 0.3)
+        actors.append(steps)
+
+    driver()
+    for _ in range(chance.randint(50, 400)):
+        if not actors:
+            break
+        kind = chance.random()
+        if kind < 0.02:
+            actors.pop(chance.randrange(len(actors)))  # dies
+        elif kind < 0.04 or (kind < 0.3 and len(actors) == 1):
+            driver()  # a supervisor believes that the one before is dead
+        else:
+            step(actors, chance.choice(actors))
+    while actors:  # those who slept wake up, and go on for as long as they are let
+        step(actors, chance.choice(actors))
+        if actors and chance.random() < 0.05:
+            actors.pop(chance.randrange(len(actors)))
+    world.moves = lambda _: False
+    world.refused = False
+    if put_back:
+        world.put_back()
+    actors.append(
+        world.driver(2, BATCHES + 1, actors.append, lambda: False)
+    )  # undisturbed, and one batch more
+    while actors:
+        step(actors, chance.choice(actors))
+    if world.refused:  # of what was committed nothing is lost or doubled, and nothing was added
+        return world, [(batch, row) for batch in range(world.last().batch + 1) for row in range(ROWS)]
+    return world, sorted((batch, row) for batch in world.commits for row in range(world.plans[batch]))
+
+
+def coordinators(chance: random.Random) -> Callable[[str], bool]:
+    """Whether that of a transactional id is on its way, which it is for a while; in some worlds often."""
+    leaving, away = chance.choice((0, 0.1, 0.3)), set[str]()
+
+    def moves(name: str) -> bool:
+        if chance.random() < (0.2 if name in away else leaving):
+            away.symmetric_difference_update({name})
+        return name in away
+
+    return moves
+
+
+def step(actors: list[Steps], actor: Steps) -> None:
+    try:
+        next(actor)
+    except (StopIteration, Dead):
+        actors.remove(actor)
+
+
+def is_right(seed: int, bugs: Bugs | None = None, first_epoch: int = 0, *, put_back: bool = False) -> bool:
+    world, wanted = run(seed, bugs, first_epoch, put_back=put_back)
+    return sorted(world.visible) == wanted and not world.open() and (put_back or not world.refused)
+
+
+@pytest.mark.parametrize("first_epoch", [0, EPOCH_MAX - 6])
+def test_whoever_dies_or_comes_late_each_row_is_there_once_and_nothing_stays_open(first_epoch: int) -> None:
+    wrong = [seed for seed in range(SEEDS) if not is_right(seed, first_epoch=first_epoch)]
+    assert wrong == []
+
+
+def test_a_checkpoint_put_back_by_a_batch_loses_nothing_unless_a_driver_says_so() -> None:
+    worlds = {seed: run(seed, put_back=True) for seed in range(SEEDS)}
+    assert {world.refused for world, _ in worlds.values()} == {True, False}
+    assert [seed for seed in worlds if not is_right(seed, put_back=True)] == []
+    assert any(not is_right(seed, Bugs(uncounted=True), put_back=True) for seed in range(SEEDS))
+
+
+@pytest.mark.parametrize(
+    "bug", ["tasks_abort", "no_hold", "no_lock", "abort_first", "listed_only", "believes"]
+)
+def test_a_step_left_out_is_found(bug: str) -> None:
+    assert any(not is_right(seed, Bugs(**{bug: True})) for seed in range(10 * SEEDS))
+
+
+A, B, C = (PreparedTransaction(f"spark-q-{index}-0", 7, index) for index in range(3))
+
+
+def open_now(*prepared: PreparedTransaction) -> dict[str, PreparedTransaction]:
+    return {one.transactional_id: one for one in prepared}
+
+
+def test_the_transactions_of_a_batch_are_committed_and_others_aborted() -> None:
+    verdict = judge(NOTHING, 0, [B, A], open_now(A, B, C))
+    assert verdict == (
+        Decision(0, (A, B)),
+        (A.transactional_id, B.transactional_id),
+        (C.transactional_id,),
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (Content(0), "has 0 rows now and had 3"),
+        (Content(4, "p"), "has 4 rows now and had 3"),
+        (Content(3, "q"), "ends at other offsets now"),
+        (Content(4, "q"), "ends at other offsets now"),
+        (Content(3, "p"), None),
+        (Content(3), None),
+        (UNKNOWN, None),
+    ],
+)
+def test_a_repeated_batch_that_is_another_is_refused_and_the_one_before_finished(
+    content: Content, told: str | None
+) -> None:
+    last = Decision(4, (A, B), Content(3, "p"))
+    verdict = judge(last, 4, [C], open_now(B, C), content=content)
+    assert verdict[:3] == (last, (B.transactional_id,), (C.transactional_id,))
+    assert (verdict.refusal is None) if told is None else (told in (verdict.refusal or ""))
+    assert judge(last, 4, [C], open_now(B, C), content=content, failed=True).refusal is None
+    assert judge(Decision(4, (A, B)), 4, [C], open_now(B, C), content=content).refusal is None
+
+
+def test_a_batch_that_was_decided_is_finished_with_what_was_decided() -> None:
+    again = A._replace(transactional_id="spark-q-0-1")
+    verdict = judge(Decision(4, (A, B)), 4, [again], open_now(B, again))
+    assert verdict == (Decision(4, (A, B)), (B.transactional_id,), (again.transactional_id,), None)
+
+
+@pytest.mark.parametrize("batch", [4, 5, 6])
+def test_what_was_decided_and_is_open_is_committed_whatever_the_next_driver_comes_with(batch: int) -> None:
+    last = Decision(5, (A, B))
+    verdict = judge(last, batch, [C], open_now(B, C))
+    assert verdict.decision == (Decision(6, (B, C)) if batch == 6 else last)
+    assert B.transactional_id in verdict.commit
+    assert (C.transactional_id in verdict.commit) == (batch == 6)
+    failed = judge(last, batch, [C], open_now(B, C), failed=True)
+    assert failed[:3] == (last, (B.transactional_id,), (C.transactional_id,))
+
+
+def test_a_failed_batch_is_aborted_unless_it_was_decided() -> None:
+    assert judge(Decision(4, (A,)), 5, [B], open_now(B), failed=True)[1:3] == ((), (B.transactional_id,))
+    assert judge(Decision(4, (A,)), 4, [A], open_now(A), failed=True)[1:3] == ((A.transactional_id,), ())
+
+
+def test_a_transaction_that_is_not_open_any_more_fails_its_batch() -> None:
+    taken = B._replace(producer_epoch=9)
+    verdict = judge(Decision(4, (C,)), 5, [A, B], open_now(A, taken))
+    assert verdict.decision == Decision(4, (C,)) and verdict.commit == ()
+    assert verdict.refusal is not None and B.transactional_id in verdict.refusal
+
+
+def test_a_driver_that_is_behind_decides_nothing_and_leaves_others_alone() -> None:
+    verdict = judge(Decision(6, (C,)), 5, [A], open_now(A, B))
+    assert verdict[:3] == (Decision(6, (C,)), (), (A.transactional_id,))
+    assert verdict.refusal is not None and "checkpoint" in verdict.refusal
+
+
+@pytest.mark.parametrize(
+    "decision", [NOTHING, Decision(1 << 40, (A, B)), Decision(3, (A,), Content(1 << 40, "p"))]
+)
+def test_a_decision_is_read_as_it_was_written(decision: Decision) -> None:
+    assert decode_decision(encode_decision(decision)) == decision
+
+
+def test_a_decision_of_a_writer_that_did_not_count_is_read() -> None:
+    assert decode_decision(b'[1,4,[["spark-q-0-0",7,0]]]') == Decision(4, (A,), UNKNOWN)

@@ -1,0 +1,370 @@
+"""Streams as plain writers: tasks, drivers and the deaths between them, against a broker (R62).
+
+`test_sink_model` tries every order of steps in a world of its own; this is about the steps as they are taken here.
+"""
+
+import pickle
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.component.cli.test_commands import Shell
+from tests.spark.support.sink_tasks import Query, rows, visible
+from tests.support.server import Server
+
+from levada import Client
+from levada.client.prepared import PreparedTransaction
+from levada.errors import KafkaError
+from levada.spark import blocking
+from levada.spark.write import transactions
+from levada.spark.write.commit_log import read_decision, write_decision
+from levada.spark.write.commit_protocol import CommitRefused, Decision
+from levada.spark.write.sink import Written
+from levada.spark.write.transactions import lock_id, task_id
+from levada.testing import EmbeddedBroker
+
+NUMBERS = count(1)
+
+
+class Killed(BaseException):
+    """Where a driver ends."""
+
+
+@pytest.fixture
+def query(broker: EmbeddedBroker) -> Query:
+    return Query(broker.bootstrap, f"query-{next(NUMBERS)}", broker.topic(partitions=2))
+
+
+@contextmanager
+def killed_at(step: str) -> Iterator[None]:
+    """A driver that dies as it comes to a step of `transactions`."""
+
+    async def dies(*_: object, **__: object) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transactions, step, dies)
+        with pytest.raises(Killed):
+            yield
+
+
+@contextmanager
+def coordinators_that_move() -> Iterator[None]:
+    """Brokers list nothing, though nothing has ended."""
+
+    async def silent(*_: object) -> list[str]:
+        return []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transactions, "_open", silent)
+        yield
+
+
+def test_a_batch_is_seen_when_it_is_committed(query: Query) -> None:
+    messages = [query.attempt(0, "ab"), query.attempt(0, "c", partition=1), query.attempt(0, [], partition=2)]
+    assert query.visible() == []
+    query.commit(0, *messages)
+    assert query.visible() == ["a", "b", "c"]
+    query.commit(1, query.attempt(1, "d"))
+    assert query.visible() == ["a", "b", "c", "d"]
+
+
+def test_what_a_task_leaves_for_the_driver_crosses_processes(query: Query) -> None:
+    written = query.attempt(0, "a")
+    assert pickle.loads(pickle.dumps(written)) == written
+
+
+@pytest.mark.parametrize("step", ["read_decision", "_hold_all", "write_decision", "_commit"])
+def test_a_driver_that_dies_at_a_step_is_followed_by_one_that_does_the_rest(query: Query, step: str) -> None:
+    query.commit(0, query.attempt(0, "a"))
+    messages = [query.attempt(1, "bc"), query.attempt(1, "d", partition=1)]
+    with killed_at(step):
+        query.commit(1, *messages)
+    assert query.visible() == ["a"]
+    query.restarted()
+    again = [query.attempt(1, "bc"), query.attempt(1, "d", partition=1)]
+    assert [message.rows for message in again] == [2, 1]
+    assert {message.prepared is None for message in again} == {step == "_commit"}
+    query.commit(1, *again)
+    assert query.visible() == ["a", "b", "c", "d"]
+    query.commit(2, query.attempt(2, "e"))
+    assert query.visible() == ["a", "b", "c", "d", "e"]
+
+
+def test_a_batch_is_committed_though_no_broker_lists_its_transactions(query: Query) -> None:
+    with coordinators_that_move():
+        query.commit(0, query.attempt(0, "ab"), query.attempt(0, "c", partition=1))
+    assert query.visible() == ["a", "b", "c"]
+
+
+def test_a_batch_that_was_decided_is_finished_though_no_broker_lists_what_is_left(query: Query) -> None:
+    with killed_at("_commit"):
+        query.commit(0, query.attempt(0, "ab"), query.attempt(0, "c", partition=1))
+    query.restarted()
+    with coordinators_that_move():
+        query.commit(0, query.attempt(0, "ab"), query.attempt(0, "c", partition=1))
+    query.commit(1, query.attempt(1, "d"))
+    assert query.visible() == ["a", "b", "c", "d"]
+
+
+def test_a_batch_that_failed_is_aborted_though_no_broker_lists_it(query: Query) -> None:
+    with coordinators_that_move():
+        query.abort(0, query.attempt(0, "a"), None)
+    assert task_id(query.name, 0, 0) not in Shell(query.bootstrap)("txn", "list", "--open").out
+
+
+def test_a_decision_names_what_its_coordinator_has_forgotten(query: Query) -> None:
+    """A transactional id that nobody used for long: whatever was open in it has ended."""
+    forgotten = task_id(query.name, 5, 0)
+
+    async def decide(client: Client) -> None:
+        async with client.producer(transactional_id=lock_id(query.name)) as lock:
+            _, place = await read_decision(client, query.name)
+            decision = Decision(0, (PreparedTransaction(forgotten, 1 << 40, 3),))
+            await write_decision(lock, query.name, decision, place)
+
+    blocking.run(decide(blocking.client(query.bootstrap)))
+    query.commit(0, query.attempt(0, "a"))
+    query.commit(1, query.attempt(1, "b"))
+    assert query.visible() == ["b"]
+    assert forgotten not in Shell(query.bootstrap)("txn", "list", "--open").out
+
+
+def test_a_batch_does_not_look_for_what_the_one_before_has_ended(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[str] = []
+
+    async def hold(client: Client, name: str) -> transactions.Held:
+        held.append(name)
+        return await taken(client, name)
+
+    query.commit(0, *(query.attempt(0, "a", partition) for partition in range(5)))
+    message, taken = query.attempt(1, "b", partition=1), transactions.hold
+    monkeypatch.setattr(transactions, "hold", hold)
+    query.commit(1, message)
+    assert held == [task_id(query.name, 1, 0)]
+    held.clear()
+    blocking.close()  # another process
+    query.restarted()
+    query.commit(1, query.attempt(1, "b", partition=1))
+    assert held == [task_id(query.name, 1, 0)]
+
+
+def test_a_driver_that_dies_after_all_is_done_writes_nothing_again(query: Query) -> None:
+    query.commit(0, query.attempt(0, "ab"))
+    query.restarted()
+    message = query.attempt(0, "ab")
+    assert message.prepared is None
+    query.commit(0, message)
+    assert query.visible() == ["a", "b"]
+
+
+def test_a_repeated_batch_may_be_parted_into_other_tasks(query: Query) -> None:
+    query.commit(0, query.attempt(0, "abc"), query.attempt(0, "d", partition=1))
+    query.restarted()
+    query.commit(0, *(query.attempt(0, row, partition) for partition, row in enumerate("dcba")))
+    query.commit(1, query.attempt(1, "e"))
+    assert query.visible() == ["a", "b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize("step", ["_commit", None])
+@pytest.mark.parametrize("other", ["", "ab", "abcd"])
+def test_a_batch_that_is_committed_and_has_other_rows_now_is_refused(
+    query: Query, other: str, step: str | None
+) -> None:
+    """A checkpoint put back by one batch, which Spark plans anew; what was decided is finished all the same."""
+    with killed_at(step) if step else nullcontext():
+        query.commit(0, query.attempt(0, "abc"))
+    for _ in range(2):
+        query.restarted()
+        message = query.attempt(0, other)
+        with pytest.raises(CommitRefused, match=f"batch 0 .*has {len(other)} rows now and had 3"):
+            query.commit(0, message)
+        assert query.visible() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+@pytest.mark.parametrize("repeated", ["refuse", "skip"])
+def test_a_batch_that_is_committed_and_was_planned_anew_is_refused(
+    broker: EmbeddedBroker, tmp_path: Path, scheme: str, repeated: str
+) -> None:
+    """As many rows up to other offsets; when a batch was planned is nothing that counts."""
+    location = f"{scheme}{tmp_path}"
+    options: dict[str, object] = {"checkpointLocation": location, "repeatedBatch": repeated}
+    query = Query(broker.bootstrap, f"query-{next(NUMBERS)}", broker.topic(), **options)
+    (tmp_path / "offsets").mkdir()
+
+    def run(batch: int, row: str, planned_ms: int, ends: str) -> None:
+        plan = f'v1\n{{"batchTimestampMs":{planned_ms}}}\n{ends}'
+        (tmp_path / "offsets" / str(batch)).write_text(plan)
+        query.restarted()
+        query.commit(batch, query.attempt(batch, row))
+
+    run(0, "a", 1, '{"t":{"0":1,"1":0}}')
+    run(0, "a", 2, '{"t":{"0":1,"1":0}}')
+    with pytest.raises(
+        CommitRefused, match=r"batch 0 .* ends at other offsets now.*begin with a new checkpoint"
+    ):
+        run(0, "b", 3, '{"t":{"0":0,"1":1}}')
+    run(1, "c", 4, '{"t":{"0":2,"1":1}}')
+    assert query.visible() == ["a", "c"]
+
+
+def test_a_query_that_gives_other_rows_each_time_goes_on_if_it_is_told_to(broker: EmbeddedBroker) -> None:
+    query = Query(broker.bootstrap, f"query-{next(NUMBERS)}", broker.topic(), repeatedBatch="skip")
+    query.commit(0, query.attempt(0, "abc"))
+    query.restarted()
+    query.commit(0, query.attempt(0, "ab"))
+    query.commit(1, query.attempt(1, "d"))
+    assert query.visible() == ["a", "b", "c", "d"]
+    with pytest.raises(CommitRefused, match="batch 1 of this query is committed already"):
+        query.commit(0, query.attempt(0, "ab"))
+
+
+def test_tasks_that_were_killed_are_aborted_with_the_batch(query: Query) -> None:
+    query.attempt(0, "a")  # its process dies, and so it is tried again
+    query.attempt(0, "a")
+    query.commit(0, query.attempt(0, "a"))
+    assert query.visible() == ["a"]
+
+
+@pytest.mark.parametrize("winner", ["first", "second"])
+def test_attempts_side_by_side_are_seen_once(query: Query, winner: str) -> None:
+    """Speculative execution: whichever Spark takes for the one that counts."""
+    numbers = [f"{number:0100}" for number in range(60_000)]
+    seconds: list[Written] = []
+
+    def first() -> Iterator[Any]:
+        yield from rows(*numbers[:30_000])
+        seconds.append(query.attempt(0, numbers))
+        yield from rows(*numbers[30_000:])
+
+    try:
+        chosen = query.attempt_with(0, first())
+    except KafkaError:
+        chosen = seconds[0]
+    query.commit(0, chosen if winner == "first" else seconds[0])
+    assert query.visible() == numbers
+
+
+def test_a_task_that_wakes_up_late_is_refused_or_aborted(query: Query) -> None:
+    query.commit(0, query.attempt(0, "a"))
+    query.attempt(0, "a")  # of a driver that believes itself alive
+    query.commit(1, query.attempt(1, "b"))
+    assert query.visible() == ["a", "b"]
+
+
+def test_a_batch_that_failed_leaves_nothing(query: Query) -> None:
+    query.abort(0, query.attempt(0, "a"), None)
+    query.abort(0, None, None)
+    query.commit(0, query.attempt(0, "b"))
+    assert query.visible() == ["b"]
+
+
+def test_a_driver_that_was_overtaken_is_told_so(query: Query) -> None:
+    message = query.attempt(0, "a")
+    query.commit(0, query.attempt(0, "a"))
+    query.commit(1, query.attempt(1, "b"))
+    with pytest.raises(CommitRefused, match=r"batch 1 of this query is committed already.*checkpoint"):
+        query.commit(0, message)
+    assert query.visible() == ["a", "b"]
+
+
+def test_two_queries_do_not_meet(broker: EmbeddedBroker) -> None:
+    topic = broker.topic()
+    one, two = (Query(broker.bootstrap, f"query-{next(NUMBERS)}{rest}", topic) for rest in ("", "-0"))
+    of_one, of_two = one.attempt(0, "a"), two.attempt(0, "b")
+    one.commit(0, of_one)
+    one.abort(1, one.attempt(1, "c"))
+    two.commit(0, of_two)
+    assert visible(broker.bootstrap, topic) == ["a", "b"]
+
+
+def test_at_least_once_is_seen_as_it_is_written(broker: EmbeddedBroker) -> None:
+    query = Query(broker.bootstrap, f"query-{next(NUMBERS)}", broker.topic(), delivery="at_least_once")
+    message = query.attempt(0, "a")
+    assert query.visible() == ["a"]
+    query.commit(0, message)
+    query.commit(0, query.attempt(0, "a"))
+    assert query.visible() == ["a", "a"]
+
+
+def test_a_transaction_left_behind_is_shown_and_ended_by_an_operator(query: Query) -> None:
+    message = query.attempt(0, "a")
+    shell, name = Shell(query.bootstrap), task_id(query.name, 0, 0)
+    (row,) = [
+        row for row in shell("txn", "list", "--open", "-o", "json").json() if row["transactional_id"] == name
+    ]
+    assert row["two_phase"] is True and len(row["partitions"]) == 1
+    assert shell("txn", "abort", name, "--yes").err == f"aborted {name}\n"
+    with pytest.raises(CommitRefused, match=f"{name} of this batch was ended by somebody else.*Nothing"):
+        query.commit(0, message)
+    query.restarted()
+    query.commit(0, query.attempt(0, "a"))
+    assert query.visible() == ["a"]
+
+
+def test_attempts_without_end_are_told_of(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "SLOTS_MAX", 3)
+    for _ in range(3):
+        query.attempt(0, "a")
+    with pytest.raises(KafkaError, match=f"levada txn abort {task_id(query.name, 0, 0)}"):
+        query.attempt(0, "a")
+
+
+def test_a_broker_that_forbids_two_phase_commit() -> None:
+    with EmbeddedBroker({"transaction.two.phase.commit.enable": "false"}) as broker:
+        with pytest.raises(KafkaError, match=r"needs two-phase commit.*delivery=at_least_once"):
+            Query(broker.bootstrap, "q", broker.topic()).attempt(0, "a")
+        plain = Query(broker.bootstrap, "q", broker.topic(), delivery="at_least_once")
+        plain.commit(0, plain.attempt(0, "a"))
+        assert plain.visible() == ["a"]
+        blocking.close()
+
+
+def restart(server: Server) -> None:
+    server.stop(signal.SIGKILL)
+    server.start()
+
+
+def test_a_broker_that_is_killed_between_task_and_driver(tmp_path: Path) -> None:
+    with Server(tmp_path) as server:
+        Shell(server.address)("topic", "create", "out", "--partitions", "2")
+        query = Query(server.address, "q", "out")
+        messages = [query.attempt(0, "ab"), query.attempt(0, "c", partition=1)]
+        restart(server)
+        query.commit(0, *messages)
+        restart(server)
+        query.restarted()
+        query.commit(0, query.attempt(0, "ab"), query.attempt(0, "c", partition=1))
+        assert query.visible() == ["a", "b", "c"]
+        assert lock_id("q") not in Shell(server.address)("txn", "list", "--open").out
+        blocking.close()
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_a_broker_that_is_killed_while_a_task_writes(tmp_path: Path, delivery: str) -> None:
+    """Whatever the broker had not answered is sent again, and stored once."""
+    with Server(tmp_path) as server:
+        Shell(server.address)("topic", "create", "out", "--partitions", "2")
+        query = Query(server.address, "q", "out", delivery=delivery)
+
+        def deadly() -> Iterator[Any]:
+            for part in range(4):
+                values = [f"{number:0100}" for number in range(30_000 * part, 30_000 * (part + 1))]
+                yield from rows(
+                    *values
+                )  # more than a task gathers: it is on its way when the next one is asked for
+                if part == 1:
+                    restart(server)
+
+        message = query.attempt_with(0, deadly())
+        query.commit(0, message)
+        assert message.rows == 120_000
+        assert [int(value) for value in query.visible()] == list(range(120_000))
+        blocking.close()
