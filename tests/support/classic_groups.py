@@ -1,15 +1,15 @@
-"""A shard of groups without a broker: decisions are carried out at once, replies kept, the journal a list."""
+"""A shard of groups without a broker: decisions are carried out at once, responses kept, the journal a list."""
 
 import itertools
 from collections.abc import Callable
 from typing import Any
 
-from levada.core.groups.classic.draft import GroupLimits, JoinReply
+from levada.core.groups.classic.draft import GroupLimits, JoinResult
 from levada.core.groups.classic.group import ClassicGroup, State
 from levada.core.groups.classic.requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.offsets import CommitRequest
-from levada.core.machine import JournalRecord, Outcome, Passing, Stamp
+from levada.core.machine import JournalRecord, Outcome, ProducerFields, VolatileOutcome
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import BatchHeader
 from levada.wire.internal.group_records import OffsetCommitValue
@@ -17,10 +17,10 @@ from levada.wire.internal.group_records import OffsetCommitValue
 RANGE = (("range", b"topics"),)
 
 
-def header(stamp: Stamp) -> BatchHeader:
+def header(producer: ProducerFields) -> BatchHeader:
     """As the journal would give it back."""
     return BatchHeader(
-        0, 0, 0, 2, 0, stamp.attributes, 0, 0, 0, stamp.producer_id, stamp.producer_epoch, -1, 1
+        0, 0, 0, 2, 0, producer.attributes, 0, 0, 0, producer.producer_id, producer.producer_epoch, -1, 1
     )
 
 
@@ -30,36 +30,36 @@ class World:
     def __init__(self, **limits: Any) -> None:
         self.limits = GroupLimits(**{"initial_rebalance_delay_ms": 0, **limits})
         self.machine = GroupsMachine(self.limits)
-        self.journal: list[tuple[JournalRecord, Stamp]] = []
-        self.replies: dict[int, Any] = {}
+        self.journal: list[tuple[JournalRecord, ProducerFields]] = []
+        self.responses: dict[int, Any] = {}
         self.now_ms = 1_000_000
-        self._tickets = itertools.count(1)
+        self._handles = itertools.count(1)
         self._ids = itertools.count(1)
-        self._carry_out(self.machine.loaded(self.now_ms))
+        self._carry_out(self.machine.on_loaded(self.now_ms))
 
-    def submit(self, decide: Callable[[GroupsMachine, int, int], Outcome | Passing]) -> int:
-        """The ticket under which the reply will be found; a refusal is a reply, too."""
-        ticket = next(self._tickets)
+    def submit(self, decide: Callable[[GroupsMachine, int, int], Outcome | VolatileOutcome]) -> int:
+        """The handle under which the reply will be found; a refusal is a reply, too."""
+        handle = next(self._handles)
         try:
-            outcome = decide(self.machine, self.now_ms, ticket)
+            outcome = decide(self.machine, self.now_ms, handle)
         except KafkaError as error:
-            self.replies[ticket] = error
+            self.responses[handle] = error
         else:
             self._carry_out(outcome)
-        return ticket
+        return handle
 
-    def _carry_out(self, outcome: Outcome | Passing) -> None:
+    def _carry_out(self, outcome: Outcome | VolatileOutcome) -> None:
         for event in outcome.events:
             record = self.machine.encode(event)
             if record is not None:
                 assert isinstance(outcome, Outcome), "nobody would have asked for its record"
-                self.journal.append((record, outcome.stamp))
+                self.journal.append((record, outcome.producer))
         for event in outcome.events:
             self.machine.apply(event)
-        for ticket, reply in outcome.replies:
-            assert ticket not in self.replies, "answered twice"
-            assert isinstance(ticket, int)
-            self.replies[ticket] = reply
+        for handle, reply in outcome.responses:
+            assert handle not in self.responses, "answered twice"
+            assert isinstance(handle, int)
+            self.responses[handle] = reply
 
     def wait(self, ms: int) -> None:
         """Let time pass, and what is due happen when it is due."""
@@ -72,14 +72,14 @@ class World:
     def replayed(self) -> GroupsMachine:
         """The machine that the journal gives back."""
         machine = GroupsMachine(self.limits)
-        for (key, value), stamp in self.journal:
-            machine.replay(key, value, header(stamp))
+        for (key, value), producer in self.journal:
+            machine.replay(key, value, header(producer))
         return machine
 
     def restart(self) -> None:
         """The broker is killed and starts again: nobody who waited is answered."""
         self.machine = self.replayed()
-        self._carry_out(self.machine.loaded(self.now_ms))
+        self._carry_out(self.machine.on_loaded(self.now_ms))
 
     # Requests, with what they need at least.
 
@@ -97,7 +97,7 @@ class World:
             **more,
         }
         request = JoinRequest(group, member_id, **fields)
-        return self.submit(lambda machine, now_ms, ticket: machine.join(request, now_ms, ticket))
+        return self.submit(lambda machine, now_ms, handle: machine.join(request, now_ms, handle))
 
     def sync(
         self, member_id: str, generation: int, assignments: dict[str, bytes] | None = None, **more: Any
@@ -106,20 +106,20 @@ class World:
         request = SyncRequest(
             member_id=member_id, generation=generation, assignments=assignments or {}, **fields
         )
-        return self.submit(lambda machine, now_ms, ticket: machine.sync(request, now_ms, ticket))
+        return self.submit(lambda machine, now_ms, handle: machine.sync(request, now_ms, handle))
 
     def heartbeat(self, member_id: str, generation: int, instance_id: str | None = None) -> ErrorCode:
-        ticket = self.submit(
-            lambda machine, now_ms, ticket: machine.heartbeat(
-                "g", member_id, instance_id, generation, now_ms, ticket
+        handle = self.submit(
+            lambda machine, now_ms, handle: machine.heartbeat(
+                "g", member_id, instance_id, generation, now_ms, handle
             )
         )
-        return self.error(ticket)
+        return self.error(handle)
 
     def leave(self, *members: tuple[str, str | None], group: str = "g") -> list[ErrorCode]:
         leaving = [LeavingMember(*member) for member in members]
-        ticket = self.submit(lambda machine, now_ms, ticket: machine.leave(group, leaving, now_ms, ticket))
-        errors: list[ErrorCode] = self.replies[ticket]
+        handle = self.submit(lambda machine, now_ms, handle: machine.leave(group, leaving, now_ms, handle))
+        errors: list[ErrorCode] = self.responses[handle]
         return errors
 
     def commit(
@@ -132,8 +132,8 @@ class World:
         request = CommitRequest(
             member_id=member_id, generation=generation, offsets=[(place, value)], **fields
         )
-        ticket = self.submit(lambda machine, now_ms, ticket: machine.commit(request, now_ms, ticket))
-        reply = self.replies[ticket]
+        handle = self.submit(lambda machine, now_ms, handle: machine.commit(request, now_ms, handle))
+        reply = self.responses[handle]
         return reply.code if isinstance(reply, KafkaError) else reply[0]
 
     def committed(self, place: Any = ("t", 0), group: str = "g") -> int | None:
@@ -142,15 +142,15 @@ class World:
 
     # What was answered.
 
-    def error(self, ticket: int) -> ErrorCode:
-        reply = self.replies[ticket]
+    def error(self, handle: int) -> ErrorCode:
+        reply = self.responses[handle]
         if isinstance(reply, KafkaError):
             return reply.code
-        return reply.error if isinstance(reply, JoinReply) else ErrorCode.NONE
+        return reply.error if isinstance(reply, JoinResult) else ErrorCode.NONE
 
-    def joined(self, ticket: int) -> JoinReply:
-        reply = self.replies[ticket]
-        assert isinstance(reply, JoinReply), reply
+    def joined(self, handle: int) -> JoinResult:
+        reply = self.responses[handle]
+        assert isinstance(reply, JoinResult), reply
         return reply
 
     @property
@@ -166,13 +166,13 @@ class World:
 
     def stable(self, count: int = 1, **more: Any) -> list[str]:
         """A group of so many members, in a generation with assignments."""
-        tickets = [self.join(**more) for _ in range(count)]
-        while not all(ticket in self.replies for ticket in tickets):
-            tickets = [
-                self.join(self.joined(ticket).member_id, **more) if ticket in self.replies else ticket
-                for ticket in tickets
+        handles = [self.join(**more) for _ in range(count)]
+        while not all(handle in self.responses for handle in handles):
+            handles = [
+                self.join(self.joined(handle).member_id, **more) if handle in self.responses else handle
+                for handle in handles
             ]
-        ids = [self.joined(ticket).member_id for ticket in tickets]
+        ids = [self.joined(handle).member_id for handle in handles]
         generation = self.group.generation
         leader = self.group.leader
         assert leader is not None

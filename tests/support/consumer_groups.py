@@ -12,7 +12,7 @@ from levada.core.groups.consumer import requests as consumer_requests
 from levada.core.groups.consumer.assignors import Partitions
 from levada.core.groups.consumer.draft import ConsumerLimits
 from levada.core.groups.consumer.group import ConsumerGroup
-from levada.core.groups.consumer.requests import HeartbeatReply, HeartbeatRequest
+from levada.core.groups.consumer.requests import HeartbeatRequest, HeartbeatResult
 from levada.core.groups.machine import GroupsMachine
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.internal.record_types import INT16, INT32, NULLABLE_BYTES, NULLABLE_STRING, STRING, array
@@ -49,15 +49,15 @@ class ConsumerWorld(World):
         self._next_id = 1
         super().__init__(**limits)
         self.machine = self.new_machine()
-        self._carry_out(self.machine.loaded(self.now_ms))
+        self._carry_out(self.machine.on_loaded(self.now_ms))
 
     def new_machine(self) -> GroupsMachine:
         return GroupsMachine(self.limits, consumer_limits=self.consumer_limits, image=lambda: self.image)
 
     def replayed(self) -> GroupsMachine:
         machine = self.new_machine()
-        for (key, value), stamp in self.journal:
-            machine.replay(key, value, header(stamp))
+        for (key, value), producer in self.journal:
+            machine.replay(key, value, header(producer))
         return machine
 
     # Topics.
@@ -92,23 +92,23 @@ class ConsumerWorld(World):
         }
         request = HeartbeatRequest(group, member_id, epoch, **fields)
         return self.submit(
-            lambda machine, now_ms, ticket: consumer_requests.heartbeat(machine, request, now_ms, ticket)
+            lambda machine, now_ms, handle: consumer_requests.heartbeat(machine, request, now_ms, handle)
         )
 
-    def enter(self, member_id: str, *topics: str, **more: Any) -> HeartbeatReply:
+    def enter(self, member_id: str, *topics: str, **more: Any) -> HeartbeatResult:
         """A member joins."""
         fields = {"rebalance_timeout_ms": 60_000, "topic_names": topics, "owned": {}, **more}
         return self.heard(self.beat(member_id, **fields))
 
-    def stay(self, member_id: str, epoch: int, **more: Any) -> HeartbeatReply:
+    def stay(self, member_id: str, epoch: int, **more: Any) -> HeartbeatResult:
         return self.heard(self.beat(member_id, epoch, **more))
 
     def refused(self, member_id: str, epoch: int = 0, **more: Any) -> ErrorCode:
         return self.error(self.beat(member_id, epoch, **more))
 
-    def heard(self, ticket: int) -> HeartbeatReply:
-        reply = self.replies[ticket]
-        assert isinstance(reply, HeartbeatReply), reply
+    def heard(self, handle: int) -> HeartbeatResult:
+        reply = self.responses[handle]
+        assert isinstance(reply, HeartbeatResult), reply
         return reply
 
     # What is there.
@@ -141,11 +141,11 @@ class ConsumerWorld(World):
         assigned = self.consumers.members[member_id].assigned
         return {names.get(topic, str(topic)): sorted(found) for topic, found in assigned.items()}
 
-    def error(self, ticket: int) -> ErrorCode:
-        reply = self.replies[ticket]
+    def error(self, handle: int) -> ErrorCode:
+        reply = self.responses[handle]
         if isinstance(reply, KafkaError):
             return reply.code
-        return super().error(ticket)
+        return super().error(handle)
 
 
 def parts(partitions: Partitions) -> set[tuple[UUID, int]]:

@@ -22,9 +22,9 @@ from levada.core.groups.consumer import requests as consumer_requests
 from levada.core.groups.consumer.assignors import Partitions
 from levada.core.groups.consumer.group import ConsumerGroup, plain
 from levada.core.groups.consumer.member import ConsumerMember
-from levada.core.groups.consumer.requests import HeartbeatReply, HeartbeatRequest
+from levada.core.groups.consumer.requests import HeartbeatRequest, HeartbeatResult
 from levada.core.groups.machine import GroupsMachine
-from levada.core.groups.member_memory import NAME_BYTES_MAX
+from levada.core.groups.memory_limit import NAME_BYTES_MAX
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.schema.lazy_imports import lazy_imports
 
@@ -46,7 +46,7 @@ def consumer_group_heartbeat(
     """
     beat = _beat(context, request)
     return context.broker.groups.shard(beat.group_id).submit(
-        lambda machine, now_ms, ticket: consumer_requests.heartbeat(machine, beat, now_ms, ticket), _heard
+        lambda machine, now_ms, handle: consumer_requests.heartbeat(machine, beat, now_ms, handle), _heard
     )
 
 
@@ -87,7 +87,7 @@ def _owned(topics: Iterable[Any]) -> Partitions:
     return owned
 
 
-def _heard(reply: HeartbeatReply) -> Any:
+def _heard(reply: HeartbeatResult) -> Any:
     answer = consumer_group_heartbeat_v1.response
     assignment = None
     if reply.assignment is not None:

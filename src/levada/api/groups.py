@@ -13,13 +13,13 @@ from uuid import uuid4
 from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.purgatory import Deferred, together
-from levada.core.groups.classic.draft import JoinReply, SyncReply
+from levada.core.groups.classic.draft import JoinResult, SyncResult
 from levada.core.groups.classic.group import UNKNOWN_MEMBER, ClassicGroup, State
 from levada.core.groups.classic.requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.groups.events import GroupEvent
 from levada.core.groups.machine import Group, GroupsMachine
-from levada.core.groups.member_memory import NAME_BYTES_MAX
-from levada.core.machine import Outcome, Passing, Ticket
+from levada.core.groups.memory_limit import NAME_BYTES_MAX
+from levada.core.machine import Outcome, ResponseHandle, VolatileOutcome
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.schema.lazy_imports import lazy_imports
 
@@ -66,7 +66,7 @@ def join_group(context: RequestContext, request: "join_group_v9.JoinGroupRequest
         request, context.api_version, context.client_id or "", f"/{context.connection.host}", new_member_id
     )
     return _ask(
-        context, said.group_id, lambda machine, now_ms, ticket: machine.join(said, now_ms, ticket), joined
+        context, said.group_id, lambda machine, now_ms, handle: machine.join(said, now_ms, handle), joined
     )
 
 
@@ -102,7 +102,7 @@ def joining(
 def _ask(
     context: RequestContext,
     group_id: str,
-    decide: Callable[[GroupsMachine, int, Ticket], Outcome | Passing],
+    decide: Callable[[GroupsMachine, int, ResponseHandle], Outcome | VolatileOutcome],
     answer: Callable[[Any], Any],
 ) -> Deferred:
     """Let a member's coordinator decide. That a group is too large for its journal has no code of its own."""
@@ -114,7 +114,7 @@ def _ask(
         raise
 
 
-def joined(reply: JoinReply) -> Any:
+def joined(reply: JoinResult) -> Any:
     """The response that tells a member of its generation."""
     answer = join_group_v9.response
     return answer.JoinGroupResponse(
@@ -143,7 +143,7 @@ def sync_group(context: RequestContext, request: "sync_group_v5.SyncGroupRequest
     said = syncing(request, context.api_version)
     try:
         return _ask(
-            context, said.group_id, lambda machine, now_ms, ticket: machine.sync(said, now_ms, ticket), synced
+            context, said.group_id, lambda machine, now_ms, handle: machine.sync(said, now_ms, handle), synced
         )
     except KafkaError as error:
         # Clients do not expect that a coordinator loads here. What was being agreed is lost: they join again.
@@ -168,7 +168,7 @@ def syncing(request: "sync_group_v5.SyncGroupRequest", version: int) -> SyncRequ
     )
 
 
-def synced(reply: SyncReply) -> Any:
+def synced(reply: SyncResult) -> Any:
     """The response that tells a member its part."""
     return sync_group_v5.response.SyncGroupResponse(
         throttle_time=UNTHROTTLED,
@@ -188,8 +188,8 @@ def heartbeat(
     instance_id, generation = request.group_instance_id, request.generation_id
     try:
         return context.broker.groups.shard(group_id).submit(
-            lambda machine, now_ms, ticket: machine.heartbeat(
-                group_id, member_id, instance_id, generation, now_ms, ticket
+            lambda machine, now_ms, handle: machine.heartbeat(
+                group_id, member_id, instance_id, generation, now_ms, handle
             ),
             _alive,
         )
@@ -224,7 +224,7 @@ def leave_group(context: RequestContext, request: "leave_group_v5.LeaveGroupRequ
     return _ask(
         context,
         group_id,
-        lambda machine, now_ms, ticket: machine.leave(group_id, leaving, now_ms, ticket),
+        lambda machine, now_ms, handle: machine.leave(group_id, leaving, now_ms, handle),
         left,
     )
 
@@ -246,7 +246,7 @@ def each_group(
         shards.setdefault(groups.index(group_id), []).append(group_id)
 
     def ask(some: list[str]) -> Deferred:
-        def decide_all(machine: GroupsMachine, _: int, ticket: Ticket) -> Outcome:
+        def decide_all(machine: GroupsMachine, _: int, handle: ResponseHandle) -> Outcome:
             events: list[GroupEvent] = []
             for group_id in some:
                 try:
@@ -254,7 +254,7 @@ def each_group(
                     events += happens
                 except KafkaError as error:
                     results[group_id] = error.kept()
-            return Outcome(events, [(ticket, None)], divisible=True)
+            return Outcome(events, [(handle, None)], atomic=False)
 
         try:
             return groups.shard(some[0]).submit(decide_all)

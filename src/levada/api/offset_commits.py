@@ -83,7 +83,7 @@ def offset_commit(
     )
     try:
         return context.broker.groups.shard(request.group_id).submit(
-            lambda machine, at_ms, ticket: machine.commit(commit, at_ms, ticket),
+            lambda machine, at_ms, handle: machine.commit(commit, at_ms, handle),
             lambda codes: _committed(request, errors, codes),
         )
     except KafkaError as error:
@@ -238,7 +238,7 @@ def offset_delete(context: RequestContext, request: "offset_delete_v0.OffsetDele
         if 0 <= part.partition_index < len(image.topics[topic.name].partitions)
     ]
     return context.broker.groups.shard(request.group_id).submit(
-        lambda machine, _, ticket: machine.delete_offsets(request.group_id, places, ticket),
+        lambda machine, _, handle: machine.delete_offsets(request.group_id, places, handle),
         lambda errors: _deleted(request, dict(zip(places, errors, strict=True))),
     )
 

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from levada.broker.broker import Broker
 from levada.broker.partition.partition import Partition
 from levada.broker.partition.verification import Question
-from levada.core.transactions.state import Identity
+from levada.core.transactions.state import ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.net.listener import Connection
@@ -54,7 +54,7 @@ class Produce(Protocol):
 
 def unopened(
     broker: Broker, view: memoryview, parts: Sequence[Part], version: int
-) -> list[tuple[Partition, Identity]]:
+) -> list[tuple[Partition, ProducerIdAndEpoch]]:
     """The partitions of a Produce in which a transaction is not open, and may not be opened yet; with its producer."""
     found = []
     for topic, index, start, end in parts:
@@ -68,7 +68,7 @@ def unopened(
         except KafkaError:
             continue
         if not partition.transactions.may_write(producer_id, epoch):
-            found.append((partition, Identity(producer_id, epoch)))
+            found.append((partition, ProducerIdAndEpoch(producer_id, epoch)))
     return found
 
 
@@ -99,7 +99,7 @@ class Parked:
     def waits(
         self,
         transactional_id: str,
-        places: Sequence[tuple[Partition, Identity]],
+        places: Sequence[tuple[Partition, ProducerIdAndEpoch]],
         view: memoryview,
         position: int,
         stop: int,

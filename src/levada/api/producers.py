@@ -10,8 +10,13 @@ from levada.api.throttling import UNTHROTTLED
 from levada.broker.broker import Broker
 from levada.broker.coordinator.shard import Shard
 from levada.broker.purgatory import Deferred
-from levada.core.transactions.machine import InitReply, InitRequest, NeedsProducerIdError, TransactionsMachine
-from levada.core.transactions.state import Identity
+from levada.core.transactions.machine import (
+    InitRequest,
+    InitResult,
+    NeedsProducerIdError,
+    TransactionsMachine,
+)
+from levada.core.transactions.state import ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.internal.transaction_records import NO_PRODUCER_ID
 from levada.wire.schema.lazy_imports import lazy_imports
@@ -60,7 +65,7 @@ def init_producer_id(
     wanted = InitRequest(
         name,
         request.transaction_timeout // MILLISECOND,
-        Identity(request.producer_id, request.producer_epoch),
+        ProducerIdAndEpoch(request.producer_id, request.producer_epoch),
         request.enable2_pc,
         request.keep_prepared_txn,
     )
@@ -75,8 +80,8 @@ async def _init(context: RequestContext, shard: Shard[TransactionsMachine], want
             return await with_producer_id(
                 context.broker,
                 lambda new_id: shard.submit(
-                    lambda machine, now_ms, ticket: machine.init(
-                        wanted._replace(new_producer_id=new_id), now_ms, ticket
+                    lambda machine, now_ms, handle: machine.init(
+                        wanted._replace(new_producer_id=new_id), now_ms, handle
                     ),
                     _given,
                 ),
@@ -89,10 +94,10 @@ async def _init(context: RequestContext, shard: Shard[TransactionsMachine], want
 
 
 async def _new_producer(broker: Broker) -> Any:
-    return _given(InitReply(Identity(await broker.next_producer_id(), 0)))
+    return _given(InitResult(ProducerIdAndEpoch(await broker.next_producer_id(), 0)))
 
 
-def _given(reply: InitReply) -> Any:
+def _given(reply: InitResult) -> Any:
     return init_producer_id_v6.InitProducerIdResponse(
         throttle_time=UNTHROTTLED,
         error_code=ErrorCode.NONE,

@@ -1,6 +1,6 @@
 """Transactions: what their clients ask of the coordinator, and what brokers ask of partitions (R26).
 
-The rules are those of `levada.core.transactions.machine`; here requests and replies change their shape. Every answer
+The rules are those of `levada.core.transactions.machine`; here requests and responses change their shape. Every answer
 leaves when the coordinator's journal is committed.
 """
 
@@ -15,7 +15,7 @@ from levada.broker.coordinator.transactions import write_marker
 from levada.broker.purgatory import Deferred, together
 from levada.core.machine import Outcome
 from levada.core.transactions.machine import EndRequest
-from levada.core.transactions.state import BUMPS_EPOCH_FROM, Identity, Place
+from levada.core.transactions.state import TRANSACTION_VERSION_2, Place, ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.control_records import Marker
 from levada.wire.schema.lazy_imports import lazy_imports
@@ -60,7 +60,7 @@ def _add_partitions(
         missing, not_tried = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OPERATION_NOT_ATTEMPTED
         answer.give([missing if place in unknown else not_tried for place in places])
         return answer
-    client = Identity(asked.producer_id, asked.producer_epoch)
+    client = ProducerIdAndEpoch(asked.producer_id, asked.producer_epoch)
     version = 2 if context.api_version >= VERSION_2_FROM["add_partitions_to_txn"] else 1
 
     def hear(result: Any) -> None:
@@ -75,11 +75,11 @@ def _add_partitions(
         shard = context.broker.transactions.shard(name)
         if asked.verify_only:
             shard.submit(
-                lambda machine, _, ticket: Outcome(replies=[(ticket, machine.verify(name, client, places))])
+                lambda machine, _, handle: Outcome(responses=[(handle, machine.verify(name, client, places))])
             ).then(hear)
         else:
             shard.submit(
-                lambda machine, now_ms, ticket: machine.add(name, client, places, version, now_ms, ticket)
+                lambda machine, now_ms, handle: machine.add(name, client, places, version, now_ms, handle)
             ).then(hear)
     except KafkaError as error:
         hear(error)
@@ -122,11 +122,11 @@ def add_offsets_to_txn(
 ) -> Deferred:
     """Say that a transaction will commit offsets of a group. Clients of version 2 need not."""
     name = _check_id(request.transactional_id)
-    client = Identity(request.producer_id, request.producer_epoch)
+    client = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     places = [(OFFSETS_TOPIC, context.broker.groups.index(request.group_id))]
     try:
         return context.broker.transactions.shard(name).submit(
-            lambda machine, now_ms, ticket: machine.add(name, client, places, 1, now_ms, ticket),
+            lambda machine, now_ms, handle: machine.add(name, client, places, 1, now_ms, handle),
             lambda _: add_offsets_to_txn_v4.AddOffsetsToTxnResponse(
                 throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE
             ),
@@ -140,15 +140,15 @@ def end_txn(context: RequestContext, request: "end_txn_v5.EndTxnRequest") -> "De
     """Commit or abort. v5 is of transactions of version 2: the client goes on with a new epoch (KIP-890)."""
     bumps = context.api_version >= VERSION_2_FROM["end_txn"]
     name = _check_id(request.transactional_id)
-    client = Identity(request.producer_id, request.producer_epoch)
-    wanted = EndRequest(name, client, request.committed, BUMPS_EPOCH_FROM if bumps else 0)
+    client = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
+    wanted = EndRequest(name, client, request.committed, TRANSACTION_VERSION_2 if bumps else 0)
     shard = context.broker.transactions.shard(name)
     try:
         return with_producer_id(
             context.broker,
             lambda new_id: shard.submit(
-                lambda machine, now_ms, ticket: machine.end(
-                    wanted._replace(new_producer_id=new_id), now_ms, ticket
+                lambda machine, now_ms, handle: machine.end(
+                    wanted._replace(new_producer_id=new_id), now_ms, handle
                 ),
                 _ended,
             ),
@@ -157,7 +157,7 @@ def end_txn(context: RequestContext, request: "end_txn_v5.EndTxnRequest") -> "De
         raise told_before("end_txn", context.api_version, error) from None
 
 
-def _ended(client: Identity) -> Any:
+def _ended(client: ProducerIdAndEpoch) -> Any:
     return end_txn_v5.EndTxnResponse(
         throttle_time=UNTHROTTLED,
         error_code=ErrorCode.NONE,
@@ -209,9 +209,9 @@ def _write(
         return write_marker(
             context.broker,
             place,
-            Identity(marker.producer_id, marker.producer_epoch),
+            ProducerIdAndEpoch(marker.producer_id, marker.producer_epoch),
             Marker(marker.transaction_result, marker.coordinator_epoch),
-            bumped=marker.transaction_version >= BUMPS_EPOCH_FROM,
+            bumped=marker.transaction_version >= TRANSACTION_VERSION_2,
         )
     except KafkaError as error:
         refused = Deferred()

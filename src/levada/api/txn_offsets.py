@@ -15,7 +15,7 @@ from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.partition.verification import Question
 from levada.broker.purgatory import Deferred
 from levada.core.groups.offsets import CommitRequest, Place
-from levada.core.transactions.state import Identity
+from levada.core.transactions.state import ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.internal.group_records import OffsetCommitValue
 from levada.wire.schema.lazy_imports import lazy_imports
@@ -53,7 +53,7 @@ def _ask(
     broker = context.broker
     broker.groups.shard(request.group_id)
     partition = broker.partition(OFFSETS_TOPIC, broker.groups.index(request.group_id))
-    client = Identity(request.producer_id, request.producer_epoch)
+    client = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
 
     def hear(errors: list[ErrorCode]) -> None:
         try:
@@ -88,7 +88,7 @@ def _commit(
         request.producer_epoch,
     )
     broker.groups.shard(request.group_id).submit(
-        lambda machine, now_ms, ticket: machine.commit(commit, now_ms, ticket)
+        lambda machine, now_ms, handle: machine.commit(commit, now_ms, handle)
     ).then(lambda result: answer.give([result] if isinstance(result, Exception) else result))
 
 

@@ -1,10 +1,10 @@
-"""What every journaled machine has in common: groups and transactions are decided, journaled and replayed alike.
+"""The state-machine pattern that group and transaction coordinators share: decide, journal, apply.
 
-A machine is the state of one shard of a coordinator. Its deciding methods change nothing and return an `Outcome`, or
-a `Passing` one: events and replies. The runtime (`levada.broker.coordinator.runtime`) journals the events that have a
-record, applies all of them at once, and lets the replies go when the journal is committed. After a restart the machine
-is rebuilt by `replay`, so whatever must survive has to be in a record; an event without one (a heartbeat) lives in
-memory only.
+A state machine is the state of one coordinator shard. Its deciding methods change nothing: they return an `Outcome`
+(or a `VolatileOutcome`) of events and responses. The runtime (`levada.broker.coordinator.runtime`) appends the records
+of the events to the journal, applies all events at once, and sends the responses when the high watermark has passed
+the records. After a restart `replay` rebuilds the state from the journal. So whatever must survive is in a record;
+an event without a record (a renewed session) is kept in memory only.
 """
 
 from collections.abc import Hashable, Sequence
@@ -16,69 +16,67 @@ import msgspec
 
 from levada.wire.batches import BatchHeader
 
-Ticket = Hashable  # stands for a request that waits; a machine keeps it as long as it owes the reply
-JournalRecord = tuple[bytes, bytes | None]  # key, value; without a value it takes back what the key had
+ResponseHandle = Hashable  # identifies a request that awaits its response; opaque to a state machine
+JournalRecord = tuple[bytes, bytes | None]  # key and value; no value: a tombstone
 
 
-class Stamp(NamedTuple):
-    """What the batch of an outcome carries besides its records: a transaction's batch or marker has a producer."""
+class ProducerFields(NamedTuple):
+    """Producer id, epoch and attributes of a record batch: those of a transaction, or of no producer."""
 
     producer_id: int = -1
     producer_epoch: int = -1
     attributes: int = 0
 
 
-PLAIN: Final = Stamp()
+NO_PRODUCER: Final = ProducerFields()
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a machine decided. A reply that is a KafkaError fails its request.
+    """The result of a decision: events to journal and apply, and responses to send once they are committed.
 
-    Effects are what is to be done elsewhere once all of it is committed (markers of a transaction); the runtime hands
-    them on, in order, and a machine that is loaded anew names again those that were not finished.
+    A response that is a KafkaError fails its request. Effects are actions outside the shard (writing transaction
+    markers) that start when the outcome is committed; a state machine that is loaded again repeats unfinished ones.
     """
 
     events: Sequence[Any] = ()
-    replies: Sequence[tuple[Ticket, Any]] = ()
-    stamp: Stamp = PLAIN
+    responses: Sequence[tuple[ResponseHandle, Any]] = ()
+    producer: ProducerFields = NO_PRODUCER
     effects: Sequence[Any] = ()
-    divisible: bool = (
-        False  # its events may go into several batches, since each of them is right without the others
-    )
+    atomic: bool = True  # False: the records may be split over several batches
 
 
-class Passing(msgspec.Struct, frozen=True):
-    """What a machine decided that need not survive: none of the events has a record, so nobody asks them for one."""
+class VolatileOutcome(msgspec.Struct, frozen=True):
+    """The result of a decision whose events have no records: the runtime skips encoding and the journal."""
 
     events: Sequence[Any]
-    replies: Sequence[tuple[Ticket, Any]] = ()
+    responses: Sequence[tuple[ResponseHandle, Any]] = ()
 
 
-class Machine(Protocol):
-    """The state of one shard."""
+class StateMachine(Protocol):
+    """The state of one coordinator shard."""
 
     def encode(self, event: Any) -> JournalRecord | None:
-        """The record of an event in Kafka's format, or None if it lives in memory only."""
+        """The record of an event in Kafka's format; None if the event is kept in memory only."""
         ...
 
     def apply(self, event: Any) -> None:
-        """The only mutator; cannot fail."""
+        """Apply an event. The only method that changes the state; it cannot fail."""
         ...
 
     def replay(self, key: bytes | None, value: bytes | None, batch: BatchHeader) -> None:
-        """Apply a record of the journal; `batch` is the header of the batch that held it."""
+        """Apply a record of the journal; `batch` is the header of its batch."""
         ...
 
-    def loaded(self, now_ms: int) -> Outcome:
-        """The whole journal is replayed: begin to wait for those who were there."""
+    def on_loaded(self, now_ms: int) -> Outcome:
+        """Decide what follows from the replayed state: start session timers, resume unfinished effects."""
         ...
 
     def next_deadline_ms(self) -> int | None:
-        """When `expire` is to be called next, or None. Asked after every step: it must be cheap."""
+        """The time of the next `expire`, or None. Called after every step, so it must be cheap."""
         ...
 
     def expire(self, now_ms: int) -> Outcome:
-        """Decide what the passing of time brings. May be called early."""
+        """Decide on deadlines that have passed. May be called early."""
         ...
 
 
@@ -87,42 +85,42 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(slots=True)
 class Deadlines(Generic[Key]):
-    """Many deadlines of which few are reached, since heartbeats move them: setting one costs a dict entry.
+    """Timers that are mostly moved before they expire, since heartbeats renew them: moving one costs a dict entry.
 
     The heap holds each key once, at a time that is never later than its deadline.
     """
 
-    _at: dict[Key, int] = field(default_factory=dict)  # the truth
+    _at: dict[Key, int] = field(default_factory=dict)  # the deadlines
     _heap: list[tuple[int, int, Key]] = field(default_factory=list)
-    _queued: dict[Key, int] = field(default_factory=dict)  # when the heap has a key
-    _count: int = 0  # keeps keys from being compared
+    _queued: dict[Key, int] = field(default_factory=dict)  # the time of each key in the heap
+    _count: int = 0  # breaks ties in the heap, so that keys are never compared
 
     def set(self, key: Key, at_ms: int) -> None:
-        """Begin or move a deadline."""
+        """Start or move a deadline."""
         self._at[key] = at_ms
         queued = self._queued.get(key)
         if queued is None or at_ms < queued:
             self._push(key, at_ms)
 
     def cancel(self, key: Key) -> None:
-        """Forget a deadline, if there is one."""
+        """Remove a deadline, if there is one."""
         self._at.pop(key, None)
 
     def get(self, key: Key) -> int | None:
-        """When a deadline is."""
+        """The time of a deadline."""
         return self._at.get(key)
 
     def next_ms(self) -> int | None:
-        """A time at which to look again: at or before the next deadline."""
+        """When to call `due` next: at or before the next deadline."""
         return self._heap[0][0] if self._heap else None
 
     def due(self, now_ms: int) -> list[Key]:
-        """The keys whose deadline has come, in the order of their deadlines; they stay until cancelled or moved."""
+        """The keys whose deadline has passed, earliest first; they stay until cancelled or moved."""
         found: list[tuple[int, Key]] = []
         while self._heap and self._heap[0][0] <= now_ms:
             queued_ms, _, key = heappop(self._heap)
             if self._queued.get(key) != queued_ms:
-                continue  # moved to the front since
+                continue  # an entry of an earlier time replaced this one
             del self._queued[key]
             at_ms = self._at.get(key)
             if at_ms is None:

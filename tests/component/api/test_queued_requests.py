@@ -16,7 +16,7 @@ from levada.api.registry import RequestContext
 from levada.api.scheduler import Pace
 from levada.api.topics import TOLD_AT_ONCE, create_topics
 from levada.broker.faults import Fault, Faults
-from levada.core.groups.member_memory import NAME_BYTES_MAX
+from levada.core.groups.memory_limit import NAME_BYTES_MAX
 from levada.errors import ErrorCode
 from levada.wire.schema import messages
 

@@ -8,7 +8,7 @@ from tests.sim.partition.world import Violation
 
 from levada.core.groups.consumer import requests as consumer_requests
 from levada.core.groups.consumer.group import ConsumerGroup
-from levada.core.groups.consumer.requests import HeartbeatReply, HeartbeatRequest
+from levada.core.groups.consumer.requests import HeartbeatRequest, HeartbeatResult
 from levada.core.groups.machine import Group
 from levada.errors import ErrorCode, KafkaError
 
@@ -86,7 +86,7 @@ class ConsumerMember(Member):
         )
 
     def given(self, member_id: str, result: Any) -> None:
-        if isinstance(result, HeartbeatReply) and result.assignment is not None:
+        if isinstance(result, HeartbeatResult) and result.assignment is not None:
             places = self.world.with_names(result.assignment)
             self.world.tell(self.group, member_id, self.instance_id, None, places)
 
@@ -95,7 +95,7 @@ class ConsumerMember(Member):
             self.full = True
             self.refused(result.code)
             return
-        assert isinstance(result, HeartbeatReply)
+        assert isinstance(result, HeartbeatResult)
         if result.member_epoch < self.generation and not joined:
             raise Violation(f"{self} was taken back to epoch {result.member_epoch}")
         self.generation, self.full = result.member_epoch, False

@@ -11,7 +11,7 @@ from tests.sim.broker_world import Place
 from tests.sim.partition.world import Violation
 from tests.support.consumer_groups import subscription
 
-from levada.core.groups.classic.draft import JoinReply, SyncReply
+from levada.core.groups.classic.draft import JoinResult, SyncResult
 from levada.core.groups.classic.group import ClassicGroup
 from levada.core.groups.classic.requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.groups.classic.subscription import read_assignment, read_subscription, write_assignment
@@ -196,7 +196,7 @@ class ClassicMember(Member):
         self.flavour = flavour
         self.joined = False
         self.synced = False
-        self.leads: JoinReply | None = None
+        self.leads: JoinResult | None = None
         self.is_leader = False
         self.topics_seen: object = None  # what the leader knew when it assigned
         self.claimed: set[Place] = set()  # what it said it has when it joined
@@ -260,7 +260,7 @@ class ClassicMember(Member):
         if isinstance(result, KafkaError):
             self.refused(result.code)
             return
-        assert isinstance(result, JoinReply)
+        assert isinstance(result, JoinResult)
         self.member_id = result.member_id
         if result.error is ErrorCode.NONE:
             if result.generation > self.generation + 1:
@@ -279,7 +279,7 @@ class ClassicMember(Member):
         )
 
         def given(result: Any) -> None:
-            if isinstance(result, SyncReply):
+            if isinstance(result, SyncResult):
                 self.world.tell(group, member_id, self.instance_id, generation, places_of(result))
 
         self.ask(
@@ -356,7 +356,7 @@ class ClassicMember(Member):
             )
 
 
-def places_of(reply: SyncReply) -> set[Place]:
+def places_of(reply: SyncResult) -> set[Place]:
     assignment = read_assignment(reply.assignment)
     assert assignment is not None
     return {(topic, one) for topic, found in assignment.partitions.items() for one in found}

@@ -13,7 +13,7 @@ from levada.broker.partition.verification import Question
 from levada.core.groups.offsets import CommitRequest
 from levada.core.machine import Outcome
 from levada.core.transactions.machine import EndRequest, InitRequest, NeedsProducerIdError
-from levada.core.transactions.state import Identity
+from levada.core.transactions.state import ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.internal.group_records import OffsetCommitValue
 
@@ -107,8 +107,8 @@ class Reader(OffsetClient):
             ]
             world.submit(
                 group,
-                lambda machine, _, ticket: Outcome(
-                    replies=[(ticket, machine.fetch(group, places, stable=stable))]
+                lambda machine, _, handle: Outcome(
+                    responses=[(handle, machine.fetch(group, places, stable=stable))]
                 ),
                 give,
             )
@@ -145,7 +145,7 @@ class Operator(OffsetClient):
         self.world.change(
             [Removed(key) for key in keys],
             SIDE_GROUP,
-            lambda machine, _, ticket: machine.delete_offsets(SIDE_GROUP, [place], ticket),
+            lambda machine, _, handle: machine.delete_offsets(SIDE_GROUP, [place], handle),
             give,
         )
 
@@ -154,7 +154,7 @@ class Operator(OffsetClient):
         self.world.change(
             [Removed(key) for key in self.world.model.keys(group)],
             group,
-            lambda machine, _, ticket: Outcome(machine.delete_group(group), [(ticket, None)], divisible=True),
+            lambda machine, _, handle: Outcome(machine.delete_group(group), [(handle, None)], atomic=False),
             give,
         )
 
@@ -179,7 +179,7 @@ class Transactor(OffsetClient):
 
     def __init__(self, world: "GroupWorld", name: str) -> None:
         super().__init__(world, name)
-        self.identity: Identity | None = None
+        self.identity: ProducerIdAndEpoch | None = None
         self.txn: Txn | None = None
         self.commits = 0
 
@@ -200,7 +200,7 @@ class Transactor(OffsetClient):
     def submit_init(self, give: Any) -> None:
         def decide(new_id: int) -> Any:
             request = InitRequest(self.name, TXN_TIMEOUT_MS, new_producer_id=new_id)
-            return lambda machine, now_ms, ticket: machine.init(request, now_ms, ticket)
+            return lambda machine, now_ms, handle: machine.init(request, now_ms, handle)
 
         self.submit(decide, give)
 
@@ -225,7 +225,7 @@ class Transactor(OffsetClient):
 
         def decide(new_id: int) -> Any:
             request = EndRequest(self.name, identity, committed, 2, new_id)
-            return lambda machine, now_ms, ticket: machine.end(request, now_ms, ticket)
+            return lambda machine, now_ms, handle: machine.end(request, now_ms, handle)
 
         def given(result: Any) -> None:
             if not isinstance(result, KafkaError):
@@ -272,7 +272,7 @@ class Transactor(OffsetClient):
     def submit_commit(self, request: CommitRequest, txn: Txn, give: Any) -> None:
         """As the handler of TxnOffsetCommit does: ask the coordinator, then commit."""
         world, broker = self.world, self.world.broker
-        identity = Identity(request.producer_id, request.producer_epoch)
+        identity = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
         partition = broker.partition(OFFSETS_TOPIC, 0)
         broker.groups.shard(request.group_id)
 

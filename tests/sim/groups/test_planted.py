@@ -94,7 +94,7 @@ def silent_members_stay(patch: pytest.MonkeyPatch) -> None:
 
 
 def silent_members_stay_after_a_restart(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GroupsMachine, "loaded", lambda self, now_ms: Outcome([self._next_check(now_ms)]))
+    patch.setattr(GroupsMachine, "on_loaded", lambda self, now_ms: Outcome([self._next_check(now_ms)]))
 
 
 def a_static_member_restarts_and_what_it_was_to_give_up_is_lost(patch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ class GroupWorld(EventWorld):
         self.change(
             [taken],
             request.group_id,
-            lambda machine, now_ms, ticket: machine.commit(request, now_ms, ticket),
+            lambda machine, now_ms, handle: machine.commit(request, now_ms, handle),
             give,
         )
         self.checks.commit_was_taken(request, member)

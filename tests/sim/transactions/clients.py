@@ -17,7 +17,7 @@ from levada.broker.partition.partition import Partition
 from levada.broker.partition.verification import Question
 from levada.core.groups.offsets import CommitRequest
 from levada.core.transactions.machine import EndRequest, InitRequest, NeedsProducerIdError
-from levada.core.transactions.state import Identity
+from levada.core.transactions.state import ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import TRANSACTIONAL_BIT, Record, encode
 from levada.wire.internal.group_records import OffsetCommitValue
@@ -87,7 +87,7 @@ class Client:
         self.world = world
         self.name = name
         self.version = version
-        self.identity: Identity | None = None
+        self.identity: ProducerIdAndEpoch | None = None
         self.sequences: dict[Place, int] = {}
         self.transaction: Transaction | None = None
         self.doing: tuple[str, Any] | None = None  # what it asks for, until it is answered
@@ -156,14 +156,14 @@ class Client:
     def begin(self, call: Call) -> None:
         def decide(new_id: int) -> Any:
             request = InitRequest(self.name, TIMEOUT_MS, new_producer_id=new_id)
-            return lambda machine, now_ms, ticket: machine.init(request, now_ms, ticket)
+            return lambda machine, now_ms, handle: machine.init(request, now_ms, handle)
 
         self.submit(call, decide)
 
     def ending(self, committed: bool, new_id: int) -> Any:
         assert self.identity is not None
         request = EndRequest(self.name, self.identity, committed, 2 if self.version == 2 else 0, new_id)
-        return lambda machine, now_ms, ticket: machine.end(request, now_ms, ticket)
+        return lambda machine, now_ms, handle: machine.end(request, now_ms, handle)
 
     def submit(self, call: Call, decide: Callable[[int], Any]) -> None:
         shard = self.world.broker.transactions.shard(self.name)
@@ -202,7 +202,7 @@ class Client:
             value = OffsetCommitValue(number, -1, "", world.clock.ms)
             request = CommitRequest(GROUP, "", None, -1, [(PLACES[0], value)], *identity)
             world.broker.groups.shard(GROUP).submit(
-                lambda machine, now_ms, ticket: machine.commit(request, now_ms, ticket)
+                lambda machine, now_ms, handle: machine.commit(request, now_ms, handle)
             ).then(call.give)
 
         self.admitted(call, partition, commit)
@@ -226,7 +226,7 @@ class Client:
 
         shard = self.world.broker.transactions.shard(self.name)
         shard.submit(
-            lambda machine, now_ms, ticket: machine.add(self.name, identity, [place], 1, now_ms, ticket)
+            lambda machine, now_ms, handle: machine.add(self.name, identity, [place], 1, now_ms, handle)
         ).then(hear)
 
     def verified(self, call: Call, partition: Partition, go_on: Callable[[], None]) -> None:

@@ -84,7 +84,7 @@ def open_transactions_are_forgotten_on_restart(patch: pytest.MonkeyPatch) -> Non
 
 
 def markers_are_not_written_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TransactionsMachine, "loaded", lambda self, now_ms: Outcome())
+    patch.setattr(TransactionsMachine, "on_loaded", lambda self, now_ms: Outcome())
 
 
 def a_marker_that_fails_is_given_up(patch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def offsets_count_before_the_marker(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         GroupsMachine,
         "commit",
-        lambda self, request, now_ms, ticket: commit(self, replace(request, producer_id=-1), now_ms, ticket),
+        lambda self, request, now_ms, handle: commit(self, replace(request, producer_id=-1), now_ms, handle),
     )
 
 

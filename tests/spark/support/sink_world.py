@@ -18,7 +18,7 @@ from levada.core.transactions.machine import (
     TransactionLimits,
     TransactionsMachine,
 )
-from levada.core.transactions.state import Identity
+from levada.core.transactions.state import ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
 from levada.spark.write.commit_protocol import NOTHING, UNKNOWN, Content, Decision, judge
 from levada.spark.write.transactions import lock_id, task_id
@@ -89,7 +89,7 @@ class World:
             self.machine.apply(event)
         for ending in outcome.effects:
             self._mark(ending)
-        reply = outcome.replies[0][1]
+        reply = outcome.responses[0][1]
         if isinstance(reply, KafkaError):
             raise reply
         return reply
@@ -102,7 +102,7 @@ class World:
         for event in self.machine.complete(ending, 0, None).events:
             self.machine.apply(event)
 
-    def hold(self, name: str) -> tuple[Identity, PreparedTransaction | None]:
+    def hold(self, name: str) -> tuple[ProducerIdAndEpoch, PreparedTransaction | None]:
         self._reach(name)
         known = self.machine.transactions.get(name)
         reply = self._submit(
@@ -113,17 +113,17 @@ class World:
         if known is None and self.first_epoch:
             (state,) = [self.machine.transactions[name]]
             self.machine.transactions[name] = state.given(
-                Identity(state.producer_id, self.first_epoch), -1, state.timeout_ms, 0
+                ProducerIdAndEpoch(state.producer_id, self.first_epoch), -1, state.timeout_ms, 0
             )
             return self.machine.transactions[name].client, None
         ongoing = reply.ongoing
         return reply.client, None if ongoing.producer_id < 0 else PreparedTransaction(name, *ongoing)
 
-    def end(self, name: str, client: Identity, committed: bool) -> None:
+    def end(self, name: str, client: ProducerIdAndEpoch, committed: bool) -> None:
         self._reach(name)
         self._submit(lambda new_id: self.machine.end(EndRequest(name, client, committed, 2, new_id), 0, None))
 
-    def produce(self, name: str, client: Identity, row: tuple[int, int]) -> None:
+    def produce(self, name: str, client: ProducerIdAndEpoch, row: tuple[int, int]) -> None:
         txn = (name, *client)
         if self.permitted.get(name) != txn:
             self._submit(lambda _: self.machine.add(name, client, [("t", 0)], 2, 0, None))

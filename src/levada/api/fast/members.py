@@ -17,11 +17,11 @@ from levada.api.groups import joined, joining, synced, syncing
 from levada.api.registry import takes_frames
 from levada.broker.broker import Broker
 from levada.core.groups.classic import waits as group_waits
-from levada.core.groups.classic.draft import JoinReply, SyncReply
+from levada.core.groups.classic.draft import JoinResult, SyncResult
 from levada.core.groups.classic.group import NO_GENERATION
 from levada.core.groups.classic.requests import JoinRequest, SyncRequest
 from levada.core.groups.machine import GroupsMachine
-from levada.core.machine import Outcome, Passing, Ticket
+from levada.core.machine import Outcome, ResponseHandle, VolatileOutcome
 from levada.errors import ErrorCode, KafkaError
 from levada.net.listener import Connection
 from levada.wire.primitives import INT, SHORT
@@ -81,9 +81,11 @@ class UsualHeartbeat(Said):
 
     __slots__ = ()
 
-    def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome | Passing:
+    def decide(
+        self, machine: GroupsMachine, now_ms: int, handle: ResponseHandle
+    ) -> Outcome | VolatileOutcome:
         group_id, member_id, instance_id = self.request
-        return machine.heartbeat(group_id, member_id, instance_id, self.generation, now_ms, ticket)
+        return machine.heartbeat(group_id, member_id, instance_id, self.generation, now_ms, handle)
 
     def written(self, result: Any, version: int, correlation_id: int) -> bytes:
         """Nothing, or why the member must do something else."""
@@ -124,9 +126,9 @@ class UsualJoin(Said):
 
     __slots__ = ()
 
-    def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Passing:
+    def decide(self, machine: GroupsMachine, now_ms: int, handle: ResponseHandle) -> VolatileOutcome:
         group = machine.classic(self.request.group_id)
-        return (group and group_waits.join(machine, group, self.request, ticket)) or _not_usual()
+        return (group and group_waits.join(machine, group, self.request, handle)) or _not_usual()
 
     def size(self, result: Any) -> int:
         """A leader is told all that members say."""
@@ -155,7 +157,7 @@ def _join_answer(
 
     There are no members behind it: their number, 0, is one byte or four.
     """
-    response = joined(JoinReply(generation, protocol_type, protocol, leader, ""))
+    response = joined(JoinResult(generation, protocol_type, protocol, leader, ""))
     frame = messages.write_response_frame(JOIN_GROUP, version, 0, response)
     if _tags(JOIN_GROUP, version):
         return frame[SIZE_AND_ID.size : -3], COMPACT_STRINGS, frame[-2:]
@@ -189,10 +191,10 @@ class UsualSync(Said):
 
     __slots__ = ()
 
-    def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Passing:
+    def decide(self, machine: GroupsMachine, now_ms: int, handle: ResponseHandle) -> VolatileOutcome:
         group = machine.classic(self.request.group_id)
         said = self.request, self.generation
-        return (group and group_waits.sync(machine, group, *said, now_ms, ticket)) or _not_usual()
+        return (group and group_waits.sync(machine, group, *said, now_ms, handle)) or _not_usual()
 
     def size(self, result: Any) -> int:
         """That of the part, which may be of a generation that is long over when it leaves."""
@@ -214,7 +216,7 @@ class UsualSync(Said):
 def _sync_answer(version: int, protocol_type: str | None, protocol: str | None) -> tuple[bytes, bytes]:
     """What all members are told, before and behind their assignment."""
     frame = messages.write_response_frame(
-        SYNC_GROUP, version, 0, synced(SyncReply(protocol_type, protocol, b""))
+        SYNC_GROUP, version, 0, synced(SyncResult(protocol_type, protocol, b""))
     )
     if _tags(SYNC_GROUP, version):
         return frame[SIZE_AND_ID.size : -2], frame[-1:]

@@ -12,7 +12,7 @@ from levada.api.registry import takes_frames
 from levada.broker.broker import Broker
 from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.offsets import CommitRequest
-from levada.core.machine import Outcome, Ticket
+from levada.core.machine import Outcome, ResponseHandle
 from levada.errors import KafkaError
 from levada.net.listener import Connection
 from levada.wire.fast import offset_commit
@@ -60,7 +60,7 @@ class UsualCommit(Said):
         self._topic = topic
         self._partitions = partitions
 
-    def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome:
+    def decide(self, machine: GroupsMachine, now_ms: int, handle: ResponseHandle) -> Outcome:
         topic = self._topic
         group_id, generation, member_id, instance_id, _, _, _ = self.request
         offsets = []
@@ -70,7 +70,7 @@ class UsualCommit(Said):
         request = CommitRequest(
             group_id, member_id, instance_id, generation, offsets, no_producer, no_epoch, self._version
         )
-        return machine.commit(request, now_ms, ticket)
+        return machine.commit(request, now_ms, handle)
 
     def give(self, result: Any) -> None:
         """Told at the end of the turn, after all commits of it: one by one, the next ones would come one by one."""

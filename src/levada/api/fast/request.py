@@ -8,7 +8,7 @@ from typing import Any
 
 from levada.broker.broker import Broker
 from levada.core.groups.machine import GroupsMachine
-from levada.core.machine import Outcome, Passing, Ticket
+from levada.core.machine import Outcome, ResponseHandle, VolatileOutcome
 from levada.errors import KafkaError
 from levada.logs import EventLog
 from levada.net.listener import Connection
@@ -72,7 +72,9 @@ class Said(ABC):
         return 0
 
     @abstractmethod
-    def decide(self, machine: GroupsMachine, now_ms: int, ticket: Ticket) -> Outcome | Passing:
+    def decide(
+        self, machine: GroupsMachine, now_ms: int, handle: ResponseHandle
+    ) -> Outcome | VolatileOutcome:
         """What the coordinator is asked."""
 
     @abstractmethod

@@ -1,1 +1,1 @@
-"""The runtime of group and transaction coordinators: shards, journals, replies."""
+"""The runtime of group and transaction coordinators: shards, journals, responses."""

@@ -37,10 +37,10 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
 
     def forget_gone_topics(shard: Shard[GroupsMachine]) -> None:
         topics = broker.image.topics
-        shard.submit(lambda machine, _, ticket: machine.topics_gone(lambda name: name not in topics, ticket))
+        shard.submit(lambda machine, _, handle: machine.topics_gone(lambda name: name not in topics, handle))
 
     def held() -> int:
-        return sum([shard.machine.held_bytes for shard in coordinators if shard.machine is not None])
+        return sum([shard.machine.memory_bytes for shard in coordinators if shard.machine is not None])
 
     def new_machine() -> GroupsMachine:
         machine = CountedGroups(
@@ -56,7 +56,7 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
         if gone:
             for shard in coordinators:
                 if shard.machine is not None:
-                    shard.submit(lambda machine, _, ticket: machine.topics_gone(gone.__contains__, ticket))
+                    shard.submit(lambda machine, _, handle: machine.topics_gone(gone.__contains__, handle))
 
     broker.followers.append(follow)
     return coordinators

@@ -6,14 +6,14 @@ Events are counted as they happen, not when a journal is read again: a machine t
 from dataclasses import dataclass
 from typing import Final
 
-from levada.core.groups.classic.waits import JoinWaits, PartAsked
+from levada.core.groups.classic.waits import JoinReceived, SyncReceived
 from levada.core.groups.consumer.draft import ConsumerRecord
-from levada.core.groups.events import GroupChanged, GroupEvent, OffsetPut, TimerMoved, TimersMoved
+from levada.core.groups.events import GroupChanged, GroupEvent, OffsetPut, TimersChanged, TimerScheduled
 from levada.core.groups.machine import GroupsMachine
 from levada.wire.internal.consumer_group_records import ConsumerGroupMetadataKey
 
 # Nothing to count, and nearly all there is.
-QUIET: Final[frozenset[type]] = frozenset((JoinWaits, PartAsked, TimerMoved, TimersMoved))
+QUIET: Final[frozenset[type]] = frozenset((JoinReceived, SyncReceived, TimerScheduled, TimersChanged))
 
 
 @dataclass(slots=True)

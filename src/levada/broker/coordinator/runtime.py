@@ -5,11 +5,11 @@ belongs to the shard of the partition that its hash names, as in Kafka. A handle
 decision; what it gets is a `Deferred` to return or to await:
 
     shard = call.broker.groups.shard(request.group_id)             # raises NOT_COORDINATOR, ..._LOAD_IN_PROGRESS
-    return shard.submit(lambda machine, now_ms, ticket: machine.heartbeat(..., ticket), answer=_heartbeat_response)
+    return shard.submit(lambda machine, now_ms, handle: machine.heartbeat(..., handle), answer=_heartbeat_response)
 
 `submit` asks the machine to decide, journals the events that have records in one batch, applies all of them, and
 lets every reply go once everything the machine had applied by then is committed: nobody hears of what may be lost.
-The machine may keep the ticket and reply to it in a later outcome (a JoinGroup waits for the other members).
+The machine may keep the handle and reply to it in a later outcome (a JoinGroup waits for the other members).
 
 A reply that the journal keeps waiting for longer than offsets.commit.timeout.ms becomes COORDINATOR_NOT_AVAILABLE.
 
@@ -27,13 +27,13 @@ from levada.broker.controller import new_topic_id
 from levada.broker.coordinator.shard import Shard
 from levada.core.cluster.controller import CreateTopic
 from levada.core.cluster.image import ClusterImage
-from levada.core.machine import Machine
+from levada.core.machine import StateMachine
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from levada.broker.broker import Broker
 
-M = TypeVar("M", bound=Machine)
+M = TypeVar("M", bound=StateMachine)
 
 
 class InternalTopic(NamedTuple):

@@ -1,7 +1,7 @@
 """One shard of a coordinator: a machine, its journal, and everybody who waits for it.
 
 `submit` asks the machine to decide, journals the events that have records, applies all of them, and lets every reply go
-once everything the machine had applied by then is committed. The machine may keep the ticket and reply to it in a
+once everything the machine had applied by then is committed. The machine may keep the handle and reply to it in a
 later outcome (a JoinGroup waits for the other members). See `levada.broker.coordinator.runtime` for the whole.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from levada.broker.coordinator.journal import Journal
 from levada.broker.partition.partition import Partition
 from levada.broker.purgatory import Deferred, Promise
-from levada.core.machine import JournalRecord, Machine, Outcome, Passing, Ticket
+from levada.core.machine import JournalRecord, Outcome, ResponseHandle, StateMachine, VolatileOutcome
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.wire.batches import HEADER_BYTES, encode_key_values
@@ -30,11 +30,11 @@ RETRY_S: Final = 1.0  # after a bug in a deadline
 STANDSTILL_MS: Final = 2_000  # a timer that rings so late says that the process was stopped, or the clock set
 HESITATION_S: Final = 3.0  # about the time between two heartbeats
 
-M = TypeVar("M", bound=Machine)
-Replies = Sequence[tuple[Ticket, Any]]
+M = TypeVar("M", bound=StateMachine)
+Responses = Sequence[tuple[ResponseHandle, Any]]
 Part = tuple[Sequence[Any], bytearray | None]  # events, and the batch of those that have a record
-# What waits for the journal: for which of its ends and until when, replies to be given and effects to be had.
-Owed = tuple[int, float, Replies, Sequence[Any]]
+# What waits for the journal: for which of its ends and until when, responses to be given and effects to be had.
+Owed = tuple[int, float, Responses, Sequence[Any]]
 
 
 class Shard(Generic[M]):
@@ -77,7 +77,7 @@ class Shard(Generic[M]):
         self._on_loaded = on_loaded
         self._perform = perform
         self._journal = Journal(partition, self._pay, self._fail)
-        self._waiting: dict[Ticket, Promise] = {}  # exactly the tickets that are not answered
+        self._waiting: dict[ResponseHandle, Promise] = {}  # exactly the handles that are not answered
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ms = 0
         self._hesitates = False
@@ -101,30 +101,32 @@ class Shard(Generic[M]):
 
     def submit(
         self,
-        decide: Callable[[M, int, Ticket], Outcome | Passing],
+        decide: Callable[[M, int, ResponseHandle], Outcome | VolatileOutcome],
         answer: Callable[[Any], Any] | None = None,
     ) -> Deferred:
         """Let the machine decide on a request; `answer` turns its reply into the response. Raises KafkaError."""
-        ticket = Deferred(answer)
-        self.ask(decide, ticket)
-        return ticket
+        handle = Deferred(answer)
+        self.ask(decide, handle)
+        return handle
 
-    def ask(self, decide: Callable[[M, int, Ticket], Outcome | Passing], ticket: Promise) -> None:
-        """Let the machine decide on a request, whose ticket is given the reply. Raises KafkaError."""
+    def ask(
+        self, decide: Callable[[M, int, ResponseHandle], Outcome | VolatileOutcome], handle: Promise
+    ) -> None:
+        """Let the machine decide on a request, whose handle is given the reply. Raises KafkaError."""
         machine = self.machine or self.ready
         now_ms = self._now_ms()
-        outcome = decide(machine, now_ms, ticket)
-        if isinstance(outcome, Passing):
-            self._waiting[ticket] = ticket
+        outcome = decide(machine, now_ms, handle)
+        if isinstance(outcome, VolatileOutcome):
+            self._waiting[handle] = handle
             if outcome.events:
                 for event in outcome.events:
                     machine.apply(event)
                 self._arm(machine)
-            if outcome.replies:
-                self._owe(outcome.replies)
+            if outcome.responses:
+                self._owe(outcome.responses)
             return
         parts = self._parts(machine, outcome, now_ms) if outcome.events else ()
-        self._waiting[ticket] = ticket
+        self._waiting[handle] = handle
         self._carry_out(machine, outcome, parts, now_ms)
 
     def _parts(self, machine: M, outcome: Outcome, now_ms: int) -> Sequence[Part]:
@@ -132,7 +134,7 @@ class Shard(Generic[M]):
 
         MESSAGE_TOO_LARGE if the topic would not take one, and nothing happens.
         """
-        events, stamp, encode = outcome.events, outcome.stamp, machine.encode
+        events, producer, encode = outcome.events, outcome.producer, machine.encode
         records = []
         for event in events:
             record = encode(event)
@@ -140,15 +142,15 @@ class Shard(Generic[M]):
                 records.append(record)
         if not records:
             return ((events, None),)
-        batch = encode_key_values(records, now_ms, *stamp)
+        batch = encode_key_values(records, now_ms, *producer)
         config = self.partition.log.config
         if config.max_message_bytes >= len(batch) <= config.segment_bytes:
             return ((events, batch),)
         limit = min(config.max_message_bytes, config.segment_bytes)
-        if not outcome.divisible:
+        if outcome.atomic:
             raise _too_large(len(batch))
         parts = _divided(events, [encode(event) for event in events], limit - HEADER_BYTES)
-        return [(part, encode_key_values(some, now_ms, *stamp) if some else None) for part, some in parts]
+        return [(part, encode_key_values(some, now_ms, *producer) if some else None) for part, some in parts]
 
     def _carry_out(self, machine: M, outcome: Outcome, parts: Sequence[Part], now_ms: int) -> None:
         for events, batch in parts:
@@ -160,19 +162,19 @@ class Shard(Generic[M]):
                     return
             for event in events:
                 machine.apply(event)
-        if outcome.replies or outcome.effects:
-            self._owe(outcome.replies, outcome.effects)
+        if outcome.responses or outcome.effects:
+            self._owe(outcome.responses, outcome.effects)
         if parts:
             self._arm(machine)
 
-    def _owe(self, replies: Replies, effects: Sequence[Any] = ()) -> None:
+    def _owe(self, responses: Responses, effects: Sequence[Any] = ()) -> None:
         """Pay when the journal is committed; give a refusal if that takes too long."""
         journal = self._journal
         if not self._owed and journal.is_committed:
-            self._settle(replies, effects)
+            self._settle(responses, effects)
             return
         until = self._monotonic() + self._patience_s
-        self._owed.append((journal.end, until, replies, effects))
+        self._owed.append((journal.end, until, responses, effects))
         if self._impatience is None:
             self._impatience = self._broker.call_later(self._patience_s, self._lose_patience)
 
@@ -180,13 +182,13 @@ class Shard(Generic[M]):
         """What waited for the journal up to here is due."""
         owed = self._owed
         while owed and owed[0][0] <= high_watermark:
-            _, _, replies, effects = owed.popleft()
-            self._settle(replies, effects)
+            _, _, responses, effects = owed.popleft()
+            self._settle(responses, effects)
 
-    def _settle(self, replies: Replies, effects: Sequence[Any]) -> None:
+    def _settle(self, responses: Responses, effects: Sequence[Any]) -> None:
         machine, waiting = self.machine, self._waiting
-        for ticket, reply in replies:
-            promise = waiting.pop(ticket, None)
+        for handle, reply in responses:
+            promise = waiting.pop(handle, None)
             if promise is not None:
                 promise.give(reply)
         if effects and machine is not None:
@@ -196,12 +198,12 @@ class Shard(Generic[M]):
         self._impatience = None
         now = self._monotonic()
         error = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the journal is not committed in time")
-        for place, (end, until, replies, effects) in enumerate(list(self._owed)):
+        for place, (end, until, responses, effects) in enumerate(list(self._owed)):
             if until > now:
                 self._impatience = self._broker.call_later(until - now, self._lose_patience)
                 return
             self._owed[place] = (end, until, (), effects)
-            self._settle([(ticket, error) for ticket, _ in replies], ())
+            self._settle([(handle, error) for handle, _ in responses], ())
 
     def _have_done(self, machine: M, effects: Sequence[Any]) -> None:
         assert self._perform is not None
@@ -295,7 +297,7 @@ class Shard(Generic[M]):
 
     def _begin(self, machine: M) -> None:
         self.machine = machine
-        self._happen(machine, machine.loaded(self._now_ms()))
+        self._happen(machine, machine.on_loaded(self._now_ms()))
         if self._on_loaded is not None:
             self._on_loaded(self)
 
@@ -320,8 +322,8 @@ class Shard(Generic[M]):
             self._timer = None
         self._owed.clear()
         waiting, self._waiting = self._waiting, {}
-        for ticket in waiting.values():
-            ticket.give(_not_coordinator(self.partition))
+        for handle in waiting.values():
+            handle.give(_not_coordinator(self.partition))
 
     def close(self) -> None:
         """This broker does not lead the partition any more, or stops."""

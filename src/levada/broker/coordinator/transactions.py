@@ -12,7 +12,7 @@ from levada.broker.coordinator.runtime import Coordinators, InternalTopic
 from levada.broker.coordinator.shard import Shard
 from levada.broker.purgatory import Deferred
 from levada.core.transactions.machine import Ending, TransactionLimits, TransactionsMachine
-from levada.core.transactions.state import Identity, Place
+from levada.core.transactions.state import Place, ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.wire.control_records import Marker
@@ -63,7 +63,7 @@ def transaction_coordinators(broker: "Broker") -> TransactionCoordinators:
 
 
 def write_marker(
-    broker: "Broker", place: Place, producer: Identity, marker: Marker, bumped: bool
+    broker: "Broker", place: Place, producer: ProducerIdAndEpoch, marker: Marker, bumped: bool
 ) -> Deferred:
     """End a producer's transaction in one partition; answered when that is committed. Raises KafkaError."""
     topic, index = place
@@ -73,7 +73,7 @@ def write_marker(
         if shard is None:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "no coordinator of groups is here")
         partition.producers.check_marker(*producer, marker, bumped)
-        return shard.submit(lambda machine, _, ticket: machine.end_transaction(*producer, *marker, ticket))
+        return shard.submit(lambda machine, _, handle: machine.end_transaction(*producer, *marker, handle))
     return partition.transactions.end(*producer, marker, bumped, broker.clock.now_ms())
 
 
@@ -100,7 +100,7 @@ class _Writing:
     def _write(self, place: Place) -> None:
         if self._shard.machine is not self._machine:
             return  # whoever loads the journal next begins anew
-        producer = Identity(self._ending.producer_id, self._ending.producer_epoch)
+        producer = ProducerIdAndEpoch(self._ending.producer_id, self._ending.producer_epoch)
         try:
             written = write_marker(self._broker, place, producer, self._marker, self._ending.bumped)
         except KafkaError as error:
@@ -136,4 +136,4 @@ class _Writing:
 
     def _complete(self) -> None:
         if self._shard.machine is self._machine and self._machine is not None:
-            self._shard.submit(lambda machine, now_ms, ticket: machine.complete(self._ending, now_ms, ticket))
+            self._shard.submit(lambda machine, now_ms, handle: machine.complete(self._ending, now_ms, handle))

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from levada.broker.partition.partition import Partition
-from levada.core.machine import Outcome, Ticket
+from levada.core.machine import Outcome, ResponseHandle
 from levada.core.transactions.machine import TransactionsMachine
-from levada.core.transactions.state import BUMPS_EPOCH_FROM, Identity
+from levada.core.transactions.state import TRANSACTION_VERSION_2, ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Question:
         self,
         broker: "Broker",
         transactional_id: str,
-        client: Identity,
+        client: ProducerIdAndEpoch,
         partitions: Sequence[Partition],
         version: int,
         told: Told,
@@ -63,7 +63,7 @@ class Question:
     def ask(self) -> None:
         """Ask; the answer may come at once."""
         if (
-            self._version < BUMPS_EPOCH_FROM
+            self._version < TRANSACTION_VERSION_2
             and not self._broker.current_config().transactions.transaction_partition_verification_enable
         ):
             self._answer([ErrorCode.NONE] * len(self._places))
@@ -74,13 +74,13 @@ class Question:
         except KafkaError as error:
             self._hear(error)
 
-    def _decide(self, machine: TransactionsMachine, now_ms: int, ticket: Ticket) -> Outcome:
-        if self._version >= BUMPS_EPOCH_FROM:
+    def _decide(self, machine: TransactionsMachine, now_ms: int, handle: ResponseHandle) -> Outcome:
+        if self._version >= TRANSACTION_VERSION_2:
             return machine.add(
-                self._transactional_id, self._client, self._places, self._version, now_ms, ticket
+                self._transactional_id, self._client, self._places, self._version, now_ms, handle
             )
         errors = machine.verify(self._transactional_id, self._client, self._places)
-        return Outcome(replies=[(ticket, errors)])
+        return Outcome(responses=[(handle, errors)])
 
     def _hear(self, result: Any) -> None:
         if not isinstance(result, Exception):

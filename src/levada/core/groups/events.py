@@ -11,7 +11,7 @@ import msgspec
 
 from levada.core.groups.classic.draft import Timer
 from levada.core.groups.classic.group import ClassicGroup
-from levada.core.groups.member_memory import forget, keep
+from levada.core.groups.memory_limit import forget, keep
 from levada.core.groups.offsets import Place
 from levada.core.machine import JournalRecord
 from levada.wire.control_records import Marker
@@ -74,7 +74,7 @@ class GroupRemoved:
         forget(machine, self.group_id)
 
 
-class TimerMoved(msgspec.Struct, frozen=True):
+class TimerScheduled(msgspec.Struct, frozen=True):
     """A deadline is set."""
 
     timer: Timer
@@ -87,7 +87,7 @@ class TimerMoved(msgspec.Struct, frozen=True):
         machine.deadlines.set(self.timer, self.at_ms)
 
 
-class TimersMoved(msgspec.Struct, frozen=True):
+class TimersChanged(msgspec.Struct, frozen=True):
     """Deadlines are set, or ended with None."""
 
     timers: Mapping[Timer, int | None]

@@ -1,6 +1,6 @@
 """The machine behind a partition of `__consumer_offsets`: its groups, their committed offsets, their deadlines.
 
-Deciding methods take the request, the time and the ticket of who waits, change nothing and return an outcome, or raise
+Deciding methods take the request, the time and the handle of who waits, change nothing and return an outcome, or raise
 what the client is told. A group is found by its id and is of the classic or of the consumer protocol; members of the
 one may be in a group of the other. Offsets ask a group mostly what every kind can answer (`Group`).
 """
@@ -28,14 +28,14 @@ from levada.core.groups.events import (
     GroupEvent,
     GroupRemoved,
     OffsetPut,
-    TimerMoved,
-    TimersMoved,
+    TimersChanged,
+    TimerScheduled,
     TransactionEnded,
 )
-from levada.core.groups.member_memory import Crowd, check_new_group, check_room, forget, keep
+from levada.core.groups.memory_limit import Crowd, check_new_group, check_room, forget, keep
 from levada.core.groups.migration import classic_members
 from levada.core.groups.offsets import CommitRequest, FetchedOffset, Offsets, Place
-from levada.core.machine import Deadlines, Outcome, Passing, Stamp, Ticket
+from levada.core.machine import Deadlines, Outcome, ProducerFields, ResponseHandle, VolatileOutcome
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.wire.batches import TRANSACTIONAL_BIT, BatchHeader
@@ -83,7 +83,7 @@ class GroupsMachine:
     consumer_limits: ConsumerLimits = field(default_factory=ConsumerLimits)
     image: Callable[[], ClusterImage] = ClusterImage  # the topics, which consumer groups divide
     held: Callable[[], int] = int  # what members make all machines of the broker hold, in bytes
-    held_bytes: int = field(default=0, compare=False)  # and this one
+    memory_bytes: int = field(default=0, compare=False)  # and this one
 
     # The classic protocol.
 
@@ -92,14 +92,14 @@ class GroupsMachine:
         group = self.groups.get(group_id)
         return group if isinstance(group, ClassicGroup) else None
 
-    def join(self, request: JoinRequest, now_ms: int, ticket: Ticket) -> Outcome | Passing:
+    def join(self, request: JoinRequest, now_ms: int, handle: ResponseHandle) -> Outcome | VolatileOutcome:
         """JoinGroup. The first member makes the group."""
         group_requests.check_join(request, self.limits)
         group = self.groups.get(request.group_id)
         former: list[GroupEvent] = []
         if isinstance(group, ConsumerGroup):
             if group.members:
-                return classic_members.join(self, group, request, now_ms, ticket)
+                return classic_members.join(self, group, request, now_ms, handle)
             former = [ConsumerRecord(key, value) for key, value in group.tombstones()]
             group = None
         if not isinstance(group, ClassicGroup):
@@ -107,24 +107,24 @@ class GroupsMachine:
                 raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"there is no group {request.group_id!r}")
             check_new_group(request.group_id)
             group = ClassicGroup(request.group_id)
-        if waits := group_waits.join(self, group, request, ticket):
+        if waits := group_waits.join(self, group, request, handle):
             return waits
         draft = Draft(group, self.limits, now_ms)
-        group_requests.join(draft, request, ticket, self.limits)
+        group_requests.join(draft, request, handle, self.limits)
         if not group_requests.comes_back(group, request):
             check_room(self, draft.group, request.member_id, request.instance_id)
         outcome = _outcome(draft)
         return replace(outcome, events=[*former, *outcome.events]) if former else outcome
 
-    def sync(self, request: SyncRequest, now_ms: int, ticket: Ticket) -> Outcome | Passing:
+    def sync(self, request: SyncRequest, now_ms: int, handle: ResponseHandle) -> Outcome | VolatileOutcome:
         """SyncGroup."""
         group = self._member_group(request.group_id)
         if isinstance(group, ConsumerGroup):
-            return classic_members.sync(self, group, request, now_ms, ticket)
-        if waits := group_waits.sync(self, group, request, request.generation, now_ms, ticket):
+            return classic_members.sync(self, group, request, now_ms, handle)
+        if waits := group_waits.sync(self, group, request, request.generation, now_ms, handle):
             return waits
         draft = Draft(group, self.limits, now_ms)
-        group_requests.sync(draft, request, ticket)
+        group_requests.sync(draft, request, handle)
         check_room(self, draft.group)
         return _outcome(draft)
 
@@ -135,30 +135,32 @@ class GroupsMachine:
         instance_id: str | None,
         generation: int,
         now_ms: int,
-        ticket: Ticket,
-    ) -> Outcome | Passing:
+        handle: ResponseHandle,
+    ) -> Outcome | VolatileOutcome:
         """Heartbeat: the session begins anew, and the member is told when it must join again."""
         group = self._member_group(group_id)
         if isinstance(group, ConsumerGroup):
-            return classic_members.heartbeat(self, group, member_id, instance_id, generation, now_ms, ticket)
+            return classic_members.heartbeat(self, group, member_id, instance_id, generation, now_ms, handle)
         member = group.check_member(member_id, instance_id)
         if generation != group.generation:
             raise group.illegal(generation)
         reply = None
         if group.state is PREPARING:
             reply = REBALANCES
-        return Passing(group_waits.heard(self, group_id, member, now_ms), [(ticket, reply)])
+        return VolatileOutcome(group_waits.heard(self, group_id, member, now_ms), [(handle, reply)])
 
-    def leave(self, group_id: str, leaving: Sequence[LeavingMember], now_ms: int, ticket: Ticket) -> Outcome:
+    def leave(
+        self, group_id: str, leaving: Sequence[LeavingMember], now_ms: int, handle: ResponseHandle
+    ) -> Outcome:
         """LeaveGroup; the reply is an error code for each who leaves."""
         group = self.groups.get(group_id)
         if isinstance(group, ConsumerGroup):
-            return classic_members.leave(self, group, leaving, now_ms, ticket)
+            return classic_members.leave(self, group, leaving, now_ms, handle)
         if not isinstance(group, ClassicGroup):
-            return Outcome(replies=[(ticket, [ErrorCode.UNKNOWN_MEMBER_ID] * len(leaving))])
+            return Outcome(responses=[(handle, [ErrorCode.UNKNOWN_MEMBER_ID] * len(leaving))])
         draft = Draft(group, self.limits, now_ms)
         errors = group_requests.leave(draft, leaving)
-        draft.replies.append((ticket, errors))
+        draft.responses.append((handle, errors))
         return _outcome(draft)
 
     def _member_group(self, group_id: str) -> ClassicGroup | ConsumerGroup:
@@ -178,7 +180,7 @@ class GroupsMachine:
 
     # Offsets.
 
-    def commit(self, request: CommitRequest, now_ms: int, ticket: Ticket) -> Outcome:
+    def commit(self, request: CommitRequest, now_ms: int, handle: ResponseHandle) -> Outcome:
         """OffsetCommit and TxnOffsetCommit; the reply is an error code for each offset."""
         events: list[GroupEvent] = self._committer(request, now_ms)
         errors = []
@@ -190,9 +192,9 @@ class GroupsMachine:
             errors.append(NONE)
             events.append(OffsetPut(group_id, place, value, producer_id))
         if producer_id < 0:
-            return Outcome(events, [(ticket, errors)])
-        stamp = Stamp(producer_id, request.producer_epoch, TRANSACTIONAL_BIT)
-        return Outcome(events, [(ticket, errors)], stamp)
+            return Outcome(events, [(handle, errors)])
+        producer = ProducerFields(producer_id, request.producer_epoch, TRANSACTIONAL_BIT)
+        return Outcome(events, [(handle, errors)], producer)
 
     def _committer(self, request: CommitRequest, now_ms: int) -> list[GroupEvent]:
         """Check who commits; a member's session begins anew."""
@@ -232,13 +234,20 @@ class GroupsMachine:
         return found
 
     def end_transaction(
-        self, producer_id: int, producer_epoch: int, committed: bool, coordinator_epoch: int, ticket: Ticket
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        committed: bool,
+        coordinator_epoch: int,
+        handle: ResponseHandle,
     ) -> Outcome:
         """A marker for this shard: what the producer committed counts, or is gone."""
         event = TransactionEnded(producer_id, committed, coordinator_epoch)
-        return Outcome([event], [(ticket, None)], Stamp(producer_id, producer_epoch, MARKER_ATTRIBUTES))
+        return Outcome(
+            [event], [(handle, None)], ProducerFields(producer_id, producer_epoch, MARKER_ATTRIBUTES)
+        )
 
-    def delete_offsets(self, group_id: str, places: Sequence[Place], ticket: Ticket) -> Outcome:
+    def delete_offsets(self, group_id: str, places: Sequence[Place], handle: ResponseHandle) -> Outcome:
         """OffsetDelete; the reply is an error code for each partition."""
         group = self._existing(group_id)
         if isinstance(group, ClassicGroup) and not group.is_empty and group.topics is None:
@@ -251,7 +260,7 @@ class GroupsMachine:
             errors.append(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if subscribed else ErrorCode.NONE)
             if not subscribed and self.offsets.get(group_id, place) is not None:
                 events.append(OffsetPut(group_id, place, None))
-        return Outcome(events, [(ticket, errors)], divisible=True)
+        return Outcome(events, [(handle, errors)], atomic=False)
 
     def delete_group(self, group_id: str) -> list[GroupEvent]:
         """DeleteGroups for one group: with all its offsets, if nobody is in it."""
@@ -269,7 +278,7 @@ class GroupsMachine:
     def _without_offsets(self, group_id: str) -> list[GroupEvent]:
         return [OffsetPut(group_id, place, None) for place in self.offsets.places(group_id)]
 
-    def topics_gone(self, is_gone: Callable[[str], bool], ticket: Ticket) -> Outcome:
+    def topics_gone(self, is_gone: Callable[[str], bool], handle: ResponseHandle) -> Outcome:
         """Topics were deleted: nobody will ask for their offsets, and a new topic of the name starts anew."""
         events = [
             OffsetPut(group_id, place, None)
@@ -277,14 +286,14 @@ class GroupsMachine:
             for place in self.offsets.places(group_id)
             if is_gone(place[0])
         ]
-        return Outcome(events, [(ticket, None)], divisible=True)
+        return Outcome(events, [(handle, None)], atomic=False)
 
     # Time.
 
     def next_deadline_ms(self) -> int | None:
         return self.deadlines.next_ms()
 
-    def loaded(self, now_ms: int) -> Outcome:
+    def on_loaded(self, now_ms: int) -> Outcome:
         """Whoever was a member has a session's time to be heard of.
 
         A group over its size rebalances, and one whose rebalance had not found a leader.
@@ -300,7 +309,7 @@ class GroupsMachine:
                 if len(group.members) > self.limits.max_size or group.leader is None:
                     draft.prepare()
                 events += _outcome(draft).events
-        return Outcome(events, divisible=True)
+        return Outcome(events, atomic=False)
 
     def expire(self, now_ms: int) -> Outcome:
         """What is due; where it is much, the rest stays due and comes a moment later."""
@@ -317,22 +326,22 @@ class GroupsMachine:
             elif isinstance(group, ConsumerGroup):
                 lapsed.setdefault(timer.group, []).append(timer)
             else:
-                events.append(TimersMoved({timer: None}))
+                events.append(TimersChanged({timer: None}))
         outcomes = [_outcome(draft) for draft in drafts.values()]
         outcomes += [consumer_requests.expire(self, *one, now_ms) for one in lapsed.items()]
-        replies = [reply for outcome in outcomes for reply in outcome.replies]
+        responses = [reply for outcome in outcomes for reply in outcome.responses]
         events += [event for outcome in outcomes for event in outcome.events]
-        return Outcome(events, replies, divisible=True)
+        return Outcome(events, responses, atomic=False)
 
-    def _next_check(self, now_ms: int) -> TimerMoved:
-        return TimerMoved(RETENTION, now_ms + self.limits.offsets_retention_check_interval_ms)
+    def _next_check(self, now_ms: int) -> TimerScheduled:
+        return TimerScheduled(RETENTION, now_ms + self.limits.offsets_retention_check_interval_ms)
 
     def _remove_expired(self, now_ms: int) -> list[GroupEvent]:
         """Take back offsets that are kept no longer, and groups that have neither members nor offsets."""
         events: list[GroupEvent] = []
         for group in self.groups.values():
             if len(events) >= REMOVALS_PER_CHECK_MAX:
-                return [*events, TimerMoved(RETENTION, now_ms + NEXT_CHECK_MS)]
+                return [*events, TimerScheduled(RETENTION, now_ms + NEXT_CHECK_MS)]
             gone = self.offsets.expired(group.id, now_ms, self.limits.offsets_retention_ms, group.kept_since)
             events += [OffsetPut(group.id, place, None) for place in gone]
             if (
@@ -394,4 +403,4 @@ def _removal(group: Group) -> list[GroupEvent]:
 
 
 def _outcome(draft: Draft) -> Outcome:
-    return Outcome([GroupChanged(draft.group, draft.saved), TimersMoved(draft.timers)], draft.replies)
+    return Outcome([GroupChanged(draft.group, draft.saved), TimersChanged(draft.timers)], draft.responses)

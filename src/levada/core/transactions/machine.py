@@ -13,12 +13,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from levada.core.machine import Deadlines, JournalRecord, Outcome, Ticket
+from levada.core.machine import Deadlines, JournalRecord, Outcome, ResponseHandle
 from levada.core.transactions.state import (
-    BUMPS_EPOCH_FROM,
     NEVER_MS,
-    Identity,
+    TRANSACTION_VERSION_2,
     Place,
+    ProducerIdAndEpoch,
     Transaction,
     is_exhausted,
     restored,
@@ -35,7 +35,7 @@ from levada.wire.internal.transaction_records import (
 )
 
 EXPIRED_AT_ONCE_MAX: Final = 100  # what one look at the time ends or removes
-NOBODY: Final = Identity(NO_PRODUCER_ID, NO_EPOCH)
+NOBODY: Final = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_EPOCH)
 
 
 class TransactionLimits(NamedTuple):
@@ -51,24 +51,24 @@ class InitRequest(NamedTuple):
 
     transactional_id: str
     timeout_ms: int
-    expected: Identity = NOBODY  # who the client was before (KIP-360)
+    expected: ProducerIdAndEpoch = NOBODY  # who the client was before (KIP-360)
     two_phase: bool = False
     keep_prepared: bool = False
     new_producer_id: int = NO_PRODUCER_ID
 
 
-class InitReply(NamedTuple):
+class InitResult(NamedTuple):
     """Who the client is, and whose records are in the prepared transaction that it took over."""
 
-    client: Identity
-    ongoing: Identity = NOBODY
+    client: ProducerIdAndEpoch
+    ongoing: ProducerIdAndEpoch = NOBODY
 
 
 class EndRequest(NamedTuple):
     """A client that wants its transaction to end."""
 
     transactional_id: str
-    client: Identity
+    client: ProducerIdAndEpoch
     committed: bool
     version: int
     new_producer_id: int = NO_PRODUCER_ID
@@ -108,30 +108,30 @@ class TransactionsMachine:
 
     # A client begins.
 
-    def init(self, request: InitRequest, now_ms: int, ticket: Ticket) -> Outcome:
+    def init(self, request: InitRequest, now_ms: int, handle: ResponseHandle) -> Outcome:
         """InitProducerId: the client gets an identity that fences all before; what they left open is aborted."""
         timeout_ms = self._timeout_ms(request)
         current = self.transactions.get(request.transactional_id)
         if current is None:
             first = Transaction(_fresh(request.new_producer_id), 0, timeout_ms, now_ms)
-            return _changed(request.transactional_id, first, ticket, InitReply(first.client))
+            return _changed(request.transactional_id, first, handle, InitResult(first.client))
         expected = request.expected
         if expected != NOBODY and not _was(current, expected):
             raise _fenced(expected, current)
         if current.is_ending:
             raise _concurrent()
         if current.status is not Status.ONGOING:
-            return self._begin(request, current, timeout_ms, now_ms, ticket)
+            return self._begin(request, current, timeout_ms, now_ms, handle)
         if expected != NOBODY and expected.epoch not in (current.client.epoch, current.last_epoch):
             raise _fenced(expected, current)
         if request.keep_prepared:
             client = _bumped(current.client, request.new_producer_id)
             kept = current.taken_over(client, timeout_ms, now_ms)
-            reply = InitReply(client, Identity(current.producer_id, current.producer_epoch))
-            return _changed(request.transactional_id, kept, ticket, reply)
+            reply = InitResult(client, ProducerIdAndEpoch(current.producer_id, current.producer_epoch))
+            return _changed(request.transactional_id, kept, handle, reply)
         fenced = current.fenced(now_ms)
         return _changed(
-            request.transactional_id, fenced, ticket, _concurrent(), _ending(request.transactional_id, fenced)
+            request.transactional_id, fenced, handle, _concurrent(), _ending(request.transactional_id, fenced)
         )
 
     def _timeout_ms(self, request: InitRequest) -> int:
@@ -150,7 +150,7 @@ class TransactionsMachine:
         return request.timeout_ms
 
     def _begin(
-        self, request: InitRequest, current: Transaction, timeout_ms: int, now_ms: int, ticket: Ticket
+        self, request: InitRequest, current: Transaction, timeout_ms: int, now_ms: int, handle: ResponseHandle
     ) -> Outcome:
         expected, epoch = request.expected, current.producer_epoch
         if expected == NOBODY:
@@ -159,16 +159,18 @@ class TransactionsMachine:
             last_epoch = expected.epoch
         elif expected.epoch == current.last_epoch:  # asked twice: the same answer
             same = current.given(current.client, current.last_epoch, timeout_ms, now_ms)
-            return _changed(request.transactional_id, same, ticket, InitReply(current.client))
+            return _changed(request.transactional_id, same, handle, InitResult(current.client))
         else:
             raise _fenced(expected, current)
-        client = _bumped(Identity(current.producer_id, epoch), request.new_producer_id)
+        client = _bumped(ProducerIdAndEpoch(current.producer_id, epoch), request.new_producer_id)
         begun = current.given(client, last_epoch, timeout_ms, now_ms)
-        return _changed(request.transactional_id, begun, ticket, InitReply(client))
+        return _changed(request.transactional_id, begun, handle, InitResult(client))
 
     # A transaction grows.
 
-    def verify(self, transactional_id: str, client: Identity, places: Collection[Place]) -> list[ErrorCode]:
+    def verify(
+        self, transactional_id: str, client: ProducerIdAndEpoch, places: Collection[Place]
+    ) -> list[ErrorCode]:
         """For each partition whether the open transaction has it (KIP-890 part 1)."""
         current = self._of(transactional_id, client)
         return [
@@ -179,19 +181,19 @@ class TransactionsMachine:
     def add(
         self,
         transactional_id: str,
-        client: Identity,
+        client: ProducerIdAndEpoch,
         places: Collection[Place],
         version: int,
         now_ms: int,
-        ticket: Ticket,
+        handle: ResponseHandle,
     ) -> Outcome:
         """AddPartitionsToTxn, AddOffsetsToTxn, and what a Produce of version 2 adds by itself."""
         current = self._of(transactional_id, client)
         if current.status is Status.ONGOING and current.partitions.issuperset(places):
-            return Outcome(replies=[(ticket, None)])
-        return _changed(transactional_id, current.with_partitions(places, version, now_ms), ticket, None)
+            return Outcome(responses=[(handle, None)])
+        return _changed(transactional_id, current.with_partitions(places, version, now_ms), handle, None)
 
-    def _of(self, transactional_id: str, client: Identity) -> Transaction:
+    def _of(self, transactional_id: str, client: ProducerIdAndEpoch) -> Transaction:
         """The state of a client that may add to its transaction."""
         current = self._known(transactional_id)
         if client.producer_id != current.client.producer_id:
@@ -217,10 +219,10 @@ class TransactionsMachine:
 
     # A transaction ends.
 
-    def end(self, request: EndRequest, now_ms: int, ticket: Ticket) -> Outcome:
+    def end(self, request: EndRequest, now_ms: int, handle: ResponseHandle) -> Outcome:
         """EndTxn; the reply is who the client is from now on."""
         current = self._known(request.transactional_id)
-        bumps = request.version >= BUMPS_EPOCH_FROM
+        bumps = request.version >= TRANSACTION_VERSION_2
         again = bumps and _ended_before(current, request.client)
         if not again:
             if request.client.producer_id != current.client.producer_id:
@@ -231,14 +233,14 @@ class TransactionsMachine:
                 raise _concurrent()
         wanted = current.status in (Status.PREPARE_COMMIT, Status.COMPLETE_COMMIT)
         if current.status is Status.ONGOING:
-            return self._decide(request, current, now_ms, ticket)
+            return self._decide(request, current, now_ms, handle)
         if current.status is Status.EMPTY:
             empty = bumps and not request.committed
         else:
             if (again or not bumps) and request.committed == wanted:
                 if current.is_ending:
                     raise _concurrent()
-                return Outcome(replies=[(ticket, current.client)])
+                return Outcome(responses=[(handle, current.client)])
             empty = bumps and not again and not request.committed
         if not empty:
             raise KafkaError(
@@ -247,17 +249,19 @@ class TransactionsMachine:
             )
         client = _bumped(current.client, request.new_producer_id)
         ended = current.decided(False, client, request.version, now_ms).completed(now_ms)
-        return _changed(request.transactional_id, ended, ticket, client)
+        return _changed(request.transactional_id, ended, handle, client)
 
-    def _decide(self, request: EndRequest, current: Transaction, now_ms: int, ticket: Ticket) -> Outcome:
+    def _decide(
+        self, request: EndRequest, current: Transaction, now_ms: int, handle: ResponseHandle
+    ) -> Outcome:
         client = current.client
-        if request.version >= BUMPS_EPOCH_FROM:
+        if request.version >= TRANSACTION_VERSION_2:
             client = _bumped(client, request.new_producer_id)
         decided = current.decided(request.committed, client, request.version, now_ms)
         ending = _ending(request.transactional_id, decided)
-        return _changed(request.transactional_id, decided, ticket, client, ending)
+        return _changed(request.transactional_id, decided, handle, client, ending)
 
-    def complete(self, ending: Ending, now_ms: int, ticket: Ticket) -> Outcome:
+    def complete(self, ending: Ending, now_ms: int, handle: ResponseHandle) -> Outcome:
         """All markers are written and committed. A second time it is no news."""
         current = self.transactions.get(ending.transactional_id)
         if (
@@ -265,12 +269,12 @@ class TransactionsMachine:
             or not current.is_ending
             or (current.producer_id, current.producer_epoch) != (ending.producer_id, ending.producer_epoch)
         ):
-            return Outcome(replies=[(ticket, None)])
-        return _changed(ending.transactional_id, current.completed(now_ms), ticket, None)
+            return Outcome(responses=[(handle, None)])
+        return _changed(ending.transactional_id, current.completed(now_ms), handle, None)
 
     # Time.
 
-    def loaded(self, now_ms: int) -> Outcome:
+    def on_loaded(self, now_ms: int) -> Outcome:
         """Transactions that were decided are ended, whatever was done of it before."""
         return Outcome(
             effects=[
@@ -322,10 +326,10 @@ class TransactionsMachine:
 
 
 def _changed(
-    name: str, transaction: Transaction, ticket: Ticket, reply: Any, ending: Ending | None = None
+    name: str, transaction: Transaction, handle: ResponseHandle, reply: Any, ending: Ending | None = None
 ) -> Outcome:
     effects = () if ending is None else (ending,)
-    return Outcome([Changed(name, transaction)], [(ticket, reply)], effects=effects)
+    return Outcome([Changed(name, transaction)], [(handle, reply)], effects=effects)
 
 
 def _ending(name: str, decided: Transaction) -> Ending:
@@ -335,7 +339,7 @@ def _ending(name: str, decided: Transaction) -> Ending:
         decided.producer_epoch,
         decided.status is Status.PREPARE_COMMIT,
         decided.partitions,
-        decided.version >= BUMPS_EPOCH_FROM,
+        decided.version >= TRANSACTION_VERSION_2,
     )
 
 
@@ -345,37 +349,37 @@ def _fresh(producer_id: int) -> int:
     return producer_id
 
 
-def _bumped(client: Identity, new_producer_id: int) -> Identity:
+def _bumped(client: ProducerIdAndEpoch, new_producer_id: int) -> ProducerIdAndEpoch:
     """The same producer one epoch on, or a new one when its epochs are used up."""
     if is_exhausted(client.epoch):
-        return Identity(_fresh(new_producer_id), 0)
-    return Identity(client.producer_id, client.epoch + 1)
+        return ProducerIdAndEpoch(_fresh(new_producer_id), 0)
+    return ProducerIdAndEpoch(client.producer_id, client.epoch + 1)
 
 
-def _was(current: Transaction, expected: Identity) -> bool:
+def _was(current: Transaction, expected: ProducerIdAndEpoch) -> bool:
     """Whether a client may be what it says it was: the epoch is looked at later, unless the id was used up."""
     used_up = expected.producer_id == current.previous_producer_id and is_exhausted(expected.epoch)
     return expected.producer_id == current.client.producer_id or used_up
 
 
-def _ended_before(current: Transaction, client: Identity) -> bool:
+def _ended_before(current: Transaction, client: ProducerIdAndEpoch) -> bool:
     """Whether this client's EndTxn was carried out already, and its answer lost (KIP-890 part 2)."""
     return (
-        current.version >= BUMPS_EPOCH_FROM
+        current.version >= TRANSACTION_VERSION_2
         and current.status not in (Status.EMPTY, Status.ONGOING)
         and 0 <= client.epoch == current.last_epoch
         and client.producer_id in (current.producer_id, current.previous_producer_id)
     )
 
 
-def _fenced(client: Identity, current: Transaction) -> KafkaError:
+def _fenced(client: ProducerIdAndEpoch, current: Transaction) -> KafkaError:
     return KafkaError(
         ErrorCode.PRODUCER_FENCED,
         f"producer {client.producer_id} has epoch {client.epoch}, the current one is {current.client.epoch}",
     )
 
 
-def _unmapped(name: str, client: Identity) -> KafkaError:
+def _unmapped(name: str, client: ProducerIdAndEpoch) -> KafkaError:
     return KafkaError(
         ErrorCode.INVALID_PRODUCER_ID_MAPPING, f"producer {client.producer_id} is not that of {name!r}"
     )

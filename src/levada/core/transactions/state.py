@@ -23,10 +23,12 @@ Place = tuple[str, int]  # topic and partition
 
 EPOCH_MAX: Final = (1 << 15) - 1  # never given to a client, so that there is one left to fence it with
 NEVER_MS: Final = (1 << 31) - 1  # the timeout of transactions that only their owner may end (KIP-939)
-BUMPS_EPOCH_FROM: Final = 2  # the version of transactions in which each end raises the epoch (KIP-890 part 2)
+TRANSACTION_VERSION_2: Final = (
+    2  # the version of transactions in which each end raises the epoch (KIP-890 part 2)
+)
 
 
-class Identity(NamedTuple):
+class ProducerIdAndEpoch(NamedTuple):
     """A producer in one of its lives."""
 
     producer_id: int
@@ -56,11 +58,11 @@ class Transaction:
     version: int = 0
 
     @property
-    def client(self) -> Identity:
+    def client(self) -> ProducerIdAndEpoch:
         """Who may speak for this transactional id."""
         if self.next_producer_id == NO_PRODUCER_ID:
-            return Identity(self.producer_id, self.producer_epoch)
-        return Identity(self.next_producer_id, max(self.next_epoch, 0))
+            return ProducerIdAndEpoch(self.producer_id, self.producer_epoch)
+        return ProducerIdAndEpoch(self.next_producer_id, max(self.next_epoch, 0))
 
     @property
     def is_ending(self) -> bool:
@@ -85,7 +87,7 @@ class Transaction:
 
     # Steps.
 
-    def given(self, identity: Identity, last_epoch: int, timeout_ms: int, now_ms: int) -> Self:
+    def given(self, identity: ProducerIdAndEpoch, last_epoch: int, timeout_ms: int, now_ms: int) -> Self:
         """A client begins anew, as this producer."""
         previous = self.producer_id if identity.producer_id != self.producer_id else self.previous_producer_id
         return replace(
@@ -100,7 +102,7 @@ class Transaction:
             started_ms=-1,
         )
 
-    def taken_over(self, identity: Identity, timeout_ms: int, now_ms: int) -> Self:
+    def taken_over(self, identity: ProducerIdAndEpoch, timeout_ms: int, now_ms: int) -> Self:
         """A client comes for the prepared transaction, which stays as it is: it never times out, whoever comes."""
         return replace(
             self,
@@ -123,15 +125,15 @@ class Transaction:
             version=version,
         )
 
-    def decided(self, committed: bool, client: Identity, version: int, now_ms: int) -> Self:
+    def decided(self, committed: bool, client: ProducerIdAndEpoch, version: int, now_ms: int) -> Self:
         """It will end so, and its client goes on as `client`; from now on nothing can change that."""
-        epoch = self.producer_epoch + 1 if version >= BUMPS_EPOCH_FROM else self.producer_epoch
-        unchanged = client == Identity(self.producer_id, epoch)
+        epoch = self.producer_epoch + 1 if version >= TRANSACTION_VERSION_2 else self.producer_epoch
+        unchanged = client == ProducerIdAndEpoch(self.producer_id, epoch)
         return replace(
             self,
             status=Status.PREPARE_COMMIT if committed else Status.PREPARE_ABORT,
             producer_epoch=epoch,
-            last_epoch=self.client.epoch if version >= BUMPS_EPOCH_FROM else self.last_epoch,
+            last_epoch=self.client.epoch if version >= TRANSACTION_VERSION_2 else self.last_epoch,
             next_producer_id=NO_PRODUCER_ID if unchanged else client.producer_id,
             next_epoch=NO_EPOCH if unchanged else client.epoch,
             started_ms=self.started_ms if self.started_ms >= 0 else now_ms,
@@ -149,15 +151,15 @@ class Transaction:
             next_epoch=min(self.next_epoch + 2, EPOCH_MAX) if taken_over else NO_EPOCH,
             last_epoch=NO_EPOCH,
             updated_ms=now_ms,
-            version=BUMPS_EPOCH_FROM,
+            version=TRANSACTION_VERSION_2,
         )
 
     def timed_out(self, now_ms: int) -> Self:
         """It will be aborted as if its client had: who comes back late to abort it, or to begin anew, may go on."""
         if self.is_taken_over or is_exhausted(self.producer_epoch):
             return self.fenced(now_ms)
-        client = Identity(self.producer_id, self.producer_epoch + 1)
-        return self.decided(False, client, BUMPS_EPOCH_FROM, now_ms)
+        client = ProducerIdAndEpoch(self.producer_id, self.producer_epoch + 1)
+        return self.decided(False, client, TRANSACTION_VERSION_2, now_ms)
 
     def completed(self, now_ms: int) -> Self:
         """All its markers are written."""

@@ -15,7 +15,7 @@ from tests.unit.wire.fast.test_produce_fetch import HEADER_TAGS, kio_bytes
 
 from levada.api import groups
 from levada.api.fast import members as usual_members
-from levada.core.groups.classic.draft import JoinReply, SyncReply
+from levada.core.groups.classic.draft import JoinResult, SyncResult
 from levada.core.groups.classic.group import NO_GENERATION
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.schema import messages
@@ -158,7 +158,7 @@ def test_cut_and_damaged_requests_are_not_taken_for_others(kind: Kind, version: 
 def test_who_follows_is_answered_as_the_codec_would(version: int, member_id: str) -> None:
     """All but its own id is the same for everybody (R32)."""
     for protocol, leader in (("range", "l"), ("sticky", "l" * 200)):
-        reply = JoinReply(1 << 20, "consumer", protocol, leader, member_id)
+        reply = JoinResult(1 << 20, "consumer", protocol, leader, member_id)
         written = usual_members.UsualJoin.written(cast(Any, None), reply, version, 7)
         response = groups.joined(reply)
         assert written == messages.write_response_frame(usual_members.JOIN_GROUP, version, 7, response)
@@ -168,7 +168,7 @@ def test_who_follows_is_answered_as_the_codec_would(version: int, member_id: str
 @pytest.mark.parametrize("size", [0, 1, 126, 127, 128, 20_000])
 def test_a_part_is_told_as_the_codec_would(version: int, size: int) -> None:
     for protocol in ("range", "sticky"):
-        reply = SyncReply("consumer", protocol, bytes(size))
+        reply = SyncResult("consumer", protocol, bytes(size))
         written = usual_members.UsualSync.written(cast(Any, None), reply, version, 7)
         response = groups.synced(reply)
         assert written == messages.write_response_frame(usual_members.SYNC_GROUP, version, 7, response)

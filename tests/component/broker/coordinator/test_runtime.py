@@ -516,14 +516,14 @@ def test_a_process_that_stood_still_hears_its_members_before_it_removes_them() -
     request = JoinRequest(
         "g", "", None, "c", "/h", 10_000, 60_000, "consumer", RANGE, "m", must_know_id=False
     )
-    ask(lambda machine, now_ms, ticket: machine.join(request, now_ms, ticket))
+    ask(lambda machine, now_ms, handle: machine.join(request, now_ms, handle))
     sync = SyncRequest("g", "m", None, 1, None, None, {"m": b""})
-    ask(lambda machine, now_ms, ticket: machine.sync(sync, now_ms, ticket))
+    ask(lambda machine, now_ms, handle: machine.sync(sync, now_ms, handle))
     assert len(broker.written) == 1, "the assignment"
     for _ in range(2):
         broker.time_ms += 3_600_000
         broker.ring()
-        ask(lambda machine, now_ms, ticket: machine.heartbeat("g", "m", None, 1, now_ms, ticket))
+        ask(lambda machine, now_ms, handle: machine.heartbeat("g", "m", None, 1, now_ms, handle))
         broker.ring()
     assert heard == ["well"] * 4
     assert len(broker.written) == 1, "nobody was removed"
@@ -602,6 +602,6 @@ def test_deadlines_move_and_end() -> None:
 
 def test_a_machine_of_groups_has_a_deadline_from_the_first() -> None:
     machine = GroupsMachine()
-    for event in machine.loaded(5).events:
+    for event in machine.on_loaded(5).events:
         machine.apply(event)
     assert machine.next_deadline_ms() == 5 + machine.limits.offsets_retention_check_interval_ms

@@ -9,7 +9,7 @@ from levada.core.groups.classic.group import State
 from levada.core.groups.classic.requests import PENDING_MEMBERS_MAX, LeavingMember
 from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.offsets import FetchedOffset
-from levada.core.machine import PLAIN, Outcome
+from levada.core.machine import NO_PRODUCER, Outcome
 from levada.errors import ErrorCode, KafkaError
 
 DAY_MS = 86_400_000
@@ -18,12 +18,12 @@ TOPICS = b"\0\0" + b"\0\0\0\1" + b"\0\1t" + b"\0\0\0\0"  # a subscription to the
 
 
 def end(world: World, committed: bool, producer_id: int = 7) -> None:
-    world.submit(lambda machine, _, ticket: machine.end_transaction(producer_id, 0, committed, 0, ticket))
+    world.submit(lambda machine, _, handle: machine.end_transaction(producer_id, 0, committed, 0, handle))
 
 
 def delete(world: World, *places: tuple[str, int]) -> Any:
-    ticket = world.submit(lambda machine, _, ticket: machine.delete_offsets("g", places, ticket))
-    return world.replies[ticket]
+    handle = world.submit(lambda machine, _, handle: machine.delete_offsets("g", places, handle))
+    return world.responses[handle]
 
 
 def fetch(world: World, *places: tuple[str, int], stable: bool = False) -> list[FetchedOffset]:
@@ -258,8 +258,8 @@ def test_a_group_without_members_is_deleted_with_its_offsets() -> None:
     world = World()
 
     def deleted() -> Any:
-        ticket = world.submit(lambda machine, _, mine: Outcome(machine.delete_group("g"), [(mine, None)]))
-        return world.replies[ticket]
+        handle = world.submit(lambda machine, _, mine: Outcome(machine.delete_group("g"), [(mine, None)]))
+        return world.responses[handle]
 
     assert deleted().code is ErrorCode.GROUP_ID_NOT_FOUND
     (member,) = world.stable()
@@ -279,7 +279,7 @@ def test_a_deleted_topic_takes_its_offsets_along() -> None:
     world.commit(1)
     world.commit(1, place=("u", 0))
     world.commit(2, place=("t", 7), group_id="h")
-    world.submit(lambda machine, _, ticket: machine.topics_gone(lambda name: name == "t", ticket))
+    world.submit(lambda machine, _, handle: machine.topics_gone(lambda name: name == "t", handle))
     assert [found.place for found in fetch(world)] == [("u", 0)]
     assert set(world.machine.groups) == set(world.replayed().groups) == {"g"}
 
@@ -304,10 +304,10 @@ def test_deciding_changes_nothing() -> None:
     world.join(instance_id="one")
     world.sync(member, 1, {})
     for decide in (
-        lambda machine, now_ms, ticket: machine.leave("g", [LeavingMember(member)], now_ms, ticket),
-        lambda machine, now_ms, ticket: machine.heartbeat("g", member, None, 1, now_ms, ticket),
-        lambda machine, now_ms, ticket: machine.topics_gone(lambda _: True, ticket),
-        lambda machine, now_ms, ticket: machine.end_transaction(1, 1, True, 0, ticket),
+        lambda machine, now_ms, handle: machine.leave("g", [LeavingMember(member)], now_ms, handle),
+        lambda machine, now_ms, handle: machine.heartbeat("g", member, None, 1, now_ms, handle),
+        lambda machine, now_ms, handle: machine.topics_gone(lambda _: True, handle),
+        lambda machine, now_ms, handle: machine.end_transaction(1, 1, True, 0, handle),
     ):
         world.submit(decide)
     assert len(asked) == 8
@@ -316,5 +316,5 @@ def test_deciding_changes_nothing() -> None:
 
 def test_a_record_of_an_unknown_kind_is_left_out() -> None:
     machine = GroupsMachine()
-    machine.replay(b"\x00\x63whatever", b"\x00\x00", header(PLAIN))
+    machine.replay(b"\x00\x63whatever", b"\x00\x00", header(NO_PRODUCER))
     assert machine.groups == {}

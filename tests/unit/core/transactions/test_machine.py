@@ -20,7 +20,7 @@ from levada.core.transactions.machine import (
     TransactionLimits,
     TransactionsMachine,
 )
-from levada.core.transactions.state import EPOCH_MAX, NEVER_MS, Identity, Place, Transaction
+from levada.core.transactions.state import EPOCH_MAX, NEVER_MS, Place, ProducerIdAndEpoch, Transaction
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import BatchHeader
 from levada.wire.internal.transaction_records import TRANSACTIONS, Status, TransactionLogKey
@@ -50,8 +50,8 @@ class Shard:
             self.journal.append(record)
             self.machine.apply(event)
         self.endings += outcome.effects
-        assert len(outcome.replies) <= 1
-        for _, reply in outcome.replies:
+        assert len(outcome.responses) <= 1
+        for _, reply in outcome.responses:
             if isinstance(reply, KafkaError):
                 raise reply
             return reply
@@ -65,7 +65,11 @@ class Shard:
             return self.carry_out(decide(self.next_id))
 
     def init(
-        self, name: str = "t", expected: Identity = NOBODY, timeout_ms: int = TIMEOUT_MS, **more: Any
+        self,
+        name: str = "t",
+        expected: ProducerIdAndEpoch = NOBODY,
+        timeout_ms: int = TIMEOUT_MS,
+        **more: Any,
     ) -> Any:
         return self.decide(
             lambda new_id: self.machine.init(
@@ -73,19 +77,21 @@ class Shard:
             )
         )
 
-    def begin(self, name: str = "t") -> Identity:
+    def begin(self, name: str = "t") -> ProducerIdAndEpoch:
         """A client begins anew, and waits for what was before."""
         try:
-            return Identity(*self.init(name).client)
+            return ProducerIdAndEpoch(*self.init(name).client)
         except KafkaError:
             self.write_markers()
-            return Identity(*self.init(name).client)
+            return ProducerIdAndEpoch(*self.init(name).client)
 
-    def add(self, client: Identity, *places: Place, name: str = "t", version: int = 2) -> None:
+    def add(self, client: ProducerIdAndEpoch, *places: Place, name: str = "t", version: int = 2) -> None:
         self.carry_out(self.machine.add(name, client, places, version, self.now_ms, None))
 
-    def end(self, client: Identity, committed: bool, name: str = "t", version: int = 2) -> Identity:
-        reply: Identity = self.decide(
+    def end(
+        self, client: ProducerIdAndEpoch, committed: bool, name: str = "t", version: int = 2
+    ) -> ProducerIdAndEpoch:
+        reply: ProducerIdAndEpoch = self.decide(
             lambda new_id: self.machine.end(
                 EndRequest(name, client, committed, version, new_id), self.now_ms, None
             )
@@ -105,7 +111,7 @@ class Shard:
         before = self.machine.transactions
         self.machine, self.endings = self.replayed(), []
         assert self.machine.transactions == before
-        self.carry_out(self.machine.loaded(self.now_ms))
+        self.carry_out(self.machine.on_loaded(self.now_ms))
 
     def replayed(self) -> TransactionsMachine:
         machine = TransactionsMachine(self.limits)
@@ -151,7 +157,7 @@ def test_a_client_that_was_before_names_itself_and_gets_the_next_epoch_once(shar
     assert shard.init(expected=client).client == bumped
     assert shard.init(expected=bumped).client == (101, 2)
     assert refused(lambda: shard.init(expected=client)) == ErrorCode.PRODUCER_FENCED
-    assert refused(lambda: shard.init(expected=Identity(7, 0))) == ErrorCode.PRODUCER_FENCED
+    assert refused(lambda: shard.init(expected=ProducerIdAndEpoch(7, 0))) == ErrorCode.PRODUCER_FENCED
 
 
 def test_epochs_that_are_used_up_bring_a_new_producer_id(shard: Shard) -> None:
@@ -181,7 +187,7 @@ def test_what_a_client_left_open_is_aborted_before_the_next_begins(shard: Shard)
     assert not ending.committed and ending.partitions == {A} and ending.producer_epoch > client.epoch
     assert refused(lambda: shard.end(client, True)) == ErrorCode.PRODUCER_FENCED
     shard.write_markers()
-    following = Identity(*shard.init().client)
+    following = ProducerIdAndEpoch(*shard.init().client)
     assert following.epoch > ending.producer_epoch > client.epoch
     shard.add(following, A)
 
@@ -226,13 +232,13 @@ def test_a_transaction_of_version_1_ends_and_the_next_one_begins_in_the_same_epo
 
 
 def test_nothing_ends_that_did_not_begin(shard: Shard) -> None:
-    assert refused(lambda: shard.end(Identity(1, 0), True)) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert refused(lambda: shard.end(ProducerIdAndEpoch(1, 0), True)) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
     client = shard.begin()
     for committed in (True, False):
         assert refused(shard.end, client, committed, version=1) == ErrorCode.INVALID_TXN_STATE
     assert refused(lambda: shard.end(client, True)) == ErrorCode.INVALID_TXN_STATE
-    assert refused(lambda: shard.end(Identity(7, 0), True)) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
-    assert refused(lambda: shard.add(Identity(7, 0), A)) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert refused(lambda: shard.end(ProducerIdAndEpoch(7, 0), True)) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert refused(lambda: shard.add(ProducerIdAndEpoch(7, 0), A)) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
     assert refused(lambda: shard.add(client, A, name="other")) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
 
 
@@ -303,7 +309,7 @@ def test_a_prepared_transaction_waits_for_its_owner_who_may_come_again(
     two_phase: Shard, committed: bool
 ) -> None:
     shard = two_phase
-    client = Identity(*shard.init(two_phase=True, timeout_ms=-1).client)
+    client = ProducerIdAndEpoch(*shard.init(two_phase=True, timeout_ms=-1).client)
     assert shard.machine.transactions["t"].timeout_ms == NEVER_MS
     shard.add(client, A, B)
     shard.now_ms += 365 * 24 * 3_600_000
@@ -315,7 +321,7 @@ def test_a_prepared_transaction_waits_for_its_owner_who_may_come_again(
     reply = shard.init(two_phase=True, keep_prepared=True)
     assert (reply.client, reply.ongoing) == ((101, 2), client)
     owner = reply.client
-    for former in (client, Identity(101, 1)):
+    for former in (client, ProducerIdAndEpoch(101, 1)):
         assert refused(shard.end, former, committed) == ErrorCode.PRODUCER_FENCED
         assert refused(shard.add, former, A) == ErrorCode.PRODUCER_FENCED
         assert refused(shard.machine.verify, "t", former, [A]) == ErrorCode.PRODUCER_FENCED
@@ -334,14 +340,14 @@ def test_a_prepared_transaction_waits_for_its_owner_who_may_come_again(
 
 def test_a_prepared_transaction_that_nobody_keeps_is_aborted_by_the_next_client(two_phase: Shard) -> None:
     shard = two_phase
-    client = Identity(*shard.init(two_phase=True).client)
+    client = ProducerIdAndEpoch(*shard.init(two_phase=True).client)
     shard.add(client, A)
-    owner = Identity(*shard.init(two_phase=True, keep_prepared=True).client)
+    owner = ProducerIdAndEpoch(*shard.init(two_phase=True, keep_prepared=True).client)
     assert refused(shard.init) == ErrorCode.CONCURRENT_TRANSACTIONS
     assert [ending.committed for ending in shard.endings] == [False]
     shard.write_markers()
     assert refused(lambda: shard.end(owner, True)) == ErrorCode.PRODUCER_FENCED
-    following = Identity(*shard.init().client)
+    following = ProducerIdAndEpoch(*shard.init().client)
     assert following.epoch > owner.epoch
     assert shard.machine.transactions["t"].timeout_ms == TIMEOUT_MS
 
@@ -349,10 +355,10 @@ def test_a_prepared_transaction_that_nobody_keeps_is_aborted_by_the_next_client(
 def test_a_prepared_transaction_does_not_time_out_under_a_client_that_would(two_phase: Shard) -> None:
     """As an operator's, who ends it long after it was prepared."""
     shard = two_phase
-    client = Identity(*shard.init(two_phase=True).client)
+    client = ProducerIdAndEpoch(*shard.init(two_phase=True).client)
     shard.add(client, A)
     shard.now_ms += 10 * TIMEOUT_MS
-    owner = Identity(*shard.init(keep_prepared=True).client)
+    owner = ProducerIdAndEpoch(*shard.init(keep_prepared=True).client)
     shard.restart()
     shard.now_ms += 10 * TIMEOUT_MS
     shard.expire()
@@ -368,17 +374,17 @@ def test_without_a_prepared_transaction_keeping_it_is_an_ordinary_beginning(two_
 
 def test_the_owner_of_a_prepared_transaction_gets_a_new_id_when_epochs_are_used_up(two_phase: Shard) -> None:
     shard = two_phase
-    client = Identity(*shard.init(two_phase=True).client)
+    client = ProducerIdAndEpoch(*shard.init(two_phase=True).client)
     shard.add(client, A)
     for _ in range(EPOCH_MAX - 1):
-        owner = Identity(*shard.init(two_phase=True, keep_prepared=True).client)
+        owner = ProducerIdAndEpoch(*shard.init(two_phase=True, keep_prepared=True).client)
     assert owner == (101, EPOCH_MAX - 1)
-    owner = Identity(*shard.init(two_phase=True, keep_prepared=True).client)
+    owner = ProducerIdAndEpoch(*shard.init(two_phase=True, keep_prepared=True).client)
     assert owner == (102, 0)
     assert shard.end(owner, True) == (102, 1)
     assert shard.endings[0][1:4] == (101, 1, True)
     shard.write_markers()
-    shard.add(Identity(102, 1), A)
+    shard.add(ProducerIdAndEpoch(102, 1), A)
 
 
 # Time.
@@ -401,7 +407,9 @@ def test_a_transaction_that_is_open_for_too_long_is_aborted(shard: Shard) -> Non
     assert refused(shard.end, client, False) == ErrorCode.CONCURRENT_TRANSACTIONS
     shard.write_markers()
     assert refused(shard.end, client, True) == ErrorCode.INVALID_TXN_STATE
-    assert shard.end(client, False) == Identity(client.producer_id, client.epoch + 1), "as Kafka does"
+    assert shard.end(client, False) == ProducerIdAndEpoch(client.producer_id, client.epoch + 1), (
+        "as Kafka does"
+    )
     assert shard.begin().epoch == client.epoch + 2
     assert refused(shard.end, client, False) == ErrorCode.PRODUCER_FENCED
 
@@ -415,7 +423,7 @@ def test_a_timeout_never_gives_a_client_the_epoch_that_is_left_to_fence_it_with(
     shard.expire()
     shard.write_markers()
     assert refused(shard.end, client, False) == ErrorCode.PRODUCER_FENCED
-    assert shard.begin() == Identity(client.producer_id + 1, 0)
+    assert shard.begin() == ProducerIdAndEpoch(client.producer_id + 1, 0)
 
 
 def test_many_timeouts_at_once_are_ended_a_few_at_a_time(shard: Shard) -> None:
@@ -434,7 +442,7 @@ def test_many_timeouts_at_once_are_ended_a_few_at_a_time(shard: Shard) -> None:
 def test_an_id_that_nobody_uses_is_forgotten_unless_its_transaction_is_open(two_phase: Shard) -> None:
     shard = two_phase
     shard.begin("idle")
-    prepared = Identity(*shard.init("prepared", two_phase=True).client)
+    prepared = ProducerIdAndEpoch(*shard.init("prepared", two_phase=True).client)
     shard.add(prepared, A, name="prepared")
     shard.now_ms += shard.limits.id_expiration_ms - 1
     shard.expire()
@@ -465,7 +473,7 @@ class Log:
 class Client:
     """What one client believes; several share a transactional id."""
 
-    identity: Identity | None = None
+    identity: ProducerIdAndEpoch | None = None
     number: int = -1  # of its open transaction
     unanswered: bool | None = None  # what it asked for with an EndTxn that it has to repeat
     added: set[tuple[int, Place]] = field(default_factory=set)  # version 1: transaction number and partition
@@ -483,7 +491,7 @@ def play(seed: int, version: int) -> None:
     clients = [Client() for _ in range(3)]
     asked: dict[int, bool] = {}  # transaction number -> what its client asked for last
     numbers = iter(range(10_000))
-    written_by: dict[Identity, int] = {}  # the transaction number that a client wrote in
+    written_by: dict[ProducerIdAndEpoch, int] = {}  # the transaction number that a client wrote in
     newest: dict[int, int] = {}  # producer id -> the newest epoch that was given out
 
     def write(client: Client, place: Place) -> None:
@@ -618,7 +626,7 @@ def _a_new_client_gets_the_old_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 def _decided_transactions_are_forgotten_on_restart(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TransactionsMachine, "loaded", lambda self, now_ms: Outcome())
+    patch.setattr(TransactionsMachine, "on_loaded", lambda self, now_ms: Outcome())
 
 
 def _the_decision_can_be_changed(patch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """How a classic group moves from one generation to the next, worked out on a copy.
 
-A `Draft` holds the copy, the replies that become due on the way and the timers to set.
+A `Draft` holds the copy, the responses that become due on the way and the timers to set.
 `levada.core.groups.classic.requests` decides on requests with it; what it gathered becomes one outcome, or nothing if
 the request is refused halfway.
 """
@@ -23,8 +23,8 @@ from levada.core.groups.classic.group import (
     Member,
     State,
 )
-from levada.core.groups.member_memory import pending_bytes
-from levada.core.machine import Ticket
+from levada.core.groups.memory_limit import pending_member_bytes
+from levada.core.machine import ResponseHandle
 from levada.errors import ErrorCode, KafkaError
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = (
@@ -84,7 +84,7 @@ class JoinedMember(msgspec.Struct, frozen=True):
     metadata: bytes
 
 
-class JoinReply(msgspec.Struct, frozen=True):
+class JoinResult(msgspec.Struct, frozen=True):
     """The generation a member is in."""
 
     generation: int
@@ -97,12 +97,12 @@ class JoinReply(msgspec.Struct, frozen=True):
     error: ErrorCode = ErrorCode.NONE
 
     @classmethod
-    def id_required(cls, member_id: str) -> "JoinReply":
+    def id_required(cls, member_id: str) -> "JoinResult":
         """Join again with this id."""
         return cls(NO_GENERATION, None, None, "", member_id, error=ErrorCode.MEMBER_ID_REQUIRED)
 
 
-class SyncReply(msgspec.Struct, frozen=True):
+class SyncResult(msgspec.Struct, frozen=True):
     """What a member is assigned."""
 
     protocol_type: str | None
@@ -113,12 +113,12 @@ class SyncReply(msgspec.Struct, frozen=True):
 class Draft:
     """A group as it would be after a decision."""
 
-    __slots__ = ("_limits", "group", "now_ms", "replies", "saved", "timers")
+    __slots__ = ("_limits", "group", "now_ms", "responses", "saved", "timers")
 
     def __init__(self, group: ClassicGroup, limits: GroupLimits, now_ms: int) -> None:
         self.group = group.copy()
         self.now_ms = now_ms
-        self.replies: list[tuple[Ticket, Any]] = []
+        self.responses: list[tuple[ResponseHandle, Any]] = []
         self.timers: dict[Timer, int | None] = {}  # when, or None to end it
         self.saved = False  # whether the group must be journaled
         self._limits = limits
@@ -133,10 +133,10 @@ class Draft:
         """A member was heard of: its session begins anew."""
         self.expect(member.id, member.session_timeout_ms + MOMENT_MS)
 
-    def add(self, member: Member, protocol_type: str, ticket: Ticket) -> None:
+    def add(self, member: Member, protocol_type: str, handle: ResponseHandle) -> None:
         """A new member joins; its JoinGroup waits, and the group prepares a new generation."""
         group = self.group
-        group.joins[member.id] = ticket
+        group.joins[member.id] = handle
         if not group.members:
             group.protocol_type = protocol_type
         self.update(member)
@@ -155,37 +155,37 @@ class Draft:
         group = self.group
         former = group.members.get(member.id)
         if former is None:
-            group.held_bytes += member.held_bytes
+            group.memory_bytes += member.memory_bytes
         elif former.protocols is not member.protocols:
-            group.held_bytes += member.held_bytes - former.held_bytes
+            group.memory_bytes += member.memory_bytes - former.memory_bytes
         else:
-            group.held_bytes += len(member.assignment) - len(former.assignment)
+            group.memory_bytes += len(member.assignment) - len(former.assignment)
         group.members[member.id] = member
         return member
 
     def await_pending(self, member_id: str, timeout_ms: int) -> None:
         """A client is given this id, to join with it."""
         self.group.pending |= {member_id}
-        self.group.held_bytes += pending_bytes(member_id)
+        self.group.memory_bytes += pending_member_bytes(member_id)
         self.expect(member_id, timeout_ms)
 
     def forget_pending(self, member_id: str) -> None:
         """It has joined with it, or never will."""
         if member_id in self.group.pending:
             self.group.pending -= {member_id}
-            self.group.held_bytes -= pending_bytes(member_id)
+            self.group.memory_bytes -= pending_member_bytes(member_id)
 
     def remove(self, member_id: str) -> None:
         """Take a member out; a JoinGroup that waits is told, so that a living member starts over."""
         group = self.group
         member = group.members.pop(member_id)
-        group.held_bytes -= member.held_bytes
+        group.memory_bytes -= member.memory_bytes
         self.timers[session(group.id, member_id)] = None
         error = KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "the member was removed from the group")
         for waiting in (group.joins, group.syncs):
-            ticket = waiting.pop(member_id, None)
-            if ticket is not None:
-                self.replies.append((ticket, error))
+            handle = waiting.pop(member_id, None)
+            if handle is not None:
+                self.responses.append((handle, error))
         if member.instance_id is not None and group.instances.get(member.instance_id) == member_id:
             del group.instances[member.instance_id]
         if group.leader == member_id:
@@ -227,8 +227,8 @@ class Draft:
     def _cancel_syncs(self) -> None:
         error = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group rebalances")
         members, syncs = self.group.members, self.group.syncs
-        for member_id, ticket in syncs.items():
-            self.replies.append((ticket, error))
+        for member_id, handle in syncs.items():
+            self.responses.append((handle, error))
             self.stay(members[member_id])
         syncs.clear()
         for member in list(members.values()):
@@ -286,10 +286,10 @@ class Draft:
             if member.is_new:
                 self.update(replace(member, is_new=False))
             self.timers[session(group.id, member.id)] = until_ms + member.session_timeout_ms
-        self.replies += [(ticket, self.joined(member_id)) for member_id, ticket in group.joins.items()]
+        self.responses += [(handle, self.joined(member_id)) for member_id, handle in group.joins.items()]
         group.joins.clear()
 
-    def joined(self, member_id: str) -> JoinReply:
+    def joined(self, member_id: str) -> JoinResult:
         """The current generation, as a member is told of it."""
         group = self.group
         members: tuple[JoinedMember, ...] = ()
@@ -298,7 +298,7 @@ class Draft:
                 JoinedMember(member.id, member.instance_id, member.metadata(group.protocol))
                 for member in group.members.values()
             )
-        return JoinReply(
+        return JoinResult(
             group.generation, group.protocol_type, group.protocol, group.leader or "", member_id, members
         )
 
@@ -309,15 +309,15 @@ class Draft:
         self.saved = True
         for member in list(group.members.values()):
             kept = self.update(member.given(assignments.get(member.id, b"")))
-            ticket = group.syncs.get(member.id)
-            if ticket is not None:
+            handle = group.syncs.get(member.id)
+            if handle is not None:
                 self.stay(kept)
-                self.replies.append((ticket, self.assigned(kept)))
+                self.responses.append((handle, self.assigned(kept)))
         group.syncs.clear()
 
-    def assigned(self, member: Member) -> SyncReply:
+    def assigned(self, member: Member) -> SyncResult:
         """What a member is assigned."""
-        return SyncReply(self.group.protocol_type, self.group.protocol, member.assignment)
+        return SyncResult(self.group.protocol_type, self.group.protocol, member.assignment)
 
     def synced(self, member_id: str) -> None:
         """A member has asked for its assignment; when all have, nobody is waited for."""

@@ -22,8 +22,8 @@ import msgspec
 from msgspec.structs import replace
 
 from levada.core.groups.classic.subscription import subscribed_topics
-from levada.core.groups.member_memory import MEMBER_BYTES, NAME_BYTES
-from levada.core.machine import Ticket
+from levada.core.groups.memory_limit import MEMBER_BYTES, NAME_BYTES
+from levada.core.machine import ResponseHandle
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.internal.group_records import GroupMetadataValue, MemberMetadata, OffsetCommitValue
 
@@ -62,7 +62,7 @@ class Member(msgspec.Struct, frozen=True):
     is_restored: bool = False  # from the journal, which has one of its protocols, and has not joined again
 
     @property
-    def held_bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """What is held of it."""
         said = sum([NAME_BYTES + len(name) + len(metadata) for name, metadata in self.protocols])
         names = len(self.id) + len(self.instance_id or "") + len(self.client_id)
@@ -110,10 +110,10 @@ class ClassicGroup:
     instances: dict[str, str] = field(
         default_factory=dict
     )  # exactly the static members: instance id to member id
-    joins: dict[str, Ticket] = field(
+    joins: dict[str, ResponseHandle] = field(
         default_factory=dict
     )  # of members: JoinGroups that wait for the generation
-    syncs: dict[str, Ticket] = field(
+    syncs: dict[str, ResponseHandle] = field(
         default_factory=dict
     )  # of members: SyncGroups that wait for the assignment
     pending: frozenset[str] = frozenset()  # ids given to members that have not joined with them yet
@@ -122,7 +122,7 @@ class ClassicGroup:
     )  # members of this generation that have not asked for their assignment
     initial_delay: InitialDelay | None = None  # only while the first generation is prepared
     topics: frozenset[str] | None = None  # what the members subscribe to, if it can be told
-    held_bytes: int = field(default=0, compare=False)  # of all members, and of the ids of those to come
+    memory_bytes: int = field(default=0, compare=False)  # of all members, and of the ids of those to come
 
     def copy(self) -> "ClassicGroup":
         """The same, to be changed."""
@@ -142,7 +142,7 @@ class ClassicGroup:
             set(self.unsynced),
             self.initial_delay,
             self.topics,
-            self.held_bytes,
+            self.memory_bytes,
         )
 
     # What others may ask.
@@ -309,5 +309,5 @@ def restored(group_id: str, value: GroupMetadataValue) -> ClassicGroup:
         {member.instance_id: member.id for member in members.values() if member.instance_id is not None},
     )
     group.topics = group.subscribed(group.protocol)
-    group.held_bytes = sum(member.held_bytes for member in members.values())
+    group.memory_bytes = sum(member.memory_bytes for member in members.values())
     return group

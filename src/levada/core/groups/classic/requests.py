@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from levada.core.groups.classic.draft import Draft, GroupLimits, JoinReply, Timer, TimerKind
+from levada.core.groups.classic.draft import Draft, GroupLimits, JoinResult, Timer, TimerKind
 from levada.core.groups.classic.group import (
     COMPLETING,
     CONSUMER_PROTOCOL,
@@ -21,7 +21,7 @@ from levada.core.groups.classic.group import (
     Protocols,
 )
 from levada.core.groups.classic.subscription import read_assignment, read_subscription
-from levada.core.machine import Ticket
+from levada.core.machine import ResponseHandle
 from levada.errors import ErrorCode, KafkaError
 
 PENDING_MEMBERS_MAX: Final = 5_000
@@ -84,20 +84,20 @@ def comes_back(group: ClassicGroup, request: JoinRequest) -> bool:
     return bool(said) and max(said) <= len(member.metadata(group.protocol))
 
 
-def join(draft: Draft, request: JoinRequest, ticket: Ticket, limits: GroupLimits) -> None:
+def join(draft: Draft, request: JoinRequest, handle: ResponseHandle, limits: GroupLimits) -> None:
     """A client joins, for the first time or again; it is answered when the generation begins."""
     group = draft.group
     if not _has_room(draft, request.member_id, limits.max_size):
-        _turn_away(draft, request.member_id, ticket)
+        _turn_away(draft, request.member_id, handle)
         return
     if not _fits(group, request):
         raise KafkaError(
             ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the members of the group have no such protocol"
         )
     if request.member_id == UNKNOWN_MEMBER:
-        _join_unknown(draft, request, ticket)
+        _join_unknown(draft, request, handle)
     else:
-        _join_known(draft, request, ticket)
+        _join_known(draft, request, handle)
     if group.state is PREPARING:
         draft.complete_if_all_joined()
 
@@ -120,46 +120,46 @@ def _has_room(draft: Draft, member_id: str, max_size: int) -> bool:
     return member_id in group.members
 
 
-def _turn_away(draft: Draft, member_id: str, ticket: Ticket) -> None:
+def _turn_away(draft: Draft, member_id: str, handle: ResponseHandle) -> None:
     """There is no room: whoever was in and comes too late is out, so that nobody waits for it."""
     error = KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"{draft.group.id!r} has as many members as it may")
-    draft.replies.append((ticket, error))
+    draft.responses.append((handle, error))
     if member_id in draft.group.members:
         draft.remove(member_id)
         draft.complete_if_all_joined()
 
 
-def _join_unknown(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
+def _join_unknown(draft: Draft, request: JoinRequest, handle: ResponseHandle) -> None:
     group, new_id = draft.group, request.new_member_id
     if request.instance_id is not None and request.instance_id in group.instances:
-        _replace_static(draft, request, ticket)
+        _replace_static(draft, request, handle)
     elif request.must_know_id and request.instance_id is None:
         if len(group.pending) >= PENDING_MEMBERS_MAX:
             raise KafkaError(
                 ErrorCode.GROUP_MAX_SIZE_REACHED, "too many clients were given ids and have not joined"
             )
         draft.await_pending(new_id, request.session_timeout_ms)
-        draft.replies.append((ticket, JoinReply.id_required(new_id)))
+        draft.responses.append((handle, JoinResult.id_required(new_id)))
     else:
-        draft.add(_new_member(request, new_id), request.protocol_type, ticket)
+        draft.add(_new_member(request, new_id), request.protocol_type, handle)
 
 
-def _join_known(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
+def _join_known(draft: Draft, request: JoinRequest, handle: ResponseHandle) -> None:
     group, member_id = draft.group, request.member_id
     if member_id in group.pending and request.instance_id is None:
-        draft.add(_new_member(request, member_id), request.protocol_type, ticket)
+        draft.add(_new_member(request, member_id), request.protocol_type, handle)
         return
     member = group.check_member(member_id, request.instance_id)
     same = member.protocols == request.protocols
     if group.state is EMPTY:
         raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "the group has no members")
     if group.state is COMPLETING and same:
-        draft.replies.append((ticket, draft.joined(member_id)))  # its first answer was lost
+        draft.responses.append((handle, draft.joined(member_id)))  # its first answer was lost
     elif group.state is STABLE and same and member_id != group.leader:
-        draft.replies.append((ticket, draft.joined(member_id)))
+        draft.responses.append((handle, draft.joined(member_id)))
     else:
         # Something changed, or the leader saw a reason to assign anew.
-        _join_again(draft, member, request, ticket)
+        _join_again(draft, member, request, handle)
         draft.prepare()
 
 
@@ -176,13 +176,13 @@ def _new_member(request: JoinRequest, member_id: str) -> Member:
     )
 
 
-def _join_again(draft: Draft, member: Member, request: JoinRequest, ticket: Ticket) -> None:
+def _join_again(draft: Draft, member: Member, request: JoinRequest, handle: ResponseHandle) -> None:
     """A member, with what it says now. Of two JoinGroups that wait, the client hears only the newer."""
     older = draft.group.joins.get(member.id)
     if older is not None:
         error = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "a newer JoinGroup of this member waits")
-        draft.replies.append((older, error))
-    draft.group.joins[member.id] = ticket
+        draft.responses.append((older, error))
+    draft.group.joins[member.id] = handle
     says = (request.session_timeout_ms, request.rebalance_timeout_ms, request.protocols)
     if member.is_restored or says != (
         member.session_timeout_ms,
@@ -201,7 +201,7 @@ def _join_again(draft: Draft, member: Member, request: JoinRequest, ticket: Tick
         )
 
 
-def _replace_static(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
+def _replace_static(draft: Draft, request: JoinRequest, handle: ResponseHandle) -> None:
     """A static member is back under a new id: it takes the old one's place and assignment."""
     group = draft.group
     assert request.instance_id is not None
@@ -210,9 +210,9 @@ def _replace_static(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
     for waiting in (group.joins, group.syncs):
         older = waiting.pop(old.id, None)
         if older is not None:
-            draft.replies.append((older, fenced))
+            draft.responses.append((older, fenced))
     was_leader, old_leader = group.leader == old.id, group.leader
-    _rename(draft, old, request, ticket)
+    _rename(draft, old, request, handle)
     if group.state is COMPLETING or (
         group.state is STABLE and (group.protocol != group.select_protocol() or _was_to_give_up(group, old))
     ):
@@ -227,7 +227,7 @@ def _replace_static(draft: Draft, request: JoinRequest, ticket: Ticket) -> None:
             # An old client that finds itself leader would assign, and nobody would hear of it.
             reply = replace(reply, leader=old_leader or "", members=())
         del group.joins[request.new_member_id]
-        draft.replies.append((ticket, reply))
+        draft.responses.append((handle, reply))
 
 
 def _was_to_give_up(group: ClassicGroup, member: Member) -> bool:
@@ -246,7 +246,7 @@ def _was_to_give_up(group: ClassicGroup, member: Member) -> bool:
     )
 
 
-def _rename(draft: Draft, old: Member, request: JoinRequest, ticket: Ticket) -> None:
+def _rename(draft: Draft, old: Member, request: JoinRequest, handle: ResponseHandle) -> None:
     """The same member under its new id, in the same place among the others."""
     group, new_id = draft.group, request.new_member_id
     assert old.instance_id is not None
@@ -260,12 +260,12 @@ def _rename(draft: Draft, old: Member, request: JoinRequest, ticket: Ticket) -> 
         protocols=request.protocols,
         is_restored=False,
     )
-    group.joins[new_id] = ticket
+    group.joins[new_id] = handle
     group.members = {
         new_id if one.id == old.id else one.id: member if one.id == old.id else one
         for one in group.members.values()
     }
-    group.held_bytes += member.held_bytes - old.held_bytes
+    group.memory_bytes += member.memory_bytes - old.memory_bytes
     group.instances[old.instance_id] = new_id
     if group.leader == old.id:
         group.leader = new_id
@@ -275,7 +275,7 @@ def _rename(draft: Draft, old: Member, request: JoinRequest, ticket: Ticket) -> 
     draft.stay(member)
 
 
-def sync(draft: Draft, request: SyncRequest, ticket: Ticket) -> None:
+def sync(draft: Draft, request: SyncRequest, handle: ResponseHandle) -> None:
     """A member asks for its assignment; it is answered when the leader has brought them."""
     group = draft.group
     member = group.check_member(request.member_id, request.instance_id)
@@ -295,13 +295,13 @@ def sync(draft: Draft, request: SyncRequest, ticket: Ticket) -> None:
     draft.synced(member.id)
     if group.state is STABLE:  # as `group_waits.sync`, for a static member that does not say which it is
         draft.stay(member)
-        draft.replies.append((ticket, draft.assigned(member)))
+        draft.responses.append((handle, draft.assigned(member)))
         return
     older = group.syncs.get(member.id)
     if older is not None:
         error = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "a newer SyncGroup of this member waits")
-        draft.replies.append((older, error))
-    group.syncs[member.id] = ticket
+        draft.responses.append((older, error))
+    group.syncs[member.id] = handle
     if member.id == group.leader:
         draft.assign(request.assignments)
 

@@ -9,44 +9,44 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from levada.core.groups.classic.draft import MOMENT_MS, SyncReply, Timer, TimerKind, session
+from levada.core.groups.classic.draft import MOMENT_MS, SyncResult, Timer, TimerKind, session
 from levada.core.groups.classic.group import COMPLETING, PREPARING, STABLE, ClassicGroup, Member
 from levada.core.groups.classic.requests import JoinRequest, SyncRequest
-from levada.core.groups.events import GroupEvent, TimerMoved, TimersMoved
-from levada.core.machine import JournalRecord, Passing, Ticket
+from levada.core.groups.events import GroupEvent, TimersChanged, TimerScheduled
+from levada.core.machine import JournalRecord, ResponseHandle, VolatileOutcome
 
 if TYPE_CHECKING:
     from levada.core.groups.machine import GroupsMachine
 
 
-class JoinWaits(msgspec.Struct, frozen=True):
+class JoinReceived(msgspec.Struct, frozen=True):
     """A member has joined again, and others are missing."""
 
     group: ClassicGroup
     member_id: str
-    ticket: Ticket
+    handle: ResponseHandle
 
     def record(self) -> JournalRecord | None:
         return None
 
     def apply(self, _: "GroupsMachine") -> None:
-        self.group.joins[self.member_id] = self.ticket
+        self.group.joins[self.member_id] = self.handle
 
 
-class PartAsked(msgspec.Struct, frozen=True):
-    """A member has asked for its assignment; with a ticket, it waits for the leader."""
+class SyncReceived(msgspec.Struct, frozen=True):
+    """A member has asked for its assignment; with a handle, it waits for the leader."""
 
     group: ClassicGroup
     member_id: str
-    ticket: Ticket | None = None
+    handle: ResponseHandle | None = None
 
     def record(self) -> JournalRecord | None:
         return None
 
     def apply(self, _: "GroupsMachine") -> None:
         self.group.unsynced.discard(self.member_id)
-        if self.ticket is not None:
-            self.group.syncs[self.member_id] = self.ticket
+        if self.handle is not None:
+            self.group.syncs[self.member_id] = self.handle
 
 
 def heard(machine: "GroupsMachine", group_id: str, member: Member, now_ms: int) -> list[GroupEvent]:
@@ -54,12 +54,12 @@ def heard(machine: "GroupsMachine", group_id: str, member: Member, now_ms: int) 
     timer, until_ms = session(group_id, member.id), now_ms + member.session_timeout_ms
     if until_ms <= (machine.deadlines.get(timer) or 0) <= until_ms + MOMENT_MS:
         return []
-    return [TimerMoved(timer, until_ms + MOMENT_MS)]
+    return [TimerScheduled(timer, until_ms + MOMENT_MS)]
 
 
 def join(
-    machine: "GroupsMachine", group: ClassicGroup, request: JoinRequest, ticket: Ticket
-) -> Passing | None:
+    machine: "GroupsMachine", group: ClassicGroup, request: JoinRequest, handle: ResponseHandle
+) -> VolatileOutcome | None:
     """A member that says what it said before, while others are missing; None if it is anything else."""
     member, joined, limits = group.members.get(request.member_id), group.joins, machine.limits
     if (
@@ -77,7 +77,7 @@ def join(
         or (len(joined) + 1 == len(group.members) and not group.pending)
     ):
         return None
-    return Passing([JoinWaits(group, member.id, ticket)])
+    return VolatileOutcome([JoinReceived(group, member.id, handle)])
 
 
 def sync(
@@ -86,8 +86,8 @@ def sync(
     request: SyncRequest,
     generation: int,
     now_ms: int,
-    ticket: Ticket,
-) -> Passing | None:
+    handle: ResponseHandle,
+) -> VolatileOutcome | None:
     """A member that follows, or is told its assignment once more; None if it is anything else."""
     member = group.members.get(request.member_id)
     if (
@@ -99,11 +99,11 @@ def sync(
     ):
         return None
     if group.state is COMPLETING and member.id != group.leader and member.id not in group.syncs:
-        return Passing([PartAsked(group, member.id, ticket)])
+        return VolatileOutcome([SyncReceived(group, member.id, handle)])
     if group.state is STABLE:
-        events: list[GroupEvent] = [PartAsked(group, member.id), *heard(machine, group.id, member, now_ms)]
+        events: list[GroupEvent] = [SyncReceived(group, member.id), *heard(machine, group.id, member, now_ms)]
         if len(group.unsynced) < 2 and group.unsynced <= {member.id}:
-            events.append(TimersMoved({Timer(group.id, TimerKind.SYNC): None}))
-        reply = SyncReply(group.protocol_type, group.protocol, member.assignment)
-        return Passing(events, [(ticket, reply)])
+            events.append(TimersChanged({Timer(group.id, TimerKind.SYNC): None}))
+        reply = SyncResult(group.protocol_type, group.protocol, member.assignment)
+        return VolatileOutcome(events, [(handle, reply)])
     return None

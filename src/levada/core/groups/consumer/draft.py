@@ -1,6 +1,6 @@
 """How a consumer group moves on, worked out on a copy.
 
-A `ConsumerDraft` holds the copy and gathers what becomes of it: records, timers, replies. Each record changes the
+A `ConsumerDraft` holds the copy and gathers what becomes of it: records, timers, responses. Each record changes the
 copy as it will change the group, so what is decided later in a request sees what was decided before.
 """
 
@@ -22,9 +22,9 @@ from levada.core.groups.consumer.group import (
     target_value,
 )
 from levada.core.groups.consumer.member import ConsumerMember, MemberState, Target, reconcile
-from levada.core.groups.events import FORMAT, GroupEvent, TimersMoved
-from levada.core.groups.member_memory import forget, keep
-from levada.core.machine import JournalRecord, Outcome, Ticket
+from levada.core.groups.events import FORMAT, GroupEvent, TimersChanged
+from levada.core.groups.memory_limit import forget, keep
+from levada.core.machine import JournalRecord, Outcome, ResponseHandle
 from levada.core.regex.matcher import WORK_MAX, Pattern
 from levada.errors import KafkaError
 from levada.logs import EventLog
@@ -101,9 +101,9 @@ class ConsumerRecord:
             if machine.offsets.has(group_id):
                 keep(machine, ClassicGroup(group_id))
         else:
-            machine.held_bytes -= group.held_bytes
+            machine.memory_bytes -= group.memory_bytes
             group.put(self.key, self.value)
-            machine.held_bytes += group.held_bytes
+            machine.memory_bytes += group.memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class TopicsSeen:
 class ConsumerDraft:
     """A group as it would be after a decision."""
 
-    __slots__ = ("events", "group", "image", "limits", "now_ms", "replies", "timers", "topics")
+    __slots__ = ("events", "group", "image", "limits", "now_ms", "responses", "timers", "topics")
 
     def __init__(
         self, group: ConsumerGroup, limits: ConsumerLimits, image: ClusterImage, now_ms: int
@@ -137,7 +137,7 @@ class ConsumerDraft:
         self.now_ms = now_ms
         self.events: list[GroupEvent] = []
         self.timers: dict[Timer, int | None] = {}  # when, or None to end it
-        self.replies: list[tuple[Ticket, Any]] = []
+        self.responses: list[tuple[ResponseHandle, Any]] = []
 
     def put(self, key: ConsumerKey, value: ConsumerValue | None) -> None:
         """Write a record."""
@@ -300,4 +300,4 @@ class ConsumerDraft:
 
     def outcome(self) -> Outcome:
         """What was gathered."""
-        return Outcome([*self.events, TimersMoved(self.timers)], self.replies)
+        return Outcome([*self.events, TimersChanged(self.timers)], self.responses)

@@ -19,7 +19,7 @@ from levada.core.cluster.image import TopicImage
 from levada.core.groups.classic.group import CONSUMER_PROTOCOL
 from levada.core.groups.consumer.assignors import NOTHING, Partitions
 from levada.core.groups.consumer.member import LEFT_EPOCH, ConsumerMember, Owned
-from levada.core.groups.member_memory import regex_bytes
+from levada.core.groups.memory_limit import regex_bytes
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.internal.consumer_group_records import (
     ConsumerGroupMetadataKey,
@@ -111,7 +111,7 @@ class ConsumerGroup:
     )  # who has a partition or is giving it back
     has_old_metadata: bool = False  # a record of an old broker that is to be taken back
     seen: Topics | None = field(default=None, compare=False)  # the topics when they were last looked at
-    held_bytes: int = field(default=0, compare=False)  # of all members and patterns
+    memory_bytes: int = field(default=0, compare=False)  # of all members and patterns
 
     def copy(self) -> "ConsumerGroup":
         """The same, to be changed."""
@@ -127,7 +127,7 @@ class ConsumerGroup:
             {topic: dict(partitions) for topic, partitions in self.owners.items()},
             self.has_old_metadata,
             self.seen,
-            self.held_bytes,
+            self.memory_bytes,
         )
 
     # Changing.
@@ -160,10 +160,10 @@ class ConsumerGroup:
                 if (former := self.members.get(member_id)) is not None:
                     self._replace(former, ConsumerMember(member_id, former.metadata, epoch=LEFT_EPOCH))
             case RegularExpressionKey(_, regex), RegularExpressionValue():
-                self.held_bytes += regex_bytes(value) - regex_bytes(self.regexes.get(regex))
+                self.memory_bytes += regex_bytes(value) - regex_bytes(self.regexes.get(regex))
                 self.regexes[regex] = value
             case RegularExpressionKey(_, regex), None:
-                self.held_bytes -= regex_bytes(self.regexes.pop(regex, None))
+                self.memory_bytes -= regex_bytes(self.regexes.pop(regex, None))
 
     def _put_member(self, member_id: str, metadata: MemberMetadataValue) -> None:
         former = self.members.get(member_id)
@@ -187,7 +187,7 @@ class ConsumerGroup:
     def _remove_member(self, member_id: str) -> None:
         former = self.members.pop(member_id, None)
         if former is not None:
-            self.held_bytes -= former.held_bytes
+            self.memory_bytes -= former.memory_bytes
             self._forget_instance(former)
             self._release(former)
         if not self.members:
@@ -200,9 +200,9 @@ class ConsumerGroup:
     def _keep(self, member: ConsumerMember) -> None:
         former = self.members.get(member.id)
         if former is None:
-            self.held_bytes += member.held_bytes
+            self.memory_bytes += member.memory_bytes
         elif former.metadata is not member.metadata:
-            self.held_bytes += member.held_bytes - former.held_bytes
+            self.memory_bytes += member.memory_bytes - former.memory_bytes
         self.members[member.id] = member
 
     def _replace(self, former: ConsumerMember, member: ConsumerMember) -> None:

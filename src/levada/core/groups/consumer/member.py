@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from levada.core.groups.consumer.assignors import Partitions
-from levada.core.groups.member_memory import metadata_bytes
+from levada.core.groups.memory_limit import member_memory_bytes
 from levada.wire.internal.consumer_group_records import (
     CurrentMemberAssignmentValue,
     CurrentTopicPartitions,
@@ -60,9 +60,9 @@ class ConsumerMember:
         return self.metadata.classic_member_metadata is not None
 
     @property
-    def held_bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """What is held of what it says."""
-        return metadata_bytes(self.id, self.metadata)
+        return member_memory_bytes(self.id, self.metadata)
 
     @property
     def regex(self) -> str:

@@ -22,10 +22,10 @@ from levada.core.groups.consumer.member import (
     MemberState,
     Owned,
 )
-from levada.core.groups.events import GroupEvent, GroupRemoved, TimerMoved
-from levada.core.groups.member_memory import check_room
+from levada.core.groups.events import GroupEvent, GroupRemoved, TimerScheduled
+from levada.core.groups.memory_limit import check_room
 from levada.core.groups.migration.conversion import downgrade, may_downgrade, upgrade
-from levada.core.machine import Outcome, Ticket
+from levada.core.machine import Outcome, ResponseHandle
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.internal.consumer_group_records import MemberMetadataValue
 
@@ -81,7 +81,7 @@ class HeartbeatRequest(NamedTuple):
         )
 
 
-class HeartbeatReply(NamedTuple):
+class HeartbeatResult(NamedTuple):
     """Where the member is, and what it may read if that changed or it may not know."""
 
     member_id: str
@@ -125,24 +125,26 @@ def _invalid(why: str) -> KafkaError:
     return KafkaError(ErrorCode.INVALID_REQUEST, why)
 
 
-def heartbeat(machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int, ticket: Ticket) -> Outcome:
+def heartbeat(
+    machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int, handle: ResponseHandle
+) -> Outcome:
     """ConsumerGroupHeartbeat."""
     check(request, machine.consumer_limits)
     if request.member_epoch in (LEFT_EPOCH, AWAY_EPOCH):
-        return _leave(machine, request, now_ms, ticket)
+        return _leave(machine, request, now_ms, handle)
     quiet = _nothing_new(machine, request)
     if quiet is not None:
         timer = Timer(request.group_id, TimerKind.MEMBER, request.member_id)
         at_ms = now_ms + machine.limits_of(request.group_id).session_timeout_ms
-        return Outcome([TimerMoved(timer, at_ms)], [(ticket, quiet)])
+        return Outcome([TimerScheduled(timer, at_ms)], [(handle, quiet)])
     draft = _opened(machine, request, now_ms)
     reply = _beat(draft, request)
     check_room(machine, draft.group, request.member_id, request.instance_id)
-    draft.replies.append((ticket, reply))
+    draft.responses.append((handle, reply))
     return draft.outcome()
 
 
-def _nothing_new(machine: "GroupsMachine", request: HeartbeatRequest) -> HeartbeatReply | None:
+def _nothing_new(machine: "GroupsMachine", request: HeartbeatRequest) -> HeartbeatResult | None:
     """The answer to a member that has all it shall have and says what it said before."""
     group = machine.groups.get(request.group_id)
     if not isinstance(group, ConsumerGroup) or group.seen is not machine.image().topics:
@@ -159,8 +161,8 @@ def _nothing_new(machine: "GroupsMachine", request: HeartbeatRequest) -> Heartbe
     return _reply(machine.limits_of(group.id), member, tell=request.is_full)
 
 
-def _reply(limits: ConsumerLimits, member: ConsumerMember, *, tell: bool) -> HeartbeatReply:
-    return HeartbeatReply(
+def _reply(limits: ConsumerLimits, member: ConsumerMember, *, tell: bool) -> HeartbeatResult:
+    return HeartbeatResult(
         member.id, member.epoch, limits.heartbeat_interval_ms, plain(member.assigned) if tell else None
     )
 
@@ -181,7 +183,7 @@ def _opened(machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int) ->
     return draft
 
 
-def _beat(draft: ConsumerDraft, request: HeartbeatRequest) -> HeartbeatReply:
+def _beat(draft: ConsumerDraft, request: HeartbeatRequest) -> HeartbeatResult:
     group = draft.group
     if len(group.members) >= draft.limits.max_size and request.member_id not in group.members:
         raise KafkaError(
@@ -281,7 +283,9 @@ def check_commit(topics: Topics, group: ConsumerGroup, request: "CommitRequest")
 # Leaving.
 
 
-def _leave(machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int, ticket: Ticket) -> Outcome:
+def _leave(
+    machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int, handle: ResponseHandle
+) -> Outcome:
     group = machine.groups.get(request.group_id)
     if not isinstance(group, ConsumerGroup):
         raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no consumer group {request.group_id!r}")
@@ -292,7 +296,7 @@ def _leave(machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int, tic
         draft.wait(TimerKind.REVOKE, member.id, None)
     else:
         fence(machine, draft, [member.id])
-    draft.replies.append((ticket, HeartbeatReply(request.member_id, request.member_epoch, 0)))
+    draft.responses.append((handle, HeartbeatResult(request.member_id, request.member_epoch, 0)))
     return draft.outcome()
 
 

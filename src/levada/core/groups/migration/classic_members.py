@@ -8,7 +8,7 @@ because the group has a new epoch, or partitions are to be given back, or those 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from levada.core.groups.classic.draft import JoinReply, SyncReply, TimerKind
+from levada.core.groups.classic.draft import JoinResult, SyncResult, TimerKind
 from levada.core.groups.classic.group import CONSUMER_PROTOCOL, UNKNOWN_MEMBER
 from levada.core.groups.classic.requests import JoinRequest, LeavingMember, SyncRequest
 from levada.core.groups.classic.subscription import Subscription, read_subscription
@@ -16,7 +16,7 @@ from levada.core.groups.consumer.draft import ConsumerDraft
 from levada.core.groups.consumer.group import ConsumerGroup, GroupState, plain
 from levada.core.groups.consumer.member import ConsumerMember, MemberState
 from levada.core.groups.consumer.requests import fence, subscribe
-from levada.core.groups.member_memory import check_room
+from levada.core.groups.memory_limit import check_room
 from levada.core.groups.migration.conversion import (
     assignment_bytes,
     by_id,
@@ -24,7 +24,7 @@ from levada.core.groups.migration.conversion import (
     downgrade,
     may_downgrade,
 )
-from levada.core.machine import Outcome, Ticket
+from levada.core.machine import Outcome, ResponseHandle
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.internal.consumer_group_records import ClassicMemberMetadata
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 def join(
-    machine: "GroupsMachine", group: ConsumerGroup, request: JoinRequest, now_ms: int, ticket: Ticket
+    machine: "GroupsMachine", group: ConsumerGroup, request: JoinRequest, now_ms: int, handle: ResponseHandle
 ) -> Outcome:
     """JoinGroup: answered at once with the epoch that the member is in."""
     subscription = _check_join(machine, group, request)
     is_new = request.member_id == UNKNOWN_MEMBER
     if is_new and request.must_know_id and request.instance_id is None:
-        return Outcome(replies=[(ticket, JoinReply.id_required(request.new_member_id))])
+        return Outcome(responses=[(handle, JoinResult.id_required(request.new_member_id))])
     draft = machine.consumer_draft(group, now_ms)
     member_id = request.new_member_id if is_new else request.member_id
     replaced = None
@@ -56,7 +56,7 @@ def join(
     draft.assign()
     check_room(machine, draft.group, member_id, request.instance_id)
     member = draft.reconcile(member_id, by_id(draft, subscription.owned))
-    draft.replies.append((ticket, _joined(member)))
+    draft.responses.append((handle, _joined(member)))
     if replaced is not None and not replaced.is_classic and may_downgrade(draft):
         downgrade(machine.limits, draft, rebalance=draft.group.state is not GroupState.STABLE)
     else:
@@ -90,8 +90,8 @@ def _check_join(machine: "GroupsMachine", group: ConsumerGroup, request: JoinReq
     return subscription
 
 
-def _joined(member: ConsumerMember) -> JoinReply:
-    return JoinReply(member.epoch, CONSUMER_PROTOCOL, _protocol(member), "", member.id)
+def _joined(member: ConsumerMember) -> JoinResult:
+    return JoinResult(member.epoch, CONSUMER_PROTOCOL, _protocol(member), "", member.id)
 
 
 def _classic(member: ConsumerMember) -> ClassicMemberMetadata:
@@ -117,7 +117,7 @@ def _member(group: ConsumerGroup, member_id: str, instance_id: str | None, gener
 
 
 def sync(
-    machine: "GroupsMachine", group: ConsumerGroup, request: SyncRequest, now_ms: int, ticket: Ticket
+    machine: "GroupsMachine", group: ConsumerGroup, request: SyncRequest, now_ms: int, handle: ResponseHandle
 ) -> Outcome:
     """SyncGroup: what the member has been given."""
     member = _member(group, request.member_id, request.instance_id, request.generation)
@@ -130,12 +130,12 @@ def sync(
         )
     draft = machine.consumer_draft(group, now_ms)
     if group.epoch > member.epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
-        _ask_to_join(draft, machine, member, ticket)
+        _ask_to_join(draft, machine, member, handle)
         return draft.outcome()
     draft.wait(TimerKind.MEMBER_SYNC, member.id, None)
     draft.wait(TimerKind.MEMBER, member.id, _classic(member).session_timeout_ms)
     assigned = assignment_bytes(draft, member, plain(member.assigned))
-    draft.replies.append((ticket, SyncReply(CONSUMER_PROTOCOL, _protocol(member), assigned)))
+    draft.responses.append((handle, SyncResult(CONSUMER_PROTOCOL, _protocol(member), assigned)))
     return draft.outcome()
 
 
@@ -146,16 +146,16 @@ def heartbeat(
     instance_id: str | None,
     generation: int,
     now_ms: int,
-    ticket: Ticket,
+    handle: ResponseHandle,
 ) -> Outcome:
     """Heartbeat: the session begins anew, and the member is told when it must join again."""
     member = _member(group, member_id, instance_id, generation)
     draft = machine.consumer_draft(group, now_ms)
     draft.wait(TimerKind.MEMBER, member.id, _classic(member).session_timeout_ms)
     if _should_join(group, member):
-        _ask_to_join(draft, machine, member, ticket)
+        _ask_to_join(draft, machine, member, handle)
     else:
-        draft.replies.append((ticket, None))
+        draft.responses.append((handle, None))
     return draft.outcome()
 
 
@@ -175,14 +175,14 @@ def _waits_for_others(group: ConsumerGroup, member: ConsumerMember) -> bool:
 
 
 def _ask_to_join(
-    draft: ConsumerDraft, machine: "GroupsMachine", member: ConsumerMember, ticket: Ticket
+    draft: ConsumerDraft, machine: "GroupsMachine", member: ConsumerMember, handle: ResponseHandle
 ) -> None:
     """A member has its rebalance timeout to join again, from the first time that it is told to."""
     timer = draft.timer(TimerKind.MEMBER_JOIN, member.id)
     if machine.deadlines.get(timer) is None:
         draft.wait(TimerKind.MEMBER_JOIN, member.id, member.metadata.rebalance_timeout_ms)
     error = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the member must join again")
-    draft.replies.append((ticket, error))
+    draft.responses.append((handle, error))
 
 
 def leave(
@@ -190,7 +190,7 @@ def leave(
     group: ConsumerGroup,
     leaving: Sequence[LeavingMember],
     now_ms: int,
-    ticket: Ticket,
+    handle: ResponseHandle,
 ) -> Outcome:
     """LeaveGroup; the reply is an error code for each who leaves."""
     draft = machine.consumer_draft(group, now_ms)
@@ -208,5 +208,5 @@ def leave(
         gone[member.id] = None
         errors.append(ErrorCode.NONE)
     fence(machine, draft, gone)
-    draft.replies.append((ticket, errors))
+    draft.responses.append((handle, errors))
     return draft.outcome()

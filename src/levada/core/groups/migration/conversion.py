@@ -105,7 +105,7 @@ def _cannot(classic: ClassicGroup, why: str) -> KafkaError:
 
 def _end_classic(draft: ConsumerDraft, classic: ClassicGroup) -> None:
     error = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group changes to the consumer protocol")
-    draft.replies += [(ticket, error) for ticket in (*classic.joins.values(), *classic.syncs.values())]
+    draft.responses += [(handle, error) for handle in (*classic.joins.values(), *classic.syncs.values())]
     for kind in (TimerKind.JOIN, TimerKind.SYNC):
         draft.timers[Timer(classic.id, kind)] = None
     for member_id in classic.pending:
@@ -196,7 +196,7 @@ def downgrade(
     )
     classic.protocol = classic.select_protocol()
     classic.topics = classic.subscribed(classic.protocol)
-    classic.held_bytes = sum(member.held_bytes for member in members.values())
+    classic.memory_bytes = sum(member.memory_bytes for member in members.values())
     for member_id in list(group.members):
         draft.forget(member_id)
     for key, value in list(group.tombstones()):
@@ -208,7 +208,7 @@ def downgrade(
         turned.prepare()
     draft.events.append(GroupChanged(turned.group, saved=True))
     draft.timers |= turned.timers
-    draft.replies += turned.replies
+    draft.responses += turned.responses
 
 
 def _downgraded(draft: ConsumerDraft, member: ConsumerMember) -> Member:

@@ -25,7 +25,7 @@ def test_a_member_alone_is_leader_and_gets_its_assignment() -> None:
     assert (reply.generation, reply.protocol, reply.leader) == (1, "range", reply.member_id)
     assert [member.id for member in reply.members] == [reply.member_id]
     synced = world.sync(reply.member_id, 1, {reply.member_id: b"mine"})
-    assert world.replies[synced].assignment == b"mine"
+    assert world.responses[synced].assignment == b"mine"
     assert world.is_in(State.STABLE)
     assert world.heartbeat(reply.member_id, 1) is ErrorCode.NONE
 
@@ -34,7 +34,7 @@ def test_a_second_member_makes_the_first_join_again() -> None:
     world = World()
     (first,) = world.stable()
     second = world.join()
-    assert second not in world.replies
+    assert second not in world.responses
     assert world.is_in(State.PREPARING)
     assert world.heartbeat(first, 1) is ErrorCode.REBALANCE_IN_PROGRESS
     again = world.join(first)
@@ -43,9 +43,9 @@ def test_a_second_member_makes_the_first_join_again() -> None:
     assert len(leader.members) == 2
     assert world.joined(second).members == ()
     waiting = world.sync(world.joined(second).member_id, 2)
-    assert waiting not in world.replies
+    assert waiting not in world.responses
     world.sync(first, 2, {first: b"1", world.joined(second).member_id: b"2"})
-    assert world.replies[waiting].assignment == b"2"
+    assert world.responses[waiting].assignment == b"2"
 
 
 def test_for_members_who_only_wait_the_group_is_not_copied() -> None:
@@ -63,11 +63,11 @@ def test_for_members_who_only_wait_the_group_is_not_copied() -> None:
     assert world.group is group
     assert list(group.syncs) == [second]
     world.sync(leader, generation, {second: b"2", third: b"3"})
-    assert world.replies[waiting].assignment == b"2"
+    assert world.responses[waiting].assignment == b"2"
     group = world.group
     late = world.sync(third, generation)
     assert world.group is group
-    assert world.replies[late].assignment == b"3"
+    assert world.responses[late].assignment == b"3"
     assert not group.unsynced
 
 
@@ -101,7 +101,7 @@ def test_a_generation_waits_for_a_client_that_was_given_an_id() -> None:
     (first,) = world.stable()
     pending = world.joined(world.join(must_know_id=True)).member_id
     again = world.join(first)
-    assert again not in world.replies
+    assert again not in world.responses
     second = world.join(pending, must_know_id=True)
     assert world.joined(again).generation == world.joined(second).generation == 2
 
@@ -112,7 +112,7 @@ def test_the_first_generation_waits_while_members_come() -> None:
     world.wait(2_900)
     second = world.join()
     world.wait(200)
-    assert first not in world.replies, "a member came: the group waits another delay"
+    assert first not in world.responses, "a member came: the group waits another delay"
     world.wait(2_900)
     assert world.joined(first).generation == world.joined(second).generation == 1
 
@@ -122,7 +122,7 @@ def test_the_first_generation_waits_no_longer_than_the_rebalance_timeout() -> No
     first = world.join(rebalance_timeout_ms=7_000)
     for _ in range(3):
         world.wait(2_000)
-        assert first not in world.replies
+        assert first not in world.responses
         world.join(rebalance_timeout_ms=7_000)
     world.wait(1_000)
     assert world.joined(first).generation == 1
@@ -215,7 +215,7 @@ def test_a_member_that_repeats_its_join_hears_of_the_same_generation() -> None:
     generation = world.group.generation
     assert world.joined(world.join(follower)).generation == generation
     assert world.is_in(State.STABLE)
-    assert world.join(leader) not in world.replies, "a leader joins to have partitions assigned anew"
+    assert world.join(leader) not in world.responses, "a leader joins to have partitions assigned anew"
     assert world.is_in(State.PREPARING)
 
 
@@ -266,7 +266,7 @@ def test_who_waits_for_an_answer_needs_no_heartbeat() -> None:
     for _ in range(5):
         world.wait(9_000)
         world.heartbeat(second, world.group.generation)
-    assert waiting not in world.replies
+    assert waiting not in world.responses
     assert set(world.group.members) == {first, second}
 
 
@@ -332,7 +332,7 @@ def test_a_group_takes_no_more_members_than_it_may() -> None:
     assert world.joined(world.join(ids[1])).member_id == ids[1]
     world.leave((ids[0], None))
     assert world.joined(world.join(ids[1])).leader == ids[1]
-    assert world.join() not in world.replies
+    assert world.join() not in world.responses
 
 
 def test_a_group_read_back_over_its_size_rebalances_and_goes_on_without_the_last() -> None:
@@ -341,9 +341,9 @@ def test_a_group_read_back_over_its_size_rebalances_and_goes_on_without_the_last
     world.limits = world.limits._replace(max_size=2)
     world.restart()
     assert world.is_in(State.PREPARING)
-    tickets = [world.join(member) for member in ids]
-    assert world.error(tickets[2]) is ErrorCode.GROUP_MAX_SIZE_REACHED
-    assert world.joined(tickets[0]).generation == world.joined(tickets[1]).generation
+    handles = [world.join(member) for member in ids]
+    assert world.error(handles[2]) is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert world.joined(handles[0]).generation == world.joined(handles[1]).generation
     assert set(world.group.members) == set(ids[:2])
 
 
@@ -357,7 +357,7 @@ def test_a_static_member_that_restarts_keeps_its_place() -> None:
     assert back.member_id != old
     assert (back.generation, back.leader, back.skip_assignment) == (1, back.member_id, True)
     assert world.is_in(State.STABLE)
-    assert world.replies[world.sync(back.member_id, 1, instance_id="one")].assignment == old.encode()
+    assert world.responses[world.sync(back.member_id, 1, instance_id="one")].assignment == old.encode()
     assert world.replayed().classic("g").members.keys() == {back.member_id}  # type: ignore[union-attr]
 
 
@@ -401,7 +401,7 @@ def test_a_static_member_whose_join_waits_is_fenced_by_its_successor() -> None:
     waiting = world.join(instance_id="one")
     successor = world.join(instance_id="one")
     assert world.error(waiting) is ErrorCode.FENCED_INSTANCE_ID
-    assert successor not in world.replies
+    assert successor not in world.responses
 
 
 def test_a_static_member_that_returns_while_the_leader_assigns_starts_over() -> None:
@@ -436,10 +436,10 @@ def test_a_session_ends_a_moment_after_its_time_and_never_before(seed: int) -> N
 
 def test_a_static_member_is_not_left_behind_but_its_session_ends() -> None:
     world = World()
-    tickets = [world.join(instance_id=name, session_timeout_ms=120_000) for name in ("one", "two")]
-    first = world.joined(tickets[0]).member_id
+    handles = [world.join(instance_id=name, session_timeout_ms=120_000) for name in ("one", "two")]
+    first = world.joined(handles[0]).member_id
     leader = world.joined(world.join(first, instance_id="one", session_timeout_ms=120_000))
-    second = world.joined(tickets[1]).member_id
+    second = world.joined(handles[1]).member_id
     world.sync(second, leader.generation, instance_id="two")
     world.sync(first, leader.generation, {first: b"1", second: b"2"}, instance_id="one")
     again = world.join(first, instance_id="one", session_timeout_ms=120_000)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tests.support.classic_groups import World
 
-from levada.core.groups.classic.draft import JoinReply, SyncReply
+from levada.core.groups.classic.draft import JoinResult, SyncResult
 from levada.core.groups.classic.group import ClassicGroup, State
-from levada.core.groups.member_memory import pending_bytes
+from levada.core.groups.memory_limit import pending_member_bytes
 from levada.errors import ErrorCode
 
 PARTITIONS = 6
@@ -29,7 +29,7 @@ class Client:
     protocols: tuple[tuple[str, bytes], ...] = (("range", b"t"), ("sticky", b"t"))
     member_id: str = ""
     generation: int = -1
-    waits_for: int | None = None  # its ticket, while it waits
+    waits_for: int | None = None  # its handle, while it waits
     leads: tuple[str, ...] = ()  # all members, if it was told to assign
     owned: frozenset[int] | None = None  # in `generation`
 
@@ -97,17 +97,17 @@ class Crowd:
 
     def hear(self, client: Client) -> None:
         assert client.waits_for is not None
-        if client.waits_for not in self.world.replies:
+        if client.waits_for not in self.world.responses:
             return
-        reply = self.world.replies[client.waits_for]
+        reply = self.world.responses[client.waits_for]
         client.waits_for = None
-        if isinstance(reply, SyncReply):
+        if isinstance(reply, SyncResult):
             self.own(client, frozenset(reply.assignment))
-        elif isinstance(reply, JoinReply) and reply.error is ErrorCode.NONE:
+        elif isinstance(reply, JoinResult) and reply.error is ErrorCode.NONE:
             client.member_id, client.generation, client.owned = reply.member_id, reply.generation, None
             self.past.append(replace(client))
             client.leads = tuple(member.id for member in reply.members) if not reply.skip_assignment else ()
-        elif isinstance(reply, JoinReply):
+        elif isinstance(reply, JoinResult):
             assert reply.error is ErrorCode.MEMBER_ID_REQUIRED
             client.member_id = reply.member_id
         else:
@@ -178,7 +178,7 @@ class Crowd:
         client.protocols = (("range", name), ("sticky", name))
 
     def restart_broker(self) -> None:
-        waiting = [client for client in self.clients if client.waits_for not in self.world.replies]
+        waiting = [client for client in self.clients if client.waits_for not in self.world.responses]
         self.world.restart()
         for client in waiting:
             client.waits_for = None  # its connection is gone; it asks again
@@ -210,8 +210,10 @@ class Crowd:
             if member.instance_id is not None
         }
         assert not group.pending & group.members.keys()
-        held = [member.held_bytes for member in group.members.values()] + [*map(pending_bytes, group.pending)]
-        assert self.world.machine.held_bytes == group.held_bytes == sum(held)
+        held = [member.memory_bytes for member in group.members.values()] + [
+            *map(pending_member_bytes, group.pending)
+        ]
+        assert self.world.machine.memory_bytes == group.memory_bytes == sum(held)
         assert group.unsynced <= group.members.keys() >= group.joins.keys() | group.syncs.keys()
         assert (group.leader in group.members) if group.members else group.leader is None
         if group.state in (State.STABLE, State.COMPLETING):

@@ -17,11 +17,11 @@ from levada.core.groups.classic.draft import MOMENT_MS, TimerKind
 from levada.core.groups.classic.group import PREPARING, Member
 from levada.core.groups.classic.requests import JoinRequest, SyncRequest
 from levada.core.groups.machine import GroupsMachine
-from levada.core.machine import Passing
+from levada.core.machine import VolatileOutcome
 from levada.errors import ErrorCode, KafkaError
 
 STEPS = 250
-SHORT = (group_waits.JoinWaits, group_waits.PartAsked)
+SHORT = (group_waits.JoinReceived, group_waits.SyncReceived)
 RANGE, BOTH, OTHER = (("range", b"t"),), (("range", b"t"), ("sticky", b"u")), (("other", b""),)
 OTHERWISE: dict[str, list[Any]] = {  # what a JoinGroup may say that the member did not say before
     "instance_id": [None, "one", "two", "nobody"],
@@ -115,12 +115,12 @@ class Asking:
             long, said_long = self.decided(kind, request)
         assert said == said_long, f"step {step}: {request}"
         assert short.groups == long.groups, f"step {step}: {request}"
-        assert short.held_bytes == long.held_bytes
+        assert short.memory_bytes == long.memory_bytes
         assert self.order(short) == self.order(long)
         self.check_deadlines(short, long)
         group = self.world.machine.classic("g")
         before = deepcopy(group)
-        self.world.submit(lambda machine, now_ms, ticket: getattr(machine, kind)(request, now_ms, ticket))
+        self.world.submit(lambda machine, now_ms, handle: getattr(machine, kind)(request, now_ms, handle))
         assert group is self.world.machine.classic("g") or group == before, "a draft and its group share"
 
     def order(self, machine: GroupsMachine) -> list[str]:
@@ -132,18 +132,20 @@ class Asking:
         """A copy of the machine as it is afterwards, and all that is told and written."""
         machine = deepcopy(self.world.machine)
         try:
-            outcome = getattr(machine, kind)(request, self.world.now_ms, "ticket")
+            outcome = getattr(machine, kind)(request, self.world.now_ms, "handle")
         except KafkaError as error:
             assert machine.groups == self.world.machine.groups, "who is refused changes nothing"
             return machine, str(error)
         assert machine.groups == self.world.machine.groups, "deciding changes nothing"
         self.went[f"{kind} {'short' if isinstance(outcome.events[0], SHORT) else 'long'}"] += 1
         records = [machine.encode(event) for event in outcome.events]
-        assert not isinstance(outcome, Passing) or not any(records), "nobody would ask for these records"
+        assert not isinstance(outcome, VolatileOutcome) or not any(records), (
+            "nobody would ask for these records"
+        )
         for event in outcome.events:
             machine.apply(event)
-        replies = [(str(ticket), str(reply)) for ticket, reply in outcome.replies]
-        return machine, (replies, [record for record in records if record is not None])
+        responses = [(str(handle), str(reply)) for handle, reply in outcome.responses]
+        return machine, (responses, [record for record in records if record is not None])
 
     def check_deadlines(self, short: GroupsMachine, long: GroupsMachine) -> None:
         """The same but for sessions, which may not have been moved for a moment."""

@@ -6,13 +6,13 @@ from uuid import UUID
 import pytest
 from tests.support.consumer_groups import ConsumerWorld, subscription
 
-from levada.core.groups.classic.draft import SyncReply
+from levada.core.groups.classic.draft import SyncResult
 from levada.core.groups.classic.group import ClassicGroup, State
 from levada.core.groups.classic.subscription import read_assignment, write_assignment
 from levada.core.groups.consumer.draft import REFRESH_WORK_MAX, ConsumerLimits, ConsumerRecord
 from levada.core.groups.consumer.group import GroupState, Reader
 from levada.core.groups.consumer.member import MemberState
-from levada.core.groups.consumer.requests import HeartbeatReply
+from levada.core.groups.consumer.requests import HeartbeatResult
 from levada.core.groups.machine import EXPIRIES_MAX, GroupsMachine
 from levada.core.machine import Outcome
 from levada.core.regex.matcher import WORK_MAX
@@ -24,7 +24,7 @@ def world() -> ConsumerWorld:
     return ConsumerWorld()
 
 
-def told(reply: HeartbeatReply) -> dict[UUID, set[int]] | None:
+def told(reply: HeartbeatResult) -> dict[UUID, set[int]] | None:
     """What a member was told to read."""
     if reply.assignment is None:
         return None
@@ -383,8 +383,8 @@ def test_offsets_of_topics_in_use_stay() -> None:
     world.topic("t", 1)
     world.enter("a", "t")
     world.commit(1, "a", 1)
-    ticket = world.submit(lambda machine, _, mine: machine.delete_offsets("g", [("t", 0), ("u", 0)], mine))
-    assert world.replies[ticket] == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NONE]
+    handle = world.submit(lambda machine, _, mine: machine.delete_offsets("g", [("t", 0), ("u", 0)], mine))
+    assert world.responses[handle] == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NONE]
     world.wait(900_000_000)
     assert world.committed() == 1
     world.beat("a", -1)
@@ -395,8 +395,8 @@ def test_offsets_of_topics_in_use_stay() -> None:
 
 def test_a_group_with_members_is_not_deleted(world: ConsumerWorld) -> None:
     world.enter("a", "t")
-    ticket = world.submit(lambda machine, _, mine: Outcome(machine.delete_group("g"), [(mine, None)]))
-    assert world.error(ticket) is ErrorCode.NON_EMPTY_GROUP
+    handle = world.submit(lambda machine, _, mine: Outcome(machine.delete_group("g"), [(mine, None)]))
+    assert world.error(handle) is ErrorCode.NON_EMPTY_GROUP
     world.beat("a", -1)
     world.commit(1)
     world.submit(lambda machine, _, mine: Outcome(machine.delete_group("g"), [(mine, None)]))
@@ -519,9 +519,9 @@ def go_on(world: ConsumerWorld, member_id: str, reads: frozenset[int], epoch: in
     raise AssertionError("it does not arrive")
 
 
-def told_partitions(world: ConsumerWorld, ticket: int) -> frozenset[int]:
-    reply = world.replies[ticket]
-    assert isinstance(reply, SyncReply), reply
+def told_partitions(world: ConsumerWorld, handle: int) -> frozenset[int]:
+    reply = world.responses[handle]
+    assert isinstance(reply, SyncResult), reply
     assignment = read_assignment(reply.assignment)
     assert assignment is not None
     return assignment.partitions.get("t", frozenset())
@@ -602,9 +602,9 @@ def test_a_classic_member_that_does_not_go_on_is_removed(world: ConsumerWorld, s
 
 def test_a_first_join_is_given_an_id(world: ConsumerWorld) -> None:
     world.enter("new", "t")
-    ticket = world.join(protocols=cooperative(world, "t"), must_know_id=True)
-    assert world.error(ticket) is ErrorCode.MEMBER_ID_REQUIRED
-    given = world.joined(ticket).member_id
+    handle = world.join(protocols=cooperative(world, "t"), must_know_id=True)
+    assert world.error(handle) is ErrorCode.MEMBER_ID_REQUIRED
+    given = world.joined(handle).member_id
     assert world.joined(world.join(given, protocols=cooperative(world, "t"))).member_id == given
 
 
@@ -679,7 +679,7 @@ def test_a_group_that_changed_its_protocol_twice_leaves_nothing_behind(world: Co
 def test_an_upgrade_tells_those_who_wait(world: ConsumerWorld) -> None:
     ids = classic_group(world, 2)
     waiting = world.join(ids[0], protocols=(("range", subscription("t", "u")),))
-    assert waiting not in world.replies
+    assert waiting not in world.responses
     world.enter("new", "t")
     assert world.error(waiting) is ErrorCode.REBALANCE_IN_PROGRESS
 

@@ -15,14 +15,14 @@ from uuid import UUID
 import pytest
 from tests.support.consumer_groups import ConsumerWorld, subscription
 
-from levada.core.groups.classic.draft import JoinReply, SyncReply
+from levada.core.groups.classic.draft import JoinResult, SyncResult
 from levada.core.groups.classic.group import ClassicGroup, State
 from levada.core.groups.classic.subscription import read_assignment, read_subscription, write_assignment
 from levada.core.groups.consumer.draft import ConsumerLimits
 from levada.core.groups.consumer.group import ConsumerGroup, GroupState
-from levada.core.groups.consumer.requests import HeartbeatReply
+from levada.core.groups.consumer.requests import HeartbeatResult
 from levada.core.groups.machine import GroupsMachine
-from levada.core.groups.member_memory import regex_bytes
+from levada.core.groups.memory_limit import regex_bytes
 from levada.errors import ErrorCode, KafkaError
 
 SEEDS = 100
@@ -59,7 +59,7 @@ class Classic:
     generation: int = -1
     reads: set[Part] = field(default_factory=set)
     waits_for: int | None = None
-    leads: JoinReply | None = None
+    leads: JoinResult | None = None
     synced: bool = False
 
 
@@ -183,14 +183,14 @@ class Crowd:
             }
         if joins or client.full or self.calm or self.random.random() < 0.7:
             fields["owned"] = by_topic(client.reads)
-        reply = self.world.replies[self.world.beat(client.member_id, client.epoch, **fields)]
+        reply = self.world.responses[self.world.beat(client.member_id, client.epoch, **fields)]
         if not self.calm and self.random.random() < 0.1:
             client.full = True  # the answer is lost
             return
         if isinstance(reply, KafkaError):
             self.refused(client, reply)
             return
-        assert isinstance(reply, HeartbeatReply)
+        assert isinstance(reply, HeartbeatResult)
         client.epoch, client.full = reply.member_epoch, False
         if reply.assignment is not None:
             client.shall = {(topic, one) for topic, found in reply.assignment.items() for one in found}
@@ -212,7 +212,7 @@ class Crowd:
         """Hear an answer, join, ask for the assignment, or heartbeat."""
         world = self.world
         if client.waits_for is not None:
-            reply = world.replies.get(client.waits_for)
+            reply = world.responses.get(client.waits_for)
             if reply is not None:
                 client.waits_for = None
                 self.hear(client, reply)
@@ -231,11 +231,11 @@ class Crowd:
     def hear(self, client: Classic, reply: Any) -> None:
         if isinstance(reply, KafkaError):
             self.start_over(client, reply.code)
-        elif isinstance(reply, JoinReply):
+        elif isinstance(reply, JoinResult):
             client.member_id, client.generation = reply.member_id, reply.generation
             client.leads = reply if reply.leader == reply.member_id else None
         else:
-            assert isinstance(reply, SyncReply)
+            assert isinstance(reply, SyncResult)
             assignment = read_assignment(reply.assignment)
             assert assignment is not None
             topics = self.world.image.topics
@@ -258,7 +258,7 @@ class Crowd:
         assert code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION), code
         self.forget(client)
 
-    def assign(self, told: JoinReply) -> dict[str, bytes]:
+    def assign(self, told: JoinResult) -> dict[str, bytes]:
         """What a leader hands out: nobody gets what another still has (the cooperative rule)."""
         topics = self.world.image.topics
         owned: dict[tuple[str, int], str] = {}
@@ -286,7 +286,7 @@ class Crowd:
 
     def check(self) -> None:
         group = self.world.machine.groups.get("g")
-        assert self.world.machine.held_bytes == (0 if group is None else group.held_bytes)
+        assert self.world.machine.memory_bytes == (0 if group is None else group.memory_bytes)
         look = not self.calm and self.random.random() < 0.03
         if not isinstance(group, ConsumerGroup):
             self.group_epoch, self.former_epochs = 0, {}
@@ -296,8 +296,8 @@ class Crowd:
         self.check_owners(group)
         self.check_readers(group)
         self.check_epochs(group)
-        held = [member.held_bytes for member in group.members.values()]
-        assert group.held_bytes == sum(held) + sum(map(regex_bytes, group.regexes.values()))
+        held = [member.memory_bytes for member in group.members.values()]
+        assert group.memory_bytes == sum(held) + sum(map(regex_bytes, group.regexes.values()))
         if look:
             assert self.world.replayed().groups == self.world.machine.groups == self.compacted().groups
 

@@ -6,7 +6,7 @@ from tests.support.classic_groups import World
 from tests.support.consumer_groups import ConsumerWorld, subscription
 
 from levada.core.groups.classic.group import State
-from levada.core.groups.member_memory import NAME_BYTES_MAX, SHARE
+from levada.core.groups.memory_limit import NAME_BYTES_MAX, SHARE
 from levada.errors import ErrorCode
 
 KIB = 1024
@@ -23,7 +23,7 @@ class Crowd(World):
 
     def __init__(self) -> None:
         super().__init__(members_bytes_max=LIMIT)
-        self.machine.held = lambda: self.machine.held_bytes
+        self.machine.held = lambda: self.machine.memory_bytes
 
 
 def test_a_member_that_says_too_much_is_refused_and_the_others_go_on() -> None:
@@ -39,7 +39,7 @@ def test_a_member_that_says_too_much_is_refused_and_the_others_go_on() -> None:
 def test_a_protocol_that_is_not_chosen_counts_too() -> None:
     world = Crowd()
     assert world.error(world.join(protocols=(("range", b""), ("other", bytes(LIMIT))))) is FULL
-    assert world.machine.held_bytes == 0
+    assert world.machine.memory_bytes == 0
 
 
 def test_an_assignment_that_is_too_large_is_refused() -> None:
@@ -52,21 +52,21 @@ def test_an_assignment_that_is_too_large_is_refused() -> None:
 def test_many_groups_share_the_room_and_give_it_back() -> None:
     world = Crowd()
     joined = {f"g{number}": world.join(group=f"g{number}", **says(4 * KIB)) for number in range(40)}
-    served = [group for group, ticket in joined.items() if world.error(ticket) is ErrorCode.NONE]
+    served = [group for group, handle in joined.items() if world.error(handle) is ErrorCode.NONE]
     assert 8 < len(served) < 16
     assert {world.error(joined[group]) for group in joined.keys() - served} == {FULL}
-    assert world.machine.held_bytes <= LIMIT
+    assert world.machine.memory_bytes <= LIMIT
     world.leave((world.joined(joined["g0"]).member_id, None), group="g0")
     assert world.error(world.join(group="late", **says(4 * KIB))) is ErrorCode.NONE
 
 
 def test_ids_of_members_to_come_count_until_they_come_no_more() -> None:
     world = Crowd()
-    tickets = [world.join(group=f"g{number}", must_know_id=True) for number in range(1_000)]
-    assert world.error(tickets[-1]) is FULL
-    assert world.machine.held_bytes <= LIMIT
+    handles = [world.join(group=f"g{number}", must_know_id=True) for number in range(1_000)]
+    assert world.error(handles[-1]) is FULL
+    assert world.machine.memory_bytes <= LIMIT
     world.wait(11_000)
-    assert (world.machine.held_bytes, world.machine.groups) == (0, {})
+    assert (world.machine.memory_bytes, world.machine.groups) == (0, {})
     assert world.error(world.join(must_know_id=True)) is ErrorCode.MEMBER_ID_REQUIRED
 
 
@@ -140,9 +140,9 @@ def test_ids_of_members_of_the_consumer_protocol_count() -> None:
     world = ConsumerWorld()
     world.topic("t", 1)
     world.enter("a" * 1_000, "t")
-    before = world.machine.held_bytes
+    before = world.machine.memory_bytes
     world.enter("b", "t")
-    assert before - (world.machine.held_bytes - before) == 999
+    assert before - (world.machine.memory_bytes - before) == 999
 
 
 def test_no_group_begins_with_an_id_that_is_too_long() -> None:

@@ -28,13 +28,13 @@ class Holding(Protocol):
     """A member, of whichever protocol."""
 
     @property
-    def held_bytes(self) -> int: ...
+    def memory_bytes(self) -> int: ...
 
 
 class Crowd(Protocol):
     """A group, of whichever protocol."""
 
-    held_bytes: int
+    memory_bytes: int
     instances: dict[str, str]  # instance id to member id
 
     @property
@@ -50,12 +50,12 @@ def check_new_group(group_id: str) -> None:
         raise KafkaError(ErrorCode.INVALID_GROUP_ID, f"a group id of more than {NAME_BYTES_MAX} bytes")
 
 
-def pending_bytes(member_id: str) -> int:
+def pending_member_bytes(member_id: str) -> int:
     """What the id of a member to come takes."""
     return MEMBER_BYTES // 2 + len(member_id)
 
 
-def metadata_bytes(member_id: str, metadata: "MemberMetadataValue") -> int:
+def member_memory_bytes(member_id: str, metadata: "MemberMetadataValue") -> int:
     """What is held of a member of a consumer group."""
     classic = metadata.classic_member_metadata
     protocols = () if classic is None else classic.supported_protocols
@@ -77,7 +77,7 @@ def regex_bytes(found: "RegularExpressionValue | None") -> int:
 def keep(machine: "GroupsMachine", group: "Group") -> None:
     """A group is now this one."""
     former = machine.groups.get(group.id)
-    machine.held_bytes += group.held_bytes - (0 if former is None else former.held_bytes)
+    machine.memory_bytes += group.memory_bytes - (0 if former is None else former.memory_bytes)
     machine.groups[group.id] = group
 
 
@@ -85,7 +85,7 @@ def forget(machine: "GroupsMachine", group_id: str) -> None:
     """A group is gone, if there was one."""
     former = machine.groups.pop(group_id, None)
     if former is not None:
-        machine.held_bytes -= former.held_bytes
+        machine.memory_bytes -= former.memory_bytes
 
 
 def check_room(
@@ -97,15 +97,15 @@ def check_room(
     topics that a pattern finds, are not its doing.
     """
     former = machine.groups.get(group.id)
-    grown = group.held_bytes - (0 if former is None else former.held_bytes)
+    grown = group.memory_bytes - (0 if former is None else former.memory_bytes)
     if grown <= 0:
         return
     said = 0 if former is None else _held_of(former, member_id, instance_id)
     if said >= _held_of(group, member_id, instance_id) > 0:
         return
     limit = machine.limits.members_bytes_max
-    if group.held_bytes > limit // SHARE:
-        raise _too_much(f"the members of {group.id!r} would take {group.held_bytes} bytes", limit // SHARE)
+    if group.memory_bytes > limit // SHARE:
+        raise _too_much(f"the members of {group.id!r} would take {group.memory_bytes} bytes", limit // SHARE)
     held = machine.held()
     if held + grown > limit:
         raise _too_much(f"the members of all groups would take {held + grown} bytes", limit)
@@ -116,7 +116,7 @@ def _held_of(group: Crowd, member_id: str, instance_id: str | None) -> int:
     member = group.members.get(
         member_id if instance_id is None else group.instances.get(instance_id, member_id)
     )
-    return 0 if member is None else member.held_bytes
+    return 0 if member is None else member.memory_bytes
 
 
 def _too_much(what: str, limit: int) -> KafkaError:
