@@ -1,7 +1,7 @@
-"""The records of a group of the consumer protocol (KIP-848) in `__consumer_offsets`, as Kafka writes them.
+"""Declares the records of consumer groups (KIP-848) in `__consumer_offsets`, in Kafka's format.
 
-Where a classic group is one record, this one is many small ones: the group's epoch, what each member subscribes to,
-what it shall have (the target, with an epoch of its own) and what it has now. A change writes only what it changes.
+A classic group is one record, a consumer group several: the group epoch, and for each member its metadata, its target
+assignment (which has an epoch of its own) and its current assignment. A change writes only the records it changes.
 """
 
 import uuid
@@ -25,20 +25,20 @@ from levada.wire.internal.record_types import (
 
 
 class ConsumerGroupMetadataKey(NamedTuple):
-    """A group."""
+    """A consumer group."""
 
     group_id: str
 
 
 class ConsumerGroupMetadataValue(NamedTuple):
-    """How often its members, subscriptions or topics have changed; the hash tells whether its topics have."""
+    """The group epoch; the hash covers the metadata of its topics."""
 
     epoch: int
     metadata_hash: int = 0
 
 
 class PartitionMetadataKey(NamedTuple):
-    """A group; brokers before 4.1 kept what they knew of its topics under it, which a newer one takes back."""
+    """A group. Brokers before 4.1 stored the metadata of its topics; newer ones delete this record."""
 
     group_id: str
 
@@ -51,7 +51,7 @@ class PartitionMetadata(NamedTuple):
 
 
 class TopicMetadata(NamedTuple):
-    """A topic as it was when the group's epoch began."""
+    """A topic as of the group epoch."""
 
     topic_id: uuid.UUID
     topic_name: str
@@ -60,7 +60,7 @@ class TopicMetadata(NamedTuple):
 
 
 class PartitionMetadataValue(NamedTuple):
-    """What old brokers knew of a group's topics."""
+    """The topics of a group, as stored by brokers before 4.1."""
 
     topics: tuple[TopicMetadata, ...]
 
@@ -73,21 +73,21 @@ class MemberMetadataKey(NamedTuple):
 
 
 class ClassicProtocol(NamedTuple):
-    """A way to divide partitions that a member of the classic protocol knows, and its metadata for it."""
+    """An assignment protocol of a classic member and its metadata."""
 
     name: str
     metadata: bytes
 
 
 class ClassicMemberMetadata(NamedTuple):
-    """What only a member has that speaks the classic protocol."""
+    """The fields of a member that uses the classic protocol."""
 
     session_timeout_ms: int
     supported_protocols: tuple[ClassicProtocol, ...]
 
 
 class MemberMetadataValue(NamedTuple):
-    """What a member said of itself."""
+    """The metadata of a member."""
 
     instance_id: str | None
     rack_id: str | None
@@ -101,20 +101,20 @@ class MemberMetadataValue(NamedTuple):
 
 
 class TargetAssignmentMetadataKey(NamedTuple):
-    """A group, for the epoch of its target assignment."""
+    """The group of a target assignment."""
 
     group_id: str
 
 
 class TargetAssignmentMetadataValue(NamedTuple):
-    """The group's epoch for which the targets were computed, and when."""
+    """The group epoch for which the target assignment was computed, and when."""
 
     assignment_epoch: int
     assignment_timestamp: int = 0
 
 
 class TargetAssignmentMemberKey(NamedTuple):
-    """A member, for its target."""
+    """The member of a target assignment."""
 
     group_id: str
     member_id: str
@@ -128,20 +128,20 @@ class TargetTopicPartitions(NamedTuple):
 
 
 class TargetAssignmentMemberValue(NamedTuple):
-    """What a member shall have."""
+    """The target assignment of a member."""
 
     topic_partitions: tuple[TargetTopicPartitions, ...]
 
 
 class CurrentMemberAssignmentKey(NamedTuple):
-    """A member, for what it has."""
+    """The member of a current assignment."""
 
     group_id: str
     member_id: str
 
 
 class CurrentTopicPartitions(NamedTuple):
-    """Partitions of a topic, and the epochs in which the member got them (none in records of old brokers)."""
+    """Partitions of a topic and the epochs in which they were assigned (none in records of old brokers)."""
 
     topic_id: uuid.UUID
     partitions: tuple[int, ...]
@@ -149,7 +149,7 @@ class CurrentTopicPartitions(NamedTuple):
 
 
 class CurrentMemberAssignmentValue(NamedTuple):
-    """What a member has, and what it has been asked to give back."""
+    """The current assignment of a member, and the partitions it still has to revoke."""
 
     member_epoch: int
     previous_member_epoch: int
@@ -159,14 +159,14 @@ class CurrentMemberAssignmentValue(NamedTuple):
 
 
 class RegularExpressionKey(NamedTuple):
-    """A pattern that members of a group subscribe to."""
+    """A regular expression that members of a group subscribe to."""
 
     group_id: str
     regular_expression: str
 
 
 class RegularExpressionValue(NamedTuple):
-    """The topics that matched it, at which revision of the metadata and when."""
+    """The topics that match it, the metadata version and the time of the match."""
 
     topics: tuple[str, ...]
     version: int
@@ -191,16 +191,16 @@ CONSUMER_GROUP_METADATA: Final = RecordType(
     write_version=0,
 )
 
-_RACKED_PARTITION = struct(
+_PARTITION_METADATA = struct(
     PartitionMetadata, {"partition": INT32, "racks": compact_array(COMPACT_STRING)}, flexible=True
 )
-_KNOWN_TOPIC = struct(
+_TOPIC_METADATA = struct(
     TopicMetadata,
     {
         "topic_id": UUID,
         "topic_name": COMPACT_STRING,
         "num_partitions": INT32,
-        "partition_metadata": compact_array(_RACKED_PARTITION),
+        "partition_metadata": compact_array(_PARTITION_METADATA),
     },
     flexible=True,
 )
@@ -208,13 +208,13 @@ CONSUMER_GROUP_PARTITION_METADATA: Final = RecordType(
     4,
     PartitionMetadataKey,
     struct(PartitionMetadataKey, _GROUP),
-    {0: struct(PartitionMetadataValue, {"topics": compact_array(_KNOWN_TOPIC)}, flexible=True)},
+    {0: struct(PartitionMetadataValue, {"topics": compact_array(_TOPIC_METADATA)}, flexible=True)},
     write_version=0,
 )
 
 
 def _nullable(content: FieldType) -> FieldType:
-    """A struct behind a byte that says whether it is there."""
+    """A nullable struct: a byte, -1 for null, precedes it."""
 
     def read(data: bytes, position: int) -> tuple[Any, int]:
         present, position = INT8.read(data, position)
@@ -231,7 +231,7 @@ def _nullable(content: FieldType) -> FieldType:
 _CLASSIC_PROTOCOL = struct(
     ClassicProtocol, {"name": COMPACT_STRING, "metadata": COMPACT_BYTES}, flexible=True
 )
-_CLASSIC_METADATA = struct(
+_CLASSIC_MEMBER_METADATA = struct(
     ClassicMemberMetadata,
     {"session_timeout_ms": INT32, "supported_protocols": compact_array(_CLASSIC_PROTOCOL)},
     flexible=True,
@@ -254,7 +254,7 @@ CONSUMER_GROUP_MEMBER_METADATA: Final = RecordType(
                 "server_assignor": COMPACT_NULLABLE_STRING,
             },
             flexible=True,
-            tags={0: Tag("classic_member_metadata", _nullable(_CLASSIC_METADATA), None)},
+            tags={0: Tag("classic_member_metadata", _nullable(_CLASSIC_MEMBER_METADATA), None)},
         )
     },
     write_version=0,

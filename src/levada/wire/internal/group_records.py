@@ -1,6 +1,6 @@
-"""The records of `__consumer_offsets` as Kafka writes them, so that Kafka's tools read ours and we read Kafka's.
+"""Declares the records of `__consumer_offsets` for committed offsets and classic groups, in Kafka's format.
 
-A committed offset is a record of its own; a group of the classic protocol is one record with all its members.
+Each committed offset is one record; a classic group is one record with all its members.
 """
 
 from functools import lru_cache
@@ -29,11 +29,11 @@ from levada.wire.primitives import INT, SHORT
 from levada.wire.schema.writers import LEGACY_STRINGS, NULLABLE_LEGACY_STRINGS
 
 NO_EXPIRY: Final = -1
-KEPT_BYTES_MAX: Final = 1_000  # of what a member says and is called, beside its id, which is not long
+CACHED_BYTES_MAX: Final = 1_000  # of a member's subscription, client id and instance id
 
 
 class OffsetCommitKey(NamedTuple):
-    """Whose offset in which partition."""
+    """The group and the partition of a committed offset."""
 
     group: str
     topic: str
@@ -41,7 +41,7 @@ class OffsetCommitKey(NamedTuple):
 
 
 class OffsetCommitValue(msgspec.Struct, frozen=True):
-    """A committed offset. Only commits with a retention time of their own have an expire timestamp."""
+    """A committed offset. Only commits that set a retention time have an expire timestamp."""
 
     offset: int
     leader_epoch: int
@@ -51,13 +51,13 @@ class OffsetCommitValue(msgspec.Struct, frozen=True):
 
 
 class GroupMetadataKey(NamedTuple):
-    """A group of the classic protocol."""
+    """A classic group."""
 
     group: str
 
 
 class MemberMetadata(msgspec.Struct, frozen=True):
-    """A member with its subscription and assignment, which only clients understand."""
+    """A member with its subscription and assignment, both opaque to the broker."""
 
     member_id: str
     group_instance_id: str | None
@@ -70,7 +70,7 @@ class MemberMetadata(msgspec.Struct, frozen=True):
 
 
 class GroupMetadataValue(NamedTuple):
-    """A generation of a group that is stable, or has no members."""
+    """A generation of a stable or empty group."""
 
     protocol_type: str
     generation: int
@@ -98,16 +98,16 @@ OFFSET_COMMIT: Final = RecordType(
     },
     write_version=lambda value: 3 if value.expire_timestamp == NO_EXPIRY else 1,
 )
-LEGACY_OFFSET_COMMIT: Final = OFFSET_COMMIT._replace(number=0)  # keys of old brokers, otherwise the same
+LEGACY_OFFSET_COMMIT: Final = OFFSET_COMMIT._replace(id=0)  # keys of old brokers, in the same format
 
 _OFFSETS: Final[RecordFormat[OffsetCommitKey]] = RecordFormat(OFFSET_COMMIT)
-_VALUE = Struct(">hqihq")  # of version 3, without metadata
+_VALUE = Struct(">hqihq")  # version 3 without metadata
 
 
 def offset_record(
     group: str, topic: str, partition: int, value: OffsetCommitValue | None
 ) -> tuple[bytes, bytes | None]:
-    """A record as its `RecordType` would write it, in a fraction of the time: brokers write few things more often."""
+    """Encode an offset commit as `OFFSET_COMMIT` does; a commit without metadata takes a faster path."""
     if value is not None and not value.metadata and value.expire_timestamp == NO_EXPIRY:
         content = _VALUE.pack(3, value.offset, value.leader_epoch, 0, value.commit_timestamp)
         return _offset_key(group, topic, partition), content
@@ -116,14 +116,14 @@ def offset_record(
 
 @lru_cache(10_000)
 def _offset_key(group: str, topic: str, partition: int) -> bytes:
-    """The same in all commits of a member for a partition."""
+    """Encode the key; it is the same in all commits of a group for a partition."""
     return _OFFSETS.encode(OffsetCommitKey(group, topic, partition), None)[0]
 
 
 def _since(version: int, fields: dict[str, FieldType]) -> dict[str, FieldType]:
-    """Version 1 brought the rebalance timeout, 2 the time of the state, 3 static members, 4 compact fields."""
+    """Select the fields of a version: v1 adds rebalance timeout, v2 state timestamp, v3 instance id; v4 is flexible."""
     since = {"group_instance_id": 3, "rebalance_timeout": 1, "current_state_timestamp": 2}
-    return {name: kind for name, kind in fields.items() if version >= since.get(name, 0)}
+    return {name: field_type for name, field_type in fields.items() if version >= since.get(name, 0)}
 
 
 def _member(version: int) -> FieldType:
@@ -145,12 +145,12 @@ def _member(version: int) -> FieldType:
 
 def _group(version: int) -> FieldType:
     flexible = version >= 4
-    maybe_text = COMPACT_NULLABLE_STRING if flexible else NULLABLE_STRING
+    nullable_text = COMPACT_NULLABLE_STRING if flexible else NULLABLE_STRING
     fields = {
         "protocol_type": COMPACT_STRING if flexible else STRING,
         "generation": INT32,
-        "protocol": maybe_text,
-        "leader": maybe_text,
+        "protocol": nullable_text,
+        "leader": nullable_text,
         "current_state_timestamp": INT64,
         "members": (compact_array if flexible else array)(_member(version)),
     }
@@ -158,7 +158,7 @@ def _group(version: int) -> FieldType:
     return struct(GroupMetadataValue, _since(version, fields), flexible=flexible, absent=absent)
 
 
-_GROUP_VERSION: Final = 3  # in which groups are written
+_GROUP_VERSION: Final = 3  # the version in which groups are written
 GROUP_METADATA: Final = RecordType(
     2,
     GroupMetadataKey,
@@ -167,18 +167,18 @@ GROUP_METADATA: Final = RecordType(
     write_version=_GROUP_VERSION,
 )
 _GROUP_START: Final = (
-    SHORT.pack(GROUP_METADATA.number),
+    SHORT.pack(GROUP_METADATA.id),
     SHORT.pack(_GROUP_VERSION),
-)  # of a key, and of a value
+)  # of the key and of the value
 _TIME_AND_COUNT: Final = Struct(">qi")
 _WRITTEN_MEMBER = _member(_GROUP_VERSION)
 
 
 def group_record(group: str, value: GroupMetadataValue) -> tuple[bytes, bytes]:
-    """A record as its `RecordType` would write it; what does not change from generation to generation is kept."""
-    of_key, of_value = _GROUP_START
+    """Encode a group as `GROUP_METADATA` does; bytes of members that stay the same across generations are cached."""
+    key_start, value_start = _GROUP_START
     parts = [
-        of_value,
+        value_start,
         LEGACY_STRINGS[value.protocol_type],
         INT.pack(value.generation),
         NULLABLE_LEGACY_STRINGS[value.protocol],
@@ -186,8 +186,10 @@ def group_record(group: str, value: GroupMetadataValue) -> tuple[bytes, bytes]:
         _TIME_AND_COUNT.pack(value.current_state_timestamp, len(value.members)),
     ]
     for member in value.members:
-        said = len(member.subscription) + len(member.client_id) + len(member.group_instance_id or "")
-        start = (_kept_member_start if said <= KEPT_BYTES_MAX else _member_start)(
+        variable_bytes = (
+            len(member.subscription) + len(member.client_id) + len(member.group_instance_id or "")
+        )
+        start = (_cached_member_start if variable_bytes <= CACHED_BYTES_MAX else _member_start)(
             member.member_id,
             member.group_instance_id,
             member.client_id,
@@ -197,15 +199,15 @@ def group_record(group: str, value: GroupMetadataValue) -> tuple[bytes, bytes]:
             member.subscription,
         )
         parts += (start, INT.pack(len(member.assignment)), member.assignment)
-    return of_key + LEGACY_STRINGS[group], b"".join(parts)
+    return key_start + LEGACY_STRINGS[group], b"".join(parts)
 
 
-def _member_start(*lasting: Any) -> bytes:
-    """A member up to its assignment."""
+def _member_start(*fields: Any) -> bytes:
+    """Encode a member up to its assignment."""
     target = bytearray()
-    _WRITTEN_MEMBER.write(target, MemberMetadata(*lasting))
+    _WRITTEN_MEMBER.write(target, MemberMetadata(*fields))
     return bytes(target[: -INT.size])
 
 
-# Members stay in it after they have left, so only small ones are put into it.
-_kept_member_start: Final = lru_cache(5_000)(_member_start)
+# Entries outlive their members, so only small ones are cached.
+_cached_member_start: Final = lru_cache(5_000)(_member_start)

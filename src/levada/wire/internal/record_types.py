@@ -1,7 +1,7 @@
-"""How the records of internal topics are laid out, declared field by field, since kio has no classes for them.
+"""Declares the record types of internal topics field by field, since kio has no classes for them.
 
-A record's key begins with a number that says what it is, its value with the version it is written in. `struct`
-declares the fields of one version; a `RecordFormat` is the table of all kinds of an internal topic:
+A record's key begins with the id of its type, its value with the version it is written in. `struct` declares the
+fields of one version; a `RecordFormat` holds all record types of an internal topic:
 
     GROUP = RecordType(2, GroupKey, struct(GroupKey, {"group": STRING}), {3: struct(GroupValue, ...)}, write_version=3)
     RecordFormat(OFFSET, GROUP).encode(GroupKey("g"), value)
@@ -16,6 +16,7 @@ from struct import error as StructError
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from levada.errors import ErrorCode, KafkaError
+from levada.wire.primitives import encode_uvarint, read_uvarint
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ Write = Callable[[bytearray, Any], None]
 
 
 class FieldType(NamedTuple):
-    """How a value is read (with the position after it) and written; `code` is that of a number in Python's `struct`."""
+    """Reads a value (returning the position after it) and writes it; `code` is a number's code in Python's `struct`."""
 
     read: Read
     write: Write
@@ -47,28 +48,8 @@ def _number(code: str) -> FieldType:
 INT8, INT16, INT32, INT64, BOOL = map(_number, "bhiq?")
 
 
-def _read_uvarint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-        if shift > 28:
-            raise IndexError("a varint of more than five bytes")
-
-
-def _write_uvarint(target: bytearray, value: int) -> None:
-    while value > 0x7F:
-        target.append((value & 0x7F) | 0x80)
-        value >>= 7
-    target.append(value)
-
-
 def _read_compact_length(data: bytes, position: int) -> tuple[int, int]:
-    length, position = _read_uvarint(data, position)
+    length, position = read_uvarint(data, position)
     return length - 1, position
 
 
@@ -76,7 +57,7 @@ def _write_compact_length(target: bytearray, length: int) -> None:
     if length < 0x7F:
         target.append(length + 1)
     else:
-        _write_uvarint(target, length + 1)
+        target += encode_uvarint(length + 1)
 
 
 _COMPACT = FieldType(_read_compact_length, _write_compact_length)
@@ -90,7 +71,7 @@ def _blob(
         if size < 0 and null:
             return None, position
         if not 0 <= size <= len(data) - position:
-            raise IndexError("a field ends beyond its record")
+            raise IndexError("a field ends after its record")
         return decode(data[position : position + size]), position + size
 
     def write(target: bytearray, value: Any) -> None:
@@ -130,7 +111,7 @@ def _array(length: FieldType, item: FieldType, null: bool) -> FieldType:
         if count < 0 and null:
             return None, position
         if not 0 <= count <= len(data) - position:
-            raise IndexError("more items than bytes")
+            raise IndexError("more elements than bytes")
         items = []
         for _ in range(count):
             one, position = item.read(data, position)
@@ -150,17 +131,17 @@ def _array(length: FieldType, item: FieldType, null: bool) -> FieldType:
 
 
 def array(item: FieldType, *, null: bool = False) -> FieldType:
-    """A list as a tuple, counted with four bytes."""
+    """An array as a tuple, its length as four bytes."""
     return _array(INT32, item, null)
 
 
 def compact_array(item: FieldType, *, null: bool = False) -> FieldType:
-    """A list as a tuple, counted with a varint."""
+    """An array as a tuple, its length as a varint."""
     return _array(_COMPACT, item, null)
 
 
 class Tag(NamedTuple):
-    """A tagged field: written only when it is not its default."""
+    """A tagged field; written only if it differs from its default."""
 
     name: str
     type: FieldType
@@ -175,14 +156,14 @@ def struct(
     tags: Mapping[int, Tag] | None = None,
     absent: Mapping[str, Any] | None = None,
 ) -> FieldType:
-    """Fields in their order; `absent` gives values to those that this version does not have."""
+    """Declare a struct with its fields in order; `absent` gives the values of fields that this version lacks."""
     known, missing = tags or {}, dict(absent or {})
     steps = list(_steps(fields))
 
     def read(data: bytes, position: int) -> tuple[T, int]:
         values = dict(missing)
-        for name, kind in fields.items():
-            values[name], position = kind.read(data, position)
+        for name, field_type in fields.items():
+            values[name], position = field_type.read(data, position)
         if flexible:
             values |= {tag.name: tag.default for tag in known.values()}
             found, position = _read_tags(data, position, known)
@@ -199,17 +180,17 @@ def struct(
 
 
 def _steps(fields: Mapping[str, FieldType]) -> Iterator[tuple[Callable[[Any], Any], Write]]:
-    """What is taken of a value and how it is written, field by field; numbers in a row go in one step."""
+    """Yield a getter and a writer per field; adjacent numbers share one."""
     for is_numbers, run in groupby(fields.items(), lambda field: bool(field[1].code)):
-        row = list(run)
-        if is_numbers and len(row) > 1:
-            pack = Packer(">" + "".join(kind.code for _, kind in row)).pack
-            yield attrgetter(*(name for name, _ in row)), _write_row(pack)
+        adjacent = list(run)
+        if is_numbers and len(adjacent) > 1:
+            pack = Packer(">" + "".join(field_type.code for _, field_type in adjacent)).pack
+            yield attrgetter(*(name for name, _ in adjacent)), _write_numbers(pack)
         else:
-            yield from ((attrgetter(name), kind.write) for name, kind in row)
+            yield from ((attrgetter(name), field_type.write) for name, field_type in adjacent)
 
 
-def _write_row(pack: Callable[..., bytes]) -> Write:
+def _write_numbers(pack: Callable[..., bytes]) -> Write:
     def write(target: bytearray, values: Any) -> None:
         target += pack(*values)
 
@@ -218,12 +199,12 @@ def _write_row(pack: Callable[..., bytes]) -> Write:
 
 def _read_tags(data: bytes, position: int, known: Mapping[int, Tag]) -> tuple[dict[str, Any], int]:
     values = {}
-    count, position = _read_uvarint(data, position)
+    count, position = read_uvarint(data, position)
     for _ in range(count):
-        number, position = _read_uvarint(data, position)
-        size, position = _read_uvarint(data, position)
+        number, position = read_uvarint(data, position)
+        size, position = read_uvarint(data, position)
         if size > len(data) - position:
-            raise IndexError("a tagged field ends beyond its record")
+            raise IndexError("a tagged field ends after its record")
         tag = known.get(number)
         if tag is not None:
             values[tag.name], _ = tag.type.read(data, position)
@@ -238,61 +219,64 @@ def _write_tags(target: bytearray, value: Any, known: Mapping[int, Tag]) -> None
     present = {
         number: tag for number, tag in sorted(known.items()) if getattr(value, tag.name) != tag.default
     }
-    _write_uvarint(target, len(present))
+    target += encode_uvarint(len(present))
     for number, tag in present.items():
         content = bytearray()
         tag.type.write(content, getattr(value, tag.name))
-        _write_uvarint(target, number)
-        _write_uvarint(target, len(content))
+        target += encode_uvarint(number)
+        target += encode_uvarint(len(content))
         target += content
 
 
 class RecordType(NamedTuple):
-    """One kind of record: the number its keys begin with, the class of its keys, and its values by version."""
+    """One record type: the id its keys begin with, the class of its keys, and its values by version."""
 
-    number: int
+    id: int
     key_class: type[Any]
     key: FieldType
     values: Mapping[int, FieldType]
-    write_version: int | Callable[[Any], int]  # the version in which a value is written
+    write_version: int | Callable[[Any], int]  # the version in which values are written
 
 
 Key = TypeVar("Key")
 
 
 class RecordFormat(Generic[Key]):
-    """All kinds of records of one internal topic. Of two kinds with the same class of keys the later is written."""
+    """All record types of one internal topic. Of two types with one key class the later is written."""
 
-    def __init__(self, *kinds: RecordType) -> None:
-        self._by_number = {kind.number: kind for kind in kinds}
-        self._by_class = {kind.key_class: kind for kind in kinds}
+    def __init__(self, *record_types: RecordType) -> None:
+        self._by_id = {record_type.id: record_type for record_type in record_types}
+        self._by_key_class = {record_type.key_class: record_type for record_type in record_types}
 
     def encode(self, key: Key, value: Any) -> tuple[bytes, bytes | None]:
-        """A record; without a value it takes back what the key had."""
-        kind = self._by_class[type(key)]
-        head = bytearray(kind.number.to_bytes(2, "big"))
-        kind.key.write(head, key)
+        """Encode a record; a value of None makes a tombstone."""
+        record_type = self._by_key_class[type(key)]
+        key_bytes = bytearray(record_type.id.to_bytes(2, "big"))
+        record_type.key.write(key_bytes, key)
         if value is None:
-            return bytes(head), None
-        version = kind.write_version if isinstance(kind.write_version, int) else kind.write_version(value)
-        body = bytearray(version.to_bytes(2, "big"))
-        kind.values[version].write(body, value)
-        return bytes(head), bytes(body)
+            return bytes(key_bytes), None
+        write_version = record_type.write_version
+        version = write_version if isinstance(write_version, int) else write_version(value)
+        value_bytes = bytearray(version.to_bytes(2, "big"))
+        record_type.values[version].write(value_bytes, value)
+        return bytes(key_bytes), bytes(value_bytes)
 
     def decode(self, key: bytes, value: bytes | None) -> tuple[Key, Any] | None:
-        """What a record says; None for a kind that is not known. CORRUPT_MESSAGE if it cannot be read."""
+        """Decode a record; None for an unknown record type. Raise CORRUPT_MESSAGE if it is malformed."""
         try:
-            number, position = INT16.read(key, 0)
-            kind = self._by_number.get(number)
-            if kind is None:
+            type_id, position = INT16.read(key, 0)
+            record_type = self._by_id.get(type_id)
+            if record_type is None:
                 return None
-            found, _ = kind.key.read(key, position)
+            decoded_key, _ = record_type.key.read(key, position)
             if value is None:
-                return found, None
+                return decoded_key, None
             version, position = INT16.read(value, 0)
-            layout = kind.values.get(version)
-            if layout is None:
-                raise IndexError(f"version {version} is not known")
-            return found, layout.read(value, position)[0]
+            value_type = record_type.values.get(version)
+            if value_type is None:
+                raise IndexError(f"unknown version {version}")
+            return decoded_key, value_type.read(value, position)[0]
         except (IndexError, ValueError, StructError) as error:
-            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a journal's record is broken: {error}") from None
+            raise KafkaError(
+                ErrorCode.CORRUPT_MESSAGE, f"malformed record of an internal topic: {error}"
+            ) from None

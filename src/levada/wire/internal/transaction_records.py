@@ -1,8 +1,8 @@
-"""The records of `__transaction_state` as Kafka writes them: the state of a transactional id, whole in each record.
+"""Declares the records of `__transaction_state`: each holds the whole state of a transactional id.
 
-Values are written in the flexible version 1, which Kafka uses since transactions of version 1. The last epoch, which
-Kafka keeps in memory only, is a tagged field that Kafka skips: so a producer that asks again after a restart of the
-coordinator is known to be the same.
+Values are written in the flexible version 1, as Kafka does since transaction version 1. The last producer epoch, which
+Kafka keeps in memory only, is a tagged field that Kafka skips: so the coordinator recognises a producer that retries
+InitProducerId after a restart of the coordinator.
 """
 
 from enum import IntEnum
@@ -25,11 +25,11 @@ from levada.wire.internal.record_types import (
 
 NO_PRODUCER_ID: Final = -1
 NO_EPOCH: Final = -1
-LAST_EPOCH_TAG: Final = 10_000  # ours, far from where Kafka may come to
+LAST_EPOCH_TAG: Final = 10_000  # Levada's own, far above the tags that Kafka may add
 
 
 class Status(IntEnum):
-    """The states of a transaction, by the numbers of Kafka's log."""
+    """The states of a transaction, with their ids in Kafka's transaction log."""
 
     EMPTY = 0
     ONGOING = 1
@@ -40,18 +40,18 @@ class Status(IntEnum):
 
     @property
     def title(self) -> str:
-        """The name that clients are told."""
+        """The state's name in responses, such as PrepareCommit."""
         return "".join(word.capitalize() for word in self.name.split("_"))
 
 
 class TransactionLogKey(NamedTuple):
-    """Whose transaction."""
+    """A transactional id."""
 
     transactional_id: str
 
 
 class TopicPartitions(NamedTuple):
-    """Partitions of one topic that are part of a transaction."""
+    """Partitions of one topic in a transaction."""
 
     topic: str
     partition_ids: tuple[int, ...]

@@ -13,8 +13,8 @@ from levada.core.groups.events import FORMAT
 from levada.errors import KafkaError
 from levada.wire.internal import group_records as journal
 from levada.wire.internal.group_records import (
+    CACHED_BYTES_MAX,
     GROUP_METADATA,
-    KEPT_BYTES_MAX,
     OFFSET_COMMIT,
     GroupMetadataKey,
     GroupMetadataValue,
@@ -134,17 +134,17 @@ def test_the_short_way_to_write_a_group_ends_in_the_same_bytes(group: str, value
     assert group_record(group, value) == FORMAT.encode(GroupMetadataKey(group), value)
 
 
-@pytest.mark.parametrize(("size", "kept"), [(KEPT_BYTES_MAX, 1), (KEPT_BYTES_MAX + 1, 0), (1 << 20, 0)])
+@pytest.mark.parametrize(("size", "kept"), [(CACHED_BYTES_MAX, 1), (CACHED_BYTES_MAX + 1, 0), (1 << 20, 0)])
 def test_what_large_members_say_is_not_kept(size: int, kept: int) -> None:
     """They are gone some day, and what is kept of them is not counted among what members hold (R32)."""
-    journal._kept_member_start.cache_clear()
+    journal._cached_member_start.cache_clear()
     member = MemberMetadata("m", None, "", "/1", 2, 3, bytes(size), b"part")
     value = GroupMetadataValue("consumer", 1, "range", "m", 7, (member,))
     assert group_record("g", value) == FORMAT.encode(GroupMetadataKey("g"), value)
-    assert journal._kept_member_start.cache_info().currsize == kept
+    assert journal._cached_member_start.cache_info().currsize == kept
     named = replace(member, subscription=b"", group_instance_id="n" * size)
     assert size > 30_000 or group_record("g", value._replace(members=(named,)))
-    assert journal._kept_member_start.cache_info().currsize == 2 * kept
+    assert journal._cached_member_start.cache_info().currsize == 2 * kept
 
 
 @given(texts, group_values)
