@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from levada.client.client import Client
-    from levada.client.connection import ConnectionFailed, RequestTimedOut
     from levada.client.consumer.consumer import Consumer
+    from levada.client.errors import ConnectionFailed, MemberFenced, ProducerFenced, RequestTimedOut
     from levada.client.prepared import PreparedTransaction
-    from levada.client.producer.fencing import MemberFenced, ProducerFenced
     from levada.client.producer.producer import Producer, RecordMetadata
     from levada.errors import ErrorCode, KafkaError
     from levada.model import ConsumerRecord, TopicPartition
@@ -35,17 +34,17 @@ __all__ = [
 
 _HOMES = {
     "Client": "levada.client.client",
-    "ConnectionFailed": "levada.client.connection",
+    "ConnectionFailed": "levada.client.errors",
     "Consumer": "levada.client.consumer.consumer",
     "ConsumerRecord": "levada.model",
     "ErrorCode": "levada.errors",
     "KafkaError": "levada.errors",
-    "MemberFenced": "levada.client.producer.fencing",
+    "MemberFenced": "levada.client.errors",
     "PreparedTransaction": "levada.client.prepared",
     "Producer": "levada.client.producer.producer",
-    "ProducerFenced": "levada.client.producer.fencing",
+    "ProducerFenced": "levada.client.errors",
     "RecordMetadata": "levada.client.producer.producer",
-    "RequestTimedOut": "levada.client.connection",
+    "RequestTimedOut": "levada.client.errors",
     "TopicPartition": "levada.model",
 }
 

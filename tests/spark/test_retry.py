@@ -15,7 +15,7 @@ from tests.spark.support.plain import Plain, Stream
 from tests.spark.support.sink_tasks import TEXT, Job, Query, rows, structs, visible
 from tests.support.broker import free_port
 
-from levada.spark.retry import Unreachable
+from levada.spark.blocking import BrokersUnreachable
 from levada.spark.source import LevadaDataSource
 from levada.testing import EmbeddedBroker
 
@@ -62,10 +62,8 @@ def test_brokers_that_stay_away_are_told(server: RestartedServer) -> None:
     topics = plain(server)
     stream = Stream(topics.streaming(**SUBSCRIBED | {"kafka.default.api.timeout.ms": 1000}))
     server.stop(signal.SIGTERM)
-    told = (
-        rf"no answer from the brokers at {server.address} \(option kafka.bootstrap.servers\) for [1-9]\d* s: "
-    )
-    with pytest.raises(Unreachable, match=told):
+    told = rf"no response from the brokers at {server.address} \(option kafka.bootstrap.servers\) for [1-9]\d* s: "
+    with pytest.raises(BrokersUnreachable, match=told):
         stream.batch()
     server.start()
     topics.produce("events", ["a"])
@@ -82,7 +80,7 @@ def test_brokers_that_were_never_there_are_told_soon(server: RestartedServer, ho
     }
     reader = plain(server).streaming(**options)
     told = f"{address}.* s: (cannot connect to )?{address}"  # the other where names are looked for in vain for so long
-    with pytest.raises(Unreachable, match=told):
+    with pytest.raises(BrokersUnreachable, match=told):
         reader.initialOffset()
 
 
@@ -141,7 +139,7 @@ def test_a_writer_tells_of_brokers_that_were_never_there(server: RestartedServer
     given = {"kafka.bootstrap.servers": f"127.0.0.1:{free_port()}", "kafka.request.timeout.ms": 500}
     job = Job(cast(EmbeddedBroker, server), topic="events", delivery=delivery, **given)
     with pytest.raises(
-        Unreachable, match=f"no answer from the brokers at {given['kafka.bootstrap.servers']}"
+        BrokersUnreachable, match=f"no response from the brokers at {given['kafka.bootstrap.servers']}"
     ):
         job.attempt(rows("a"))
 
@@ -154,7 +152,7 @@ def test_a_driver_tells_of_brokers_that_were_never_there_before_it_has_a_writer(
     source = LevadaDataSource(given | {"kafka.socket.connection.setup.timeout.ms": "500"} | topic)
     columns = structs(value=TEXT, topic=TEXT)
     for make in (source.writer, source.streamWriter):
-        with pytest.raises(Unreachable, match="no answer from the brokers"):
+        with pytest.raises(BrokersUnreachable, match="no response from the brokers"):
             make(columns, False)
 
 
@@ -165,7 +163,7 @@ def test_a_job_that_found_no_broker_has_nothing_to_abort_and_does_not_wait_for_o
     short = {"kafka.request.timeout.ms": 500, "kafka.socket.connection.setup.timeout.ms": 500}
     for name in ({}, {"txnAppId": "app", "txnVersion": 1}):
         job = Job(cast(EmbeddedBroker, server), topic="events", **given, **short, **name)
-        with pytest.raises(Unreachable, match="no answer from the brokers"):
+        with pytest.raises(BrokersUnreachable, match="no response from the brokers"):
             job.writer.abort([None, None])
 
 
@@ -177,7 +175,9 @@ def test_a_writer_tells_of_brokers_that_stay_away(server: RestartedServer) -> No
 
     short = {"kafka.delivery.timeout.ms": 1000, "kafka.request.timeout.ms": 500}
     job = Job(cast(EmbeddedBroker, server), topic="events", delivery="at_least_once", **short)
-    with pytest.raises(Unreachable, match=f"no answer from the brokers at {server.address} .* for 1 s"):
+    with pytest.raises(
+        BrokersUnreachable, match=f"no response from the brokers at {server.address} .* for 1 s"
+    ):
         job.attempt(batches())
     server.start()
 
@@ -221,7 +221,7 @@ def test_a_query_whose_brokers_stay_away_goes_on_when_it_is_started_again(
     query = start(stream, tmp_path, SOON)
     query.processAllAvailable()
     server.stop(signal.SIGTERM)
-    with pytest.raises(StreamingQueryException, match=f"no answer from the brokers at {server.address}"):
+    with pytest.raises(StreamingQueryException, match=f"no response from the brokers at {server.address}"):
         query.awaitTermination(PATIENCE_S)
     server.start()
     topics.produce("events", ["b"])

@@ -67,7 +67,7 @@ def misused(error: click.ClickException) -> Failure:
 
 def explain(error: Exception) -> Failure | None:
     """A failure of the world or of the user in words; None for a bug of ours, which shall show its trace."""
-    from levada.client.connection import ConnectionFailed, RequestTimedOut
+    from levada.client.errors import ConnectionFailed, RequestTimedOut
 
     if isinstance(error, Failure):
         return error

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from levada.client.consumer.reader import Reader
+from levada.client.errors import error_code
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.primitives import encode_array_length, encode_nullable_string
 
@@ -88,14 +89,6 @@ class ClusterMetadata(NamedTuple):
     controller_id: int
     brokers: Mapping[int, BrokerInfo]
     topics: Mapping[str, TopicInfo]
-
-
-def error_code(number: int) -> ErrorCode:
-    """The code by its number; one that Levada does not know becomes UNKNOWN_SERVER_ERROR."""
-    try:
-        return ErrorCode(number)
-    except ValueError:
-        return ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 def write_api_versions() -> bytes:

@@ -11,16 +11,15 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from levada.client.bootstrap import Api, BrokerInfo, ClusterMetadata, TopicInfo, error_code
-from levada.client.connection import (
-    RESPONSE_BYTES_MAX,
-    Address,
-    Connection,
+from levada.client.bootstrap import Api, BrokerInfo, ClusterMetadata, TopicInfo
+from levada.client.connection import RESPONSE_BYTES_MAX, Address, Connection
+from levada.client.errors import (
+    BrokerNotResponding,
     ConnectionFailed,
-    NoAnswer,
-    RequestTimedOut,
+    raise_for_code,
 )
 from levada.client.pool import Pool
+from levada.client.retry import STALE_METADATA, RetryPolicy, retry
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 
@@ -34,22 +33,6 @@ if TYPE_CHECKING:
     from levada.client.producer.transactions import TransactionalProducer
 
 DEFAULT_PORT = 9092
-
-# Errors that say "not here" or "not yet": learn who leads now, and ask again.
-MOVED = frozenset(
-    {
-        ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.REPLICA_NOT_AVAILABLE,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.INCONSISTENT_TOPIC_ID,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.KAFKA_STORAGE_ERROR,
-        ErrorCode.LISTENER_NOT_FOUND,
-    }
-)
 
 
 def parse_bootstrap(bootstrap: str | Iterable[str]) -> list[Address]:
@@ -100,6 +83,7 @@ class Client:
         self._topics: dict[str, TopicInfo] = {}
         self._learned: dict[str, float] = {}  # when each of them was
         self._pool = self.pool()
+        self.has_responded = False  # a broker has, ever; kept by the retry policy
 
     async def __aenter__(self) -> "Client":
         try:
@@ -143,23 +127,16 @@ class Client:
         known = self._topics.get(name)
         if known is not None and not refresh and self._is_fresh(name):
             return known
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.request_timeout_ms / 1000
-        while True:
-            failure: Exception
-            try:
-                topic = (await self.metadata([name], create=create)).topics.get(name)
-            except (ConnectionFailed, RequestTimedOut) as error:
-                failure, passing = error, not self.closed
-            else:
-                code = error_code(topic.error) if topic else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                if topic and code is ErrorCode.NONE and topic.partitions:
-                    return topic
-                failure = KafkaError(code, f"topic {name}")
-                passing = code is ErrorCode.LEADER_NOT_AVAILABLE or (create and code in MOVED)
-            if not passing or loop.time() > deadline:
-                raise failure
-            await asyncio.sleep(self.retry_backoff_s)
+        codes = STALE_METADATA if create else frozenset({ErrorCode.LEADER_NOT_AVAILABLE})
+        policy = RetryPolicy(codes, self.request_timeout_ms)
+        return await retry(self, lambda: self._describe_topic(name, create), policy)
+
+    async def _describe_topic(self, name: str, create: bool) -> TopicInfo:
+        topic = (await self.metadata([name], create=create)).topics.get(name)
+        if topic is None or not (topic.error or topic.partitions):
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name}")
+        raise_for_code(topic.error, f"topic {name}")
+        return topic
 
     def _is_fresh(self, topic: str) -> bool:
         """Whether a topic was asked about lately: partitions are added without notice."""
@@ -348,6 +325,6 @@ class Client:
                 return await self._pool.get(address)
             except ConnectionFailed as failure:
                 failures.append(failure)
-        some_stand_still = any(isinstance(failure, NoAnswer) for failure in failures)
-        kind = NoAnswer if some_stand_still else ConnectionFailed
+        some_stand_still = any(isinstance(failure, BrokerNotResponding) for failure in failures)
+        kind = BrokerNotResponding if some_stand_still else ConnectionFailed
         raise kind("; ".join(dict.fromkeys(map(str, failures))))

@@ -23,6 +23,7 @@ from levada.client.bootstrap import (
     write_metadata,
 )
 from levada.client.consumer.reader import Reader
+from levada.client.errors import BrokerNotResponding, ConnectionFailed, RequestTimedOut
 from levada.errors import ErrorCode, KafkaError
 
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
@@ -37,18 +38,6 @@ _HEADER = Struct(">hhih")
 Answer = TypeVar("Answer")
 Memory = Callable[[int], memoryview]  # writable, of so many bytes
 BROKEN = (ValueError, IndexError, StructError)  # what reading bytes that are no answer raises
-
-
-class ConnectionFailed(ConnectionError):  # noqa: N818
-    """A broker cannot be reached, went away, or does not speak Kafka's protocol."""
-
-
-class NoAnswer(ConnectionFailed):
-    """Somebody takes connections there and does not answer: a broker that stands still, or no broker."""
-
-
-class RequestTimedOut(TimeoutError):  # noqa: N818
-    """A broker took a request and gave no answer in time."""
 
 
 class Address(NamedTuple):
@@ -126,7 +115,9 @@ class Connection(asyncio.BufferedProtocol):
             )
             connection.served = connection.parse(read_api_versions, body)
         except RequestTimedOut:
-            raise NoAnswer(f"{address} takes connections and does not answer: is it a broker?") from None
+            raise BrokerNotResponding(
+                f"{address} takes connections and does not answer: is it a broker?"
+            ) from None
         except BaseException:
             connection.close()
             raise

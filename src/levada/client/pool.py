@@ -2,7 +2,8 @@
 
 import asyncio
 
-from levada.client.connection import Address, Connection, ConnectionFailed
+from levada.client.connection import Address, Connection
+from levada.client.errors import ConnectionFailed
 
 
 class Pool:

@@ -6,8 +6,8 @@ producer hands over once its records are stored; whoever decides keeps them wher
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from levada.client.consumer.coordinator import Coordinator, KeyType, check
-from levada.client.producer.fencing import as_fenced
+from levada.client.coordinator import Coordinator, KeyType
+from levada.client.errors import as_fenced, raise_for_code
 from levada.errors import KafkaError
 from levada.wire.schema.lazy_imports import lazy_imports
 
@@ -46,7 +46,7 @@ async def end_transaction(
         response = await coordinator.request(
             "end_txn",
             request,
-            lambda answer: check(answer.error_code, f"transactional id {transactional_id}"),
+            lambda answer: raise_for_code(answer.error_code, f"transactional id {transactional_id}"),
         )
     except KafkaError as error:
         raise as_fenced(error) from None

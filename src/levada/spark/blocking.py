@@ -9,9 +9,13 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from levada.client.errors import FAILURES, Failure
+from levada.client.retry import RetryPolicy, is_retriable, retry
+from levada.errors import KafkaError
 from levada.loop import new_event_loop
 
 if TYPE_CHECKING:
@@ -22,6 +26,10 @@ T = TypeVar("T")
 CLIENT_ID = "levada-spark"
 _END = object()  # after the last item of an iterator
 CLOSING_S = 5.0  # at the end of a process, for what was written to leave
+
+
+class BrokersUnreachable(ConnectionError):  # noqa: N818
+    """No broker responded before the deadline."""
 
 
 class _Process:
@@ -59,6 +67,33 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     except BaseException:
         future.cancel()
         raise
+
+
+def call(client: "Client", attempt: Callable[[], Awaitable[T]], policy: RetryPolicy) -> T:
+    """Run requests that are safe to repeat, retried by `policy`; BrokersUnreachable if no broker responds in time."""
+    began = time.monotonic()
+    try:
+        return run(retry(client, attempt, policy))
+    except FAILURES as failure:
+        if client.closed or not is_retriable(failure, policy.codes):
+            raise
+        raise timed_out(client, failure, time.monotonic() - began) from None
+
+
+def connect(client: "Client", policy: RetryPolicy) -> None:
+    """Wait for a first response, before requests that have their own reasons to wait."""
+    if not client.has_responded:
+        call(client, lambda: client.metadata(()), policy)
+
+
+def timed_out(client: "Client", failure: Failure, waited_s: float) -> BrokersUnreachable | KafkaError:
+    """The error at the end of the retries: the brokers, how long they were retried, and the last failure."""
+    if isinstance(failure, KafkaError):
+        return KafkaError(failure.code, f"{failure.detail}; for {waited_s:.0f} s now".removeprefix("; "))
+    servers = ",".join(map(str, client.bootstrap))
+    return BrokersUnreachable(
+        f"no response from the brokers at {servers} (option kafka.bootstrap.servers) for {waited_s:.0f} s: {failure}"
+    )
 
 
 def iterate(items: AsyncIterator[T]) -> Iterator[T]:

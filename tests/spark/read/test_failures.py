@@ -121,7 +121,7 @@ def test_brokers_that_are_not_there(spark: "SparkSession", tmp_path: Path) -> No
         run(topics.stream(**stream), tmp_path)
         assert written(topics, tmp_path) == ["a"]
     told = failure_of(topics.stream(**stream, kafka__socket_connection_setup_timeout_ms=500), tmp_path)
-    assert f"no answer from the brokers at {address} (option kafka.bootstrap.servers)" in told
+    assert f"no response from the brokers at {address} (option kafka.bootstrap.servers)" in told
     with running(tmp_path / "data", listeners=f"PLAINTEXT://{address}"):
         topics.produce("events", ["b"])
         run(topics.stream(**stream), tmp_path)

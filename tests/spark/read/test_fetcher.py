@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from tests.support.broker import Running, running
 from tests.support.server import Server
 
-from levada.client.connection import ConnectionFailed
+from levada.client.errors import ConnectionFailed
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.spark import blocking

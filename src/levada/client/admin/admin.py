@@ -5,8 +5,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from uuid import UUID
 
-from levada.client.bootstrap import error_code
-from levada.errors import KafkaError
+from levada.client.errors import raise_for_code
 from levada.wire.schema.lazy_imports import lazy_imports
 
 with lazy_imports():
@@ -180,6 +179,4 @@ def _node(resource: Resource, name: str) -> int | None:
 
 
 def _check(result: Any, what: str) -> None:
-    code = error_code(int(result.error_code))
-    if code:
-        raise KafkaError(code, result.error_message or what)
+    raise_for_code(result.error_code, result.error_message or what)

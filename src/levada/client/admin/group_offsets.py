@@ -6,7 +6,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from levada.client.consumer.coordinator import Coordinator, check
+from levada.client.coordinator import Coordinator
+from levada.client.errors import raise_for_code
 from levada.client.producer.producer import Writer
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
@@ -126,7 +127,7 @@ async def committed(
 
     def check_fetched(response: Any) -> None:
         (found,) = response.groups
-        check(found.error_code, f"offsets of {group}")
+        raise_for_code(found.error_code, f"offsets of {group}")
         _check(group, found, 0 if topics is None else sum(len(topic.partition_indexes) for topic in topics))
 
     response = await coordinator.request("offset_fetch", request, check_fetched)
@@ -153,6 +154,6 @@ def _check(group: str, answer: Any, asked: int) -> None:
             answered += 1
             if part.error_code != ErrorCode.NONE:
                 place = f"{getattr(topic, 'name', '') or topic.topic_id}-{part.partition_index}"
-                check(part.error_code, f"offset of group {group} in {place}")
+                raise_for_code(part.error_code, f"offset of group {group} in {place}")
     if answered < asked:
         raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the answer leaves out offsets of group {group}")

@@ -5,7 +5,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from levada.client.admin.group_offsets import CommittedOffset, Committer, commit, committed
-from levada.client.consumer.coordinator import Coordinator, KeyType, check, patiently
+from levada.client.coordinator import Coordinator, KeyType
+from levada.client.errors import raise_for_code
+from levada.client.retry import COORDINATOR_RETRIABLE, RetryPolicy, retry
 from levada.core.groups.classic.subscription import read_assignment
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
@@ -61,10 +63,9 @@ class GroupAdmin:
     async def known(self) -> list[GroupListing]:
         """Every group of every broker, by name."""
         found: dict[str, GroupListing] = {}
+        policy = RetryPolicy(COORDINATOR_RETRIABLE, self._client.request_timeout_ms)
         for node in (await self._client.metadata(())).brokers:
-            response = await patiently(
-                self._client, partial(self._known_to, node), self._client.request_timeout_ms
-            )
+            response = await retry(self._client, partial(self._known_to, node), policy)
             for group in response.groups:
                 kind = group.group_type or "classic"
                 listing = GroupListing(group.group_id, group.group_state, kind, group.protocol_type)
@@ -74,11 +75,11 @@ class GroupAdmin:
     async def _known_to(self, node: int) -> Any:
         request = list_groups.request.ListGroupsRequest()
         response = await self._client.request("list_groups", request, node=node)
-        check(response.error_code, "groups")
+        raise_for_code(response.error_code, "groups")
         return response
 
     def _coordinator(self, group: str) -> Coordinator:
-        return Coordinator(self._client, KeyType.GROUP, group, patience_ms=self._client.request_timeout_ms)
+        return Coordinator(self._client, KeyType.GROUP, group, timeout_ms=self._client.request_timeout_ms)
 
     async def describe(self, group: str) -> GroupDescription:
         """A group of either protocol; GROUP_ID_NOT_FOUND if there is none."""
@@ -89,7 +90,7 @@ class GroupAdmin:
 
         def check_classic(answer: Any) -> None:
             if _is_classic(answer):
-                check(answer.groups[0].error_code, f"group {group}")
+                raise_for_code(answer.groups[0].error_code, f"group {group}")
 
         response = await coordinator.request("describe_groups", request, check_classic)
         if not _is_classic(response):
@@ -109,7 +110,7 @@ class GroupAdmin:
             response = await coordinator.request(
                 "consumer_group_describe",
                 request,
-                lambda answer: check(answer.groups[0].error_code, f"group {group}"),
+                lambda answer: raise_for_code(answer.groups[0].error_code, f"group {group}"),
             )
         except KafkaError as error:
             if error.code is ErrorCode.UNSUPPORTED_VERSION:
@@ -139,7 +140,7 @@ class GroupAdmin:
         await self._coordinator(group).request(
             "delete_groups",
             delete_groups.request.DeleteGroupsRequest(groups_names=(group,)),
-            lambda answer: check(answer.results[0].error_code, f"group {group}"),
+            lambda answer: raise_for_code(answer.results[0].error_code, f"group {group}"),
         )
 
 

@@ -9,8 +9,10 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from levada.client.consumer.coordinator import Coordinator, KeyType, check, patiently
+from levada.client.coordinator import Coordinator, KeyType
+from levada.client.errors import raise_for_code
 from levada.client.prepared import PreparedTransaction, end_prepared
+from levada.client.retry import COORDINATOR_RETRIABLE, RetryPolicy, retry
 from levada.errors import ErrorCode
 from levada.model import TopicPartition
 from levada.wire.schema.lazy_imports import lazy_imports
@@ -76,8 +78,9 @@ class TransactionAdmin:
     async def known(self, states: Iterable[str] = ()) -> list[TransactionState]:
         """Every transactional id of every broker, by name; in these states, or in any."""
         client, wanted, found = self._client, tuple(states), list[TransactionState]()
+        policy = RetryPolicy(COORDINATOR_RETRIABLE, client.request_timeout_ms)
         for node in (await client.metadata(())).brokers:
-            found += await patiently(client, partial(self._known_to, node, wanted), client.request_timeout_ms)
+            found += await retry(client, partial(self._known_to, node, wanted), policy)
         return sorted(found)
 
     async def _known_to(self, node: int, states: tuple[str, ...]) -> list[TransactionState]:
@@ -88,7 +91,7 @@ class TransactionAdmin:
             transactional_id_pattern=None,
         )
         response = await self._client.request("list_transactions", request, node=node)
-        check(response.error_code, "transactions")
+        raise_for_code(response.error_code, "transactions")
         return await self._describe([one.transactional_id for one in response.transaction_states], node)
 
     async def describe(self, name: str) -> TransactionState:
@@ -97,7 +100,9 @@ class TransactionAdmin:
         response = await Coordinator(self._client, KeyType.TRANSACTION, name).request(
             "describe_transactions",
             request,
-            lambda answer: check(answer.transaction_states[0].error_code, f"no transactional id {name!r}"),
+            lambda answer: raise_for_code(
+                answer.transaction_states[0].error_code, f"no transactional id {name!r}"
+            ),
         )
         return _state(response.transaction_states[0])
 
@@ -113,7 +118,7 @@ class TransactionAdmin:
                 if one.error_code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND  # forgotten meanwhile
             )
         for one in found:
-            check(one.error_code, f"transactional id {one.transactional_id!r}")
+            raise_for_code(one.error_code, f"transactional id {one.transactional_id!r}")
         return [_state(one) for one in found]
 
     async def open_in(self, topics: Iterable[str] = ()) -> list[OpenTransaction]:
@@ -174,7 +179,9 @@ class TransactionAdmin:
             keep_prepared_txn=keep_prepared,
         )
         return await Coordinator(self._client, KeyType.TRANSACTION, name).request(
-            "init_producer_id", request, lambda answer: check(answer.error_code, f"producer of {name!r}")
+            "init_producer_id",
+            request,
+            lambda answer: raise_for_code(answer.error_code, f"producer of {name!r}"),
         )
 
     async def abort_hanging(self, hanging: OpenTransaction) -> None:
@@ -193,7 +200,7 @@ class TransactionAdmin:
         asked = request.WriteTxnMarkersRequest(markers=(marker,))
         response = await self._client.request("write_txn_markers", asked, node=leader)
         (written,) = response.markers[0].topics[0].partitions
-        check(written.error_code, f"marker for producer {hanging.producer_id} in {topic}-{index}")
+        raise_for_code(written.error_code, f"marker for producer {hanging.producer_id} in {topic}-{index}")
 
 
 def _state(found: Any) -> TransactionState:

@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from levada.client.bootstrap import TopicInfo, error_code
-from levada.client.client import MOVED
-from levada.client.connection import ConnectionFailed, RequestTimedOut
+from levada.client.bootstrap import TopicInfo
 from levada.client.data import FETCH, Fetched, Wanted, read_fetch, write_fetch
+from levada.client.errors import FAILURES, Failure, error_code
+from levada.client.retry import PARTITION_RETRIABLE, Retries, RetryPolicy, is_retriable
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.wire.batches import BatchHeader, Record, crc_is_valid, decode, iterate_headers
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 FETCH_BYTES_MAX = 50 * 1024 * 1024  # of one answer, all partitions together
 CONTROL_ABORT = 0
 
-FAILURES = (ConnectionFailed, RequestTimedOut, KafkaError)
-
 
 class Cursor:
     """Where the consumer is in a partition, and how far it has fetched ahead."""
 
     __slots__ = (
-        "failing_since", "fetch_offset", "generation", "high_watermark", "partition", "position", "resting", "stopped",
+        "fetch_offset", "generation", "high_watermark", "partition", "position", "resting", "retries", "stopped",
     )  # fmt: skip
 
     def __init__(self, partition: TopicPartition, offset: int) -> None:
@@ -35,7 +33,7 @@ class Cursor:
         self.fetch_offset = offset  # of the next record to fetch
         self.generation = 0  # what was fetched for an older generation is dropped
         self.high_watermark = -1
-        self.failing_since: float | None = None
+        self.retries: Retries | None = None  # while fetches fail
         self.resting = False  # waits before it tries again
         self.stopped = False  # has failed; only a seek moves it again
 
@@ -44,7 +42,7 @@ class Cursor:
         self.position = self.fetch_offset = offset
         self.generation += 1
         self.stopped = False
-        self.failing_since = None
+        self.retries = None
 
 
 class Chunk(NamedTuple):
@@ -87,6 +85,7 @@ class Fetcher:
         buffer_bytes: int,
     ) -> None:
         self._client = client
+        self._policy = RetryPolicy(PARTITION_RETRIABLE, client.request_timeout_ms)
         self._reset = reset
         self._isolation_level = isolation_level
         self._fetch_bytes = fetch_bytes
@@ -273,7 +272,7 @@ class Fetcher:
             detail = f"{cursor.partition} at offset {cursor.fetch_offset}"
             self._fail(cursor, KafkaError(code, detail))
             return
-        cursor.failing_since = None
+        cursor.retries = None
         cursor.high_watermark = answer.high_watermark
         if not len(answer.records):
             return
@@ -290,19 +289,18 @@ class Fetcher:
         self._buffered += chunk.size
         self._arrived.set()
 
-    def _fail(self, cursor: Cursor, failure: Exception) -> None:
-        """Try again after a rest what may heal by itself, for as long as a request may take; else tell."""
+    def _fail(self, cursor: Cursor, failure: Failure) -> None:
+        """Retry after a pause what is retriable, until the request timeout; else raise it to the caller."""
         if cursor not in self._cursors:
-            return  # it was taken away meanwhile
-        code = failure.code if isinstance(failure, KafkaError) else None
-        now = self._loop.time()
-        if code is None or code in MOVED or code is ErrorCode.OFFSET_NOT_AVAILABLE:
+            return  # it was revoked meanwhile
+        if is_retriable(failure, PARTITION_RETRIABLE):
             self._client.forget(cursor.partition.topic)
-            cursor.failing_since = cursor.failing_since or now
-            if now - cursor.failing_since < self._client.request_timeout_ms / 1000:
-                cursor.resting = True
-                self._loop.call_later(self._client.retry_backoff_s, self._rested, cursor)
-                return
+        cursor.retries = cursor.retries or Retries(self._client, self._policy)
+        pause_s = cursor.retries.pause_s(failure, self._loop.time())
+        if pause_s is not None:
+            cursor.resting = True
+            self._loop.call_later(pause_s, self._rested, cursor)
+            return
         cursor.stopped = True
         self._append(Chunk(cursor, cursor.generation, 0, iter(()), failure))
 

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Unpack
 from uuid import UUID
 
 from levada.client.admin.group_offsets import commit, committed
-from levada.client.connection import ConnectionFailed, RequestTimedOut
 from levada.client.consumer.consumer import Consumer, ConsumerOptions
 from levada.client.consumer.fetcher import Cursor
 from levada.client.consumer.membership import Membership, Place
-from levada.client.producer.fencing import MemberFenced
+from levada.client.errors import FAILURES, MemberFenced
 from levada.errors import ErrorCode, KafkaError
 from levada.model import ConsumerRecord, TopicPartition
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 Delivery = Literal["manual", "at_most_once", "at_least_once"]
 Hook = Callable[[Sequence[TopicPartition]], Awaitable[None]]
-
-FAILURES = (ConnectionFailed, RequestTimedOut, KafkaError)
 
 
 class GroupOptions(ConsumerOptions, total=False):

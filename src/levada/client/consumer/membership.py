@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID, uuid4
 
 from levada.client.admin.group_offsets import Committer
-from levada.client.connection import ConnectionFailed, RequestTimedOut
-from levada.client.consumer.coordinator import Coordinator, KeyType, check
-from levada.client.producer.fencing import MemberFenced
+from levada.client.coordinator import Coordinator, KeyType
+from levada.client.errors import ConnectionFailed, MemberFenced, RequestTimedOut, raise_for_code
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.schema.lazy_imports import lazy_imports
 
@@ -225,8 +224,8 @@ class Membership:
         )
 
         def check_answer(response: Any) -> None:
-            check(response.error_code, response.error_message or f"group {self.group}")
+            raise_for_code(response.error_code, response.error_message or f"group {self.group}")
 
-        send = self.coordinator.request if epoch >= JOINING else self.coordinator.ask
+        send = self.coordinator.request if epoch >= JOINING else self.coordinator.request_once
         version_min = 0 if self._pattern is None else PATTERN_FROM
         return await send("consumer_group_heartbeat", request, check_answer, version_min=version_min)

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from levada.client.bootstrap import error_code
-from levada.client.connection import ConnectionFailed, RequestTimedOut
 from levada.client.data import LIST_OFFSETS, FoundOffset, read_list_offsets, write_list_offsets
+from levada.client.errors import ConnectionFailed, Failure, RequestTimedOut, error_code
+from levada.client.retry import PARTITION_RETRIABLE, Retries, RetryPolicy, is_retriable
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 
@@ -19,33 +19,31 @@ Answers = dict[TopicPartition, FoundOffset]
 async def list_offsets(
     client: "Client", times: Mapping[TopicPartition, int], isolation_level: int
 ) -> Answers:
-    """Ask each leader about its partitions, again where one has moved, until the request timeout."""
-    from levada.client.client import MOVED
-
-    deadline = asyncio.get_running_loop().time() + client.request_timeout_ms / 1000
+    """Send ListOffsets to each leader, again where it has moved, until the request timeout."""
+    retries = Retries(client, RetryPolicy(PARTITION_RETRIABLE, client.request_timeout_ms))
     found: Answers = {}
-    missing = dict(times)
-    while missing:
-        failure: Exception | None = None
+    while missing := {partition: time for partition, time in times.items() if partition not in found}:
+        failure: Failure = KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, "the response lacks a partition")
         try:
-            answers = await _ask_leaders(client, missing, isolation_level)
+            responses = await _ask_leaders(client, missing, isolation_level)
         except (ConnectionFailed, RequestTimedOut) as error:
-            answers, failure = {}, error
-        for partition, answer in answers.items():
-            code = error_code(answer.error)
+            responses, failure = {}, error
+        for partition, response in responses.items():
+            code = error_code(response.error)
             if code is ErrorCode.NONE:
-                found[partition] = answer
-                missing.pop(partition, None)
-            elif code in MOVED or code is ErrorCode.OFFSET_NOT_AVAILABLE:
-                failure = KafkaError(code, f"offsets of {partition}")
-            else:
-                raise KafkaError(code, f"offsets of {partition}")
-        if missing:
-            if asyncio.get_running_loop().time() > deadline:
-                raise failure or KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "a partition was left out")
-            for partition in missing:
-                client.forget(partition.topic)
-            await asyncio.sleep(client.retry_backoff_s)
+                found[partition] = response
+                continue
+            failure = KafkaError(code, f"offsets of {partition}")
+            if not is_retriable(failure, PARTITION_RETRIABLE):
+                raise failure
+        if missing.keys() <= found.keys():
+            break
+        pause_s = retries.pause_s(failure, asyncio.get_running_loop().time())
+        if pause_s is None or client.closed:
+            raise failure
+        for partition in missing.keys() - found.keys():
+            client.forget(partition.topic)
+        await asyncio.sleep(pause_s)
     return found
 
 

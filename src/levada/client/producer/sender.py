@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from levada.client.bootstrap import TopicInfo, error_code
-from levada.client.client import MOVED
-from levada.client.connection import ConnectionFailed, RequestTimedOut
+from levada.client.bootstrap import TopicInfo
 from levada.client.data import (
     INIT_PRODUCER_ID,
     PRODUCE,
@@ -17,8 +15,9 @@ from levada.client.data import (
     write_init_producer_id,
     write_produce,
 )
-from levada.client.producer.fencing import ENDING_S, as_fenced
+from levada.client.errors import FAILURES, Failure, as_fenced, error_code
 from levada.client.producer.producer import Batch, Lane, RecordMetadata, Writer
+from levada.client.retry import PRODUCE_RETRIABLE, STALE_METADATA, backoff_s, is_retriable
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec, TopicPartition
 from levada.wire.batches import TRANSACTIONAL_BIT, encode
@@ -27,25 +26,6 @@ if TYPE_CHECKING:
     from levada.client.client import Client
 
 REQUEST_BYTES_MAX = 8 * 1024 * 1024  # of batches in one request, before compression
-BACKOFF_S_MAX = 1.0
-
-# The broker did not take the batch, or does not know whether it did: the same batch may be sent again.
-RETRIABLE = MOVED | {
-    ErrorCode.REQUEST_TIMED_OUT,
-    ErrorCode.NETWORK_EXCEPTION,
-    ErrorCode.NOT_ENOUGH_REPLICAS,
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    ErrorCode.CORRUPT_MESSAGE,
-    ErrorCode.BROKER_NOT_AVAILABLE,
-    ErrorCode.THROTTLING_QUOTA_EXCEEDED,
-    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-    ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.CONCURRENT_TRANSACTIONS,
-    ErrorCode.UNKNOWN_PRODUCER_ID,
-}
-
-Failure = ConnectionFailed | RequestTimedOut | KafkaError
-FAILURES = (ConnectionFailed, RequestTimedOut, KafkaError)
 
 
 class Sender:
@@ -75,7 +55,9 @@ class Sender:
         self._loop = asyncio.get_running_loop()
         self._ready: dict[TopicPartition, Lane] = {}
         self._scheduled = False
-        self._retriable = RETRIABLE if writer is None else RETRIABLE - {ErrorCode.UNKNOWN_PRODUCER_ID}
+        self._retriable = (
+            PRODUCE_RETRIABLE if writer is None else PRODUCE_RETRIABLE - {ErrorCode.UNKNOWN_PRODUCER_ID}
+        )
         self._slots: dict[int, asyncio.Semaphore] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._identity: asyncio.Task[tuple[int, int]] | None = None  # shared by all lanes that never failed
@@ -271,16 +253,14 @@ class Sender:
         if code is ErrorCode.MESSAGE_TOO_LARGE and len(batch.records) > 1:
             self._split(lane, batch)
             return
-        if code in MOVED or not isinstance(failure, KafkaError):
+        if is_retriable(failure, STALE_METADATA):
             self._client.forget(lane.partition.topic)
         if code is ErrorCode.UNKNOWN_PRODUCER_ID:
             self._begin_anew(lane)
         if code in self._retriable and self._loop.time() < batch.deadline:
             lane.batches.appendleft(batch)
-            backoff_s = min(self._client.retry_backoff_s * 2 ** min(batch.attempts, 10), BACKOFF_S_MAX)
-            if code is ErrorCode.CONCURRENT_TRANSACTIONS:
-                backoff_s = ENDING_S  # the one before is being ended
-            self._loop.call_later(backoff_s, self._retry, lane)
+            pause_s = backoff_s(self._client.retry_backoff_s, batch.attempts, failure)
+            self._loop.call_later(pause_s, self._retry, lane)
             return
         self._give_up(lane, batch, failure)
 

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from levada.client.admin.group_offsets import commit_in_transaction
-from levada.client.consumer.coordinator import Coordinator, KeyType, check
+from levada.client.coordinator import Coordinator, KeyType
+from levada.client.errors import as_fenced, raise_for_code
 from levada.client.prepared import PreparedTransaction, end_transaction
-from levada.client.producer.fencing import as_fenced
 from levada.client.producer.producer import (
     DELIVERY_TIMEOUT_MS,
     BatchingOptions,
@@ -74,7 +74,7 @@ class TransactionalProducer:
             client,
             KeyType.TRANSACTION,
             transactional_id,
-            patience_ms=options.get("delivery_timeout_ms", DELIVERY_TIMEOUT_MS),
+            timeout_ms=options.get("delivery_timeout_ms", DELIVERY_TIMEOUT_MS),
         )
         self._open: Transaction | None = None
         self._writer: Writer | None = (
@@ -168,7 +168,7 @@ class TransactionalProducer:
         self._writer = Writer(self.transactional_id, *identity)
 
     def _check(self, response: Any) -> None:
-        check(response.error_code, f"transactional id {self.transactional_id}")
+        raise_for_code(response.error_code, f"transactional id {self.transactional_id}")
 
 
 class Transaction:

@@ -11,13 +11,13 @@ from uuid import UUID
 
 import numpy as np
 
-from levada.client.bootstrap import TopicInfo, error_code
-from levada.client.connection import ConnectionFailed, RequestTimedOut
+from levada.client.bootstrap import TopicInfo
 from levada.client.data import EARLIEST, FETCH, LATEST, Fetched, Wanted, read_fetch, write_fetch
+from levada.client.errors import FAILURES, ConnectionFailed, Failure, RequestTimedOut, error_code
+from levada.client.retry import CLUSTER_RETRIABLE, UNKNOWN_TOPIC, Retries, RetryPolicy
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.spark import blocking
-from levada.spark.retry import BACKOFF_S_MAX, FAILURES, GONE, PASSING
 from levada.spark.warning import warn
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ GONE_AFTER_S = 3.0
 RECORD_BYTES_GUESS = 1024  # until the first answer tells
 FETCH_BYTES_MIN = 64 << 10
 
-HEALING = PASSING | GONE | {ErrorCode.UNKNOWN_SERVER_ERROR}
+RETRIABLE = CLUSTER_RETRIABLE | UNKNOWN_TOPIC | {ErrorCode.UNKNOWN_SERVER_ERROR}
 
 
 class Chunk(NamedTuple):
@@ -118,8 +118,8 @@ class _Range:
         self._options = options
         self._topic_id = topic_id
         self._record_bytes = RECORD_BYTES_GUESS
-        self._failures = 0  # one after another
-        self._failing_since = self._gone_since = self._stalled_since = -1.0
+        self._retries = Retries(client, RetryPolicy(RETRIABLE, options.retry_timeout_ms))
+        self._gone_since = self._stalled_since = -1.0
         self._nothing_left = (
             False  # a broker said that there is nothing before the end; it is asked once more
         )
@@ -138,7 +138,8 @@ class _Range:
     async def _next(self) -> Chunk | None:
         loop = asyncio.get_running_loop()
         while self._position < self._end:
-            asked_at = loop.time()
+            if self._retries.since is None:
+                self._retries.since = loop.time()
             try:
                 answer = await self._ask()
                 if answer is not None and answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -147,10 +148,10 @@ class _Range:
                 if answer is not None and answer.error:
                     raise KafkaError(error_code(answer.error))
             except FAILURES as failure:
-                await self._endure(failure, asked_at)
+                await self._back_off(failure)
                 continue
-            self._failures = 0
-            self._failing_since = self._gone_since = -1.0
+            self._retries.reset()
+            self._gone_since = -1.0
             if answer is not None and len(answer.records):
                 return self._chunk(answer)
             await self._wait_for_more(answer)
@@ -283,17 +284,13 @@ class _Range:
         warn(f"{what}; going on with what is left")
         self._position = min(go_on_from, self._end)
 
-    async def _endure(
-        self, failure: ConnectionFailed | RequestTimedOut | KafkaError, asked_at: float
-    ) -> None:
-        """Wait a little after a failure that may heal, and ask who leads now; raise any other."""
+    async def _back_off(self, failure: Failure) -> None:
+        """Wait after a retriable failure and refresh the metadata; raise any other."""
         if isinstance(failure, DataLoss) or self._client.closed:
             raise failure
-        code = failure.code if isinstance(failure, KafkaError) else ErrorCode.NETWORK_EXCEPTION
+        code = failure.code if isinstance(failure, KafkaError) else None
         now = asyncio.get_running_loop().time()
-        if self._failing_since < 0:
-            self._failing_since = asked_at
-        if code not in GONE:
+        if code not in UNKNOWN_TOPIC:
             self._gone_since = -1.0
         elif self._gone_since < 0:
             self._gone_since = now
@@ -301,13 +298,11 @@ class _Range:
             made_again = failure.detail if isinstance(failure, _MadeAgain) else ""
             self._lose(code, made_again or f"{self._partition} is gone: its topic was deleted", self._end)
             return
-        if code not in HEALING or now - self._failing_since > self._options.retry_timeout_ms / 1000:
+        pause_s = self._retries.pause_s(failure, now)
+        if pause_s is None:
             if isinstance(failure, KafkaError):
                 why = f": {failure.detail}" if failure.detail else ""
-                raise KafkaError(code, f"{self._partition} at offset {self._position}{why}") from None
+                raise KafkaError(failure.code, f"{self._partition} at offset {self._position}{why}") from None
             raise failure
         self._client.forget(self._partition.topic)
-        self._failures += 1
-        await asyncio.sleep(
-            min(self._client.retry_backoff_s * 2 ** min(self._failures - 1, 8), BACKOFF_S_MAX)
-        )
+        await asyncio.sleep(pause_s)

@@ -16,7 +16,6 @@ from levada.spark import blocking
 from levada.spark.options import OptionError, nearest
 from levada.spark.read.offsets import Offsets
 from levada.spark.read.options import ReadOptions, matcher
-from levada.spark.retry import patiently
 from levada.wire.schema.lazy_imports import lazy_imports
 
 with lazy_imports():
@@ -104,7 +103,7 @@ class Logs:
 
     def _ask(self, work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:
         client = self._client()
-        return blocking.run(patiently(client, lambda: work(client), self._options.patience))
+        return blocking.call(client, lambda: work(client), self._options.retry_policy)
 
     def _client(self) -> "Client":
         return blocking.client(self._options.bootstrap, **self._options.client_options())

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from levada.client.retry import CLUSTER_RETRIABLE, RetryPolicy
 from levada.core.regex.matcher import Pattern
 from levada.errors import KafkaError
 from levada.spark.formats.columns import TIMESTAMP_MAX, TIMESTAMP_MIN, Filter
@@ -28,7 +29,6 @@ from levada.spark.options import (
 )
 from levada.spark.read.fetcher import FetchOptions
 from levada.spark.read.offsets import Assigned, Offsets, Place, parse_assign, parse_offsets, parse_times
-from levada.spark.retry import Patience
 from levada.spark.warning import warn
 
 PATTERN_WORK_MAX = 10_000_000  # steps, some seconds: patterns that people write take far less
@@ -229,9 +229,9 @@ class ReadOptions(ConnectionOptions):
     )
 
     @property
-    def patience(self) -> Patience:
-        """How long a driver waits for brokers. Its tasks know that they have answered."""
-        return Patience(self.retry_timeout_ms, self.connect_timeout_ms)
+    def retry_policy(self) -> RetryPolicy:
+        """For the requests of a driver; its tasks read what the driver has found."""
+        return RetryPolicy(CLUSTER_RETRIABLE, self.retry_timeout_ms, self.connect_timeout_ms)
 
     @property
     def read_committed(self) -> bool:

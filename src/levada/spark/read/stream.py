@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from levada.client.errors import FAILURES
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.spark.failures import told_plainly
@@ -30,7 +31,6 @@ from levada.spark.read.offsets import from_json, to_json
 from levada.spark.read.options import ReadOptions
 from levada.spark.read.planning import Limits, Range, Sizes, admitted, average_sizes, tasks
 from levada.spark.read.rows import Rows
-from levada.spark.retry import FAILURES
 from levada.spark.session.workers import Travels
 from levada.spark.warning import warn
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from levada.client.bootstrap import error_code
 from levada.client.consumer.fetcher import Cursor, decode_batches
 from levada.client.data import FETCH, LATEST, Fetched, Wanted, read_fetch, write_fetch
+from levada.client.errors import FAILURES, error_code
 from levada.client.prepared import PreparedTransaction
 from levada.client.producer.partitioner import partition_for_key
+from levada.client.retry import CLUSTER_RETRIABLE, UNKNOWN_TOPIC, RetryPolicy, retry
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
-from levada.spark.retry import FAILURES, GONE, is_passing
 from levada.spark.write.commit_protocol import NOTHING, UNKNOWN, Content, Decision
 from levada.wire.batches import iterate_headers
 
@@ -33,8 +33,9 @@ SETTINGS = {
     "min.cleanable.dirty.ratio": "0.1",
 }
 FETCH_BYTES = 1 << 20
-PATIENCE_S = 120.0
-PAUSE_S = 0.1
+TIMEOUT_MS = 120_000
+# A topic that was created just now is not known to every broker.
+POLICY = RetryPolicy(CLUSTER_RETRIABLE | UNKNOWN_TOPIC, TIMEOUT_MS)
 
 
 class _Record(msgspec.Struct, array_like=True):
@@ -73,23 +74,19 @@ async def read_decision(client: "Client", query: str, *, patiently: bool = True)
     stands after it is overlooked.
     """
     key = query.encode()
-    deadline = asyncio.get_running_loop().time() + PATIENCE_S
-    while True:
+    deadline = asyncio.get_running_loop().time() + TIMEOUT_MS / 1000
+
+    async def read() -> tuple[Decision, int]:
         try:
             place = partition_for_key(key, await _partitions(client))
             partition = TopicPartition(TOPIC, place)
             value = await _last_value(client, partition, key, deadline, isolation_level=0 if patiently else 1)
-            return (NOTHING if value is None else decode_decision(value)), place
-        except FAILURES as failure:
-            made_just_now = isinstance(failure, KafkaError) and failure.code in GONE
-            if (
-                not (is_passing(failure) or made_just_now)
-                or client.closed
-                or asyncio.get_running_loop().time() > deadline
-            ):
-                raise
+        except FAILURES:
             client.forget(TOPIC)
-        await asyncio.sleep(PAUSE_S)
+            raise
+        return (NOTHING if value is None else decode_decision(value)), place
+
+    return await retry(client, read, POLICY)
 
 
 async def _partitions(client: "Client") -> int:

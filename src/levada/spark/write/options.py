@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from levada.client.retry import CLUSTER_RETRIABLE, RetryPolicy
 from levada.model import Codec
 from levada.spark.options import (
     ConnectionOptions,
@@ -17,7 +18,6 @@ from levada.spark.options import (
     text_of,
     whole,
 )
-from levada.spark.retry import Patience
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -66,14 +66,18 @@ class WriteOptions(ConnectionOptions):
     )
 
     @property
-    def patience(self) -> Patience:
-        """How long a task waits for brokers that it asks; new processes come all the time, and know none of them."""
-        return Patience(self.delivery_timeout_ms, min(self.request_timeout_ms, self.delivery_timeout_ms))
+    def retry_policy(self) -> RetryPolicy:
+        """For the requests of tasks; Spark starts new workers all the time, which have not reached a broker yet."""
+        return self._policy(self.request_timeout_ms)
 
     @property
-    def impatience(self) -> Patience:
-        """Of a driver before a job that nobody repeats and after its failure: wrong servers are told soon."""
-        return Patience(self.delivery_timeout_ms, min(self.connect_timeout_ms, self.delivery_timeout_ms))
+    def probe_policy(self) -> RetryPolicy:
+        """For a driver before a job and after its failure: wrong bootstrap servers fail it soon."""
+        return self._policy(self.connect_timeout_ms)
+
+    def _policy(self, bootstrap_timeout_ms: int) -> RetryPolicy:
+        timeout_ms = self.delivery_timeout_ms
+        return RetryPolicy(CLUSTER_RETRIABLE, timeout_ms, min(bootstrap_timeout_ms, timeout_ms))
 
 
 @dataclass(frozen=True, kw_only=True)

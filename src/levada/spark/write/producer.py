@@ -11,17 +11,16 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from levada.client.bootstrap import TopicInfo, error_code
-from levada.client.client import MOVED
+from levada.client.bootstrap import TopicInfo
 from levada.client.connection import Connection
 from levada.client.data import PRODUCE, PRODUCE_IN_TRANSACTION, Produced, read_produce, write_produce
-from levada.client.producer.fencing import ENDING_S, as_fenced
+from levada.client.errors import FAILURES, Failure, as_fenced, error_code
 from levada.client.producer.producer import DELIVERY_TIMEOUT_MS
-from levada.client.producer.sender import RETRIABLE
+from levada.client.retry import PRODUCE_RETRIABLE, STALE_METADATA, Retries, RetryPolicy, is_retriable
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
+from levada.spark.blocking import timed_out
 from levada.spark.formats.encoding import Encoded
-from levada.spark.retry import BACKOFF_S_MAX, FAILURES, Failure, given_up
 
 if TYPE_CHECKING:
     from levada.client.client import Client
@@ -30,7 +29,7 @@ ROUNDS_MAX = 4  # on the way; brokers remember five batches
 ROUND_BYTES = 4 << 20
 STORED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER  # to be expected after a batch that failed
-PASSING = (RETRIABLE | {OUT_OF_ORDER}) - {ErrorCode.UNKNOWN_PRODUCER_ID}
+RETRIABLE = (PRODUCE_RETRIABLE | {OUT_OF_ORDER}) - {ErrorCode.UNKNOWN_PRODUCER_ID}
 
 Batches = dict[TopicPartition, Encoded]
 
@@ -67,7 +66,7 @@ class Pipeline:
         self._client = client
         self._transactional_id = transactional_id
         self._api = PRODUCE if transactional_id is None else PRODUCE_IN_TRANSACTION
-        self._patience_s = delivery_timeout_ms / 1000
+        self._policy = RetryPolicy(RETRIABLE, delivery_timeout_ms)
         self._loop = asyncio.get_running_loop()
         self._next = Round()
         self._rounds: list[Round] = []  # that left, in order, and are not known to be stored
@@ -123,10 +122,10 @@ class Pipeline:
         """Send again what was not stored, first things first, until it is."""
         if self._on_the_way:
             await self._collect(asyncio.ALL_COMPLETED)
-        deadline = self._loop.time() + self._patience_s
-        backoff_s = self._client.retry_backoff_s
+        retries = Retries(self._client, self._policy)
+        retries.since = self._loop.time()
         while self._rounds:
-            await self._rest(deadline, backoff_s)
+            await self._back_off(retries)
             first = self._rounds[0]
             before = len(first.left)
             self._failure = None
@@ -134,25 +133,22 @@ class Pipeline:
             self._rounds = [one for one in self._rounds if one.left]
             if _is_out_of_order(self._failure):
                 break  # though everything before it is stored
-            backoff_s = (
-                self._client.retry_backoff_s
-                if len(first.left) < before
-                else min(backoff_s * 2, BACKOFF_S_MAX)
-            )
+            if len(first.left) < before:
+                retries.count = 0
         if self._failure is not None:
             raise self._failure
 
-    async def _rest(self, deadline: float, backoff_s: float) -> None:
-        """Wait a moment after a failure that may pass; any other is raised."""
+    async def _back_off(self, retries: Retries) -> None:
+        """Wait after a retriable failure; raise any other."""
         failure = self._failure
         if failure is None:
             return
-        code = failure.code if isinstance(failure, KafkaError) else ErrorCode.NETWORK_EXCEPTION
-        if code not in PASSING or self._client.closed:
+        if not is_retriable(failure, RETRIABLE) or self._client.closed:
             raise as_fenced(failure)
-        if self._loop.time() > deadline:
-            raise given_up(self._client, failure, self._patience_s)
-        await asyncio.sleep(ENDING_S if code is ErrorCode.CONCURRENT_TRANSACTIONS else backoff_s)
+        pause_s = retries.pause_s(failure, self._loop.time())
+        if pause_s is None:
+            raise timed_out(self._client, failure, self._policy.timeout_ms / 1000)
+        await asyncio.sleep(pause_s)
 
     async def _send(self, leaving: Round) -> None:
         """Send a round to the leaders of its partitions; what is stored leaves it."""
@@ -208,10 +204,9 @@ class Pipeline:
 
     def _note(self, failure: Failure, partitions: Iterable[TopicPartition]) -> None:
         """Remember why, unless it only follows from what failed before."""
-        code = failure.code if isinstance(failure, KafkaError) else None
-        if code is not OUT_OF_ORDER or self._failure is None:
+        if not _is_out_of_order(failure) or self._failure is None:
             self._failure = failure
-        if code is None or code in MOVED:
+        if is_retriable(failure, STALE_METADATA):
             for partition in partitions:
                 self._client.forget(partition.topic)
 

@@ -19,15 +19,15 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from levada.client.bootstrap import error_code
 from levada.client.data import INIT_PRODUCER_ID, read_init_producer_id, write_init_producer_id
+from levada.client.errors import error_code
 from levada.client.prepared import PreparedTransaction
 from levada.client.producer.producer import Writer
+from levada.client.retry import RetryPolicy
 from levada.errors import KafkaError
 from levada.spark import blocking
 from levada.spark.failures import told_plainly
 from levada.spark.options import OptionError
-from levada.spark.retry import Patience, patiently, reach
 from levada.spark.session.workers import Travels
 from levada.spark.write import transactions
 from levada.spark.write.checkpoints import location_of, plan_of
@@ -95,7 +95,7 @@ class _Writer(Travels):
 
     def look_around(self) -> None:
         """In the driver, before any task runs: whether brokers answer, and have the topic if one is named for all."""
-        look_for(self._client(), self._options.topic, self._options.patience)
+        look_for(self._client(), self._options.topic, self._options.retry_policy)
 
     @property
     def _is_exactly_once(self) -> bool:
@@ -106,12 +106,12 @@ class _Writer(Travels):
 
     def _ask(self, work: Callable[["Client"], Coroutine[Any, Any, T]]) -> T:
         """What a task asks of brokers; those that are away for a while are waited for."""
-        return self._patiently(work, self._options.patience)
+        return self._call(work, self._options.retry_policy)
 
-    def _patiently(self, work: Callable[["Client"], Coroutine[Any, Any, T]], patience: Patience) -> T:
+    def _call(self, work: Callable[["Client"], Coroutine[Any, Any, T]], policy: RetryPolicy) -> T:
         client = self._client()
-        blocking.run(reach(client, patience))
-        return blocking.run(patiently(client, lambda: work(client), patience))
+        blocking.connect(client, policy)
+        return blocking.call(client, lambda: work(client), policy)
 
     def _write(
         self, batches: Iterable[Any], begin: Callable[["Client"], Coroutine[Any, Any, Writer]]
@@ -156,11 +156,11 @@ class _Writer(Travels):
         failed: bool,
     ) -> Verdict:
         """The driver's part; whoever does it again does what is left of it."""
-        written, patience = _prepared(messages), self._options.patience
-        return self._patiently(
+        written, policy = _prepared(messages), self._options.retry_policy
+        return self._call(
             lambda client: transactions.settle(client, query, batch, written, content=content, failed=failed),
-            # Whoever has taken the rows is known; a failed batch may not have found anybody.
-            patience if failed else Patience(patience.known_ms, patience.known_ms),
+            # The tasks of a batch that succeeded have reached the brokers; those of a failed one may not have.
+            policy if failed else policy._replace(bootstrap_timeout_ms=None),
         )
 
 
@@ -247,7 +247,7 @@ class JobWriter(_Writer, DataSourceArrowWriter):
         self._job, self._timeout_ms = job, options.transaction_timeout_ms
 
     def look_around(self) -> None:
-        look_for(self._client(), self._options.topic, self._options.impatience)
+        look_for(self._client(), self._options.topic, self._options.probe_policy)
 
     @told_plainly()
     def write(self, iterator: Iterator[Any]) -> Written:
@@ -274,7 +274,7 @@ class JobWriter(_Writer, DataSourceArrowWriter):
             return
         client = self._client()
         if not committed:  # what is left open ends by itself: no wait for brokers that were never there
-            blocking.run(reach(client, self._options.impatience))
+            blocking.connect(client, self._options.probe_policy)
         blocking.run(transactions.end_job(client, self._job, _prepared(messages), committed=committed))
 
 

@@ -99,7 +99,7 @@ class RowWriter:
         )
         count = self._counts.get(topic)
         if count is None:
-            count = self._counts[topic] = partition_count(self._client, topic, self._options.patience)
+            count = self._counts[topic] = partition_count(self._client, topic, self._options.retry_policy)
             self._spreads[topic] = Spread()
             self._sequences[topic] = {}
         partitions = partitions_of(rows, count, self._spreads[topic])

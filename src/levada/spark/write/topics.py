@@ -3,9 +3,9 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
+from levada.client.retry import RetryPolicy
 from levada.errors import ErrorCode, KafkaError
-from levada.spark.blocking import run
-from levada.spark.retry import Patience, patiently, reach
+from levada.spark import blocking
 
 if TYPE_CHECKING:
     from levada.client.client import Client
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 _seen: set[tuple[object, str]] = set()  # brokers and topics that have answered this process
 
 
-def partition_count(client: "Client", topic: str, patience: Patience) -> int:
+def partition_count(client: "Client", topic: str, policy: RetryPolicy) -> int:
     """How many partitions the topic has; a KafkaError that says what to do if there is none."""
-    return run(patiently(client, partial(_partitions, client, topic), patience))
+    return blocking.call(client, partial(_partitions, client, topic), policy)
 
 
-def look_for(client: "Client", topic: str, patience: Patience) -> None:
+def look_for(client: "Client", topic: str, policy: RetryPolicy) -> None:
     """Raise what a user can mend before any task runs: no broker answers, the topic (if one is named) is not there.
 
     A process asks once: micro-batches must not wait for it, and what goes away later is found by tasks.
@@ -26,9 +26,9 @@ def look_for(client: "Client", topic: str, patience: Patience) -> None:
     place = (tuple(client.bootstrap), topic)
     if place in _seen:
         return
-    run(reach(client, patience))
+    blocking.connect(client, policy)
     if topic:
-        partition_count(client, topic, patience)
+        partition_count(client, topic, policy)
     _seen.add(place)
 
 

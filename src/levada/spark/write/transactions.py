@@ -15,11 +15,12 @@ from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
 from levada.client.admin.transactions import TransactionAdmin
-from levada.client.consumer.coordinator import Coordinator, KeyType, check, patiently
+from levada.client.coordinator import Coordinator, KeyType
+from levada.client.errors import ProducerFenced, raise_for_code
 from levada.client.prepared import PreparedTransaction, end_prepared
-from levada.client.producer.fencing import ProducerFenced
 from levada.client.producer.producer import Writer
 from levada.client.producer.transactions import FEATURE, FEATURE_LEVEL, TWO_PHASE_FROM
+from levada.client.retry import COORDINATOR_RETRIABLE, RetryPolicy, retry
 from levada.errors import ErrorCode, KafkaError
 from levada.spark.write.commit_log import read_decision, write_decision
 from levada.spark.write.commit_protocol import UNKNOWN, CommitRefused, Content, Decision, Verdict, judge
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 SLOTS_MAX = 32
 LOCK_TIMEOUT_MS = 10_000  # a driver that dies as it decides holds up others for so long
-PATIENCE_MS = 120_000
+TIMEOUT_MS = 120_000
+POLICY = RetryPolicy(COORDINATOR_RETRIABLE, TIMEOUT_MS)
 AT_ONCE_MAX = 32  # requests of a driver on the way
 TRIES_MAX = 20
 
@@ -96,7 +98,7 @@ async def hold(client: "Client", transactional_id: str) -> Held:
 
 async def _init(client: "Client", transactional_id: str, timeout_ms: int, *, two_phase: bool) -> Any:
     """InitProducerId."""
-    coordinator = Coordinator(client, KeyType.TRANSACTION, transactional_id, patience_ms=PATIENCE_MS)
+    coordinator = Coordinator(client, KeyType.TRANSACTION, transactional_id, timeout_ms=TIMEOUT_MS)
     request = init_producer_id.request.InitProducerIdRequest(
         transactional_id=transactional_id,
         transaction_timeout=timedelta(milliseconds=timeout_ms),
@@ -106,7 +108,7 @@ async def _init(client: "Client", transactional_id: str, timeout_ms: int, *, two
     reply = await coordinator.request(
         "init_producer_id",
         request,
-        lambda answer: check(answer.error_code, f"transactional id {transactional_id}"),
+        lambda answer: raise_for_code(answer.error_code, f"transactional id {transactional_id}"),
         version_min=TWO_PHASE_FROM if two_phase else 0,
     )
     level = (await coordinator.connection()).served.features.get(FEATURE, 0)
@@ -210,7 +212,7 @@ async def end_job(
                 "transactionTimeout. Nothing of it is visible; raise that, or use delivery=at_least_once"
             )
     await _all([_end(client, one, committed) for one in written])
-    left = await patiently(client, lambda: _open(client, job), PATIENCE_MS)
+    left = await retry(client, lambda: _open(client, job), POLICY)
     await _all([_init(client, name, LOCK_TIMEOUT_MS, two_phase=False) for name in left])
 
 
@@ -224,7 +226,7 @@ async def _end(client: "Client", one: PreparedTransaction, committed: bool) -> N
 
 async def _hold_all(client: "Client", query: str, known: Collection[str]) -> dict[str, Held]:
     """Hold what is open, and these: one that has ended, or that its coordinator has forgotten, has nothing open."""
-    names = await patiently(client, lambda: _open(client, query), PATIENCE_MS)
+    names = await retry(client, lambda: _open(client, query), POLICY)
     found = await _all([hold(client, name) for name in {*names, *known}])
     return {one.client.transactional_id: one for one in found}
 
@@ -244,7 +246,7 @@ async def _open(client: "Client", query: str) -> list[str]:
     names: list[str] = []
     for node in (await client.metadata(())).brokers:
         response = await client.request("list_transactions", request, node=node)
-        check(response.error_code, "transactions")
+        raise_for_code(response.error_code, "transactions")
         names += [one.transactional_id for one in response.transaction_states]
     return [name for name in names if name.startswith(begins)]
 
