@@ -8,7 +8,7 @@ import signal
 import sys
 
 from levada import logs
-from levada.api.registry import dispatcher, load_handlers
+from levada.api.registry import dispatcher
 from levada.broker.broker import Broker
 from levada.broker.compaction.cleaner import Cleaning
 from levada.broker.faults import Faults
@@ -36,9 +36,6 @@ METADATA_FILE = "levada-metadata.db"
 # Nearly everything here dies by its count. Cycles are rare, and everybody waits while they are looked for.
 GARBAGE_THRESHOLDS = (20_000, 20, 20)
 FILES_RESERVED = 256  # for the store, the listeners, threads that open files, clients being turned away
-
-
-load_handlers()
 
 
 class CannotStartError(Exception):

@@ -14,7 +14,7 @@ from tests.compat.drivers.registry import DRIVERS
 from tests.compat.features import ABSENCES, CHOSEN, SHOWN, Feature, Shown
 
 import levada.server  # noqa: F401 (declares all handlers)
-from levada.api.registry import HANDLERS
+from levada.api.registry import handlers
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "compatibility.md"
@@ -80,7 +80,7 @@ def apis() -> Iterator[str]:
     """What the broker serves."""
     yield "| API | versions | |"
     yield "|---|---|---|"
-    for handler in sorted(HANDLERS.values()):
+    for handler in sorted(handlers().values()):
         name = "".join(part.capitalize() for part in handler.name.split("_"))
         first, last = handler.versions[0], handler.versions[-1]
         told = " ".join((handler.function.__doc__ or "").split("\n\n")[0].split())

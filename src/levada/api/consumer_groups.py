@@ -17,7 +17,7 @@ from levada.api.groups import (
 )
 from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
-from levada.broker.purgatory import Deferred
+from levada.broker.purgatory import DelayedResult
 from levada.core.groups.consumer import requests as consumer_requests
 from levada.core.groups.consumer.assignors import Partitions
 from levada.core.groups.consumer.group import ConsumerGroup, plain
@@ -39,7 +39,7 @@ CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 @handles("consumer_group_heartbeat", versions=range(2))
 def consumer_group_heartbeat(
     context: RequestContext, request: "consumer_group_heartbeat_v1.ConsumerGroupHeartbeatRequest"
-) -> Deferred:
+) -> DelayedResult:
     """A member joins, stays, changes its subscription, gives partitions back, or leaves.
 
     v1 has members choose their ids, and patterns of topics.
@@ -110,7 +110,7 @@ def _heard(reply: HeartbeatResult) -> Any:
 @handles("consumer_group_describe", versions=range(2))
 def consumer_group_describe(
     context: RequestContext, request: "consumer_group_describe_v1.ConsumerGroupDescribeRequest"
-) -> Deferred:
+) -> DelayedResult:
     """Consumer groups and their members: what they have and what they shall have. v1 tells members' protocols."""
 
     def look(machine: GroupsMachine, group_id: str) -> tuple[tuple[()], Any]:

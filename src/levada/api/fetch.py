@@ -7,7 +7,7 @@ poll: a small object at each of its partitions and one timer.
 from levada.api.registry import handles_frames
 from levada.broker.broker import Broker
 from levada.broker.partition.partition import READ_COMMITTED, Partition
-from levada.broker.purgatory import Answer, LongPoll, Watched
+from levada.broker.purgatory import DelayedFetch, DelayedResponse, Watched
 from levada.core.partition.fetch_sessions import FetchContext, FetchPartition
 from levada.errors import ErrorCode, KafkaError
 from levada.net.listener import Connection
@@ -20,8 +20,7 @@ from levada.wire.fast.fetch import (
     read_request,
     write_response,
 )
-from levada.wire.fast.prefix_cache import Repeated
-from levada.wire.frames import Reply
+from levada.wire.frames import Response
 
 NO_SESSION = 0
 
@@ -37,15 +36,13 @@ def fetch(
     correlation_id: int,
 ) -> None:
     """Read what is there, or wait for it."""
-    found = connection.fetches.find(view, position, stop, version)
-    if found is None:
-        request = read_request(view, position, stop, version)
-        connection.fetches.learn(view, position, stop, version, request)
-    elif _went_on(broker, connection, *found, correlation_id):
-        return
-    else:
-        known, offset = found
-        request = known.at(offset)
+    begin(broker, connection, read_request(view, position, stop, version), version, correlation_id)
+
+
+def begin(
+    broker: Broker, connection: Connection, request: FetchRequest, version: int, correlation_id: int
+) -> None:
+    """Enter the request's fetch session, then read."""
     wanted = [
         FetchPartition(topic, index, offset, limit, start, epoch, last_epoch)
         for topic, index, epoch, offset, last_epoch, start, limit in request.partitions
@@ -61,33 +58,12 @@ def fetch(
             now_ms=broker.clock.now_ms(),
         )
     except KafkaError as error:
-        connection.reply(write_response(version, correlation_id, error.code, NO_SESSION, []))
+        connection.respond(write_response(version, correlation_id, error.code, NO_SESSION, []))
         return
-    Reading(broker, connection, request, context, version, correlation_id).begin()
+    FetchRead(broker, connection, request, context, version, correlation_id).begin()
 
 
-def _went_on(
-    broker: Broker, connection: Connection, known: Repeated, offset: int, correlation_id: int
-) -> bool:
-    """Answer a reader that goes on, if there is at once what it asks for; False leaves it all to `Reading`."""
-    committed = known.isolation_level == READ_COMMITTED
-    try:
-        partition = broker.route(known.topic, known.partition, known.version)
-        partition.check_leader_epoch(known.leader_epoch)
-        piece = partition.read(offset, min(known.max_bytes, broker.config.fetch_max_bytes), True, committed)
-    except KafkaError:
-        return False
-    size = piece.size
-    if piece.cold or size < known.min_bytes or not size:
-        return False
-    partition.bytes_out += size
-    aborted = partition.aborted(offset, size) if committed else None
-    offsets = (partition.high_watermark, partition.last_stable_offset, partition.log.log_start_offset)
-    connection.reply(known.write_answer(correlation_id, *offsets, piece.views, size, aborted), size)
-    return True
-
-
-class Reading:
+class FetchRead:
     """One Fetch being answered; it may be read a second time after a wait."""
 
     __slots__ = (
@@ -135,15 +111,14 @@ class Reading:
         if self.cold:
             self.warm()
         elif missing <= 0 or self.failed or request.max_wait_ms <= 0 or not self.found:
-            self._connection.reply(self.encode(), self.size)
+            self._connection.respond(self.encode(), self.size)
         else:
-            places: list[Watched] = list(self.found)
+            watched: list[Watched] = list(self.found)
             if request.isolation_level == READ_COMMITTED:
-                places = [partition.stable_end for partition in self.found]
-            call_later = self._broker.call_later
-            self._connection.reply(
-                LongPoll(self._connection, places, missing, self.answer, call_later, request.max_wait_ms)
-            )
+                watched = [partition.stable_end for partition in self.found]
+            delayed = DelayedFetch(self._connection, missing, self.read_again)
+            delayed.watch(watched, request.max_wait_ms, self._broker.call_later)
+            self._connection.respond(delayed)
 
     def read(self) -> None:
         """Read each partition in turn, within the limits of the request."""
@@ -193,12 +168,12 @@ class Reading:
             aborted=partition.aborted(wanted.fetch_offset, piece.size) if committed else None,
         )
 
-    def answer(self) -> Reply:
-        """The wait is over: what is there now."""
+    def read_again(self) -> Response:
+        """The response when the wait is over."""
         self.read()
         return self.encode()
 
-    def encode(self) -> Reply:
+    def encode(self) -> Response:
         """The frame, with those partitions that the session's client must hear of."""
         context = self._context
         if context.superseded:
@@ -215,9 +190,9 @@ class Reading:
 
     def warm(self) -> None:
         """Let a thread touch the pages, so that the loop does not wait for the disk, and answer then."""
-        answer = Answer(self._connection)
-        self._connection.reply(answer)
-        self._broker.read_ahead(list(self.cold), lambda: answer.give(self.answer()))
+        delayed = DelayedResponse(self._connection)
+        self._connection.respond(delayed)
+        self._broker.read_ahead(list(self.cold), lambda: delayed.complete(self.read_again()))
 
 
 def _failure(wanted: FetchPartition, error: KafkaError) -> PartitionData:

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
-from levada.broker.purgatory import Deferred, together
+from levada.broker.purgatory import DelayedResult, gather
 from levada.core.groups.classic.draft import JoinResult, SyncResult
 from levada.core.groups.classic.group import UNKNOWN_MEMBER, ClassicGroup, State
 from levada.core.groups.classic.requests import JoinRequest, LeavingMember, SyncRequest
@@ -54,7 +54,7 @@ def check_group_id(group_id: str) -> str:
 
 
 @handles("join_group", versions=range(10))
-def join_group(context: RequestContext, request: "join_group_v9.JoinGroupRequest") -> Deferred:
+def join_group(context: RequestContext, request: "join_group_v9.JoinGroupRequest") -> DelayedResult:
     """A client becomes a member, or joins the next generation; the answer waits for the others.
 
     v4 gives new members an id first (KIP-394), v5 adds static members (KIP-345), v8 a reason (KIP-800), v9 tells a
@@ -104,7 +104,7 @@ def _ask(
     group_id: str,
     decide: Callable[[GroupsMachine, int, ResponseHandle], Outcome | VolatileOutcome],
     answer: Callable[[Any], Any],
-) -> Deferred:
+) -> DelayedResult:
     """Let a member's coordinator decide. That a group is too large for its journal has no code of its own."""
     try:
         return context.broker.groups.shard(group_id).submit(decide, answer)
@@ -138,7 +138,7 @@ def joined(reply: JoinResult) -> Any:
 
 
 @handles("sync_group", versions=range(6))
-def sync_group(context: RequestContext, request: "sync_group_v5.SyncGroupRequest") -> Deferred:
+def sync_group(context: RequestContext, request: "sync_group_v5.SyncGroupRequest") -> DelayedResult:
     """A member asks for its assignment, the leader brings all. v3 adds static members, v5 checks the protocol."""
     said = syncing(request, context.api_version)
     try:
@@ -182,7 +182,7 @@ def synced(reply: SyncResult) -> Any:
 @handles("heartbeat", versions=range(5))
 def heartbeat(
     context: RequestContext, request: "heartbeat_v4.HeartbeatRequest"
-) -> "Deferred | heartbeat_v4.HeartbeatResponse":
+) -> "DelayedResult | heartbeat_v4.HeartbeatResponse":
     """A member says it is alive. v3 adds static members (KIP-345)."""
     group_id, member_id = check_group_id(request.group_id), request.member_id
     instance_id, generation = request.group_instance_id, request.generation_id
@@ -206,7 +206,7 @@ def _alive(_: None) -> "heartbeat_v4.HeartbeatResponse":
 
 
 @handles("leave_group", versions=range(6))
-def leave_group(context: RequestContext, request: "leave_group_v5.LeaveGroupRequest") -> Deferred:
+def leave_group(context: RequestContext, request: "leave_group_v5.LeaveGroupRequest") -> DelayedResult:
     """Members leave. v3 takes many at once, also static ones by their instance id (KIP-345)."""
     answer = leave_group_v5.response
     group_id = check_group_id(request.group_id)
@@ -237,7 +237,7 @@ def each_group(
     group_ids: Iterable[str],
     decide: Callable[[GroupsMachine, str], tuple[Sequence[GroupEvent], Any]],
     answer: Callable[[dict[str, Any]], Any],
-) -> Deferred:
+) -> DelayedResult:
     """Ask every coordinator once for all of its groups; `answer` gets what each group said, or its error."""
     results: dict[str, Any] = {}
     shards: dict[int, list[str]] = {}
@@ -245,7 +245,7 @@ def each_group(
     for group_id in dict.fromkeys(group_ids):
         shards.setdefault(groups.index(group_id), []).append(group_id)
 
-    def ask(some: list[str]) -> Deferred:
+    def ask(some: list[str]) -> DelayedResult:
         def decide_all(machine: GroupsMachine, _: int, handle: ResponseHandle) -> Outcome:
             events: list[GroupEvent] = []
             for group_id in some:
@@ -259,8 +259,8 @@ def each_group(
         try:
             return groups.shard(some[0]).submit(decide_all)
         except KafkaError as error:
-            failed = Deferred()
-            failed.give(error)
+            failed = DelayedResult()
+            failed.complete(error)
             return failed
 
     def heard(failures: list[Any]) -> Any:
@@ -269,7 +269,7 @@ def each_group(
                 results.update(dict.fromkeys(some, failure))
         return answer(results)
 
-    return together([ask(some) for some in shards.values()], heard)
+    return gather([ask(some) for some in shards.values()], heard)
 
 
 def error_of(result: Any) -> ErrorCode:
@@ -313,7 +313,9 @@ def list_groups(
 
 
 @handles("describe_groups", versions=range(7))
-def describe_groups(context: RequestContext, request: "describe_groups_v6.DescribeGroupsRequest") -> Deferred:
+def describe_groups(
+    context: RequestContext, request: "describe_groups_v6.DescribeGroupsRequest"
+) -> DelayedResult:
     """Classic groups and their members. v4 adds static members, v6 tells of a group that is not there (KIP-1043)."""
 
     def described(found: dict[str, Any]) -> Any:
@@ -371,7 +373,7 @@ def _described_members(group: ClassicGroup) -> tuple[Any, ...]:
 
 
 @handles("delete_groups", versions=range(3))
-def delete_groups(context: RequestContext, request: "delete_groups_v2.DeleteGroupsRequest") -> Deferred:
+def delete_groups(context: RequestContext, request: "delete_groups_v2.DeleteGroupsRequest") -> DelayedResult:
     """Remove groups without members, with their offsets (KIP-229)."""
     answer = delete_groups_v2.response
 

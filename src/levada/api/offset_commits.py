@@ -11,7 +11,7 @@ from uuid import UUID
 from levada.api.groups import MILLISECOND, check_group_id, each_group, error_of
 from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
-from levada.broker.purgatory import Deferred
+from levada.broker.purgatory import DelayedResult
 from levada.config.settings import LONG_MAX
 from levada.core.cluster.image import ClusterImage
 from levada.core.groups.consumer.group import Reader
@@ -47,7 +47,7 @@ def known_topic(image: ClusterImage, name: str, topic_id: UUID | None) -> tuple[
 @handles("offset_commit", versions=range(2, 11))
 def offset_commit(
     context: RequestContext, request: "offset_commit_v10.OffsetCommitRequest"
-) -> "Deferred | offset_commit_v10.OffsetCommitResponse":
+) -> "DelayedResult | offset_commit_v10.OffsetCommitResponse":
     """Keep offsets for a member, or for a client that only stores them here (no member, generation -1).
 
     v6 adds leader epochs (KIP-320), v7 static members, v9 members of the newer protocol (KIP-848), v10 topic ids.
@@ -128,7 +128,7 @@ def _refusal(context: RequestContext, code: ErrorCode) -> ErrorCode:
 
 
 @handles("offset_fetch", versions=range(1, 11))
-def offset_fetch(context: RequestContext, request: "offset_fetch_v10.OffsetFetchRequest") -> Deferred:
+def offset_fetch(context: RequestContext, request: "offset_fetch_v10.OffsetFetchRequest") -> DelayedResult:
     """Committed offsets of groups; -1 for what was never committed, also of a group that is not there.
 
     v2 asks for all partitions with null, v7 for stable offsets (KIP-447), v8 for many groups (KIP-709), v9 says who
@@ -226,7 +226,7 @@ def _partition(index: int, value: OffsetCommitValue | None, error: ErrorCode) ->
 
 
 @handles("offset_delete", versions=range(1))
-def offset_delete(context: RequestContext, request: "offset_delete_v0.OffsetDeleteRequest") -> Deferred:
+def offset_delete(context: RequestContext, request: "offset_delete_v0.OffsetDeleteRequest") -> DelayedResult:
     """Forget offsets of topics that the group does not read (KIP-496)."""
     check_group_id(request.group_id)
     image = context.broker.image

@@ -18,6 +18,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.net.listener import Connection
 from levada.wire.batches import HEADER_BYTES, TRANSACTIONAL_BIT
+from levada.wire.fast.produce import ProduceRequest
 
 log = EventLog(__name__)
 
@@ -36,19 +37,18 @@ Part = tuple[bytes, int, int, int]
 _unpack_producer: Final = Struct(">21xh20xqh").unpack_from  # attributes, producer id, epoch
 
 
-class Produce(Protocol):
-    """The handler, to be called again."""
+class Append(Protocol):
+    """`levada.api.produce.append`."""
 
     def __call__(
         self,
         broker: Broker,
         connection: Connection,
         view: memoryview,
-        position: int,
-        stop: int,
+        request: ProduceRequest,
         version: int,
         correlation_id: int,
-        may_wait: bool,
+        verified: bool,
     ) -> None: ...
 
 
@@ -77,23 +77,25 @@ class Parked:
 
     __slots__ = (
         "_answered",
+        "_append",
+        "_batches",
         "_broker",
         "_connection",
         "_correlation_id",
-        "_frame",
-        "_produce",
+        "_request",
         "_version",
     )
 
     def __init__(
-        self, broker: Broker, connection: Connection, version: int, correlation_id: int, produce: Produce
+        self, broker: Broker, connection: Connection, version: int, correlation_id: int, append: Append
     ) -> None:
         self._broker = broker
         self._connection = connection
         self._version = version
         self._correlation_id = correlation_id
-        self._produce = produce
-        self._frame: bytearray | None = None
+        self._append = append
+        self._batches = bytearray()
+        self._request: ProduceRequest | None = None
         self._answered = False
 
     def waits(
@@ -101,10 +103,9 @@ class Parked:
         transactional_id: str,
         places: Sequence[tuple[Partition, ProducerIdAndEpoch]],
         view: memoryview,
-        position: int,
-        stop: int,
+        request: ProduceRequest,
     ) -> bool:
-        """Ask for these; whether the Produce has to wait, to be carried out from a copy of view[position:stop]."""
+        """Ask for these; whether the Produce has to wait, to be appended from a copy of its batches."""
         client = places[0][1]  # a request is of one producer
         partitions = [partition for partition, writer in places if writer == client]
         version = 2 if self._version >= VERSION_2_FROM else 1
@@ -112,22 +113,27 @@ class Parked:
         Question(self._broker, transactional_id, client, partitions, version, told, self._hear).ask()
         if self._answered:
             return False
-        self._frame = bytearray(view[position:stop])
-        self._connection.delayed = True
+        self._batches, parts = bytearray(), []
+        for topic, index, start, end in request.parts:
+            at = len(self._batches)
+            self._batches += view[start:end]
+            parts.append((topic, index, at, len(self._batches)))
+        self._request = request._replace(parts=parts)
+        self._connection.muted = True
         return True
 
     def _hear(self, errors: list[ErrorCode]) -> None:
         self._answered = True
-        if self._frame is None:
+        if self._request is None:
             return
         connection = self._connection
-        connection.delayed = False
+        connection.muted = False
         if connection.closed:
             return
-        frame, version = memoryview(self._frame), self._version
+        view, version = memoryview(self._batches), self._version
         try:
-            self._produce(
-                self._broker, connection, frame, 0, len(frame), version, self._correlation_id, False
+            self._append(
+                self._broker, connection, view, self._request, version, self._correlation_id, verified=True
             )
         except Exception as error:  # a bug costs this client its connection, not the coordinator its journal
             log.error("a Produce that waited failed", peer=connection.peer, exc_info=error)

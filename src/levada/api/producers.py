@@ -9,7 +9,7 @@ from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.broker import Broker
 from levada.broker.coordinator.shard import Shard
-from levada.broker.purgatory import Deferred
+from levada.broker.purgatory import DelayedResult
 from levada.core.transactions.machine import (
     InitRequest,
     InitResult,
@@ -37,7 +37,9 @@ def told_before(api: str, version: int, error: KafkaError) -> KafkaError:
     return error
 
 
-def with_producer_id(broker: Broker, submit: Callable[[int], Deferred]) -> Deferred | Awaitable[Any]:
+def with_producer_id(
+    broker: Broker, submit: Callable[[int], DelayedResult]
+) -> DelayedResult | Awaitable[Any]:
     """What `submit` gives; it is called with a producer id that nobody has had if it needs one."""
     try:
         return submit(NO_PRODUCER_ID)
@@ -45,7 +47,7 @@ def with_producer_id(broker: Broker, submit: Callable[[int], Deferred]) -> Defer
         return _with_new_producer_id(broker, submit)
 
 
-async def _with_new_producer_id(broker: Broker, submit: Callable[[int], Deferred]) -> Any:
+async def _with_new_producer_id(broker: Broker, submit: Callable[[int], DelayedResult]) -> Any:
     return await submit(await broker.next_producer_id())
 
 

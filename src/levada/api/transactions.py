@@ -12,7 +12,7 @@ from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.coordinator.transactions import write_marker
-from levada.broker.purgatory import Deferred, together
+from levada.broker.purgatory import DelayedResult, gather
 from levada.core.machine import Outcome
 from levada.core.transactions.machine import EndRequest
 from levada.core.transactions.state import TRANSACTION_VERSION_2, Place, ProducerIdAndEpoch
@@ -38,10 +38,10 @@ def _check_id(transactional_id: str) -> str:
 @handles("add_partitions_to_txn", versions=range(6))
 def add_partitions_to_txn(
     context: RequestContext, request: "add_partitions_to_txn_v5.AddPartitionsToTxnRequest"
-) -> Deferred:
+) -> DelayedResult:
     """Say where a transaction will write. v4 lets brokers ask for many at once, or only whether it may (KIP-890)."""
     asked = [_add_partitions(context, transaction) for transaction in request.transactions]
-    return together(asked, _added)
+    return gather(asked, _added)
 
 
 def _added(results: list[Any]) -> Any:
@@ -52,13 +52,13 @@ def _added(results: list[Any]) -> Any:
 
 def _add_partitions(
     context: RequestContext, asked: "add_partitions_to_txn_v5.request.AddPartitionsToTxnTransaction"
-) -> Deferred:
+) -> DelayedResult:
     places = [(topic.name, index) for topic in asked.topics for index in topic.partitions]
     unknown = {place for place in places if not _exists(context, place)}
-    answer = Deferred(lambda errors: _added_to_one(asked, errors))
+    answer = DelayedResult(lambda errors: _added_to_one(asked, errors))
     if unknown:
         missing, not_tried = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OPERATION_NOT_ATTEMPTED
-        answer.give([missing if place in unknown else not_tried for place in places])
+        answer.complete([missing if place in unknown else not_tried for place in places])
         return answer
     client = ProducerIdAndEpoch(asked.producer_id, asked.producer_epoch)
     version = 2 if context.api_version >= VERSION_2_FROM["add_partitions_to_txn"] else 1
@@ -66,9 +66,9 @@ def _add_partitions(
     def hear(result: Any) -> None:
         if isinstance(result, KafkaError):
             code = told_before("add_partitions_to_txn", context.api_version, result).code
-            answer.give([code] * len(places))
+            answer.complete([code] * len(places))
         else:
-            answer.give(result or [ErrorCode.NONE] * len(places))
+            answer.complete(result or [ErrorCode.NONE] * len(places))
 
     try:
         name = _check_id(asked.transactional_id)
@@ -76,11 +76,11 @@ def _add_partitions(
         if asked.verify_only:
             shard.submit(
                 lambda machine, _, handle: Outcome(responses=[(handle, machine.verify(name, client, places))])
-            ).then(hear)
+            ).add_done_callback(hear)
         else:
             shard.submit(
                 lambda machine, now_ms, handle: machine.add(name, client, places, version, now_ms, handle)
-            ).then(hear)
+            ).add_done_callback(hear)
     except KafkaError as error:
         hear(error)
     return answer
@@ -119,7 +119,7 @@ def _added_to_one(
 @handles("add_offsets_to_txn", versions=range(5))
 def add_offsets_to_txn(
     context: RequestContext, request: "add_offsets_to_txn_v4.AddOffsetsToTxnRequest"
-) -> Deferred:
+) -> DelayedResult:
     """Say that a transaction will commit offsets of a group. Clients of version 2 need not."""
     name = _check_id(request.transactional_id)
     client = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
@@ -136,7 +136,7 @@ def add_offsets_to_txn(
 
 
 @handles("end_txn", versions=range(6))
-def end_txn(context: RequestContext, request: "end_txn_v5.EndTxnRequest") -> "Deferred | Awaitable[Any]":
+def end_txn(context: RequestContext, request: "end_txn_v5.EndTxnRequest") -> "DelayedResult | Awaitable[Any]":
     """Commit or abort. v5 is of transactions of version 2: the client goes on with a new epoch (KIP-890)."""
     bumps = context.api_version >= VERSION_2_FROM["end_txn"]
     name = _check_id(request.transactional_id)
@@ -169,11 +169,11 @@ def _ended(client: ProducerIdAndEpoch) -> Any:
 @handles("write_txn_markers", versions=range(1, 3))
 def write_txn_markers(
     context: RequestContext, request: "write_txn_markers_v2.WriteTxnMarkersRequest"
-) -> Deferred:
+) -> DelayedResult:
     """End transactions in partitions, as their coordinator or an operator says. v2 tells the version."""
     answer = write_txn_markers_v2.response
 
-    def of_one(marker: "write_txn_markers_v2.request.WritableTxnMarker") -> Deferred:
+    def of_one(marker: "write_txn_markers_v2.request.WritableTxnMarker") -> DelayedResult:
         places = [(topic.name, index) for topic in marker.topics for index in topic.partition_indexes]
 
         def written(results: list[Any]) -> Any:
@@ -194,9 +194,9 @@ def write_txn_markers(
             ]
             return answer.WritableTxnMarkerResult(producer_id=marker.producer_id, topics=tuple(topics))
 
-        return together([_write(context, place, marker) for place in places], written)
+        return gather([_write(context, place, marker) for place in places], written)
 
-    return together(
+    return gather(
         [of_one(marker) for marker in request.markers],
         lambda results: answer.WriteTxnMarkersResponse(markers=tuple(results)),
     )
@@ -204,7 +204,7 @@ def write_txn_markers(
 
 def _write(
     context: RequestContext, place: Place, marker: "write_txn_markers_v2.request.WritableTxnMarker"
-) -> Deferred:
+) -> DelayedResult:
     try:
         return write_marker(
             context.broker,
@@ -214,8 +214,8 @@ def _write(
             bumped=marker.transaction_version >= TRANSACTION_VERSION_2,
         )
     except KafkaError as error:
-        refused = Deferred()
-        refused.give(error)
+        refused = DelayedResult()
+        refused.complete(error)
         return refused
 
 

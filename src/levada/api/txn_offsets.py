@@ -13,7 +13,7 @@ from levada.api.registry import RequestContext, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.partition.verification import Question
-from levada.broker.purgatory import Deferred
+from levada.broker.purgatory import DelayedResult
 from levada.core.groups.offsets import CommitRequest, Place
 from levada.core.transactions.state import ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
@@ -33,18 +33,18 @@ TOO_LARGE = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LA
 @handles("txn_offset_commit", versions=range(6))
 def txn_offset_commit(
     context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest"
-) -> Deferred:
+) -> DelayedResult:
     """Commit offsets in a transaction. v3 says which member commits (KIP-447), v5 adds the group itself (KIP-890)."""
-    answer = Deferred(lambda result: _response(context, request, result))
+    answer = DelayedResult(lambda result: _response(context, request, result))
     try:
         _ask(context, request, answer)
     except KafkaError as error:
-        answer.give([error])
+        answer.complete([error])
     return answer
 
 
 def _ask(
-    context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", answer: Deferred
+    context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", answer: DelayedResult
 ) -> None:
     if not request.transactional_id:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
@@ -61,7 +61,7 @@ def _ask(
                 raise KafkaError(errors[0])
             _commit(context, request, answer)
         except KafkaError as error:
-            answer.give([error])
+            answer.complete([error])
 
     if partition.transactions.is_open(*client):
         hear([ErrorCode.NONE])
@@ -72,7 +72,7 @@ def _ask(
 
 
 def _commit(
-    context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", answer: Deferred
+    context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", answer: DelayedResult
 ) -> None:
     broker = context.broker
     partition = broker.partition(OFFSETS_TOPIC, broker.groups.index(request.group_id))
@@ -89,7 +89,7 @@ def _commit(
     )
     broker.groups.shard(request.group_id).submit(
         lambda machine, now_ms, handle: machine.commit(commit, now_ms, handle)
-    ).then(lambda result: answer.give([result] if isinstance(result, Exception) else result))
+    ).add_done_callback(lambda result: answer.complete([result] if isinstance(result, Exception) else result))
 
 
 def _offsets(

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from levada.api.registry import API_VERSIONS_KEY, HANDLERS, RequestContext, handles
+from levada.api.registry import API_VERSIONS_KEY, RequestContext, handlers, handles
 from levada.api.throttling import UNTHROTTLED
 from levada.errors import ErrorCode
 from levada.wire.schema.lazy_imports import lazy_imports
@@ -55,6 +55,6 @@ def _ranges(refused: bool) -> "tuple[shapes.response.ApiVersion, ...]":
         shapes.response.ApiVersion(
             api_key=handler.api_key, min_version=handler.advertised_from, max_version=handler.versions[-1]
         )
-        for handler in sorted(HANDLERS.values())
+        for handler in sorted(handlers().values())
         if not refused or handler.api_key == API_VERSIONS_KEY
     )

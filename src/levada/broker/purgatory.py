@@ -1,111 +1,162 @@
-"""Answers that must wait, each a small object in its connection's outbox: no task, no future, no queue.
+"""Delayed responses: each is a small object in its connection's outbox; no task, no future, no queue.
 
-A long poll waits for bytes to be published in any of its partitions or for its timer, whichever is first. A Produce
-waits for the high watermark to pass its last record. A coordinator gives its responses when its journal is committed.
+Kafka calls the place of such requests the purgatory. A Fetch that found too little waits for bytes to be published in
+its partitions, a Produce waits for the high watermark to pass its records, and a group request waits until its
+coordinator completes it. Partitions and coordinators keep the objects that wait for them; none is looked for.
 """
 
 import asyncio
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
 from levada.errors import KafkaError
-from levada.wire.frames import Reply
+from levada.wire.frames import Response
+
+CallLater = Callable[[float, Callable[[], None]], asyncio.TimerHandle]
+PENDING = object()  # the result of a response that is not complete
 
 
 class Client(Protocol):
-    """The connection that an answer goes to."""
+    """The connection that a response is sent to."""
 
     def wake(self) -> None:
-        """Look at the outbox at the end of the turn."""
+        """Collect from the outbox at the next flush."""
+        ...
+
+
+class Watcher(Protocol):
+    """An object that waits at a partition."""
+
+    def try_complete(self, published_bytes: int) -> None:
+        """The high watermark has advanced over so many bytes; 0 if the partition is offline or deleted."""
         ...
 
 
 class Watched(Protocol):
-    """What a waiter waits for (a partition): it calls `news` on each of its waiters when something happens."""
+    """What a response waits for (a partition): it calls `try_complete` on each of its watchers."""
 
-    waiters: "set[Waiter]"
-
-
-class Waiter(Protocol):
-    """Who waits at a partition."""
-
-    def news(self, published_bytes: int) -> None:
-        """The high watermark has moved over that many bytes, or the partition is gone or broken."""
-        ...
+    watchers: set[Watcher]
 
 
-class Promise(Hashable, Protocol):
-    """Who is told how a decision of a coordinator came out: a response, or an exception."""
+class Completable(Hashable, Protocol):
+    """What a coordinator completes with its result: a response, or an exception."""
 
-    def give(self, result: Any) -> None: ...
-
-
-class Answer:
-    """A place in the outbox that is filled once, by whoever holds it."""
-
-    __slots__ = ("_client", "_reply")
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._reply: Reply | None = None
-
-    def give(self, reply: Reply) -> None:
-        """Fill the place."""
-        self._reply = reply
-        self._client.wake()
-
-    def collect(self) -> Reply | None:
-        return self._reply
-
-    def give_up(self) -> None:
-        """Nothing to stop: what was begun (a topic being created) is finished without its client."""
+    def complete(self, result: Any) -> None: ...
 
 
-class Deferred:
-    """A response that a handler promises: given once, by whoever holds it, as a response or as an exception.
+class DelayedResponse:
+    """A response that is completed once: by `complete`, or, where it watches partitions, by them or by its timer."""
 
-    A handler may return it, or `await` it where it has more to do afterwards.
+    __slots__ = ("_timer", "_watched", "connection", "result")
+    _watched: Iterable[Watched]  # set with the timer
+    connection: Client
+
+    def __init__(self, connection: Client) -> None:
+        self.connection = connection
+        self.result: Any = PENDING
+        self._timer: asyncio.TimerHandle | None = None
+
+    def complete(self, result: Any) -> None:
+        """Take the result; the response is sent at the next flush."""
+        self.result = result
+        self.connection.wake()
+
+    def collect(self) -> Response | None:
+        return None if self.result is PENDING else self.encode(self.result)
+
+    def encode(self, result: Any) -> Response:
+        """The frame of a result; it is encoded only when it can be sent."""
+        response: Response = result
+        return response
+
+    def watch(self, partitions: Iterable[Watched], timeout_ms: int, call_later: CallLater) -> None:
+        """Wait for `try_complete` of these partitions, and at most `timeout_ms`."""
+        self._watched = partitions
+        self._timer = call_later(timeout_ms / 1000, self.expire)
+        for partition in partitions:
+            partition.watchers.add(self)
+
+    def try_complete(self, published_bytes: int) -> None:
+        """A watched partition has advanced or failed: look again at the next flush."""
+        self.connection.wake()
+
+    def expire(self) -> None:
+        """The time is over: complete with what there is."""
+        self.cancel()
+        self.complete(None)
+
+    def cancel(self) -> None:
+        """Stop watching. What a coordinator has begun is finished without its client."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            for partition in self._watched:
+                partition.watchers.discard(self)
+
+
+class DelayedFetch(DelayedResponse):
+    """A Fetch that found fewer than its min.bytes; it is read again when the wait is over."""
+
+    __slots__ = ("_missing_bytes", "_read")
+
+    def __init__(self, connection: Client, missing_bytes: int, read: Callable[[], Response]) -> None:
+        super().__init__(connection)
+        self._missing_bytes = missing_bytes
+        self._read = read
+
+    def try_complete(self, published_bytes: int) -> None:
+        self._missing_bytes -= published_bytes
+        if self._missing_bytes <= 0 or published_bytes == 0:
+            self.expire()
+
+    def encode(self, result: Any) -> Response:
+        """Read only now: by the flush all of its partitions have been written."""
+        return self._read()
+
+
+class DelayedResult:
+    """A result that a coordinator completes once, with a value or an exception.
+
+    A handler may return it, combine several with `gather`, or `await` it where it has more to do afterwards.
     """
 
-    __slots__ = ("_convert", "_result", "_then")
-
-    _PENDING = object()
+    __slots__ = ("_callback", "_convert", "_result")
 
     def __init__(self, convert: Callable[[Any], Any] | None = None) -> None:
-        self._convert = convert  # from what is given to what is heard
-        self._result: Any = self._PENDING
-        self._then: Callable[[Any], None] | None = None
+        self._convert = convert  # from what the coordinator gives to what the callback gets
+        self._result: Any = PENDING
+        self._callback: Callable[[Any], None] | None = None
 
     @property
     def done(self) -> bool:
-        return self._result is not self._PENDING
+        return self._result is not PENDING
 
-    def give(self, result: Any) -> None:
-        """Answer; an exception says that it failed. A second answer is not heard."""
+    def complete(self, result: Any) -> None:
+        """Take the result; an exception means failure. A second result is ignored."""
         if self.done:
             return
         if self._convert is not None and not isinstance(result, Exception):
             try:
                 result = self._convert(result)
-            except Exception as error:  # noqa: BLE001 (a bug of this answer, told by whoever hears it)
+            except Exception as error:  # noqa: BLE001 (a bug, which the callback gets as the result)
                 result = error
         elif isinstance(result, KafkaError):
             result = result.kept()
         self._result = result
-        if self._then is not None:
-            self._then(result)
+        if self._callback is not None:
+            self._callback(result)
 
-    def then(self, hear: Callable[[Any], None]) -> None:
-        """Have `hear` called with the response or the exception, at once if it is known; once at most."""
-        assert self._then is None, "somebody listens already"
-        self._then = hear
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Have `callback` called once with the value or the exception, at once if it is there."""
+        assert self._callback is None, "a result has one callback"
+        self._callback = callback
         if self.done:
-            hear(self._result)
+            callback(self._result)
 
     def __await__(self) -> Generator[Any, None, Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-        def hear(result: Any) -> None:
+        def resolve(result: Any) -> None:
             if future.cancelled():
                 return
             if isinstance(result, Exception):
@@ -113,74 +164,28 @@ class Deferred:
             else:
                 future.set_result(result)
 
-        self.then(hear)
+        self.add_done_callback(resolve)
         return future.__await__()
 
 
-def together(parts: Sequence[Deferred], convert: Callable[[list[Any]], Any]) -> Deferred:
-    """One response from many; a part that failed comes as its exception."""
-    whole = Deferred(convert)
-    if len(parts) == 1:
-        parts[0].then(lambda result: whole.give([result]))
-        return whole
-    results: list[Any] = [None] * len(parts)
-    missing = len(parts)
+def gather(results: Sequence[DelayedResult], convert: Callable[[list[Any]], Any]) -> DelayedResult:
+    """One result from many, in their order; one that failed is its exception."""
+    gathered = DelayedResult(convert)
+    values: list[Any] = [None] * len(results)
+    missing = len(results)
 
-    def listen(position: int) -> Callable[[Any], None]:
-        def hear(result: Any) -> None:
+    def place(position: int) -> Callable[[Any], None]:
+        def take(value: Any) -> None:
             nonlocal missing
-            results[position] = result
+            values[position] = value
             missing -= 1
             if not missing:
-                whole.give(results)
+                gathered.complete(values)
 
-        return hear
+        return take
 
-    for position, part in enumerate(parts):
-        part.then(listen(position))
-    if not parts:
-        whole.give(results)
-    return whole
-
-
-class LongPoll:
-    """A Fetch that found less than it asked for."""
-
-    __slots__ = ("_client", "_finish", "_missing_bytes", "_partitions", "_ready", "_timer")
-
-    def __init__(
-        self,
-        client: Client,
-        partitions: Sequence[Watched],
-        missing_bytes: int,
-        finish: Callable[[], Reply],
-        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
-        max_wait_ms: int,
-    ) -> None:
-        self._client = client
-        self._partitions = partitions
-        self._missing_bytes = missing_bytes
-        self._finish = finish
-        self._ready = False
-        self._timer = call_later(max_wait_ms / 1000, self._end)
-        for partition in partitions:
-            partition.waiters.add(self)
-
-    def news(self, published_bytes: int) -> None:
-        self._missing_bytes -= published_bytes
-        if self._missing_bytes <= 0 or published_bytes == 0:
-            self._end()
-
-    def collect(self) -> Reply | None:
-        """Read only now: by the end of the turn all of its partitions have been written."""
-        return self._finish() if self._ready else None
-
-    def give_up(self) -> None:
-        self._timer.cancel()
-        for partition in self._partitions:
-            partition.waiters.discard(self)
-
-    def _end(self) -> None:
-        self.give_up()
-        self._ready = True
-        self._client.wake()
+    for position, result in enumerate(results):
+        result.add_done_callback(place(position))
+    if not results:
+        gathered.complete(values)
+    return gathered

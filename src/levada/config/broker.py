@@ -64,6 +64,10 @@ class BrokerConfig:
     levada_connection_requests_in_flight_max: int = setting(
         1_000, "Delayed responses of one connection from which its requests are not read.", minimum=1
     )
+    levada_fast_paths: bool = setting(
+        True,
+        "Whether frequent requests are decoded in place, with caches; false is slower, otherwise the same.",
+    )
     levada_open_files_max: int = setting(
         4_096, "The largest number of open segment files over all logs.", minimum=16
     )

@@ -7,7 +7,7 @@ The first half of the hot path. Bytes are received into the shared arena, cut in
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from levada.errors import KafkaError
 from levada.logs import EventLog
@@ -17,9 +17,7 @@ from levada.net.connection_limits import Admission
 from levada.net.flush import Turn
 from levada.net.idle_reaper import Silence
 from levada.net.memory_limit import Relief
-from levada.wire.fast.prefix_cache import Repeats
-from levada.wire.fast.produce import Shortcuts
-from levada.wire.frames import SIZE_BYTES, Buffer, Outbox, Pending, Reply, frame_end
+from levada.wire.frames import SIZE_BYTES, Buffer, Outbox, PendingResponse, Response, frame_end
 
 log = EventLog(__name__)
 
@@ -53,17 +51,16 @@ class Connection(asyncio.BufferedProtocol):
         "_reading",
         "_slow",
         "_turn",
+        "caches",
         "client_id",
         "closed",
-        "delayed",
-        "fetches",
         "heard",
         "host",
         "listener_name",
+        "muted",
         "outbox",
         "peer",
         "principal",
-        "produces",
         "silent_since",
         "transport",
     )
@@ -81,9 +78,9 @@ class Connection(asyncio.BufferedProtocol):
         self._slow = False
         self.listener_name = listener.name
         self.outbox = Outbox(UNSENT_BYTES_HIGH)
-        self.produces, self.fetches = Shortcuts(), Repeats()
+        self.caches: dict[int, Any] = {}  # by API key: what fast paths keep of this connection
         self.closed = False
-        self.delayed = False  # no further request is begun while one waits for its turn, or its answer does
+        self.muted = False  # as Kafka mutes a channel: no further request is dispatched while one is queued or verified
         self.client_id: str | None = None
         self.principal = ANONYMOUS
         self.heard = True  # since silence was last looked for
@@ -105,8 +102,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._frame is not None:
             self._memory.discard(self, self._frame, self._frame_size)
             self._frame = None
-        for waiter in self.outbox.clear():
-            waiter.give_up()
+        self.outbox.cancel()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is None:
@@ -146,8 +142,8 @@ class Connection(asyncio.BufferedProtocol):
             while position < stop:
                 if (
                     self._slow
-                    or self.delayed
-                    or len(outbox.places) >= in_flight_max
+                    or self.muted
+                    or len(outbox.slots) >= in_flight_max
                     or outbox.queued_bytes > queued_bytes_max
                 ):
                     self._hold(view[position:stop])
@@ -235,28 +231,27 @@ class Connection(asyncio.BufferedProtocol):
 
     # Answers.
 
-    def reply(self, place: Reply | Pending, size: int = 0) -> None:
-        """Take the next place in the order of answers; `size` is that of an answer in bytes which is known."""
-        self.outbox.add(place, size)
+    def respond(self, slot: Response | PendingResponse, size: int = 0) -> None:
+        """Take the next slot of the outbox; `size` is that of a response which is encoded."""
+        self.outbox.add(slot, size)
         if not self._queued:
             self._queued = True
             self._turn.add_sender(self)
 
     @property
-    def owes_one(self) -> bool:
-        """Whether the client waits for one answer and takes it: it need not wait for the end of the turn."""
+    def can_send_now(self) -> bool:
+        """Whether the outbox has one slot and the client reads: its response need not wait for the flush."""
         is_free = self._reading and not (self._queued or self._slow or self.closed)
-        return is_free and len(self.outbox.places) == 1
+        return is_free and len(self.outbox.slots) == 1
 
-    def tell(self, answer: bytes) -> None:
-        """Send the one answer that is owed."""
-        self.outbox.places.clear()
-        self.outbox.queued_bytes = 0
+    def send_now(self, response: bytes) -> None:
+        """Send the response of the only slot, before the flush."""
+        self.outbox.empty()
         self._turn.has_begun()
-        self.transport.write(answer)
+        self.transport.write(response)
 
     def wake(self) -> None:
-        """An answer has become ready: look again at the end of the turn."""
+        """A response may be complete: collect it at the next flush."""
         if not self._queued:
             self._queued = True
             self._turn.add_sender(self)
@@ -270,7 +265,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._write(buffers)
             if not outbox.more:
                 break
-        if not (self._reading or self._slow or self.delayed or self.closed):
+        if not (self._reading or self._slow or self.muted or self.closed):
             self._resume()
 
     def _write(self, buffers: list[Buffer]) -> None:
@@ -285,14 +280,14 @@ class Connection(asyncio.BufferedProtocol):
         self.close("a bug in the broker; its log has the trace")
 
     @property
-    def is_full(self) -> bool:
-        """Whether answers in bytes wait for others before them, or for the client, as many as may."""
+    def is_outbox_full(self) -> bool:
+        """Whether encoded responses wait for others before them, or for the client, up to the limit."""
         return self.outbox.queued_bytes > self._listener.limits.queued_bytes_max
 
     @property
     def is_waiting(self) -> bool:
         """Whether an answer is owed that is not known yet, or not given on purpose."""
-        return self.delayed or (bool(self.outbox.places) and not self._slow)
+        return self.muted or (bool(self.outbox.slots) and not self._slow)
 
     @property
     def is_read(self) -> bool:

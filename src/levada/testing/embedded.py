@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
-from levada.api.registry import HANDLERS
+from levada.api.registry import handlers
 from levada.broker.faults import Fault, Faults
 from levada.broker.partition.partition import Partition
 from levada.config.broker import BrokerConfig
@@ -191,7 +191,7 @@ def _by_kafkas_names(settings: Mapping[str, object]) -> dict[str, str]:
 
 def _api_key(api: str) -> int:
     """The key of an API by its name, written `ListOffsets` or `list_offsets`."""
-    keys = {handler.name: handler.api_key for handler in HANDLERS.values()}
+    keys = {handler.name: handler.api_key for handler in handlers().values()}
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", api).lower()
     if name in keys:
         return keys[name]

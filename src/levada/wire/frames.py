@@ -1,8 +1,8 @@
-"""One client's conversation, without its socket: bytes become frames, answers leave in the order of the requests.
+"""Cuts a connection's bytes into frames and keeps its responses in the order of its requests, without the socket.
 
-Kafka's protocol has no way to answer out of order, and clients pipeline: a Produce behind a long-polling Fetch waits
-for it. So each request takes a place in the outbox when it is read; answers that are known stay there as bytes, the
-others as objects that are asked when their turn comes.
+Kafka's protocol answers in order, and clients pipeline: a Produce behind a long-polling Fetch waits for it. So each
+request takes a slot in the outbox when it is dispatched. The slot holds the response's bytes where they are known, and
+otherwise a pending response, which is collected when all slots before it have been sent.
 """
 
 from collections import deque
@@ -16,72 +16,88 @@ SIZE_BYTES = 4
 FRAME_BYTES_MIN = 8  # api key, version, correlation id
 
 Buffer = bytes | memoryview
-Reply = bytes | list[Buffer]
-KNOWN = (bytes, list)  # the types of a Reply
+Response = bytes | list[Buffer]  # a whole frame, size included
+ENCODED = (bytes, list)  # the types of a Response
 
 
-class Pending(Protocol):
-    """A place in the outbox whose answer may not be known yet."""
+class PendingResponse(Protocol):
+    """A slot of the outbox whose response may not be known yet."""
 
-    def collect(self) -> Reply | None:
-        """The answer, or None while it must be waited for."""
+    def collect(self) -> Response | None:
+        """The response, or None until it is complete."""
         ...
 
-    def give_up(self) -> None:
-        """The client is gone: stop waiting."""
+    def cancel(self) -> None:
+        """The connection is closed: stop waiting."""
         ...
 
 
 class Outbox:
-    """The answers of one connection, oldest first."""
+    """The responses of one connection, oldest first. Its connection reads `slots` and `queued_bytes` as they are."""
 
-    __slots__ = ("_at_once_max", "more", "places", "queued_bytes")
+    __slots__ = ("_flush_bytes_max", "more", "queued_bytes", "slots")
 
-    def __init__(self, at_once_max: int) -> None:
-        self.places: deque[Reply | Pending] = deque()  # one for each request that is not answered
-        self._at_once_max = at_once_max
-        self.more = False  # whether the last `collect` left answers for the next
-        self.queued_bytes = 0  # of answers added since the outbox was last empty
+    def __init__(self, flush_bytes_max: int) -> None:
+        self.slots: deque[Response | PendingResponse] = (
+            deque()
+        )  # one for each request without a sent response
+        self._flush_bytes_max = flush_bytes_max
+        self.more = False  # whether the last `collect` left responses for the next
+        self.queued_bytes = 0  # of responses added since the outbox was last empty
 
-    def add(self, place: Reply | Pending, size: int = 0) -> None:
-        """Take the next place, with an answer of `size` bytes or with what will give it."""
-        self.places.append(place)
+    def add(self, slot: Response | PendingResponse, size: int = 0) -> None:
+        """Append a response of `size` bytes, or the pending response that will give it."""
+        self.slots.append(slot)
         if size:
             self.queued_bytes += size
 
-    def collect(self) -> list[Buffer]:
-        """What can be sent now: all answers before the first that is still unknown.
+    def count(self, size: int) -> None:
+        """Add the size of a pending response that is complete now, and waits for others before it."""
+        self.queued_bytes += size
 
-        It ends early when that is much, since the client may be slow to take it: what comes next is read from the log,
-        or written, when it has.
+    def remove_last(self) -> None:
+        """Take back the slot that was added last: its request is dispatched another way."""
+        self.slots.pop()
+
+    def empty(self) -> None:
+        """Drop every slot; their responses have been sent."""
+        self.slots.clear()
+        self.queued_bytes = 0
+
+    def collect(self) -> list[Buffer]:
+        """The buffers that can be sent now: all responses before the first pending one.
+
+        It stops early at `flush_bytes_max`, since the client may be slow to read them: the next responses are read
+        from the log, or encoded, once it has.
         """
         buffers: list[Buffer] = []
-        places, room = self.places, self._at_once_max
+        slots, room = self.slots, self._flush_bytes_max
         self.more = False
-        while places:
-            place = places[0]
-            reply = place if isinstance(place, KNOWN) else place.collect()
-            if reply is None:
+        while slots:
+            slot = slots[0]
+            response = slot if isinstance(slot, ENCODED) else slot.collect()
+            if response is None:
                 break
-            places.popleft()
-            if isinstance(reply, bytes):
-                buffers.append(reply)
-                room -= len(reply)
+            slots.popleft()
+            if isinstance(response, bytes):
+                buffers.append(response)
+                room -= len(response)
             else:
-                buffers += reply
-                room -= sum(map(len, reply))
-            if room <= 0 and places:
+                buffers += response
+                room -= sum(map(len, response))
+            if room <= 0 and slots:
                 self.more = True
                 return buffers
-        if not places:
+        if not slots:
             self.queued_bytes = 0
         return buffers
 
-    def clear(self) -> list[Pending]:
-        """Forget everything (the client is gone); what was still awaited is returned, to be given up."""
-        left = [place for place in self.places if not isinstance(place, KNOWN)]
-        self.places.clear()
-        return left
+    def cancel(self) -> None:
+        """The connection is closed: drop every response and cancel the pending ones."""
+        pending = [slot for slot in self.slots if not isinstance(slot, ENCODED)]
+        self.slots.clear()
+        for response in pending:
+            response.cancel()
 
 
 def frame_end(view: memoryview, position: int, frame_bytes_max: int) -> int:

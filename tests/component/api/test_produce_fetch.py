@@ -75,7 +75,7 @@ def polled(one: Connection) -> dict[int, Any]:
 def waits(broker: Running, topic: str, index: int = 0) -> None:
     """Return when somebody waits at the partition."""
     deadline = time.monotonic() + PATIENCE_S
-    while not broker.call(lambda: len(broker.partition(topic, index).waiters)):
+    while not broker.call(lambda: len(broker.partition(topic, index).watchers)):
         assert time.monotonic() < deadline
 
 
@@ -224,7 +224,7 @@ def test_a_long_poll_waits_for_all_its_bytes(broker: Running, wire: Connection, 
     waits(broker, topic)
     with broker.connect() as other:
         for offset in range(3):
-            assert broker.call(lambda: len(broker.partition(topic).waiters)) == 1
+            assert broker.call(lambda: len(broker.partition(topic).watchers)) == 1
             assert produce(other, topic, batch(b"x" * 100)).base_offset == offset
     assert len(polled(wire)[0].records) == 3 * one
 
@@ -257,7 +257,7 @@ def test_a_client_that_is_gone_is_not_waited_for(broker: Running, topic: str) ->
         poll(one, topic, 0, 60_000, 1)
         waits(broker, topic)
     deadline = time.monotonic() + PATIENCE_S
-    while broker.call(lambda: len(broker.partition(topic).waiters)):
+    while broker.call(lambda: len(broker.partition(topic).watchers)):
         assert time.monotonic() < deadline
 
 

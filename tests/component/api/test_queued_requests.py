@@ -13,7 +13,7 @@ from tests.support.broker import PATIENCE_S, Running, running
 from tests.support.raw import Connection, batch, build
 
 from levada.api.registry import RequestContext
-from levada.api.scheduler import Pace
+from levada.api.scheduler import RequestScheduler
 from levada.api.topics import TOLD_AT_ONCE, create_topics
 from levada.broker.faults import Fault, Faults
 from levada.core.groups.memory_limit import NAME_BYTES_MAX
@@ -27,14 +27,14 @@ class Crowded:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
         self.parked: list[Any] = []
-        park = Pace.park
+        queue = RequestScheduler.queue
 
-        def noted(pace: Pace, request: Any) -> bool:
+        def noted(scheduler: RequestScheduler, request: Any) -> bool:
             self.parked.append(request)
-            return park(pace, request)
+            return queue(scheduler, request)
 
-        patch.setattr(Pace, "admits", lambda _: False)
-        patch.setattr(Pace, "park", noted)
+        patch.setattr(RequestScheduler, "admits", lambda _: False)
+        patch.setattr(RequestScheduler, "queue", noted)
 
     def wait_for(self, one: Running, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S

@@ -13,7 +13,7 @@ from tests.support.raw import Connection, versions_known
 
 from levada.api import registry
 from levada.api.error_responses import ITEMS, error_response
-from levada.api.registry import HANDLERS
+from levada.api.registry import handlers
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.schema import messages
 from levada.wire.schema.versions import APIS
@@ -34,7 +34,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[..., Any
 
     def plant(name: str, function: Callable[..., Any]) -> None:
         key = messages.api_key(name)
-        monkeypatch.setitem(HANDLERS, key, HANDLERS[key]._replace(function=function))
+        monkeypatch.setitem(handlers(), key, handlers()[key]._replace(function=function))
 
     return plant
 
@@ -131,14 +131,14 @@ def test_what_is_advertised_is_served(broker: Running) -> None:
             api.api_key: (api.min_version, api.max_version)
             for api in one.call("api_versions", 4, {}).api_keys
         }
-    for key, handler in HANDLERS.items():
+    for key, handler in handlers().items():
         first, last = told[key]
         assert (first, last) == (handler.advertised_from, handler.versions[-1])
         assert handler.versions[-1] == max(versions_known(handler.name)), handler.name
-    assert told.keys() == HANDLERS.keys()
+    assert told.keys() == handlers().keys()
 
 
-@pytest.mark.parametrize("name", sorted(handler.name for handler in HANDLERS.values()))
+@pytest.mark.parametrize("name", sorted(handler.name for handler in handlers().values()))
 def test_every_api_can_say_that_it_failed(name: str) -> None:
     """In every version; what the request named is named in the answer."""
     key = messages.api_key(name)
@@ -152,7 +152,7 @@ def test_every_api_can_say_that_it_failed(name: str) -> None:
         item = field.struct.default() if field.struct else "key"
         request = replace(request, **{ITEMS[name].asked: (item,)})
     response = error_response(key, request, error)
-    for version in HANDLERS[key].versions:
+    for version in handlers()[key].versions:
         assert messages.write_response(key, version, response)
     if name in ITEMS:
         assert len(getattr(response, ITEMS[name].answered)) == 1

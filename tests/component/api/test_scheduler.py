@@ -12,7 +12,7 @@ import pytest
 from tests.support.broker import running
 
 from levada.api import registry
-from levada.api.scheduler import PARKED_BYTES_MAX, SLICE_S, Pace
+from levada.api.scheduler import QUEUED_BYTES_MAX, TIME_SLICE_S, RequestScheduler
 from levada.wire.schema import messages
 
 DESCRIBE, VERSIONS = messages.api_key("describe_groups"), messages.api_key("api_versions")
@@ -30,7 +30,7 @@ class Loop:
         self.now = 0.0
         self.next: list[Callable[[], None]] = []
         self.done: list[str] = []
-        self.pace = Pace(lambda: self.now, lambda _, action: self.next.append(action))
+        self.scheduler = RequestScheduler(lambda: self.now, lambda _, action: self.next.append(action))
 
     def turn(self) -> None:
         actions, self.next = self.next, []
@@ -39,8 +39,8 @@ class Loop:
 
     def come(self, name: str, seconds: float, size: int = 1) -> None:
         request = Work(self, name, seconds, size)
-        if self.pace.admits() or not self.pace.park(request):
-            request.carry_out()
+        if self.scheduler.admits() or not self.scheduler.queue(request):
+            request.run_queued()
 
 
 class Work(NamedTuple):
@@ -51,7 +51,7 @@ class Work(NamedTuple):
     seconds: float
     size: int
 
-    def carry_out(self) -> None:
+    def run_queued(self) -> None:
         self.loop.now += self.seconds
         self.loop.done.append(self.name)
 
@@ -59,7 +59,7 @@ class Work(NamedTuple):
 def test_a_pass_has_a_slice_and_the_rest_comes_in_the_next_in_its_order() -> None:
     loop = Loop()
     for number in range(10):
-        loop.come(str(number), SLICE_S / 2)
+        loop.come(str(number), TIME_SLICE_S / 2)
     assert loop.done == ["0", "1"]
     loop.turn()
     loop.come("late", 0)
@@ -72,21 +72,21 @@ def test_a_pass_has_a_slice_and_the_rest_comes_in_the_next_in_its_order() -> Non
 def test_a_pass_carries_out_one_however_long_it_takes() -> None:
     loop = Loop()
     for name in ("a", "b", "c"):
-        loop.come(name, 10 * SLICE_S)
+        loop.come(name, 10 * TIME_SLICE_S)
     loop.turn()
     assert loop.done == ["a", "b"]
 
 
 def test_what_waits_is_bounded() -> None:
     loop = Loop()
-    loop.come("first", SLICE_S)
-    loop.come("large", 0, PARKED_BYTES_MAX)
+    loop.come("first", TIME_SLICE_S)
+    loop.come("large", 0, QUEUED_BYTES_MAX)
     assert loop.done == ["first"]
     loop.come("too much", 0)
     assert loop.done == ["first", "too much"]
     loop.turn()
-    loop.come("again", SLICE_S)
-    loop.come("large again", 0, PARKED_BYTES_MAX)
+    loop.come("again", TIME_SLICE_S)
+    loop.come("large again", 0, QUEUED_BYTES_MAX)
     assert loop.done == ["first", "too much", "large", "again"]
 
 
@@ -152,18 +152,18 @@ def passed_between(met: list[Event], start: Event, end: Event) -> list[int]:
 def watch_requests(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     """What happens to requests of which APIs, as the broker sees it: how long a client takes says nothing of it."""
     met: list[Event] = []
-    begin, handle = registry._Request.__init__, registry._Request.handle
+    begin, handle = registry.Request.__init__, registry.Request.handle
 
-    def comes(self: registry._Request, *about: Any) -> None:
+    def comes(self: registry.Request, *about: Any) -> None:
         begin(self, *about)
         met.append(("comes", self.api_key))
 
-    def is_done(self: registry._Request) -> None:
+    def is_done(self: registry.Request) -> None:
         handle(self)
         met.append(("is done", self.api_key))
 
-    monkeypatch.setattr(registry._Request, "__init__", comes)
-    monkeypatch.setattr(registry._Request, "handle", is_done)
+    monkeypatch.setattr(registry.Request, "__init__", comes)
+    monkeypatch.setattr(registry.Request, "handle", is_done)
     return met
 
 

@@ -141,7 +141,7 @@ def test_all_that_wait_are_told_of_a_broken_directory(tmp_path: Path, disk: Faul
 
 
 def wait_for_waiters(broker: Running, topic: str, index: int = 0) -> None:
-    while not broker.call(lambda: len(broker.partition(topic, index).waiters)):
+    while not broker.call(lambda: len(broker.partition(topic, index).watchers)):
         pass
 
 

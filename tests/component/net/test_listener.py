@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from levada.broker.purgatory import Answer
+from levada.broker.purgatory import DelayedResponse
 from levada.loop import new_event_loop
 from levada.net import idle_reaper as silence
 from levada.net import listener as listening
@@ -25,7 +25,7 @@ from levada.net.buffer_pool import Owner, ReceiveMemory
 from levada.net.connection_limits import Admission
 from levada.net.flush import Turn
 from levada.net.listener import Connection, Limits, Listener
-from levada.wire.frames import Reply
+from levada.wire.frames import Response
 
 T = TypeVar("T")
 PATIENCE_S = 20.0
@@ -40,19 +40,19 @@ class Journal:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._queue: list[tuple[Answer, memoryview]] = []
+        self._queue: list[tuple[DelayedResponse, memoryview]] = []
 
     def take(self, connection: Connection, view: memoryview) -> None:
         if not self._queue:
             self._turn.add_publisher(self)
-        answer = Answer(connection)
+        answer = DelayedResponse(connection)
         self._queue.append((answer, view))
-        connection.reply(answer)
+        connection.respond(answer)
 
     def publish(self) -> None:
         queue, self._queue = self._queue, []
         for answer, view in queue:
-            answer.give(receipt(view))
+            answer.complete(receipt(view))
 
     def crashed(self, error: Exception) -> None:
         raise error
@@ -306,7 +306,7 @@ def test_buffers_reused_within_a_turn_would_be_noticed(monkeypatch: pytest.Monke
 
 def test_a_client_that_is_gone_while_the_arena_is_full(server: Server) -> None:
     """The turn is then ended early, and to close a connection in libuv's allocation callback would be a crash."""
-    server.handle = lambda connection, view: connection.reply(b"x" * 1_000, 1_000)
+    server.handle = lambda connection, view: connection.respond(b"x" * 1_000, 1_000)
     with server.connect() as bystander:
         for _ in range(10):
             with server.connect() as one:
@@ -335,11 +335,11 @@ def test_impossible_sizes_end_the_conversation(server: Server, size: int, byte_b
 
 def test_requests_in_flight_are_limited() -> None:
     """A client may have so many requests unanswered; the others wait in its socket."""
-    answers: list[Answer] = []
+    answers: list[DelayedResponse] = []
 
     def park(connection: Connection, view: memoryview) -> None:
-        answers.append(Answer(connection))
-        connection.reply(answers[-1])
+        answers.append(DelayedResponse(connection))
+        connection.respond(answers[-1])
 
     with serving(LIMITS._replace(requests_in_flight_max=10)) as server, server.connect() as one:
         server.handle = park
@@ -350,9 +350,9 @@ def test_requests_in_flight_are_limited() -> None:
         for number in range(100):
             server.wait_for(lambda: server.dispatched > number)  # noqa: B023 (asked at once)
             assert server.dispatched <= number + 10
-            server.call(lambda: answers[number].give(struct.pack(">i", number)))  # noqa: B023
+            server.call(lambda: answers[number].complete(struct.pack(">i", number)))  # noqa: B023
             assert receive(one, 4) == struct.pack(">i", number)
-        server.handle = lambda connection, view: connection.reply(b"done", 4)
+        server.handle = lambda connection, view: connection.respond(b"done", 4)
         one.sendall(framed(b"12345678"))
         assert receive(one, 4) == b"done"
 
@@ -366,7 +366,7 @@ def test_a_client_that_does_not_read_waits_and_is_then_served(kind: str) -> None
     def big(connection: Connection, view: memoryview) -> None:
         nonlocal most
         answer = view[:4].tobytes() * (size // 4)
-        connection.reply([answer[:10], memoryview(answer)[10:]] if kind == "views" else answer, size)
+        connection.respond([answer[:10], memoryview(answer)[10:]] if kind == "views" else answer, size)
         most = max(most, connection.transport.get_write_buffer_size() + connection.outbox.queued_bytes)
 
     with serving(LIMITS._replace(queued_bytes_max=queued_bytes_max)) as server:
@@ -390,7 +390,7 @@ def test_large_answers_are_given_to_the_socket_one_by_one() -> None:
     most = 0
 
     def fetched(connection: Connection, view: memoryview) -> None:
-        connection.reply([b"h", data], len(data) + 1)
+        connection.respond([b"h", data], len(data) + 1)
 
     class Watched(Connection):
         __slots__ = ()
@@ -459,11 +459,11 @@ def test_an_idle_connection_is_closed() -> None:
 
 
 def test_a_connection_that_waits_for_its_answer_is_not_idle() -> None:
-    parked: list[Answer] = []
+    parked: list[DelayedResponse] = []
 
     def park(connection: Connection, view: memoryview) -> None:
-        parked.append(Answer(connection))
-        connection.reply(parked[-1])
+        parked.append(DelayedResponse(connection))
+        connection.respond(parked[-1])
 
     with serving(LIMITS._replace(idle_ms_max=500)) as server, server.connect() as patient:
         server.handle = park
@@ -473,7 +473,7 @@ def test_a_connection_that_waits_for_its_answer_is_not_idle() -> None:
         for _ in range(3):  # three others come and are closed as idle meanwhile
             with server.connect() as other:
                 assert is_closed(other)
-        server.call(lambda: parked[0].give(b"at last"))
+        server.call(lambda: parked[0].complete(b"at last"))
         assert receive(patient, 7) == b"at last"
 
 
@@ -483,7 +483,7 @@ def test_a_client_that_goes_while_it_is_not_read_is_noticed(way: str) -> None:
     """It has asked as much as it may behind an answer that does not come."""
     limits = LIMITS._replace(idle_ms_max=500, requests_in_flight_max=3)
     with serving(limits) as server, server.connect() as patient:
-        server.handle = lambda connection, view: connection.reply(Answer(connection))
+        server.handle = lambda connection, view: connection.respond(DelayedResponse(connection))
         for one in (patient, server.connect()):
             one.sendall(framed(b"long poll") * 10)
         server.wait_for(lambda: server.dispatched == 6)
@@ -501,7 +501,7 @@ def test_a_client_that_goes_while_it_is_not_read_is_noticed(way: str) -> None:
 
 def test_a_connection_that_never_takes_its_answers_is_idle() -> None:
     with serving(LIMITS._replace(idle_ms_max=300)) as server, server.connect() as one:
-        server.handle = lambda connection, view: connection.reply(bytes(MIB), MIB)
+        server.handle = lambda connection, view: connection.respond(bytes(MIB), MIB)
         one.sendall(framed(bytes(8)) * 50)
         server.wait_for(lambda: server.dispatched > 0)
         deadline = time.monotonic() + PATIENCE_S
@@ -515,19 +515,19 @@ def test_a_delayed_connection_begins_no_further_request() -> None:
 
     def delay(connection: Connection, view: memoryview) -> None:
         seen.append(bytes(view))
-        connection.delayed = True
+        connection.muted = True
 
     with serving() as server, server.connect() as one, server.connect() as other:
         server.handle = delay
         one.sendall(framed(b"first---") + framed(b"second--") + framed(b"third---")[:9])
         server.wait_for(lambda: server.dispatched == 1)
-        (connection,) = [each for each in server.connections() if each.delayed]
+        (connection,) = [each for each in server.connections() if each.muted]
         server.handle = server.journal.take
         ask(other, b"not delayed")
         assert server.dispatched == 2 and seen == [b"first---"]
 
         def go_on() -> None:
-            connection.delayed = False
+            connection.muted = False
             connection.wake()
 
         server.call(go_on)
@@ -631,7 +631,7 @@ def test_a_stop_does_not_wait_for_a_client_that_never_reads(monkeypatch: pytest.
     monkeypatch.setattr(listening, "STOP_SECONDS", 0.1)
     with contextlib.ExitStack() as clients:
         with serving() as server:
-            server.handle = lambda connection, view: connection.reply(bytes(MIB), MIB)
+            server.handle = lambda connection, view: connection.respond(bytes(MIB), MIB)
             one = clients.enter_context(server.connect())
             one.sendall(framed(bytes(8)) * 50)
             server.wait_for(lambda: server.dispatched > 0)
@@ -640,7 +640,7 @@ def test_a_stop_does_not_wait_for_a_client_that_never_reads(monkeypatch: pytest.
 
 def test_a_stop_lets_clients_take_their_answers() -> None:
     with serving() as server:
-        server.handle = lambda connection, view: connection.reply(b"x" * 100 * KIB, 100 * KIB)
+        server.handle = lambda connection, view: connection.respond(b"x" * 100 * KIB, 100 * KIB)
         one = server.connect()
         one.sendall(framed(bytes(8)) * 20)
         server.wait_for(lambda: server.dispatched == 20)
@@ -651,10 +651,10 @@ def test_a_stop_lets_clients_take_their_answers() -> None:
 
 
 class Crashing:
-    def collect(self) -> Reply | None:
+    def collect(self) -> Response | None:
         raise ValueError("a planted bug in an answer")
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         pass
 
 
@@ -665,7 +665,7 @@ def test_a_bug_costs_its_client_the_connection_and_no_other(
         if bytes(view) == b"read bug":
             raise ValueError("a planted bug in a handler")
         if bytes(view) == b"send bug":
-            connection.reply(Crashing())
+            connection.respond(Crashing())
         else:
             server.journal.take(connection, view)
 
@@ -688,13 +688,13 @@ def test_waiters_hear_that_their_client_is_gone(server: Server) -> None:
     gone = threading.Event()
 
     class Patient:
-        def collect(self) -> Reply | None:
+        def collect(self) -> Response | None:
             return None
 
-        def give_up(self) -> None:
+        def cancel(self) -> None:
             gone.set()
 
-    server.handle = lambda connection, view: connection.reply(Patient())
+    server.handle = lambda connection, view: connection.respond(Patient())
     with server.connect() as one:
         one.sendall(framed(b"long poll"))
         server.wait_for(lambda: server.dispatched == 1)

@@ -19,7 +19,7 @@ from tests.component.net.test_listener import (
     serving,
 )
 
-from levada.broker.purgatory import Answer
+from levada.broker.purgatory import DelayedResponse
 from levada.loop import new_event_loop
 from levada.net.buffer_pool import ARENA_BYTES, ReceiveMemory
 from levada.net.flush import Turn
@@ -47,7 +47,7 @@ def test_what_comes_behind_requests_that_wait_stays_in_the_sockets(loop: str) ->
         if len(view) == LARGE:
             server.journal.take(connection, view)
         else:
-            connection.delayed = True
+            connection.muted = True
             waiting.append(connection)
 
     with serving(loop=LOOPS[loop]()) as server:
@@ -68,7 +68,7 @@ def test_what_comes_behind_requests_that_wait_stays_in_the_sockets(loop: str) ->
 
         def go_on() -> None:
             for connection in waiting:
-                connection.delayed = False
+                connection.muted = False
                 connection.wake()
 
         server.call(go_on)
@@ -81,19 +81,19 @@ def test_what_comes_behind_requests_that_wait_stays_in_the_sockets(loop: str) ->
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_frame_does_not_become_whole_while_its_client_takes_no_answers(loop: str) -> None:
-    answers: list[Answer] = []
+    answers: list[DelayedResponse] = []
     content, large_answer = bytes(LARGE), bytes(20 * MIB)
 
     def wait(connection: Connection, view: memoryview) -> None:
-        answers.append(Answer(connection))
-        connection.reply(answers[-1])
+        answers.append(DelayedResponse(connection))
+        connection.respond(answers[-1])
 
     with serving(loop=LOOPS[loop]()) as server, server.connect() as one:
         server.handle = wait
         one.sendall(framed(b"a question") + framed(content)[: 100 * KIB])
         server.wait_for(lambda: server.dispatched == 1)
         (connection,) = server.connections()
-        server.call(lambda: answers[0].give(large_answer))
+        server.call(lambda: answers[0].complete(large_answer))
         server.handle = server.journal.take
         sender = threading.Thread(target=one.sendall, args=(framed(content)[100 * KIB :],), daemon=True)
         sender.start()
@@ -162,19 +162,19 @@ class Scene:
         self.contents = [random.randbytes(random.choice((8, 50, 5_000))) for _ in range(40)]
         self.unsent = memoryview(b"".join(map(framed, self.contents)))
         self.seen: list[bytes] = []
-        self.open: list[Answer] = []
+        self.open: list[DelayedResponse] = []
 
     def dispatch(self, connection: Connection, view: memoryview, start: int, stop: int) -> None:
-        assert not connection.delayed and not connection._slow
+        assert not connection.muted and not connection._slow
         self.seen.append(bytes(view[start:stop]))
         what = self.random.randrange(4)
         if what == 0:
-            connection.delayed = True
+            connection.muted = True
         elif what == 1:
-            self.open.append(Answer(connection))
-            connection.reply(self.open[-1])
+            self.open.append(DelayedResponse(connection))
+            connection.respond(self.open[-1])
         else:
-            connection.reply(b"answer", 6)
+            connection.respond(b"answer", 6)
 
     def receive(self) -> None:
         if not (self.wire.reading and self.unsent):
@@ -191,13 +191,13 @@ class Scene:
             action()
 
     def go_on(self) -> None:
-        if self.connection.delayed:
-            self.connection.delayed = False
-            self.connection.reply(b"late", 4)
+        if self.connection.muted:
+            self.connection.muted = False
+            self.connection.respond(b"late", 4)
 
     def answer(self) -> None:
         if self.open:
-            self.open.pop(0).give(b"at last")
+            self.open.pop(0).complete(b"at last")
 
     def slow(self) -> None:
         if not self.connection._slow:
@@ -214,7 +214,7 @@ class Scene:
     def check(self) -> None:
         one = self.connection
         assert self.wire.reading == one._reading
-        if one._slow or one.delayed:
+        if one._slow or one.muted:
             assert one._frame is None or not one._reading, "a frame grows that may not be begun"
         assert not (one._held and one._reading), "what is held would be overtaken"
         assert not (one._held and one._frame is not None)

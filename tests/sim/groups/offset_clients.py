@@ -207,9 +207,9 @@ class Transactor(OffsetClient):
     def submit(self, decide: Any, give: Any) -> None:
         shard = self.world.broker.transactions.shard(self.name)
         try:
-            shard.submit(decide(-1)).then(give)
+            shard.submit(decide(-1)).add_done_callback(give)
         except NeedsProducerIdError:
-            shard.submit(decide(FIRST_PRODUCER_ID + next(self.world.ids))).then(give)
+            shard.submit(decide(FIRST_PRODUCER_ID + next(self.world.ids))).add_done_callback(give)
 
     def hear_init(self, result: Any) -> None:
         if not isinstance(result, KafkaError):

@@ -89,7 +89,7 @@ class GroupWorld(EventWorld):
     # What the broker is asked.
 
     def submit(self, group: str, decide: Any, give: Give) -> None:
-        self.broker.groups.shard(group).submit(decide).then(give)
+        self.broker.groups.shard(group).submit(decide).add_done_callback(give)
 
     def change(self, operations: list[Operation], group: str, decide: Any, give: Give) -> None:
         """Ask for something that changes offsets; whoever hears of it has heard of all that was before."""
@@ -105,7 +105,7 @@ class GroupWorld(EventWorld):
             give(result)
 
         try:
-            shard.submit(decide).then(answered)
+            shard.submit(decide).add_done_callback(answered)
         except KafkaError:
             for _ in operations:
                 self.model.take_back()

@@ -168,9 +168,9 @@ class Client:
     def submit(self, call: Call, decide: Callable[[int], Any]) -> None:
         shard = self.world.broker.transactions.shard(self.name)
         try:
-            shard.submit(decide(-1)).then(call.give)
+            shard.submit(decide(-1)).add_done_callback(call.give)
         except NeedsProducerIdError:
-            shard.submit(decide(next(self.world.producer_ids))).then(call.give)
+            shard.submit(decide(next(self.world.producer_ids))).add_done_callback(call.give)
 
     def write(self, call: Call, place: Place, value: bytes) -> None:
         assert self.identity is not None
@@ -203,7 +203,7 @@ class Client:
             request = CommitRequest(GROUP, "", None, -1, [(PLACES[0], value)], *identity)
             world.broker.groups.shard(GROUP).submit(
                 lambda machine, now_ms, handle: machine.commit(request, now_ms, handle)
-            ).then(call.give)
+            ).add_done_callback(call.give)
 
         self.admitted(call, partition, commit)
 
@@ -227,7 +227,7 @@ class Client:
         shard = self.world.broker.transactions.shard(self.name)
         shard.submit(
             lambda machine, now_ms, handle: machine.add(self.name, identity, [place], 1, now_ms, handle)
-        ).then(hear)
+        ).add_done_callback(hear)
 
     def verified(self, call: Call, partition: Partition, go_on: Callable[[], None]) -> None:
         """Asks the coordinator where the transaction is not open; then goes on, unless the process is another."""

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from levada.broker.purgatory import Answer, LongPoll, Waiter
-from levada.wire.frames import Reply
+from levada.broker.purgatory import DelayedFetch, DelayedResponse, Watcher
+from levada.wire.frames import Response
 
 
 class Client:
@@ -21,11 +21,11 @@ class Place:
     """What a partition is to who waits at it."""
 
     def __init__(self) -> None:
-        self.waiters: set[Waiter] = set()
+        self.watchers: set[Watcher] = set()
 
     def publish(self, size: int) -> None:
-        for waiter in list(self.waiters):
-            waiter.news(size)
+        for waiter in list(self.watchers):
+            waiter.try_complete(size)
 
 
 class Timer:
@@ -49,26 +49,25 @@ class Poll:
         self.client, self.timer = Client(), Timer()
         self.places = [Place() for _ in range(places)]
         self.reads = 0
-        self.poll = LongPoll(
-            self.client, self.places, missing_bytes, self._read, self.timer.call_later, max_wait_ms=500
-        )
+        self.poll = DelayedFetch(self.client, missing_bytes, self._read)
+        self.poll.watch(self.places, 500, self.timer.call_later)
 
-    def _read(self) -> Reply:
+    def _read(self) -> Response:
         self.reads += 1
         return b"answer"
 
     @property
     def is_over(self) -> bool:
-        return not any(place.waiters for place in self.places) and self.timer.cancelled
+        return not any(place.watchers for place in self.places) and self.timer.cancelled
 
 
 def test_an_answer_is_given_once_it_is_there() -> None:
     client = Client()
-    answer = Answer(client)
+    answer = DelayedResponse(client)
     assert answer.collect() is None
-    answer.give(b"x")
+    answer.complete(b"x")
     assert (client.woken, answer.collect()) == (1, b"x")
-    answer.give_up()
+    answer.cancel()
 
 
 def test_a_long_poll_waits_for_its_bytes() -> None:
@@ -112,7 +111,7 @@ def test_a_partition_that_is_gone_ends_a_long_poll() -> None:
 
 def test_a_client_that_is_gone_is_not_waited_for() -> None:
     one = Poll(missing_bytes=100)
-    one.poll.give_up()
+    one.poll.cancel()
     assert one.is_over
     one.places[0].publish(1000)
     assert (one.reads, one.client.woken) == (0, 0)

@@ -1,4 +1,4 @@
-"""When an answer leaves at once, and when it waits for the end of the turn: rules of `Connection.owes_one` (R32)."""
+"""When an answer leaves at once, and when it waits for the end of the turn: rules of `Connection.can_send_now`."""
 
 import asyncio
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class World:
 
     def heartbeat(self) -> UsualHeartbeat:
         said = UsualHeartbeat(self.connection, 7, 3, None, 1)
-        self.connection.outbox.places.append(said)
+        self.connection.outbox.add(said)
         return said
 
 
@@ -80,9 +80,9 @@ def world() -> World:
 def test_the_only_answer_leaves_at_once_and_the_turn_ends_all_the_same(world: World) -> None:
     said = world.heartbeat()
     world.connection.outbox.queued_bytes = 5  # of answers that have left before it
-    said.give(None)
+    said.complete(None)
     assert len(world.client.told) == 1 and world.turns == 0
-    assert not world.connection.outbox.places and world.connection.outbox.queued_bytes == 0
+    assert not world.connection.outbox.slots and world.connection.outbox.queued_bytes == 0
     world.end_turn()
     assert len(world.client.told) == 1 and world.turns == 1
 
@@ -100,16 +100,16 @@ HELD_UP: dict[str, Callable[[Connection], None]] = {
 def test_others_wait_for_the_end_of_the_turn(world: World, why: str) -> None:
     said = world.heartbeat()
     HELD_UP[why](world.connection)
-    said.give(None)
+    said.complete(None)
     assert world.client.told == []
 
 
 def test_one_that_comes_second_waits_for_the_first(world: World) -> None:
     first, second = world.heartbeat(), world.heartbeat()
-    second.give(None)
+    second.complete(None)
     world.end_turn()
     assert world.client.told == []
-    first.give(None)
+    first.complete(None)
     world.end_turn()
     assert b"".join(world.client.told).count(b"\0\0\0\x07") == 2
 
@@ -117,7 +117,7 @@ def test_one_that_comes_second_waits_for_the_first(world: World) -> None:
 def test_a_client_that_is_not_read_from_is_read_again_after_its_answer(world: World) -> None:
     said = world.heartbeat()
     world.connection._hold(memoryview(b""))
-    said.give(None)
+    said.complete(None)
     world.end_turn()
     assert len(world.client.told) == 1 and world.client.is_read
 
@@ -132,8 +132,8 @@ def test_a_client_that_takes_its_answers_again_is_heard(world: World) -> None:
 def test_commits_are_told_together(world: World) -> None:
     head: Any = Head("g", 1, "m", None, "t", None, b"")
     commit = UsualCommit(world.connection, 7, 9, "t", head, [(0, 1, -1, 0, 0)])
-    world.connection.outbox.places.append(commit)
-    commit.give([ErrorCode.NONE])
+    world.connection.outbox.add(commit)
+    commit.complete([ErrorCode.NONE])
     assert world.client.told == []
     world.end_turn()
     assert len(world.client.told) == 1

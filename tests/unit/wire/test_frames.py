@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from levada.errors import KafkaError
-from levada.wire.frames import Outbox, Reply, frame_end
+from levada.wire.frames import Outbox, Response, frame_end
 
 AT_ONCE_MAX = 1000
 
@@ -16,14 +16,14 @@ class Place:
     """An answer that becomes known when the test says so."""
 
     def __init__(self) -> None:
-        self.reply: Reply | None = None
-        self.given_up = False
+        self.reply: Response | None = None
+        self.cancelled = False
 
-    def collect(self) -> Reply | None:
+    def collect(self) -> Response | None:
         return self.reply
 
-    def give_up(self) -> None:
-        self.given_up = True
+    def cancel(self) -> None:
+        self.cancelled = True
 
 
 def everything(outbox: Outbox) -> bytes:
@@ -43,7 +43,7 @@ def test_an_unknown_answer_holds_back_the_ones_behind_it() -> None:
     assert everything(outbox) == b""
     slow.reply = b"b"
     assert everything(outbox) == b"bc"
-    assert not outbox.places
+    assert not outbox.slots
 
 
 def test_an_answer_may_be_many_buffers() -> None:
@@ -59,9 +59,9 @@ def test_one_large_answer_at_a_time() -> None:
     for letter in (b"a", b"b", b"c"):
         outbox.add([letter * AT_ONCE_MAX], AT_ONCE_MAX)
     sizes = []
-    while outbox.places:
+    while outbox.slots:
         sizes.append(sum(map(len, outbox.collect())))
-        assert outbox.more == bool(outbox.places)
+        assert outbox.more == bool(outbox.slots)
     assert sizes == [AT_ONCE_MAX] * 3
 
 
@@ -75,13 +75,14 @@ def test_known_answers_are_counted_until_the_outbox_is_empty() -> None:
     assert len(outbox.collect()) == 6 and outbox.queued_bytes == 0
 
 
-def test_who_is_waited_for_hears_that_the_client_is_gone() -> None:
+def test_pending_responses_are_cancelled_with_their_connection() -> None:
     outbox, places = Outbox(AT_ONCE_MAX), [Place(), Place()]
     outbox.add(places[0])
     outbox.add(b"known")
     outbox.add(places[1])
-    assert outbox.clear() == places
-    assert not outbox.places and everything(outbox) == b""
+    outbox.cancel()
+    assert all(place.cancelled for place in places)
+    assert not outbox.slots and everything(outbox) == b""
 
 
 @given(st.lists(st.tuples(st.booleans(), st.binary(max_size=300), st.booleans())), st.randoms())
@@ -91,7 +92,7 @@ def test_any_order_of_knowing_is_sent_in_the_order_of_asking(
     """R20: pipelined requests of one client are answered in their order, whatever waits for what."""
     outbox, unknown, sent = Outbox(AT_ONCE_MAX), [], b""
     for known, reply, in_pieces in requests:
-        answer: Reply = [reply[:10], memoryview(reply)[10:]] if in_pieces else reply
+        answer: Response = [reply[:10], memoryview(reply)[10:]] if in_pieces else reply
         if known:
             outbox.add(answer, len(reply))
         else:
@@ -104,7 +105,7 @@ def test_any_order_of_knowing_is_sent_in_the_order_of_asking(
         place.reply = answer
         sent += everything(outbox)
     assert sent == b"".join(reply for _, reply, _ in requests)
-    assert not outbox.places and outbox.queued_bytes == 0
+    assert not outbox.slots and outbox.queued_bytes == 0
 
 
 @pytest.mark.parametrize("size", [8, 9, 1000, 4096])

@@ -12,9 +12,9 @@ from struct import error as StructError
 from typing import Any, Final, NamedTuple, NoReturn
 
 from levada.api.error_responses import error_response
-from levada.api.fast.request import Said
+from levada.api.fast.request import FastPathRequest
 from levada.api.groups import joined, joining, synced, syncing
-from levada.api.registry import takes_frames
+from levada.api.registry import FastPath, fast_path
 from levada.broker.broker import Broker
 from levada.core.groups.classic import waits as group_waits
 from levada.core.groups.classic.draft import JoinResult, SyncResult
@@ -44,8 +44,8 @@ _ANY_GENERATION = bytes(INT.size)
 
 
 def take(
-    name: str, versions: range, read: Callable[[bytes, int], Any], kind: Callable[..., Said]
-) -> Callable[..., bool]:
+    name: str, versions: range, read: Callable[[bytes, int], Any], kind: Callable[..., FastPathRequest]
+) -> Callable[[], FastPath]:
     """Take requests of an API whose bytes `read` knows; the others, and what is refused, go the general way."""
 
     def usual(
@@ -60,9 +60,9 @@ def take(
         if stop - position > BODY_BYTES_MAX:
             return False
         said = read(bytes(view[position:stop]), version)
-        return said is not None and kind(connection, correlation_id, version, *said).ask(broker)
+        return said is not None and kind(connection, correlation_id, version, *said).submit(broker)
 
-    return takes_frames(name, versions)(usual)
+    return fast_path(name, versions)(lambda: usual)
 
 
 # Heartbeats.
@@ -76,7 +76,7 @@ class Beat(NamedTuple):
     instance_id: str | None
 
 
-class UsualHeartbeat(Said):
+class UsualHeartbeat(FastPathRequest):
     """Somebody is alive."""
 
     __slots__ = ()
@@ -87,11 +87,11 @@ class UsualHeartbeat(Said):
         group_id, member_id, instance_id = self.request
         return machine.heartbeat(group_id, member_id, instance_id, self.generation, now_ms, handle)
 
-    def written(self, result: Any, version: int, correlation_id: int) -> bytes:
+    def encode(self, result: Any) -> bytes:
         """Nothing, or why the member must do something else."""
         code = result.code if isinstance(result, KafkaError) else ErrorCode.NONE
-        before, behind = _heartbeat_answer(version, code)
-        return before + INT.pack(correlation_id) + behind
+        before, behind = _heartbeat_answer(self._version, code)
+        return before + INT.pack(self._correlation_id) + behind
 
 
 def read_heartbeat(body: bytes, version: int) -> tuple[Beat, int] | None:
@@ -121,7 +121,7 @@ def _heartbeat_answer(version: int, code: ErrorCode) -> tuple[bytes, bytes]:
 # Joining again.
 
 
-class UsualJoin(Said):
+class UsualJoin(FastPathRequest):
     """Somebody joins again, and others are missing."""
 
     __slots__ = ()
@@ -136,7 +136,7 @@ class UsualJoin(Said):
             return 0
         return sum([len(member.id) + len(member.metadata) for member in result.members])
 
-    def written(self, result: Any, version: int, correlation_id: int) -> bytes:
+    def encode(self, result: Any) -> bytes:
         """The generation, or why there is none."""
         if isinstance(result, KafkaError):
             response = error_response(JOIN_GROUP, self.request, result)
@@ -144,9 +144,9 @@ class UsualJoin(Said):
             response = joined(result)
         else:
             what = (result.generation, result.protocol_type, result.protocol, result.leader)
-            before, text, behind = _join_answer(version, *what)
-            return _frame(correlation_id, before, text[result.member_id], behind)
-        return messages.write_response_frame(JOIN_GROUP, version, correlation_id, response)
+            before, text, behind = _join_answer(self._version, *what)
+            return _frame(self._correlation_id, before, text[result.member_id], behind)
+        return messages.write_response_frame(JOIN_GROUP, self._version, self._correlation_id, response)
 
 
 @lru_cache(100)
@@ -186,7 +186,7 @@ def _join(body: bytes, version: int) -> JoinRequest | None:
 # Asking for one's part.
 
 
-class UsualSync(Said):
+class UsualSync(FastPathRequest):
     """Somebody waits for the leader, or comes after it."""
 
     __slots__ = ()
@@ -200,16 +200,16 @@ class UsualSync(Said):
         """That of the part, which may be of a generation that is long over when it leaves."""
         return 0 if isinstance(result, KafkaError) else len(result.assignment)
 
-    def written(self, result: Any, version: int, correlation_id: int) -> bytes:
+    def encode(self, result: Any) -> bytes:
         """Its part, or why there is none."""
         if isinstance(result, KafkaError):
             response = error_response(SYNC_GROUP, None, result)
-            return messages.write_response_frame(SYNC_GROUP, version, correlation_id, response)
+            return messages.write_response_frame(SYNC_GROUP, self._version, self._correlation_id, response)
         assignment = result.assignment
-        before, behind = _sync_answer(version, result.protocol_type, result.protocol)
+        before, behind = _sync_answer(self._version, result.protocol_type, result.protocol)
         size = len(assignment)
         length = UVARINTS[size + 1] if behind else INT.pack(size)
-        return _frame(correlation_id, before, length, assignment, behind)
+        return _frame(self._correlation_id, before, length, assignment, behind)
 
 
 @lru_cache(100)

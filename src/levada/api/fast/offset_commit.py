@@ -6,9 +6,9 @@ changed nothing then, and decides once more on the same request in its general s
 
 from typing import Any
 
-from levada.api.fast.request import Said
+from levada.api.fast.request import FastPathRequest
 from levada.api.offset_commits import known_topic
-from levada.api.registry import takes_frames
+from levada.api.registry import FastPath, fast_path
 from levada.broker.broker import Broker
 from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.offsets import CommitRequest
@@ -20,7 +20,6 @@ from levada.wire.fast.offset_commit import Head, Partition
 from levada.wire.internal.group_records import OffsetCommitValue
 
 
-@takes_frames("offset_commit", versions=offset_commit.VERSIONS)
 def usual_commit(
     broker: Broker,
     connection: Connection,
@@ -39,10 +38,16 @@ def usual_commit(
     for partition in partitions:
         if not 0 <= partition[0] < count:
             return False
-    return UsualCommit(connection, correlation_id, version, topic, head, partitions).ask(broker)
+    return UsualCommit(connection, correlation_id, version, topic, head, partitions).submit(broker)
 
 
-class UsualCommit(Said):
+@fast_path("offset_commit", versions=offset_commit.VERSIONS)
+def commit_fast_path() -> FastPath:
+    """Offsets of one topic."""
+    return usual_commit
+
+
+class UsualCommit(FastPathRequest):
     """Offsets of one topic, by a member or by a client that only keeps them here."""
 
     __slots__ = ("_partitions", "_topic")
@@ -72,13 +77,13 @@ class UsualCommit(Said):
         )
         return machine.commit(request, now_ms, handle)
 
-    def give(self, result: Any) -> None:
-        """Told at the end of the turn, after all commits of it: one by one, the next ones would come one by one."""
-        self._result = result
-        self._connection.wake()
+    def complete(self, result: Any) -> None:
+        """Send at the flush, with all commits of this loop iteration: one by one, the next would come one by one."""
+        self.result = result
+        self.connection.wake()
 
-    def written(self, result: Any, _: int, correlation_id: int) -> bytes:
+    def encode(self, result: Any) -> bytes:
         """The codes of the partitions, or the error of all."""
         partitions = self._partitions
         codes = [result.code] * len(partitions) if isinstance(result, KafkaError) else result
-        return offset_commit.write_answer(correlation_id, self.request, partitions, codes)
+        return offset_commit.write_answer(self._correlation_id, self.request, partitions, codes)

@@ -38,7 +38,7 @@ class Journal:
         self.end = 0  # of the partition with everything appended
         self._committed = committed  # told whenever the high watermark has moved
         self._failed = failed  # told when something appended never will be committed
-        partition.waiters.add(self)
+        partition.watchers.add(self)
 
     @property
     def is_committed(self) -> bool:
@@ -51,9 +51,9 @@ class Journal:
 
     def close(self) -> None:
         """Tell nobody any more."""
-        self.partition.waiters.discard(self)
+        self.partition.watchers.discard(self)
 
-    def news(self, published_bytes: int) -> None:
+    def try_complete(self, published_bytes: int) -> None:
         """The partition has moved on, or has failed."""
         partition = self.partition
         self._committed(partition.high_watermark)

@@ -2,7 +2,7 @@
 
 Groups (`__consumer_offsets`) and transactions (`__transaction_state`) share it. A key (group id, transactional id)
 belongs to the shard of the partition that its hash names, as in Kafka. A handler finds the shard and submits a
-decision; what it gets is a `Deferred` to return or to await:
+decision; what it gets is a `DelayedResult` to return or to await:
 
     shard = call.broker.groups.shard(request.group_id)             # raises NOT_COORDINATOR, ..._LOAD_IN_PROGRESS
     return shard.submit(lambda machine, now_ms, handle: machine.heartbeat(..., handle), answer=_heartbeat_response)

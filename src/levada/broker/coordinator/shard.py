@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from levada.broker.coordinator.journal import Journal
 from levada.broker.partition.partition import Partition
-from levada.broker.purgatory import Deferred, Promise
+from levada.broker.purgatory import Completable, DelayedResult
 from levada.core.machine import JournalRecord, Outcome, ResponseHandle, StateMachine, VolatileOutcome
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
@@ -77,7 +77,7 @@ class Shard(Generic[M]):
         self._on_loaded = on_loaded
         self._perform = perform
         self._journal = Journal(partition, self._pay, self._fail)
-        self._waiting: dict[ResponseHandle, Promise] = {}  # exactly the handles that are not answered
+        self._waiting: dict[ResponseHandle, Completable] = {}  # exactly the handles that are not answered
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ms = 0
         self._hesitates = False
@@ -103,14 +103,14 @@ class Shard(Generic[M]):
         self,
         decide: Callable[[M, int, ResponseHandle], Outcome | VolatileOutcome],
         answer: Callable[[Any], Any] | None = None,
-    ) -> Deferred:
+    ) -> DelayedResult:
         """Let the machine decide on a request; `answer` turns its reply into the response. Raises KafkaError."""
-        handle = Deferred(answer)
+        handle = DelayedResult(answer)
         self.ask(decide, handle)
         return handle
 
     def ask(
-        self, decide: Callable[[M, int, ResponseHandle], Outcome | VolatileOutcome], handle: Promise
+        self, decide: Callable[[M, int, ResponseHandle], Outcome | VolatileOutcome], handle: Completable
     ) -> None:
         """Let the machine decide on a request, whose handle is given the reply. Raises KafkaError."""
         machine = self.machine or self.ready
@@ -188,9 +188,9 @@ class Shard(Generic[M]):
     def _settle(self, responses: Responses, effects: Sequence[Any]) -> None:
         machine, waiting = self.machine, self._waiting
         for handle, reply in responses:
-            promise = waiting.pop(handle, None)
-            if promise is not None:
-                promise.give(reply)
+            waiter = waiting.pop(handle, None)
+            if waiter is not None:
+                waiter.complete(reply)
         if effects and machine is not None:
             self._have_done(machine, effects)
 
@@ -323,7 +323,7 @@ class Shard(Generic[M]):
         self._owed.clear()
         waiting, self._waiting = self._waiting, {}
         for handle in waiting.values():
-            handle.give(_not_coordinator(self.partition))
+            handle.complete(_not_coordinator(self.partition))
 
     def close(self) -> None:
         """This broker does not lead the partition any more, or stops."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.coordinator.runtime import Coordinators, InternalTopic
 from levada.broker.coordinator.shard import Shard
-from levada.broker.purgatory import Deferred
+from levada.broker.purgatory import DelayedResult
 from levada.core.transactions.machine import Ending, TransactionLimits, TransactionsMachine
 from levada.core.transactions.state import Place, ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
@@ -64,7 +64,7 @@ def transaction_coordinators(broker: "Broker") -> TransactionCoordinators:
 
 def write_marker(
     broker: "Broker", place: Place, producer: ProducerIdAndEpoch, marker: Marker, bumped: bool
-) -> Deferred:
+) -> DelayedResult:
     """End a producer's transaction in one partition; answered when that is committed. Raises KafkaError."""
     topic, index = place
     partition = broker.partition(topic, index)
@@ -106,7 +106,7 @@ class _Writing:
         except KafkaError as error:
             self._heard(place, error)
         else:
-            written.then(lambda result: self._heard(place, result))
+            written.add_done_callback(lambda result: self._heard(place, result))
 
     def _heard(self, place: Place, result: Any) -> None:
         if isinstance(result, Exception) and not self._is_settled(place, result):

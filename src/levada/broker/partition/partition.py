@@ -22,7 +22,7 @@ from levada.broker.partition.validation import (
     misshapen,
     untimely,
 )
-from levada.broker.purgatory import Waiter
+from levada.broker.purgatory import Watcher
 from levada.config.settings import LONG_MAX
 from levada.config.topic import TopicConfig
 from levada.core.cluster.topic_names import is_internal
@@ -103,7 +103,7 @@ class Partition:
         "topic",
         "topic_id",
         "transactions",
-        "waiters",
+        "watchers",
     )
 
     def __init__(
@@ -118,14 +118,14 @@ class Partition:
         self.in_sync_replicas = 1
         self.high_watermark = segments.log_end_offset
         self.offline = False
-        self.waiters: set[Waiter] = set()
+        self.watchers: set[Watcher] = set()
         self.stable_end = StableEnd()
         self.transactions = Transactions(self)
         self.templates: dict[int, Fill] = {}  # answers to a single batch, by version
         self.messages_in = self.bytes_in = self.bytes_out = 0
         self._edges = edges
         self._internal = is_internal(topic)  # written by coordinators only
-        self._announced_bytes = 0  # of bytes_in, those that waiters have heard of
+        self._announced_bytes = 0  # of bytes_in, those that watchers have been notified of
         self._queued = False  # whether the turn knows of appends here
         self._unflushed = 0  # messages since the last fsync
         self._dirty_since_ms = 0  # when unsynced data was first seen; 0 if there is none
@@ -311,17 +311,17 @@ class Partition:
             self.producers.settle(high_watermark)
         fresh = self.bytes_in - self._announced_bytes
         self._announced_bytes = self.bytes_in
-        if self.waiters:
-            for waiter in list(self.waiters):
-                waiter.news(fresh)
-        if self.stable_end.waiters:
+        if self.watchers:
+            for watcher in list(self.watchers):
+                watcher.try_complete(fresh)
+        if self.stable_end.watchers:
             self.stable_end.moved(self.last_stable_offset, self.bytes_in)
 
     def go_offline(self) -> None:
-        """Stop serving: the disk is broken, or the partition is deleted. Whoever waits is answered now."""
+        """Stop serving: the disk is broken, or the partition is deleted. Its watchers complete now."""
         self.offline = True
-        for waiter in [*self.waiters, *self.stable_end.waiters]:
-            waiter.news(0)
+        for watcher in [*self.watchers, *self.stable_end.watchers]:
+            watcher.try_complete(0)
 
     def failed(self, error: OSError) -> KafkaError:
         """The disk under the log is broken: it goes offline. What to tell the client."""

@@ -8,7 +8,7 @@ permission that was given before it, so a late batch can never open a transactio
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from levada.broker.purgatory import Deferred, Waiter
+from levada.broker.purgatory import DelayedResult, Watcher
 from levada.core.partition.producer_state import CorruptSnapshotError, ProducerStates
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
@@ -43,7 +43,7 @@ class Transactions:
         self._partition = partition
         self._permissions: dict[tuple[int, int], Permission] = {}  # by producer id and epoch
         # Where the log ends with a marker, and who waits for that to be committed.
-        self._ending: deque[tuple[int, Deferred]] = deque()
+        self._ending: deque[tuple[int, DelayedResult]] = deque()
 
     def is_open(self, producer_id: int, producer_epoch: int) -> bool:
         """Whether a producer has a transaction open here: then its batches need no permission."""
@@ -111,23 +111,23 @@ class Transactions:
 
     def end(
         self, producer_id: int, producer_epoch: int, marker: Marker, bumped: bool, now_ms: int
-    ) -> Deferred:
+    ) -> DelayedResult:
         """Queue the marker that ends a producer's transaction; answered when it is committed."""
         self._partition.producers.check_marker(producer_id, producer_epoch, marker, bumped)
         goal = self._partition.append_own(encode_marker(marker, producer_id, producer_epoch, now_ms), now_ms)
-        committed = Deferred()
+        committed = DelayedResult()
         self._ending.append((goal, committed))
-        self._partition.waiters.add(self)
+        self._partition.watchers.add(self)
         return committed
 
-    def news(self, published_bytes: int) -> None:
-        """The partition has moved on, or has failed."""
+    def try_complete(self, published_bytes: int) -> None:
+        """Complete the markers that are committed, or fail them all if the partition is offline."""
         partition, ending = self._partition, self._ending
         while ending and (ending[0][0] <= partition.high_watermark or partition.offline):
             goal, committed = ending.popleft()
-            committed.give(None if goal <= partition.high_watermark else partition.storage_error())
+            committed.complete(None if goal <= partition.high_watermark else partition.storage_error())
         if not ending:
-            partition.waiters.discard(self)
+            partition.watchers.discard(self)
 
     def observe(self, header: BatchHeader, batch: memoryview) -> None:
         """A batch that this broker wrote in the name of a producer is queued: a marker, or a coordinator's records."""
@@ -139,10 +139,10 @@ class Transactions:
 class StableEnd:
     """Where readers of committed records stop: who waits here hears only of what they may read."""
 
-    __slots__ = ("_bytes_in", "_offset", "waiters")
+    __slots__ = ("_bytes_in", "_offset", "watchers")
 
     def __init__(self) -> None:
-        self.waiters: set[Waiter] = set()
+        self.watchers: set[Watcher] = set()
         self._offset = 0
         self._bytes_in = 0
 
@@ -151,8 +151,8 @@ class StableEnd:
         if offset > self._offset:
             fresh = max(1, bytes_in - self._bytes_in)
             self._offset, self._bytes_in = offset, bytes_in
-            for waiter in list(self.waiters):
-                waiter.news(fresh)
+            for watcher in list(self.watchers):
+                watcher.try_complete(fresh)
 
 
 def load_producers(segments: Log) -> ProducerStates:

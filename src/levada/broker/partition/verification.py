@@ -70,7 +70,7 @@ class Question:
             return
         try:
             shard = self._broker.transactions.shard(self._transactional_id)
-            shard.submit(self._decide).then(self._hear)
+            shard.submit(self._decide).add_done_callback(self._hear)
         except KafkaError as error:
             self._hear(error)
 

@@ -159,7 +159,7 @@ def test_who_follows_is_answered_as_the_codec_would(version: int, member_id: str
     """All but its own id is the same for everybody (R32)."""
     for protocol, leader in (("range", "l"), ("sticky", "l" * 200)):
         reply = JoinResult(1 << 20, "consumer", protocol, leader, member_id)
-        written = usual_members.UsualJoin.written(cast(Any, None), reply, version, 7)
+        written = usual_members.UsualJoin(cast(Any, None), 7, version, None, 1).encode(reply)
         response = groups.joined(reply)
         assert written == messages.write_response_frame(usual_members.JOIN_GROUP, version, 7, response)
 
@@ -169,7 +169,7 @@ def test_who_follows_is_answered_as_the_codec_would(version: int, member_id: str
 def test_a_part_is_told_as_the_codec_would(version: int, size: int) -> None:
     for protocol in ("range", "sticky"):
         reply = SyncResult("consumer", protocol, bytes(size))
-        written = usual_members.UsualSync.written(cast(Any, None), reply, version, 7)
+        written = usual_members.UsualSync(cast(Any, None), 7, version, None, 1).encode(reply)
         response = groups.synced(reply)
         assert written == messages.write_response_frame(usual_members.SYNC_GROUP, version, 7, response)
 
@@ -394,13 +394,13 @@ def test_an_answer_that_cannot_be_written_is_its_own_clients_loss(
         for voice in (unlucky, lucky):
             voice.follow(generation)
         (generation,) = {voice.joined().generation_id for voice in voices}
-        write = usual_members.UsualSync.written
+        encode = usual_members.UsualSync.encode
 
-        def written(self: Any, *said: Any) -> bytes:
+        def failing(self: Any, result: Any) -> bytes:
             assert self.request.member_id != unlucky.member_id, "a bug"
-            return write(self, *said)
+            return encode(self, result)
 
-        monkeypatch.setattr(usual_members.UsualSync, "written", written)
+        monkeypatch.setattr(usual_members.UsualSync, "encode", failing)
         for voice in (unlucky, lucky):
             voice.ask_to_sync(generation, {})
         leader.ask_to_sync(generation, {voice.member_id: b"part" for voice in voices})

@@ -22,7 +22,7 @@ from levada.broker.coordinator.journal import Entry, Journal
 from levada.broker.coordinator.runtime import java_abs, java_hash
 from levada.broker.coordinator.shard import Shard
 from levada.broker.partition.partition import Partition
-from levada.broker.purgatory import Deferred, together
+from levada.broker.purgatory import DelayedResult, gather
 from levada.config.broker import BrokerConfig
 from levada.core.groups.classic.draft import MOMENT_MS, GroupLimits
 from levada.core.groups.classic.requests import JoinRequest, SyncRequest
@@ -488,7 +488,7 @@ class Standstill:
             offline=False,
             topic=OFFSETS_TOPIC,
             index=0,
-            waiters=set(),
+            watchers=set(),
             high_watermark=1,
             append_own=self.append,
         )
@@ -500,8 +500,8 @@ class Standstill:
         return 1
 
     def publish(self) -> None:
-        for waiter in list(self.partition.waiters):
-            waiter.news(0)
+        for waiter in list(self.partition.watchers):
+            waiter.try_complete(0)
 
 
 def test_a_process_that_stood_still_hears_its_members_before_it_removes_them() -> None:
@@ -510,7 +510,7 @@ def test_a_process_that_stood_still_hears_its_members_before_it_removes_them() -
     heard: list[Any] = []
 
     def ask(decide: Callable[[GroupsMachine, int, Any], Any]) -> None:
-        shard.submit(decide, lambda _: "well").then(heard.append)
+        shard.submit(decide, lambda _: "well").add_done_callback(heard.append)
         broker.publish()
 
     request = JoinRequest(
@@ -542,26 +542,26 @@ def test_a_process_that_stood_still_hears_its_members_before_it_removes_them() -
 
 def test_what_is_deferred_is_heard_once() -> None:
     heard: list[Any] = []
-    first = Deferred(lambda number: number + 1)
-    first.then(heard.append)
-    first.give(1)
-    first.give(5)
-    late: Deferred = Deferred()
-    late.give("known")
-    late.then(heard.append)
-    broken = Deferred(lambda number: 1 // number)
-    broken.give(0)
-    broken.then(heard.append)
+    first = DelayedResult(lambda number: number + 1)
+    first.add_done_callback(heard.append)
+    first.complete(1)
+    first.complete(5)
+    late: DelayedResult = DelayedResult()
+    late.complete("known")
+    late.add_done_callback(heard.append)
+    broken = DelayedResult(lambda number: 1 // number)
+    broken.complete(0)
+    broken.add_done_callback(heard.append)
     assert heard[:2] == [2, "known"]
     assert isinstance(heard[2], ZeroDivisionError)
 
 
 def test_what_is_deferred_can_be_awaited() -> None:
     async def main() -> list[Any]:
-        good, bad = Deferred(), Deferred()
+        good, bad = DelayedResult(), DelayedResult()
         loop = asyncio.get_running_loop()
-        loop.call_soon(good.give, 1)
-        loop.call_soon(bad.give, KafkaError(ErrorCode.NOT_COORDINATOR))
+        loop.call_soon(good.complete, 1)
+        loop.call_soon(bad.complete, KafkaError(ErrorCode.NOT_COORDINATOR))
         with pytest.raises(KafkaError):
             await bad
         return [await good]
@@ -570,14 +570,14 @@ def test_what_is_deferred_can_be_awaited() -> None:
 
 
 def test_many_answers_make_one() -> None:
-    parts = [Deferred() for _ in range(3)]
+    parts = [DelayedResult() for _ in range(3)]
     heard: list[Any] = []
-    together(parts, tuple).then(heard.append)
+    gather(parts, tuple).add_done_callback(heard.append)
     for part, number in zip(reversed(parts), range(3), strict=True):
         assert heard == []
-        part.give(number)
+        part.complete(number)
     assert heard == [(2, 1, 0)]
-    together([], tuple).then(heard.append)
+    gather([], tuple).add_done_callback(heard.append)
     assert heard[1] == ()
 
 

@@ -63,7 +63,7 @@ class Listening:
     def __init__(self) -> None:
         self.heard: list[int] = []
 
-    def news(self, published_bytes: int) -> None:
+    def try_complete(self, published_bytes: int) -> None:
         self.heard.append(published_bytes)
 
 
@@ -120,7 +120,7 @@ def refused(partition: Partition, batch: bytearray, code: ErrorCode, now_ms: int
 
 def test_nothing_is_seen_before_the_turn_ends(world: World) -> None:
     partition, waiter = world.open(), Listening()
-    partition.waiters.add(waiter)
+    partition.watchers.add(waiter)
     assert [append(partition, batch_of(b"a", b"b")), append(partition, batch_of(b"c"))] == [0, 2]
     assert world.scheduled == 1
     assert (partition.high_watermark, partition.log.log_end_offset, waiter.heard) == (0, 0, [])
@@ -291,7 +291,7 @@ def test_duplicates_are_known_after_a_restart(world: World, end: str) -> None:
 def test_acks_wait_for_the_disk(world: World) -> None:
     """levada.acks.wait.for.fsync: neither visible nor acknowledged before."""
     partition, waiter = world.open(levada_acks_wait_for_fsync="true"), Listening()
-    partition.waiters.add(waiter)
+    partition.watchers.add(waiter)
     append(partition, batch_of(b"a"))
     world.turn.end()
     assert world.asked_to_sync == [partition]
@@ -351,7 +351,7 @@ def test_a_failed_write_is_never_seen(world: World, number: int) -> None:
     partition, waiter = world.open(), Listening()
     append(partition, batch_of(b"good"))
     world.turn.end()
-    partition.waiters.add(waiter)
+    partition.watchers.add(waiter)
     world.disk.fail("pwritev", world.folder, number)
     append(partition, batch_of(b"bad"))
     world.turn.end()

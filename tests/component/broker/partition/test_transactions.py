@@ -284,12 +284,12 @@ def test_readers_that_wait_hear_only_of_what_they_may_read(world: World) -> None
         def __init__(self) -> None:
             self.heard: list[int] = []
 
-        def news(self, published_bytes: int) -> None:
+        def try_complete(self, published_bytes: int) -> None:
             self.heard.append(published_bytes)
 
     partition = world.open()
     listening = Listening()
-    partition.stable_end.waiters.add(listening)
+    partition.stable_end.watchers.add(listening)
     allow(partition, 7, 0)
     write(partition, b"a", producer=(7, 0, 0))
     write(partition, b"b", producer=(7, 0, 1))

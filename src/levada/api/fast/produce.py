@@ -1,0 +1,33 @@
+"""The fast path of Produce: requests that differ from an earlier one only in their records are not decoded again."""
+
+from levada.api.produce import append
+from levada.api.registry import FastPath, fast_path
+from levada.broker.broker import Broker
+from levada.net.listener import Connection
+from levada.wire.fast.produce import VERSIONS, Shortcuts
+from levada.wire.schema import messages
+
+PRODUCE = messages.api_key("produce")
+
+
+@fast_path("produce", VERSIONS)
+def produce_fast_path() -> FastPath:
+    """Every Produce takes it: what the connection's cache does not know is decoded and learnt."""
+
+    def produce(
+        broker: Broker,
+        connection: Connection,
+        view: memoryview,
+        position: int,
+        stop: int,
+        version: int,
+        correlation_id: int,
+    ) -> bool:
+        cache = connection.caches.get(PRODUCE)
+        if cache is None:
+            cache = connection.caches[PRODUCE] = Shortcuts()
+        request = cache.read(view, position, stop, version)
+        append(broker, connection, view, request, version, correlation_id)
+        return True
+
+    return produce
