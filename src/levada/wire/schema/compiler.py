@@ -1,12 +1,11 @@
-"""Compiles what writes and reads a message, the way `dataclasses` writes `__init__`.
+"""Compiles functions that read and write messages, the way `dataclasses` compiles `__init__`.
 
-kio's own writers are pure Python and 30 times slower than straight-line code; its native readers are fast, but they
-allocate from counts on the wire before they check them: twenty hostile bytes end the process. So both directions
-are compiled here, from the fields of kio's message classes, for one version each and from or to the one shape per
-API (`levada.wire.schema.versions`): fixed-width fields that stand together become one Struct, nested structs become
-nested loops. kio's writers and readers are what the tests compare with.
+kio's writers are pure Python and far slower than straight-line code; its native readers allocate from counts on the
+wire before they check them. So both directions are compiled from the fields of kio's message classes, for one
+version each and from or to the one shape per API (`levada.wire.schema.versions`): adjacent fixed-width fields become
+one Struct, nested structs become nested loops. Tests compare the results with kio's readers and writers.
 
-This module has what both directions share; `writing` and `reading` hold one each.
+This module holds what both directions share; `readers` and `writers` hold one each.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.schema.fields import EPOCH, Field, Struct
 
-# Kafka's fixed-width types as struct characters.
+# Kafka's fixed-width types as format characters of `struct`.
 FORMATS = {
     "bool": "?",
     "int8": "b",
@@ -43,24 +42,24 @@ MILLISECOND = timedelta(milliseconds=1)
 
 
 class Memo(dict[Any, Any]):
-    """What was made from values that come again and again; never more than a few, so that no peer can fill it."""
+    """A bounded cache of converted values, cleared when it is full: peers choose the keys."""
 
-    __slots__ = ("make",)
+    __slots__ = ("convert",)
 
-    def __init__(self, make: Callable[[Any], Any]) -> None:
+    def __init__(self, convert: Callable[[Any], Any]) -> None:
         super().__init__()
-        self.make = make
+        self.convert = convert
 
     def __missing__(self, value: Any) -> Any:
-        made = self.make(value)
+        converted = self.convert(value)
         if len(self) >= MEMO_ENTRIES_MAX:
             self.clear()
-        self[value] = made
-        return made
+        self[value] = converted
+        return converted
 
 
 class Source:
-    """Lines of Python and the names they use, on their way to a function."""
+    """Builds a function from lines of Python source and the global names they use."""
 
     def __init__(self, message: str) -> None:
         self.message = message
@@ -73,12 +72,12 @@ class Source:
         self.lines.append("    " * self.depth + text)
 
     def fresh(self, prefix: str) -> str:
-        """A local name that is used nowhere else."""
+        """A local name that no other line uses."""
         self._count += 1
         return f"{prefix}{self._count}"
 
     def constant(self, value: Any) -> str:
-        """The name under which the function sees a value."""
+        """The global name of a constant."""
         if value is None or value is True or value is False:
             return repr(value)
         name = self.fresh("k")
@@ -87,59 +86,61 @@ class Source:
 
     def function(self, name: str, parameters: str) -> Callable[..., Any]:
         text = f"def {name}({parameters}):\n" + "\n".join(self.lines) + "\n"
-        exec(compile(text, f"<{self.message}>", "exec"), self.names)  # noqa: S102  made of our own words only
+        exec(compile(text, f"<{self.message}>", "exec"), self.names)  # noqa: S102  no text of a peer
         compiled: Callable[..., Any] = self.names[name]
         return compiled
 
 
-class Place(NamedTuple):
-    """A step of a path into a shape: a name, and how it is entered."""
+class PathStep(NamedTuple):
+    """A step of a path into a shape: a field's name, and which element of it."""
 
     name: str
-    entry: str  # "" a struct or the field itself, "[0]" the only element, "[]" every element
+    element: str  # "" for a struct or the field itself, "[0]" for the only element, "[]" for every element
 
 
-def parse_path(path: str) -> list[Place]:
-    """`groups[0].topics` as places."""
-    places = []
+def parse_path(path: str) -> list[PathStep]:
+    """Split a path such as `groups[0].topics`."""
+    steps = []
     for part in path.split("."):
-        name, bracket, inside = part.partition("[")
-        places.append(Place(name, bracket + inside))
-    return places
+        name, bracket, rest = part.partition("[")
+        steps.append(PathStep(name, bracket + rest))
+    return steps
 
 
 def only(elements: Sequence[Any]) -> Any:
-    """The one element that a version without arrays can carry."""
+    """Return the one element that a version without the array carries; raise for any other number."""
     if len(elements) != 1:
-        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"one element fits this version, not {len(elements)}")
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_VERSION, f"this version carries one element, not {len(elements)}"
+        )
     return elements[0]
 
 
 def not_null(value: Any) -> Any:
-    """What a version without null for it can carry."""
+    """Return the value; raise if it is null and this version has no null for it."""
     if value is None:
-        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "this version cannot say null")
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "this version has no null for the field")
     return value
 
 
 def milliseconds(duration: timedelta) -> int:
-    """A duration as Kafka writes it."""
+    """Convert a duration to milliseconds."""
     return duration // MILLISECOND
 
 
-def timestamp(moment: datetime) -> int:
-    """A moment as Kafka writes it: milliseconds since 1970."""
-    return (moment - EPOCH) // MILLISECOND
+def timestamp(time: datetime) -> int:
+    """Convert a time to milliseconds since the epoch."""
+    return (time - EPOCH) // MILLISECOND
 
 
 @cache
 def packer(fields: str) -> Packer:
-    """Fixed-width fields without gaps, as the network orders bytes."""
+    """A Struct of fixed-width fields in network byte order."""
     return Packer(">" + fields)
 
 
 def require(struct: Struct, name: str, path: str) -> Field:
-    """A field that must be there: a rule that names a missing one is a bug of ours."""
+    """Find a field that a rule of `versions` names; a missing one is a bug."""
     field = struct.find(name)
     assert field is not None, f"{path} has no field {name}"
     return field

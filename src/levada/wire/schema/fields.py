@@ -1,6 +1,6 @@
-"""What a message is made of, read from kio's classes: the fields carry Kafka's types as metadata.
+"""Describes the fields of a message, read from kio's classes, whose fields carry Kafka's types as metadata.
 
-The codec compiles from these few facts, so that no other module needs to know how kio spells them.
+The compiler works from these descriptions, so no other module depends on how kio declares its classes.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# Kafka's default of a field that declares none; records alone default to null.
+# Kafka's default of a field that declares none; only records default to null.
 IMPLICIT_DEFAULTS: dict[str, Any] = {
     "string": "",
     "bytes": b"",
@@ -40,7 +40,7 @@ class Field(NamedTuple):
 
     @property
     def default(self) -> Any:
-        """Kafka's value for a message that does not carry the field."""
+        """The value in messages that do not carry the field."""
         if self.declared_default is not MISSING:
             return self.declared_default
         if self.is_array:
@@ -72,7 +72,7 @@ class Struct(NamedTuple):
 
 @cache
 def struct_of(cls: Any) -> Struct:
-    """The struct that a message class declares."""
+    """Describe a message class."""
     return Struct(cls, cls.__flexible__, tuple(_field(field) for field in dataclasses.fields(cls)))
 
 

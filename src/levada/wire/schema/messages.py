@@ -1,7 +1,7 @@
-"""Messages of every API and version as bytes, and as objects of one shape per API.
+"""Reads and writes messages of every API and version, as objects of one shape per API.
 
-The functions for an API and version are compiled on first use and kept. Reading raises KafkaError(INVALID_REQUEST)
-for bytes that are no message, never anything else; `levada.wire.schema.versions` tells what the shapes are.
+The functions of an API and version are compiled on first use and cached. Readers raise KafkaError(INVALID_REQUEST) for
+malformed bytes, never anything else; `levada.wire.schema.versions` describes the shapes.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ MALFORMED = (MalformedError, StructError, IndexError, UnicodeDecodeError)
 
 
 class RequestHeader(NamedTuple):
-    """What every request starts with, and where its body starts."""
+    """The header of a request and the position of its body."""
 
     api_key: int
     api_version: int
@@ -38,7 +38,7 @@ class RequestHeader(NamedTuple):
 
 
 def api(api_key: int, version: int) -> Api:
-    """The API, if this version of it is known."""
+    """The API with this key; raise UNSUPPORTED_VERSION unless it has this version."""
     known = APIS.get(api_key)
     if known is None or not known.first <= version <= known.last:
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"API key {api_key} version {version}")
@@ -51,25 +51,25 @@ def api_key(name: str) -> int:
 
 
 def versions_known(api_key: int) -> range:
-    """The versions of an API that can be read and written; none for an unknown API."""
+    """The versions of an API that can be read and written; empty for an unknown API."""
     known = APIS.get(api_key)
     return range(0) if known is None else range(known.first, known.last + 1)
 
 
 @lru_cache(1_024)
 def request_header_is_flexible(api_key: int, version: int) -> bool:
-    """Whether tagged fields follow the client id."""
+    """Whether the request header has tagged fields after the client id."""
     known = APIS.get(api_key)
     return known is not None and known.flexible <= version <= known.last
 
 
 def response_header_is_flexible(api_key: int, version: int) -> bool:
-    """Whether tagged fields follow the correlation id; never for ApiVersions, whose versions are not agreed yet."""
+    """Whether the response header has tagged fields; never for ApiVersions, sent before versions are negotiated."""
     return api_key != API_VERSIONS and request_header_is_flexible(api_key, version)
 
 
 def read_request_header(view: memoryview | bytes) -> RequestHeader:
-    """The header of a request; the body of a version that is unknown starts where it would without tagged fields."""
+    """Read the header of a request; that of an unknown version is read without tagged fields."""
     try:
         api_key, version, correlation_id, length = HEADER.unpack_from(view)
         position = HEADER.size + max(length, 0)
@@ -89,7 +89,7 @@ def read_request_header(view: memoryview | bytes) -> RequestHeader:
 
 
 def write_response_frame(api_key: int, version: int, correlation_id: int, response: Any) -> bytes:
-    """A response with everything before it: its size and its header."""
+    """Write a whole response frame: its size, its header and its body."""
     body = _writer(api_key, version, "response")(response)
     if response_header_is_flexible(api_key, version):
         return SIZE_AND_ID.pack(len(body) + 5, correlation_id) + b"\0" + body
@@ -97,22 +97,22 @@ def write_response_frame(api_key: int, version: int, correlation_id: int, respon
 
 
 def read_request(api_key: int, version: int, view: memoryview | bytes, offset: int = 0) -> Any:
-    """A request of any version as the API's one shape."""
+    """Read a request of any version into the API's shape."""
     return _read(_reader(api_key, version, "request"), view, offset, ELEMENTS_MAX)
 
 
 def read_response(api_key: int, version: int, view: memoryview | bytes, offset: int = 0) -> Any:
-    """A response of any version as the API's one shape."""
+    """Read a response of any version into the API's shape."""
     return _read(_reader(api_key, version, "response"), view, offset, RESPONSE_ELEMENTS_MAX)
 
 
 def write_request(api_key: int, version: int, request: Any) -> bytes:
-    """The body of a request in a version."""
+    """Write the body of a request in a version."""
     return _writer(api_key, version, "request")(request)
 
 
 def write_response(api_key: int, version: int, response: Any) -> bytes:
-    """The body of a response in a version."""
+    """Write the body of a response in a version."""
     return _writer(api_key, version, "response")(response)
 
 
@@ -125,24 +125,24 @@ def _read(read: Reader, view: memoryview | bytes, offset: int, elements: int) ->
 
 @cache
 def _reader(api_key: int, version: int, kind: str) -> Reader:
-    message, old, shape = structs(api(api_key, version), version, kind)
-    return compile_reader(message, version, old, shape)
+    message, wire, shape = structs(api(api_key, version), version, kind)
+    return compile_reader(message, version, wire, shape)
 
 
 @cache
 def _writer(api_key: int, version: int, kind: str) -> Callable[[Any], bytes]:
-    message, old, shape = structs(api(api_key, version), version, kind)
-    return compile_writer(message, version, old, shape)
+    message, wire, shape = structs(api(api_key, version), version, kind)
+    return compile_writer(message, version, wire, shape)
 
 
 def structs(known: Api, version: int, kind: str) -> tuple[str, Struct, Struct]:
-    """A message's path in the rules, its struct in a version and its shape."""
+    """A message's path in the rules of `versions`, its struct in a version and its shape."""
     name = "".join(part.title() for part in known.name.split("_")) + kind.title()
-    old = getattr(import_now(f"kio.schema.{known.name}.v{version}.{kind}"), name)
-    home = (
+    wire = getattr(import_now(f"kio.schema.{known.name}.v{version}.{kind}"), name)
+    module = (
         f"levada.wire.schema.shapes.{known.name}"
         if known.name in SHAPES
         else f"kio.schema.{known.name}.v{known.last}.{kind}"
     )
-    shape = getattr(import_now(home), name)
-    return f"{known.name}.{kind}", struct_of(old), struct_of(shape)
+    shape = getattr(import_now(module), name)
+    return f"{known.name}.{kind}", struct_of(wire), struct_of(shape)

@@ -1,8 +1,8 @@
-"""Compiles readers: a function per message and version from bytes to the shape.
+"""Compiles readers: one function per message and version, from bytes to the shape.
 
-Readers are for hostile bytes. Nothing is made from a count before it is checked against the bytes that remain and
-against a budget of elements for the whole message. A length that points past the end needs no check of its own:
-slices stop at the end, and the position past it fails at the next read or at the end of the message.
+Readers expect malicious bytes. Every count is checked against the bytes that remain and against a budget of elements
+for the whole message before anything is allocated from it. A length that points past the end needs no check of its
+own: slices stop at the end, and the position past it fails at the next read or at the end of the message.
 """
 
 from collections.abc import Callable
@@ -27,23 +27,21 @@ from levada.wire.schema.compiler import (
 from levada.wire.schema.fields import EPOCH, Field, Struct
 
 TAG_BYTES_MIN = 2
-STRING_BYTES_MAX = 32_767  # what the two bytes of old versions can count
-LONGEST = timedelta.min // -MILLISECOND
-LATEST = (datetime.max.replace(tzinfo=EPOCH.tzinfo) - EPOCH) // MILLISECOND
+STRING_BYTES_MAX = 32_767  # the most that the two-byte length of old versions can express
+DURATION_MS_MAX = timedelta.min // -MILLISECOND
+TIMESTAMP_MS_MAX = (datetime.max.replace(tzinfo=EPOCH.tzinfo) - EPOCH) // MILLISECOND
 ERRORS = {code.value: code for code in ErrorCode}
 
 
-Reader = Callable[
-    [bytes, int, int], Any
-]  # from the bytes, where the message begins, and the elements it may have
+Reader = Callable[[bytes, int, int], Any]  # of the bytes, the message's position and its budget of elements
 
 
 class MalformedError(Exception):
-    """The bytes are no message of this version."""
+    """The bytes are not a message of this version."""
 
 
 def uuid(data: bytes) -> UUID | None:
-    """A UUID; all zeros stand for none."""
+    """Convert a UUID; all zeros mean None."""
     return None if data == NO_UUID else UUID(bytes=data)
 
 
@@ -51,50 +49,50 @@ UUIDS = Memo(uuid)
 
 
 def duration(milliseconds: int) -> timedelta:
-    """A duration; one beyond Python's years is as long as Python can tell."""
-    return timedelta(milliseconds=max(-LONGEST, min(milliseconds, LONGEST)))
+    """Convert a duration, clamped to what timedelta can hold."""
+    return timedelta(milliseconds=max(-DURATION_MS_MAX, min(milliseconds, DURATION_MS_MAX)))
 
 
 DURATIONS = Memo(duration)
 
 
-def moment(milliseconds: int) -> datetime:
-    """A moment after 1970; one beyond the year 9999 is the last that Python can tell."""
-    return EPOCH + timedelta(milliseconds=max(0, min(milliseconds, LATEST)))
+def time(milliseconds: int) -> datetime:
+    """Convert a timestamp, clamped to the epoch and to the latest datetime."""
+    return EPOCH + timedelta(milliseconds=max(0, min(milliseconds, TIMESTAMP_MS_MAX)))
 
 
-def error(code: int) -> ErrorCode:
-    """An error code; clients take unknown ones for UNKNOWN_SERVER_ERROR."""
+def error_code(code: int) -> ErrorCode:
+    """Convert an error code; unknown ones become UNKNOWN_SERVER_ERROR."""
     return ERRORS.get(code, ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
 def long_count(data: bytes, position: int) -> tuple[int, int]:
-    """A length of more than one byte and the position after it."""
+    """Read a compact length of more than one byte; return it and the position after it."""
     value, position = read_uvarint(data, position)
     return value - 1, position
 
 
-def null(what: str) -> NoReturn:
-    """Refuse a null."""
-    raise MalformedError(f"{what} must not be null")
+def null_value(field: str) -> NoReturn:
+    """Raise for a null in a field that is not nullable."""
+    raise MalformedError(f"{field} must not be null")
 
 
-def wrong_count(what: str, count: int) -> NoReturn:
-    """Refuse a count."""
-    raise MalformedError(f"{what}: {count} elements do not fit into the bytes that remain, or are too many")
+def invalid_count(field: str, count: int) -> NoReturn:
+    """Raise for a count that is too large."""
+    raise MalformedError(f"{field}: {count} elements do not fit into the bytes that remain, or are too many")
 
 
-def too_long(what: str, length: int) -> NoReturn:
-    """Refuse a string that other versions and internal records could not hold, as Kafka does."""
-    raise MalformedError(f"{what}: a string of {length} bytes")
+def string_too_long(field: str, length: int) -> NoReturn:
+    """Raise for a string that other versions and internal records cannot hold, as Kafka does."""
+    raise MalformedError(f"{field}: a string of {length} bytes")
 
 
 def skip_tagged_fields(data: memoryview | bytes, position: int, budget: int) -> tuple[int, int]:
-    """Pass over tagged fields that this version does not know; the position after them and the budget left."""
+    """Skip unknown tagged fields; return the position after them and the remaining budget."""
     count, position = read_uvarint(data, position)
     budget -= count
     if budget < 0:
-        wrong_count("tagged fields", count)
+        invalid_count("tagged fields", count)
     for _ in range(count):
         _, position = read_uvarint(data, position)
         length, position = read_uvarint(data, position)
@@ -107,42 +105,45 @@ def _unpackers(code: str) -> Memo:
 
 
 UNPACKERS = {code: _unpackers(code) for code in "bhiqBHIQd?"}
-VOCABULARY = {
-    f.__name__: f
-    for f in (read_uvarint, moment, error, long_count, null, wrong_count, too_long, skip_tagged_fields)
-} | {
-    "MalformedError": MalformedError,
-    "durations": DURATIONS,
-    "new": object.__new__,
-    "uuids": UUIDS,
-}
+CALLED = (
+    error_code,
+    invalid_count,
+    long_count,
+    null_value,
+    read_uvarint,
+    skip_tagged_fields,
+    string_too_long,
+    time,
+)
+GLOBALS: dict[str, Any] = {function.__name__: function for function in CALLED}
+GLOBALS |= {"MalformedError": MalformedError, "durations": DURATIONS, "new": object.__new__, "uuids": UUIDS}
 
 
-def smallest(field: Field, flexible: bool) -> int:
-    """The fewest bytes that a value can take."""
+def min_bytes(field: Field, flexible: bool) -> int:
+    """The minimum size of a field's value."""
     if field.is_array or field.kafka_type in ("bytes", "records"):
         return 1 if flexible else 4
     if field.struct is not None:
-        return 1 if field.nullable else smallest_struct(field.struct)
+        return 1 if field.nullable else struct_min_bytes(field.struct)
     if field.kafka_type == "string":
         return 1 if flexible else 2
     return packer(FORMATS[field.kafka_type]).size
 
 
-def smallest_struct(struct: Struct) -> int:
-    """The fewest bytes that a struct can take."""
-    return sum(smallest(field, struct.flexible) for field in struct.untagged()) + struct.flexible
+def struct_min_bytes(struct: Struct) -> int:
+    """The minimum size of a struct."""
+    return sum(min_bytes(field, struct.flexible) for field in struct.untagged()) + struct.flexible
 
 
-def compile_reader(message: str, version: int, old: Struct, shape: Struct) -> Reader:
-    """The function that reads a version's bytes into an object of the shape."""
-    reader = _Reader(message, version, old.flexible)
+def compile_reader(message: str, version: int, wire: Struct, shape: Struct) -> Reader:
+    """Compile the function that reads a version's bytes into an object of the shape."""
+    reader = _Reader(message, version, wire.flexible)
     source = reader.source
     source.line("end = len(data)")
-    value = reader.struct(old, shape, message)
+    value = reader.struct(wire, shape, message)
     reader.flush()
-    # More bytes than fields are no error, as in Kafka: librdkafka's Metadata v13 for all topics has three too many.
-    source.line("if p > end: raise MalformedError('ends early')")
+    # Trailing bytes are no error, as in Kafka: librdkafka's Metadata v13 for all topics has three.
+    source.line("if p > end: raise MalformedError('the message ends early')")
     source.line(f"return {value}")
     return source.function("read", "data, p, budget")
 
@@ -154,8 +155,8 @@ class _Reader:
         self.version = version
         self.flexible = flexible
         self.source = Source(f"read {message} v{version}")
-        self.source.names.update(VOCABULARY)
-        self.pending: list[tuple[str, str]] = []  # fixed-width fields that wait to be unpacked together
+        self.source.names.update(GLOBALS)
+        self.pending: list[tuple[str, str]] = []  # adjacent fixed-width fields, unpacked together by flush()
 
     def flush(self) -> None:
         if not self.pending:
@@ -166,79 +167,83 @@ class _Reader:
         self.source.line(f"{names}= {self.source.constant(unpacker.unpack_from)}(data, p)")
         self.source.line(f"p += {unpacker.size}")
 
-    def struct(self, old: Struct, shape: Struct, path: str) -> str:
-        """Read a struct; the local name that holds it."""
+    def struct(self, wire: Struct, shape: Struct, path: str) -> str:
+        """Emit the reading of a struct; return the local name that holds it."""
         read: dict[str, str] = {}
-        for field in old.untagged():
+        for field in wire.untagged():
             read[field.name] = self.field(field, self.target(field, shape, path), f"{path}.{field.name}")
         self.flush()
         if self.flexible:
-            self.tags(old, shape, path, read)
-        return self.make(old, shape, path, read)
+            self.tags(wire, shape, path, read)
+        return self.assemble(wire, shape, path, read)
 
     def target(self, field: Field, shape: Struct, path: str) -> Field:
-        """Where the shape keeps a field of this version."""
+        """The shape's field for a field of this version."""
         here = shape.find(field.name)
         if here is not None:
             return here
-        first, *rest = parse_path(versions.MOVES[path][field.name].path)
+        first, *rest = parse_path(versions.MOVED_FIELDS[path][field.name].path)
         here = require(shape, first.name, path)
-        for place in rest:
+        for step in rest:
             assert here.struct is not None
-            here = require(here.struct, place.name, path)
+            here = require(here.struct, step.name, path)
         return here
 
-    def make(self, old: Struct, shape: Struct, path: str, read: dict[str, str]) -> str:
-        """Make an object of the shape from what was read."""
+    def assemble(self, wire: Struct, shape: Struct, path: str, read: dict[str, str]) -> str:
+        """Emit the creation of an object of the shape from the fields read."""
         values = {name: value for name, value in read.items() if shape.find(name) is not None}
-        moves = versions.MOVES.get(path, {})
+        moves = versions.MOVED_FIELDS.get(path, {})
         nested: dict[str, dict[str, str]] = {}
-        entries: dict[str, str] = {}
+        indexes: dict[str, str] = {}
         for name in read.keys() - values.keys():
             move = moves[name]
-            value = read[name] if move.lift is None else f"{self.source.constant(move.lift)}({read[name]})"
+            value = (
+                read[name]
+                if move.to_shape is None
+                else f"{self.source.constant(move.to_shape)}({read[name]})"
+            )
             first, *rest = parse_path(move.path)
-            entries[first.name] = first.entry
+            indexes[first.name] = first.element
             nested.setdefault(first.name, {})[rest[0].name if rest else ""] = value
         for name, parts in nested.items():
-            values[name] = self.enter(require(shape, name, path), entries[name], parts)
-        for name, stand_in in versions.STAND_INS.get(path, {}).items():
-            values.setdefault(name, read[stand_in])
-        for name in versions.EMPTY_WAS_NULL.get(path, ()):
-            if not require(old, name, path).nullable:
+            values[name] = self.rebuild(require(shape, name, path), indexes[name], parts)
+        for name, fallback in versions.FALLBACK_FIELDS.get(path, {}).items():
+            values.setdefault(name, read[fallback])
+        for name in versions.EMPTY_MEANT_NULL.get(path, ()):
+            if not require(wire, name, path).nullable:
                 values[name] = f"{values[name]} or None"
-        return self.call(shape, values)
+        return self.create(shape, values)
 
-    def enter(self, field: Field, entry: str, parts: dict[str, str]) -> str:
-        """The value of a shape's field that old versions spread over fields of their own."""
+    def rebuild(self, field: Field, index: str, parts: dict[str, str]) -> str:
+        """Emit the value of a shape's field whose parts are fields of their own in old versions."""
         if "" in parts:
-            return f"({parts['']},)" if entry == "[0]" else parts[""]
+            return f"({parts['']},)" if index == "[0]" else parts[""]
         assert field.struct is not None
-        if entry == "[]":
+        if index == "[]":
             ((name, values),) = parts.items()
-            made = self.source.fresh("l")
-            self.source.line(f"{made} = []")
+            created = self.source.fresh("l")
+            self.source.line(f"{created} = []")
             self.source.line(f"for x in {values}:")
             self.source.depth += 1
-            self.source.line(f"{made}.append({self.call(field.struct, {name: 'x'})})")
+            self.source.line(f"{created}.append({self.create(field.struct, {name: 'x'})})")
             self.source.depth -= 1
-            return f"tuple({made})"
-        made = self.call(field.struct, parts)
-        return f"({made},)" if entry == "[0]" else made
+            return f"tuple({created})"
+        created = self.create(field.struct, parts)
+        return f"({created},)" if index == "[0]" else created
 
-    def call(self, shape: Struct, values: dict[str, str]) -> str:
-        """Make an object by setting its slots, a quarter of the price of a frozen dataclass's `__init__`."""
+    def create(self, shape: Struct, values: dict[str, str]) -> str:
+        """Emit the creation of an object by setting its slots, which is faster than a frozen dataclass's `__init__`."""
         assert not hasattr(shape.cls, "__post_init__")
-        made = self.source.fresh("o")
-        self.source.line(f"{made} = new({self.source.constant(shape.cls)})")
+        created = self.source.fresh("o")
+        self.source.line(f"{created} = new({self.source.constant(shape.cls)})")
         for field in shape.fields:
             slot = self.source.constant(getattr(shape.cls, field.name).__set__)
             value = values[field.name] if field.name in values else self.source.constant(field.default)
-            self.source.line(f"{slot}({made}, {value})")
-        return made
+            self.source.line(f"{slot}({created}, {value})")
+        return created
 
     def field(self, field: Field, target: Field, path: str, nullable: bool | None = None) -> str:
-        """Read a field; an expression for its value."""
+        """Emit the reading of a field; return an expression for its value."""
         nullable = field.nullable if nullable is None else nullable
         if field.is_array:
             return self.array(field, target, path, nullable)
@@ -260,11 +265,11 @@ class _Reader:
         if kafka_type.startswith("timedelta"):
             return f"durations[{name}]"
         if kafka_type == "datetime_i64":
-            return f"(None if {name} == -1 else moment({name}))" if nullable else f"moment({name})"
-        return f"error({name})" if kafka_type == "error_code" else name
+            return f"(None if {name} == -1 else time({name}))" if nullable else f"time({name})"
+        return f"error_code({name})" if kafka_type == "error_code" else name
 
     def count(self, width: str) -> str:
-        """Read a length; -1 stands for null."""
+        """Emit the reading of a length; -1 means null."""
         name = self.source.fresh("n")
         if self.flexible:
             self.source.line(f"{name} = data[p] - 1")
@@ -276,22 +281,22 @@ class _Reader:
         return name
 
     def blob(self, path: str, nullable: bool, text: bool) -> str:
-        """A string or bytes: a length, then what it says."""
+        """Emit the reading of a string or bytes: a length and its content."""
         length = self.count("h" if text else "i")
         name = self.source.fresh("v")
         decode = ".decode()" if text else ""
         if text and self.flexible:
-            self.source.line(f"if {length} > {STRING_BYTES_MAX}: too_long({path!r}, {length})")
+            self.source.line(f"if {length} > {STRING_BYTES_MAX}: string_too_long({path!r}, {length})")
         self.source.line(f"if {length} >= 0: {name} = data[p : p + {length}]{decode}; p += {length}")
         if nullable:
             self.source.line(f"elif {length} == -1: {name} = None")
-        self.source.line(f"else: null({path!r})")
+        self.source.line(f"else: null_value({path!r})")
         return name
 
     def array(self, field: Field, target: Field, path: str, nullable: bool) -> str:
         self.flush()
         count, name = self.count("i"), self.source.fresh("v")
-        element_size = smallest_struct(field.struct) if field.struct else self.element_size(field)
+        element_size = struct_min_bytes(field.struct) if field.struct else self.element_size(field)
         if nullable:
             self.source.line(f"if {count} == -1: {name} = None")
             self.source.line("else:")
@@ -306,10 +311,10 @@ class _Reader:
         return name
 
     def check(self, count: str, element_size: int, path: str) -> None:
-        """No count is believed before the bytes that remain and the budget are asked."""
+        """Emit the check of a count against the bytes that remain and the budget."""
         room = f"(end - p) // {element_size}" if element_size > 1 else "end - p"
         self.source.line(f"if not 0 <= {count} <= {room} or (budget := budget - {count}) < 0:")
-        self.source.line(f"    wrong_count({path!r}, {count})")
+        self.source.line(f"    invalid_count({path!r}, {count})")
 
     def element_size(self, field: Field) -> int:
         if field.kafka_type in FORMATS:
@@ -337,7 +342,7 @@ class _Reader:
         self.source.line(f"{name} = tuple({elements})")
 
     def nested(self, field: Field, target: Field, path: str, nullable: bool) -> str:
-        """A struct in place; a nullable one follows a byte that says whether it is there (KIP-893)."""
+        """Emit the reading of a nested struct; before a nullable one a byte is negative for null (KIP-893)."""
         assert field.struct is not None and target.struct is not None
         if not nullable:
             return self.struct(field.struct, target.struct, path)
@@ -352,8 +357,8 @@ class _Reader:
         self.source.depth -= 1
         return name
 
-    def tags(self, old: Struct, shape: Struct, path: str, read: dict[str, str]) -> None:
-        fields = old.tagged()
+    def tags(self, wire: Struct, shape: Struct, path: str, read: dict[str, str]) -> None:
+        fields = wire.tagged()
         if not fields:
             self.source.line("if data[p]: p, budget = skip_tagged_fields(data, p, budget)")
             self.source.line("else: p += 1")
@@ -378,7 +383,7 @@ class _Reader:
             self.flush()
             self.source.line(f"{read[field.name]} = {value}")
             self.source.line(
-                f"if p != {stop}: raise MalformedError('a tagged field is not as long as it says')"
+                f"if p != {stop}: raise MalformedError('a tagged field does not have its declared length')"
             )
             self.source.depth -= 1
         self.source.line(f"p = {stop}")

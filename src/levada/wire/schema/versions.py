@@ -1,11 +1,11 @@
-"""How one shape per API carries every version: what Kafka moved, renamed or removed between versions.
+"""Declares the APIs and how one shape per API carries every version.
 
 A handler sees one class per message, its *shape*: kio's class of the newest version. Fields that an old version
-lacks get Kafka's defaults. A field that only old versions have lives where `MOVES` says, written as a path into
-the shape: `groups[0].topics` is the topics of the only group, `topics[].name` the name of every topic. Six APIs have
-fields that the newest version dropped and handlers still need, most of them topic names where newer versions carry
-topic ids: their shapes are declared in `levada.wire.schema.shapes.<api>` as subclasses of kio's classes. In those a
-request has the name or the topic id, whichever its version carries (the other is "" or None); a response gives both.
+lacks get Kafka's defaults. A field that only old versions have is declared in `MOVED_FIELDS` with its path in the
+shape: `groups[0].topics` is the topics of the only group, `topics[].name` the name of every topic. In six APIs the
+newest version dropped fields that handlers still need, mostly topic names that topic ids replaced: their shapes are
+subclasses of kio's classes in `levada.wire.schema.shapes.<api>`. There a request has the name or the topic id,
+whichever its version carries (the other is "" or None); a response gives both.
 
 A test walks all APIs and versions and fails for a field that has neither a place in the shape nor a rule here.
 """
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 
 class Api(NamedTuple):
-    """An API of Kafka: its key, kio's name of it, the versions known and the first one with flexible encoding."""
+    """An API: its key, kio's name for it, its first and last version and its first flexible version."""
 
     key: int
     name: str
     first: int
     last: int
-    flexible: int  # 32,767 when no version is
+    flexible: int  # NEVER if no version is flexible
 
 
 NEVER = 32_767
@@ -124,76 +124,82 @@ APIS: dict[int, Api] = {
 SHAPES = frozenset({"produce", "fetch", "metadata", "offset_commit", "offset_fetch", "update_features"})
 
 
-class Move(NamedTuple):
-    """Where a field of old versions lives in the shape, and how its value is translated if it is."""
+class Moved(NamedTuple):
+    """The path in the shape of a field that only old versions have, and how its value is converted, if it is."""
 
     path: str
-    lower: Callable[[Any], Any] | None = None  # the shape's value to the old version's
-    lift: Callable[[Any], Any] | None = None
+    from_shape: Callable[[Any], Any] | None = None
+    to_shape: Callable[[Any], Any] | None = None
 
 
 UPGRADE, SAFE_DOWNGRADE = 1, 2  # FeatureUpdate's upgrade types
 
-# message path -> field of old versions -> where it lives in the shape
-MOVES: dict[str, dict[str, Move]] = {
-    # KIP-903: a replica says its epoch too.
-    "fetch.request": {"replica_id": Move("replica_state.replica_id")},
+# message path -> field of old versions -> its place in the shape
+MOVED_FIELDS: dict[str, dict[str, Moved]] = {
+    # KIP-903: replicas send their epoch too.
+    "fetch.request": {"replica_id": Moved("replica_state.replica_id")},
     # KIP-709: many groups in one request.
-    "offset_fetch.request": {"group_id": Move("groups[0].group_id"), "topics": Move("groups[0].topics")},
-    "offset_fetch.response": {"error_code": Move("groups[0].error_code"), "topics": Move("groups[0].topics")},
+    "offset_fetch.request": {
+        "group_id": Moved("groups[0].group_id"),
+        "topics": Moved("groups[0].topics"),
+    },
+    "offset_fetch.response": {
+        "error_code": Moved("groups[0].error_code"),
+        "topics": Moved("groups[0].topics"),
+    },
     # KIP-699: many coordinators in one request.
-    "find_coordinator.request": {"key": Move("coordinator_keys[0]")},
+    "find_coordinator.request": {"key": Moved("coordinator_keys[0]")},
     "find_coordinator.response": {
-        name: Move(f"coordinators[0].{name}")
+        name: Moved(f"coordinators[0].{name}")
         for name in ("error_code", "error_message", "node_id", "host", "port")
     },
-    # KIP-345: many members leave at once.
-    "leave_group.request": {"member_id": Move("members[0].member_id")},
-    # KIP-516: topics by name or id.
-    "delete_topics.request": {"topic_names": Move("topics[].name")},
-    # KIP-890: brokers verify many transactions in one request.
+    # KIP-345: many members in one request.
+    "leave_group.request": {"member_id": Moved("members[0].member_id")},
+    # KIP-516: topics by name or by id.
+    "delete_topics.request": {"topic_names": Moved("topics[].name")},
+    # KIP-890: many transactions in one request.
     "add_partitions_to_txn.request": {
-        f"v3_and_below_{name}": Move(f"transactions[0].{name}")
+        f"v3_and_below_{name}": Moved(f"transactions[0].{name}")
         for name in ("transactional_id", "producer_id", "producer_epoch", "topics")
     },
     "add_partitions_to_txn.response": {
-        "results_by_topic_v3_and_below": Move("results_by_transaction[0].topic_results")
+        "results_by_topic_v3_and_below": Moved("results_by_transaction[0].topic_results")
     },
-    # KIP-853: candidates have directories.
+    # KIP-853: candidates have directory ids.
     "end_quorum_epoch.request.topics.partitions": {
-        "preferred_successors": Move("preferred_candidates[].candidate_id")
+        "preferred_successors": Moved("preferred_candidates[].candidate_id")
     },
-    # KIP-903: members of the ISR have epochs.
-    "alter_partition.request.topics.partitions": {"new_isr": Move("new_isr_with_epochs[].broker_id")},
-    # KIP-584, KIP-778: from a flag to three kinds of change.
+    # KIP-903: replicas in the ISR have epochs.
+    "alter_partition.request.topics.partitions": {"new_isr": Moved("new_isr_with_epochs[].broker_id")},
+    # KIP-584, KIP-778: the flag became an upgrade type.
     "update_features.request.feature_updates": {
-        "allow_downgrade": Move(
+        "allow_downgrade": Moved(
             "upgrade_type",
-            lower=lambda upgrade_type: upgrade_type != UPGRADE,
-            lift=lambda allow_downgrade: SAFE_DOWNGRADE if allow_downgrade else UPGRADE,
+            from_shape=lambda upgrade_type: upgrade_type != UPGRADE,
+            to_shape=lambda allow_downgrade: SAFE_DOWNGRADE if allow_downgrade else UPGRADE,
         )
     },
 }
 
 
 def _leave_group_error(response: Any) -> int:
-    """Versions without members carry the error of the only one at the top."""
+    """The error code of versions without members: that of the response or else of its only member."""
     if response.error_code or not response.members:
         return int(response.error_code)
     return int(response.members[0].error_code)
 
 
-# message path -> field -> last version, how its value there follows from the whole shape
-FOLDS: dict[str, dict[str, tuple[int, Callable[[Any], Any]]]] = {
+# message path -> field -> (last version, function from the whole shape to the field's value up to that version)
+DERIVED_FIELDS: dict[str, dict[str, tuple[int, Callable[[Any], Any]]]] = {
     "leave_group.response": {"error_code": (2, _leave_group_error)},
-    # No protocol was an empty name before it could be null.
+    # The protocol name was not nullable up to v6.
     "join_group.response": {"protocol_name": (6, lambda response: response.protocol_name or "")},
 }
 
-# message path -> field that old versions lack -> the field that stands for it there, instead of a default.
+# message path -> field that old versions lack -> the field whose value it takes, instead of a default.
 # JoinGroup v0 has one timeout for sessions and rebalances.
-STAND_INS: dict[str, dict[str, str]] = {"join_group.request": {"rebalance_timeout": "session_timeout"}}
+FALLBACK_FIELDS: dict[str, dict[str, str]] = {"join_group.request": {"rebalance_timeout": "session_timeout"}}
 
-# Fields that were not nullable at first and in which empty meant what null means now: Metadata v0 asks for all
-# topics with an empty list.
-EMPTY_WAS_NULL: dict[str, frozenset[str]] = {"metadata.request": frozenset({"topics"})}
+# Fields that were not nullable at first and in which empty meant what null means now: in Metadata v0 an empty list
+# means all topics.
+EMPTY_MEANT_NULL: dict[str, frozenset[str]] = {"metadata.request": frozenset({"topics"})}

@@ -1,7 +1,7 @@
-"""Compiles writers: a function per message and version from the shape to bytes.
+"""Compiles writers: one function per message and version, from the shape to bytes.
 
-Pieces go to a list that is joined at the end. What repeats in a response, such as topic names, hosts and lists of
-replicas, comes from small memos: for 1,000 partitions a dict lookup is half the price of packing.
+Pieces go to a list that is joined at the end. Values that repeat within responses, such as topic names, hosts and
+lists of replicas, come from small caches: a lookup is cheaper than packing.
 """
 
 from collections.abc import Callable
@@ -26,17 +26,17 @@ from levada.wire.schema.compiler import (
 )
 from levada.wire.schema.fields import Field, Struct
 
-MEMO_LENGTH_MAX = 64  # characters or elements of what is worth keeping
+MEMO_LENGTH_MAX = 64  # characters or elements; longer values are not cached
 
 
 class _Encodings(Memo):
-    """The bytes of short values; long ones are made anew."""
+    """A cache of encoded short values; long ones are encoded at each lookup."""
 
     __slots__ = ()
 
     def __missing__(self, value: Any) -> Any:
         if value is not None and len(value) > MEMO_LENGTH_MAX:
-            return self.make(value)
+            return self.convert(value)
         return super().__missing__(value)
 
 
@@ -85,13 +85,13 @@ ARRAYS: dict[tuple[str, bool, bool], Memo] = {
 }
 
 
-def compile_writer(message: str, version: int, old: Struct, shape: Struct) -> Callable[[Any], bytes]:
+def compile_writer(message: str, version: int, wire: Struct, shape: Struct) -> Callable[[Any], bytes]:
     """The function that writes an object of the shape as a version's bytes."""
-    writer = _Writer(message, version, old.flexible)
+    writer = _Writer(message, version, wire.flexible)
     source = writer.source
     source.line("out = []")
     source.line("add = out.append")
-    writer.struct("o", old, shape, message)
+    writer.struct("o", wire, shape, message)
     writer.flush()
     source.line("return b''.join(out)")
     return source.function("write", "o")
@@ -107,10 +107,10 @@ class _Writer:
         self.source.names.update(
             uv=UVARINTS, only=only, not_null=not_null, milliseconds=milliseconds, timestamp=timestamp
         )
-        self.pending: list[tuple[str, str]] = []  # fixed-width fields that wait to be packed together
+        self.pending: list[tuple[str, str]] = []  # adjacent fixed-width fields, packed together by flush()
 
     def flush(self) -> None:
-        """Write what waits as one Struct."""
+        """Emit the pending fields as one Struct."""
         if not self.pending:
             return
         formats = "".join(code for code, _ in self.pending)
@@ -122,53 +122,53 @@ class _Writer:
         pack = self.source.constant(packer(formats).pack)
         self.source.line(f"add({pack}({values}))")
 
-    def struct(self, value: str, old: Struct, shape: Struct, path: str) -> None:
-        """All fields of a struct; `value` is the local name that holds it."""
+    def struct(self, value: str, wire: Struct, shape: Struct, path: str) -> None:
+        """Emit all fields of a struct; `value` is the local name that holds it."""
         entered: dict[str, str] = {}
-        for field in old.untagged():
+        for field in wire.untagged():
             expression, target = self.locate(value, field, shape, path, entered)
             self.field(expression, field, target, f"{path}.{field.name}")
         if self.flexible:
-            self.tags(value, old, shape, path, entered)
+            self.tags(value, wire, shape, path, entered)
 
     def locate(
         self, value: str, field: Field, shape: Struct, path: str, entered: dict[str, str]
     ) -> tuple[str, Field]:
-        """Where the shape keeps a field of this version: an expression, and the field there."""
-        last, fold = versions.FOLDS.get(path, {}).get(field.name, (-1, None))
+        """An expression for a field of this version, and the shape's field that holds its value."""
+        last, derive = versions.DERIVED_FIELDS.get(path, {}).get(field.name, (-1, None))
         if self.version <= last:
-            return f"{self.source.constant(fold)}({value})", require(shape, field.name, path)
+            return f"{self.source.constant(derive)}({value})", require(shape, field.name, path)
         here = shape.find(field.name)
         if here is not None:
             expression = f"{value}.{field.name}"
             if _is_extra(shape, here):
                 expression = f"getattr({value}, {field.name!r}, {self.source.constant(here.default)})"
             return self.without_null(expression, field, here, path), here
-        move = versions.MOVES[path][field.name]
+        move = versions.MOVED_FIELDS[path][field.name]
         expression, target = self.follow(value, move.path, shape, path, entered)
         expression = self.without_null(expression, field, target, path)
-        if move.lower is not None:
-            expression = f"{self.source.constant(move.lower)}({expression})"
+        if move.from_shape is not None:
+            expression = f"{self.source.constant(move.from_shape)}({expression})"
         return expression, target
 
     def without_null(self, expression: str, field: Field, here: Field, path: str) -> str:
-        """Versions without null for a field: a response says empty, a request that means null cannot be sent."""
+        """Convert null for a version without it: empty in a response, an error in a request."""
         if field.nullable or not here.nullable or field.kafka_type == "uuid":
             return expression
         if field.is_array and not here.is_array:
             return f"tuple([not_null(e) for e in {expression}])"
-        if ".request" in path and field.name not in versions.EMPTY_WAS_NULL.get(path, ()):
+        if ".request" in path and field.name not in versions.EMPTY_MEANT_NULL.get(path, ()):
             return f"not_null({expression})"
         return f"({expression} or {'()' if field.is_array else repr('')})"
 
     def follow(
         self, value: str, move: str, shape: Struct, path: str, entered: dict[str, str]
     ) -> tuple[str, Field]:
-        """Walk a path of the rules into the shape."""
+        """An expression for a path into the shape, and the field there."""
         first, *rest = parse_path(move)
         target = require(shape, first.name, path)
         expression = f"{value}.{first.name}"
-        if first.entry == "[0]":
+        if first.element == "[0]":
             if first.name not in entered:
                 entered[first.name] = self.source.fresh("e")
                 self.source.line(f"{entered[first.name]} = only({expression})")
@@ -178,7 +178,7 @@ class _Writer:
         (second,) = rest
         assert target.struct is not None
         target = require(target.struct, second.name, path)
-        if first.entry == "[]":
+        if first.element == "[]":
             return f"tuple([e.{second.name} for e in {expression}])", target
         return f"{expression}.{second.name}", target
 
@@ -205,7 +205,7 @@ class _Writer:
             self.blob(expression, nullable)
 
     def fixed(self, expression: str, kafka_type: str, nullable: bool) -> str:
-        """The number to pack for a fixed-width value."""
+        """An expression for the number to pack for a fixed-width value."""
         if kafka_type == "uuid":
             self.source.names["NO_UUID"] = NO_UUID
             name = self.local(expression)
@@ -224,7 +224,7 @@ class _Writer:
         return name
 
     def blob(self, expression: str, nullable: bool) -> None:
-        """Bytes or records: their length, then themselves."""
+        """Emit bytes or records: a length and the content."""
         name = self.local(expression)
         null_guard = nullable and self.flexible
         if self.flexible:
@@ -274,7 +274,7 @@ class _Writer:
         self.source.line(f"add(b'\\0' if {name} is None else {length})" if nullable else f"add({length})")
 
     def nested(self, expression: str, field: Field, target: Field, path: str, nullable: bool) -> None:
-        """A struct in place; a nullable one follows a byte that says whether it is there (KIP-893)."""
+        """Emit a nested struct; before a nullable one a byte is negative for null (KIP-893)."""
         assert field.struct is not None and target.struct is not None
         name = self.local(expression)
         if not nullable:
@@ -289,9 +289,9 @@ class _Writer:
         self.flush()
         self.source.depth -= 1
 
-    def tags(self, value: str, old: Struct, shape: Struct, path: str, entered: dict[str, str]) -> None:
-        """Tagged fields in the order of their tags; those with their default are left out."""
-        fields = old.tagged()
+    def tags(self, value: str, wire: Struct, shape: Struct, path: str, entered: dict[str, str]) -> None:
+        """Emit tagged fields in the order of their tags, without those that have their default."""
+        fields = wire.tagged()
         if not fields:
             self.pending.append(("x", ""))
             return
@@ -326,7 +326,7 @@ class _Writer:
 
 
 def _is_extra(shape: Struct, field: Field) -> bool:
-    """A field that the shape adds to kio's class, with a default: an object of kio's own class may lack it."""
+    """Whether the shape adds the field to kio's class, with a default: objects of kio's class lack it."""
     base: Any = shape.cls.__mro__[1]
     return (
         base is not object

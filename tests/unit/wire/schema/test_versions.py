@@ -15,7 +15,16 @@ from levada.wire.schema import messages
 from levada.wire.schema.compiler import parse_path
 from levada.wire.schema.fields import Field, Struct, struct_of
 from levada.wire.schema.lazy_imports import lazy_imports
-from levada.wire.schema.versions import APIS, EMPTY_WAS_NULL, FOLDS, MOVES, NEVER, SHAPES, STAND_INS, Api
+from levada.wire.schema.versions import (
+    APIS,
+    DERIVED_FIELDS,
+    EMPTY_MEANT_NULL,
+    FALLBACK_FIELDS,
+    MOVED_FIELDS,
+    NEVER,
+    SHAPES,
+    Api,
+)
 
 with lazy_imports():
     import kio.schema.add_partitions_to_txn.v5 as add_partitions_to_txn
@@ -47,7 +56,7 @@ def structs(path: str, old: Struct, shape: Struct) -> Iterator[tuple[str, Struct
 def place_of(field: Field, path: str, shape: Struct) -> Field | None:
     """Where the shape keeps a field: under its name, or where a rule says."""
     here = shape.find(field.name)
-    move = MOVES.get(path, {}).get(field.name)
+    move = MOVED_FIELDS.get(path, {}).get(field.name)
     if here is not None or move is None:
         return here
     for place in parse_path(move.path):
@@ -92,8 +101,8 @@ def test_no_field_of_any_version_is_lost() -> None:
             assert place is not None, (
                 f"{path}.{field.name} of v{version} has no place in the shape and no rule"
             )
-            moved = MOVES.get(path, {}).get(field.name)
-            if moved is None or moved.lower is None:
+            moved = MOVED_FIELDS.get(path, {}).get(field.name)
+            if moved is None or moved.from_shape is None:
                 assert place.kafka_type == field.kafka_type, f"{path}.{field.name} of v{version}"
             if moved is None:
                 assert place.is_array == field.is_array, f"{path}.{field.name} of v{version}"
@@ -122,9 +131,9 @@ def test_every_rule_is_used() -> None:
     used: set[tuple[str, str]] = set()
     for _, path, old, shape in all_structs():
         used |= {(path, field.name) for field in old.fields if shape.find(field.name) is None}
-    assert used == {(path, name) for path, names in MOVES.items() for name in names}
+    assert used == {(path, name) for path, names in MOVED_FIELDS.items() for name in names}
     paths = {path for _, path, _, _ in all_structs()}
-    assert {*FOLDS, *STAND_INS, *EMPTY_WAS_NULL} <= paths
+    assert {*DERIVED_FIELDS, *FALLBACK_FIELDS, *EMPTY_MEANT_NULL} <= paths
     assert set(api_key_map.values()) >= SHAPES
 
 
@@ -272,7 +281,7 @@ def test_a_response_of_kios_own_class_may_lack_what_the_shape_adds() -> None:
         throttle_time=NO_TIME, brokers=(), topics=(), error_code=ErrorCode.NONE
     )
     old, _ = through("metadata", "response", 9, response)
-    assert old.cluster_authorized_operations == metadata.OPERATIONS_NOT_ASKED_FOR
+    assert old.cluster_authorized_operations == metadata.OPERATIONS_NOT_REQUESTED
 
 
 def test_the_first_join_group_has_one_timeout() -> None:

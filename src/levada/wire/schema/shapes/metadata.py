@@ -1,4 +1,4 @@
-"""Metadata: v8 to v10 tell what the client may do with the cluster; DescribeCluster does since."""
+"""Metadata: v8 to v10 carry the cluster's authorized operations; later DescribeCluster does."""
 
 from dataclasses import dataclass, field
 
@@ -6,7 +6,7 @@ from kio.schema.metadata.v13 import request, response
 
 __all__ = ["MetadataRequest", "MetadataResponse", "request", "response"]
 
-OPERATIONS_NOT_ASKED_FOR = -(2**31)
+OPERATIONS_NOT_REQUESTED = -(2**31)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,5 +17,5 @@ class MetadataRequest(request.MetadataRequest):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataResponse(response.MetadataResponse):
     cluster_authorized_operations: int = field(
-        metadata={"kafka_type": "int32"}, default=OPERATIONS_NOT_ASKED_FOR
+        metadata={"kafka_type": "int32"}, default=OPERATIONS_NOT_REQUESTED
     )

@@ -1,4 +1,4 @@
-"""OffsetCommit: v10 carries topic ids where older versions carry names; v2 to v4 say how long to keep offsets."""
+"""OffsetCommit: v10 carries topic ids where older versions carry names; v2 to v4 carry a retention time."""
 
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,7 +14,7 @@ __all__ = [
     "response",
 ]
 
-BROKERS_RETENTION = timedelta(milliseconds=-1)
+DEFAULT_RETENTION = timedelta(milliseconds=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class OffsetCommitRequestTopic(request.OffsetCommitRequestTopic):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetCommitRequest(request.OffsetCommitRequest):
     topics: tuple[OffsetCommitRequestTopic, ...]
-    retention_time: timedelta = field(metadata={"kafka_type": "timedelta_i64"}, default=BROKERS_RETENTION)
+    retention_time: timedelta = field(metadata={"kafka_type": "timedelta_i64"}, default=DEFAULT_RETENTION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""UpdateFeatures: v2 answers for all features at once, older versions for each of them."""
+"""UpdateFeatures: v2 has one result for all features, older versions one for each."""
 
 from dataclasses import dataclass, field
 
