@@ -167,7 +167,7 @@ class Client:
         self, times: Mapping[TopicPartition, int], *, isolation_level: int = 0
     ) -> "dict[TopicPartition, FoundOffset]":
         """The offset of a time in each partition: milliseconds, or LATEST, EARLIEST, MAX_TIMESTAMP of `data`."""
-        from levada.client.consumer.offsets import list_offsets
+        from levada.client.consumer.fetch import list_offsets
 
         return await list_offsets(self, times, isolation_level)
 

@@ -36,7 +36,7 @@ _START = Struct(">ii")  # size and correlation id
 _HEADER = Struct(">hhih")
 
 Answer = TypeVar("Answer")
-Memory = Callable[[int], memoryview]  # writable, of so many bytes
+Allocate = Callable[[int], memoryview]  # writable, of so many bytes
 BROKEN = (ValueError, IndexError, StructError)  # what reading bytes that are no answer raises
 
 
@@ -54,10 +54,10 @@ class _Pending(NamedTuple):
     answer: asyncio.Future[memoryview]
     timer: asyncio.TimerHandle
     flexible: bool
-    memory: Memory
+    allocate: Allocate
 
 
-def _memory(size: int) -> memoryview:
+def _allocate(size: int) -> memoryview:
     return memoryview(bytearray(size))
 
 
@@ -78,7 +78,7 @@ class Connection(asyncio.BufferedProtocol):
         self._lost = asyncio.Event()
         self._pending: dict[int, _Pending] = {}  # exactly the requests sent and not yet answered
         self._correlation_id = 0
-        self._inbox = _memory(INBOX_BYTES)
+        self._inbox = _allocate(INBOX_BYTES)
         self._frame: memoryview | None = None  # an answer of which only the beginning has come
         self._filled = 0  # bytes of that answer, or of the inbox
 
@@ -151,13 +151,13 @@ class Connection(asyncio.BufferedProtocol):
         timeout_s: float,
         flexible: bool = True,
         flexible_reply: bool = True,
-        memory: Memory = _memory,
+        allocate: Allocate | None = None,
     ) -> memoryview:
-        """Send one request and wait for the body of its answer; a big one comes straight into `memory`."""
+        """Send one request and wait for the body of its answer; a large one is received into memory from `allocate`."""
         correlation_id = await self._write(api_key, version, body, flexible)
         answer: asyncio.Future[memoryview] = self._loop.create_future()
         timer = self._loop.call_later(timeout_s, self._expire, correlation_id, timeout_s)
-        self._pending[correlation_id] = _Pending(answer, timer, flexible_reply, memory)
+        self._pending[correlation_id] = _Pending(answer, timer, flexible_reply, allocate or _allocate)
         try:
             return await answer
         finally:
@@ -279,7 +279,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin_frame(self, beginning: memoryview, size: int) -> None:
         request = self._pending.get(_SIZE.unpack_from(beginning)[0])
-        self._frame = (request.memory if request else _memory)(size)
+        self._frame = (request.allocate if request else _allocate)(size)
         self._filled = len(beginning)
         self._frame[: self._filled] = beginning
 

@@ -175,7 +175,7 @@ def test_a_big_answer_comes_into_the_memory_that_is_given_for_it(size: int) -> N
 
         connection = await connect(address)
         answers = await asyncio.gather(
-            *(connection.send(1, 4, b"x", timeout_s=5, flexible_reply=False, memory=memory) for _ in bodies)
+            *(connection.send(1, 4, b"x", timeout_s=5, flexible_reply=False, allocate=memory) for _ in bodies)
         )
         assert [bytes(answer) for answer in answers] == bodies
         assert all(answer.readonly for answer in answers)

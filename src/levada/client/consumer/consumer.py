@@ -215,13 +215,14 @@ class Consumer:
 
     async def _fill(self, deadline: float | None) -> bool:
         """Make the next batch the current one if one comes; False when it is time to give up."""
-        batch = await self._fetcher.next_batch(deadline)
-        if batch is None:
+        found = await self._fetcher.next_batch(deadline)
+        if found is None:
             return deadline is None or asyncio.get_running_loop().time() < deadline
-        topic, partition = batch.cursor.partition
-        position = batch.cursor.position
+        chunk, batch = found
+        topic, partition = chunk.cursor.partition
+        position = chunk.cursor.position
         self._current.extend(
             ConsumerRecord(topic, partition, *record) for record in batch.records if record.offset >= position
         )
-        self._current_of = (batch.cursor, batch.generation, batch.end)
+        self._current_of = (chunk.cursor, chunk.generation, batch.end)
         return True

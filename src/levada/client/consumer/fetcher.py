@@ -6,18 +6,18 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from levada.client.bootstrap import TopicInfo
-from levada.client.data import FETCH, Fetched, Wanted, read_fetch, write_fetch
+from levada.client.consumer.fetch import DecodedBatch, FetchLimits, decode_batches, fetch
+from levada.client.data import Fetched, Wanted
 from levada.client.errors import FAILURES, Failure, error_code
 from levada.client.retry import PARTITION_RETRIABLE, Retries, RetryPolicy, is_retriable
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
-from levada.wire.batches import BatchHeader, Record, crc_is_valid, decode, iterate_headers
+from levada.wire.batches import iterate_headers
 
 if TYPE_CHECKING:
     from levada.client.client import Client
 
 FETCH_BYTES_MAX = 50 * 1024 * 1024  # of one answer, all partitions together
-CONTROL_ABORT = 0
 
 
 class Cursor:
@@ -51,17 +51,8 @@ class Chunk(NamedTuple):
     cursor: Cursor
     generation: int
     size: int
-    batches: Iterator["DecodedBatch"]
+    batches: Iterator[DecodedBatch]
     failure: Exception | None = None
-
-
-class DecodedBatch(NamedTuple):
-    """The records of one batch, none if they are not for the caller; `end` is the offset after it."""
-
-    cursor: Cursor
-    generation: int
-    records: list[Record]
-    end: int
 
 
 class Poll(NamedTuple):
@@ -87,9 +78,7 @@ class Fetcher:
         self._client = client
         self._policy = RetryPolicy(PARTITION_RETRIABLE, client.request_timeout_ms)
         self._reset = reset
-        self._isolation_level = isolation_level
-        self._fetch_bytes = fetch_bytes
-        self._fetch_wait_ms = fetch_wait_ms
+        self._limits = FetchLimits(fetch_wait_ms, FETCH_BYTES_MAX, fetch_bytes, isolation_level)
         self._buffer_bytes = buffer_bytes
         self._loop = asyncio.get_running_loop()
         self._pool = client.pool()
@@ -135,7 +124,7 @@ class Fetcher:
         self._interrupted = True
         self._arrived.set()
 
-    async def next_batch(self, deadline: float | None) -> DecodedBatch | None:
+    async def next_batch(self, deadline: float | None) -> tuple[Chunk, DecodedBatch] | None:
         """The next batch in order of arrival; None at the deadline, or when it is interrupted."""
         while True:
             while self._chunks:
@@ -146,7 +135,7 @@ class Fetcher:
                         raise chunk.failure
                     batch = self._next_of(chunk)
                     if batch is not None:
-                        return batch
+                        return chunk, batch
                 self._drop()
             if self._crash is not None:
                 raise self._crash
@@ -234,27 +223,18 @@ class Fetcher:
         for cursor in cursors:
             topics[cursor.partition.topic] = await self._client.topic(cursor.partition.topic)
         connection = await self._client.connection(leader, self._pool)
-        version = connection.version(FETCH)
-        request = write_fetch(
-            version,
-            [Wanted(cursor.partition, cursor.fetch_offset, -1) for cursor in cursors],
-            topics,
-            max_wait_ms=self._fetch_wait_ms,
-            min_bytes=1,
-            max_bytes=FETCH_BYTES_MAX,
-            partition_max_bytes=self._fetch_bytes,
-            isolation_level=self._isolation_level,
-        )
-        timeout_s = (self._client.request_timeout_ms + self._fetch_wait_ms) / 1000
+        wanted = [Wanted(cursor.partition, cursor.fetch_offset, -1) for cursor in cursors]
         try:
-            body = await connection.send(FETCH.key, version, request, timeout_s=timeout_s)
+            return await fetch(
+                connection,
+                wanted,
+                topics,
+                self._limits,
+                request_timeout_ms=self._client.request_timeout_ms,
+            )
         except asyncio.CancelledError:
-            connection.close()  # what is asked next would be answered after this
+            connection.close()  # a broker responds in order: the next Fetch would wait for this one
             raise
-        error, answers = connection.parse(lambda view: read_fetch(version, view, topics), body)
-        if error:
-            raise KafkaError(error_code(error), f"fetch from node {leader}")
-        return answers
 
     async def _take(self, cursor: Cursor, answer: Fetched | None) -> None:
         """Put what came of a partition into the buffer."""
@@ -281,7 +261,7 @@ class Fetcher:
             self._fail(cursor, KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{cursor.partition}: no whole batch"))
             return
         cursor.fetch_offset = max(cursor.fetch_offset, batches[-1][1].last_offset + 1)
-        decoded = decode_batches(cursor, answer, batches)
+        decoded = decode_batches(cursor.partition, answer, batches)
         self._append(Chunk(cursor, cursor.generation, len(answer.records), decoded))
 
     def _append(self, chunk: Chunk) -> None:
@@ -307,32 +287,3 @@ class Fetcher:
     def _rested(self, cursor: Cursor) -> None:
         cursor.resting = False
         self._changed.set()
-
-
-def decode_batches(
-    cursor: Cursor, answer: Fetched, batches: list[tuple[int, BatchHeader]]
-) -> Iterator[DecodedBatch]:
-    """Batch by batch, without control records and without what was aborted."""
-    generation = cursor.generation
-    pending = sorted(answer.aborted, key=lambda entry: entry[1])
-    aborted: set[int] = set()
-    for position, header in batches:
-        view = answer.records[position : position + header.size]
-        if not crc_is_valid(view):
-            detail = f"{cursor.partition}: the batch at offset {header.base_offset} has a wrong CRC"
-            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, detail)
-        while pending and pending[0][1] <= header.last_offset:
-            aborted.add(pending.pop(0)[0])
-        records: list[Record] = []
-        if header.is_control:
-            if _is_abort(view):
-                aborted.discard(header.producer_id)
-        elif not (header.is_transactional and header.producer_id in aborted):
-            records = decode(view)
-        yield DecodedBatch(cursor, generation, records, header.last_offset + 1)
-
-
-def _is_abort(view: memoryview) -> bool:
-    """Whether a control batch ends a transaction by abort: its key holds a version and a type."""
-    keys = [record.key for record in decode(view)]
-    return any(key is not None and int.from_bytes(key[2:4], "big") == CONTROL_ABORT for key in keys)

@@ -12,7 +12,8 @@ from uuid import UUID
 import numpy as np
 
 from levada.client.bootstrap import TopicInfo
-from levada.client.data import EARLIEST, FETCH, LATEST, Fetched, Wanted, read_fetch, write_fetch
+from levada.client.consumer.fetch import FetchLimits, fetch_partition
+from levada.client.data import EARLIEST, LATEST, Fetched
 from levada.client.errors import FAILURES, ConnectionFailed, Failure, RequestTimedOut, error_code
 from levada.client.retry import CLUSTER_RETRIABLE, UNKNOWN_TOPIC, Retries, RetryPolicy
 from levada.errors import ErrorCode, KafkaError
@@ -158,39 +159,17 @@ class _Range:
         return None
 
     async def _ask(self) -> Fetched | None:
-        """One Fetch at the position; None where there is nothing to ask, or a broker makes its clients wait."""
-        topics = {self._partition.topic: await self._topic()}
-        leader = await self._client.leader(self._partition)
-        place = topics[self._partition.topic].partitions[self._partition.partition]
-        connection = await self._client.connection(leader)
-        version = connection.version(FETCH)
-        wait_ms = 0 if self._nothing_left else self._options.fetch_wait_ms
+        """One Fetch at the position; None where a broker leaves the partition out."""
+        topic = await self._topic()
         size = self._fetch_bytes()
-        request = write_fetch(
-            version,
-            [Wanted(self._partition, self._position, place.leader_epoch)],
-            topics,
-            max_wait_ms=wait_ms,
-            min_bytes=1,
-            max_bytes=size,
-            partition_max_bytes=size,
-            isolation_level=int(self._options.read_committed),
+        wait_ms = 0 if self._nothing_left else self._options.fetch_wait_ms
+        limits = FetchLimits(wait_ms, size, size, int(self._options.read_committed))
+        fetched = await fetch_partition(
+            self._client, topic, self._partition, self._position, limits, allocate=_allocate
         )
-        timeout_s = (self._options.request_timeout_ms + wait_ms) / 1000
-        body = await connection.send(
-            FETCH.key,
-            version,
-            request,
-            timeout_s=timeout_s,
-            memory=lambda size: np.empty(size, np.uint8).data,
-        )
-        error, answers = connection.parse(lambda view: read_fetch(version, view, topics), body)
-        if error:
-            raise KafkaError(error_code(error), f"node {leader}")
-        answer = answers.get(self._partition)
-        if self._topic_id is None and answer is not None and not answer.error:
-            self._topic_id = topics[self._partition.topic].topic_id
-        return answer
+        if self._topic_id is None and fetched is not None and not fetched.error:
+            self._topic_id = topic.topic_id
+        return fetched
 
     async def _topic(self) -> TopicInfo:
         """The topic that was planned, or that the last answer came from; _MadeAgain if brokers have another.
@@ -306,3 +285,8 @@ class _Range:
             raise failure
         self._client.forget(self._partition.topic)
         await asyncio.sleep(pause_s)
+
+
+def _allocate(size: int) -> memoryview:
+    """Memory that is not zeroed first: most of it is overwritten at once."""
+    return np.empty(size, np.uint8).data

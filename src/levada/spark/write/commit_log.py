@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from levada.client.consumer.fetcher import Cursor, decode_batches
-from levada.client.data import FETCH, LATEST, Fetched, Wanted, read_fetch, write_fetch
-from levada.client.errors import FAILURES, error_code
+from levada.client.consumer.fetch import FetchLimits, decode_batches, fetch_partition
+from levada.client.data import LATEST
+from levada.client.errors import FAILURES, raise_for_code
 from levada.client.prepared import PreparedTransaction
 from levada.client.producer.partitioner import partition_for_key
 from levada.client.retry import CLUSTER_RETRIABLE, UNKNOWN_TOPIC, RetryPolicy, retry
@@ -32,7 +32,7 @@ SETTINGS = {
     "segment.bytes": str(1 << 20),  # what is read to find a decision: little more than a segment
     "min.cleanable.dirty.ratio": "0.1",
 }
-FETCH_BYTES = 1 << 20
+FETCH_LIMITS = FetchLimits(500, 1 << 20, 1 << 20, isolation_level=1)
 TIMEOUT_MS = 120_000
 # A topic that was created just now is not known to every broker.
 POLICY = RetryPolicy(CLUSTER_RETRIABLE | UNKNOWN_TOPIC, TIMEOUT_MS)
@@ -111,41 +111,22 @@ async def _last_value(
     latest = await client.list_offsets({partition: LATEST}, isolation_level=isolation_level)
     end = latest[partition].offset
     first = (await client.list_offsets({partition: -2}))[partition].offset
-    cursor, value = Cursor(partition, first), None
-    while cursor.fetch_offset < end:
-        answer = await _fetch(client, partition, cursor.fetch_offset)
-        batches = list(iterate_headers(answer.records))
-        for batch in decode_batches(cursor, answer, batches):
-            cursor.fetch_offset = batch.end
+    offset, value = first, None
+    while offset < end:
+        topic = await client.topic(TOPIC)
+        fetched = await fetch_partition(client, topic, partition, offset, FETCH_LIMITS)
+        if fetched is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(partition))
+        raise_for_code(fetched.error, str(partition))
+        batches = list(iterate_headers(fetched.records))
+        for batch in decode_batches(partition, fetched, batches):
+            offset = batch.end
             for record in batch.records:
                 value = record.value if record.key == key else value
         if not batches and asyncio.get_running_loop().time() > deadline:
             raise KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT,
-                f"{partition} ends at {end} and cannot be read from {cursor.fetch_offset} on: "
+                f"{partition} ends at {end} and cannot be read from {offset} on: "
                 "see `levada txn list --open`",
             )
     return value
-
-
-async def _fetch(client: "Client", partition: TopicPartition, offset: int) -> Fetched:
-    topics = {partition.topic: await client.topic(partition.topic)}
-    connection = await client.connection(await client.leader(partition))
-    version = connection.version(FETCH)
-    request = write_fetch(
-        version,
-        [Wanted(partition, offset, -1)],
-        topics,
-        max_wait_ms=500,
-        min_bytes=1,
-        max_bytes=FETCH_BYTES,
-        partition_max_bytes=FETCH_BYTES,
-        isolation_level=1,
-    )
-    body = await connection.send(FETCH.key, version, request, timeout_s=client.request_timeout_ms / 1000)
-    error, answers = connection.parse(lambda view: read_fetch(version, view, topics), body)
-    answer = answers.get(partition)
-    code = error_code(error or (answer.error if answer else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
-    if code or answer is None:
-        raise KafkaError(code, str(partition))
-    return answer

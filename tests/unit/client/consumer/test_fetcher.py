@@ -4,7 +4,7 @@ from struct import Struct
 
 import pytest
 
-from levada.client.consumer.fetcher import Cursor, decode_batches
+from levada.client.consumer.fetch import decode_batches
 from levada.client.data import Fetched
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
@@ -35,7 +35,7 @@ def marker(offset: int, producer_id: int, kind: int) -> bytes:
 def decoded(log: bytes, *aborted: tuple[int, int]) -> list[tuple[list[bytes | None], int]]:
     """The values of each batch, and the offset after it."""
     answer = Fetched(0, 100, 100, 0, aborted, memoryview(log))
-    batches = decode_batches(Cursor(PLACE, 0), answer, list(iterate_headers(answer.records)))
+    batches = decode_batches(PLACE, answer, list(iterate_headers(answer.records)))
     return [([record.value for record in batch.records], batch.end) for batch in batches]
 
 
