@@ -1,7 +1,4 @@
-"""`python -m bench` compares with Kafka, `... spark` on Spark, `... quick` with the last record.
-
-`... profile ROW` shows where time goes.
-"""
+"""The commands `python -m bench [quick | profile ROW | spark]`; without a command it compares with Kafka."""
 
 import signal
 import sys
@@ -9,12 +6,12 @@ from collections.abc import Sequence
 from types import FrameType
 
 from bench import profiling, quick, run
-from bench.wire import BrokerError
+from bench.generator.wire import BrokerError
 
 
 def _spark(arguments: Sequence[str]) -> int:
-    """Imported when it is asked for: the others need no Spark."""
-    from bench import spark
+    """Imports the Spark benchmark only when it runs: the others need no Spark."""
+    from bench.spark import run as spark
 
     return spark.main(arguments)
 
@@ -23,12 +20,12 @@ COMMANDS = {"quick": quick.main, "profile": profiling.main, "spark": _spark}
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:
-    """A benchmark that is told to stop takes its brokers with it."""
+    """Exits on SIGTERM, so that context managers stop the brokers."""
     sys.exit(143)
 
 
 def main() -> int:
-    """Run the command that was asked for."""
+    """Runs the command of the command line."""
     signal.signal(signal.SIGTERM, _stop)
     command = COMMANDS.get(sys.argv[1]) if len(sys.argv) > 1 else None
     try:

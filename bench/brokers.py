@@ -3,7 +3,7 @@
 Apache Kafka comes from Maven Central into a cache outside the tree and runs as its own start script runs it:
 one KRaft node, 1 GiB of heap, G1. Everything else of both brokers stays at its defaults, except that a new group
 does not wait three seconds for more members, and that Kafka removes the files of a deleted topic after a second
-instead of a minute, so that rounds leave no pages behind, and does not take a broker for dead that was stopped.
+instead of a minute, so that rounds leave no pages behind, and keeps the session of a stopped broker.
 """
 
 import os
@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.support.downloads import executable
 from tests.support.kafka_jars import kafka_jars
 
-from bench import wire
+from bench.generator import wire
 
 KAFKA_JVM = (
     *("-Xmx1G", "-Xms1G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
@@ -35,7 +35,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on."""
+    """A loopback port that is free."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

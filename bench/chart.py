@@ -1,4 +1,4 @@
-"""The chart of the README: Levada's rate as a multiple of Kafka's, and its CPU as a part of Kafka's, row by row.
+"""The chart of docs/benchmarks.md: Levada's rate as a multiple of Kafka's, and its CPU as a part of Kafka's, by row.
 
 Written by hand so that drawing needs no library. Bars are on a logarithmic scale around 1 x, which is Kafka: twice as
 fast and half as costly look equally good. The colours follow the reader's light or dark page.

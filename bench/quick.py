@@ -19,8 +19,9 @@ from typing import Any
 
 from crc32c import crc32c
 
-from bench import loads, machine, results
+from bench import machine, results
 from bench.brokers import Broker, Levada
+from bench.generator import loads
 from bench.report import number, table
 from bench.rows import Row, bulk, small
 from bench.run import revision
@@ -59,7 +60,7 @@ class _Request:
 
 
 def calibrate() -> float:
-    """CPU microseconds of a turn of a loop that does what a broker does: Python, checksums, copies, sockets."""
+    """CPU microseconds of one iteration of a loop that does what a broker does: Python, checksums, copies, sockets."""
     header, source, target = Struct(">ihq"), bytearray(16 << 10), bytearray(16 << 10)
     known = {index: index for index in range(64)}
     left, right = socket.socketpair()

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from bench import chart, results
-from bench.outcome import ROOT
+from bench.generator.outcome import ROOT
 from bench.rows import LABELS, PROCESS_GOALS, ROWS, Goal
 
 DOCS, README, CHART = ROOT / "docs" / "benchmarks.md", ROOT / "README.md", ROOT / "docs" / "benchmarks.svg"
@@ -77,7 +77,7 @@ def summary(row: dict[str, Any]) -> str:
 
 
 def verdict(goal: Goal, ratio: float | None) -> str:
-    """Whether the promise holds."""
+    """Says whether a goal is met."""
     if ratio is None:
         return f"{goal}: not measured"
     return f"{goal}: {'met' if goal.is_met(ratio) else f'**missed**, {ratio:.2f} x'}"
@@ -145,7 +145,7 @@ def changes_table(found: dict[str, Any], previous: dict[str, Any]) -> str:
 
 
 def others(found: dict[str, Any]) -> str:
-    """How much a reader may trust the figures: what was busy beside them."""
+    """How busy other processes kept the machine."""
     busy = [
         side["others"]
         for row in found["rows"].values()
@@ -199,7 +199,7 @@ def short_markdown(found: dict[str, Any]) -> str:
 
 
 def publish(found: dict[str, Any], previous: dict[str, Any] | None) -> None:
-    """Into the pages that have a place for it, and the chart."""
+    """Writes the tables between the markers of the pages, and the chart."""
     put_between_markers(DOCS, markdown(found, previous))
     put_between_markers(README, short_markdown(found))
     CHART.write_text(chart.svg(found))

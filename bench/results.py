@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.generator.outcome import ROOT, Outcome
 from bench.machine import MEGABYTE
-from bench.outcome import ROOT, Outcome
 
 DIRECTORY = ROOT / "bench" / "results"
 LATEST = DIRECTORY / "latest.json"

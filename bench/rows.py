@@ -1,12 +1,12 @@
-"""The rows of the benchmark, and what Levada promised for them as ratios to Kafka in the same run."""
+"""The rows of the benchmark, and their goals as ratios to Kafka in the same run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bench import loads
-from bench.loads import KIB, MIB, LoadOnBroker
-from bench.outcome import Outcome
+from bench.generator import loads
+from bench.generator.loads import KIB, MIB, LoadOnBroker
+from bench.generator.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def timed(
 
 
 def coordinated(key: str, title: str, run: LoadOnBroker, *, default: bool = True) -> Row:
-    """A row about what coordinators do: both how many and how soon."""
+    """A row about coordinators: rate and latency."""
     return Row(
         key,
         title,

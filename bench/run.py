@@ -1,8 +1,8 @@
 """`make bench`: Levada and Apache Kafka in one run, the same load on both, round about.
 
-Only the ratios of one run mean something: the brokers take turns within each row, and who is not measured stands still
-meanwhile; Kafka first gets half a minute of load for its JIT compiler, and a row is the median of its rounds. A row
-that fails is reported and does not stop the others. Without Java or Maven Levada is measured alone.
+Only the ratios of one run mean something: the brokers take turns within each row, and the other one is
+stopped meanwhile. Kafka first gets half a minute of load for its JIT compiler. A row is the median of its rounds.
+A row that fails is reported and does not stop the others. Without Java or Maven Levada is measured alone.
 """
 
 import argparse
@@ -22,12 +22,13 @@ from typing import Any, Protocol, TypeVar
 from tests.support.downloads import Unavailable
 from tests.support.kafka_jars import KAFKA_VERSION
 
-from bench import loads, machine, report, results
+from bench import machine, report, results
 from bench.brokers import Broker, Kafka, Levada
-from bench.outcome import ROOT
+from bench.generator import loads
+from bench.generator.consumer_starts import first_consumer
+from bench.generator.outcome import ROOT
+from bench.generator.wire import BrokerError
 from bench.rows import ROWS, Row
-from bench.starts import first_consumer
-from bench.wire import BrokerError
 
 WARM_UP_S = {"levada": 4.0, "kafka": 30.0}
 STARTS = {"levada": 5, "kafka": 3}
@@ -110,7 +111,7 @@ AnySide = TypeVar("AnySide", bound=Side)
 
 @contextmanager
 def alone(brokers: Sequence[Broker], broker: Broker) -> Iterator[None]:
-    """Have the others stand still: what a JVM does while it idles would show in the p99 of who is measured."""
+    """Stops the other brokers: an idle JVM would show in the p99 of the measured one."""
     others = [other for other in brokers if other is not broker]
     try:
         for other in others:

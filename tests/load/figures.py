@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from bench import machine, results
 from bench.brokers import Broker
-from bench.outcome import Outcome
+from bench.generator.outcome import Outcome
 from bench.report import DOCS, number, put_between_markers, table
 from bench.run import revision
 

@@ -5,9 +5,10 @@ import random
 import time
 from collections.abc import Sequence
 
-from bench import coordination, wire
-from bench.dialogue import Dialogue
-from bench.groups import SETTLE_TIMEOUT_S, Member, is_whole
+from bench.generator import coordinator_requests as coordination
+from bench.generator import wire
+from bench.generator.dialogue import Dialogue
+from bench.generator.groups import SETTLE_TIMEOUT_S, Member, is_whole
 
 TOPIC = "load"
 HEARTBEAT_S = 1.0

@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from bench import coordination, dialogue, wire
 from bench.brokers import Broker
-from bench.groups import GroupLoad, Member, commits, is_whole, rebalance
+from bench.generator import coordinator_requests as coordination
+from bench.generator import dialogue, wire
+from bench.generator.groups import GroupLoad, Member, commits, is_whole, rebalance
 from bench.machine import latencies_ms
 from tests.load.conftest import SECONDS
 from tests.load.figures import Report

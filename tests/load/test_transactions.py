@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from bench import coordination, dialogue, wire
 from bench.brokers import Broker
-from bench.transactions import TransactionLoad, Transactor, transactions
+from bench.generator import coordinator_requests as coordination
+from bench.generator import dialogue, wire
+from bench.generator.transactions import TransactionLoad, Transactor, transactions
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from tests.load.conftest import SECONDS
 from tests.load.figures import Report

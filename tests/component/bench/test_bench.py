@@ -9,9 +9,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from bench import chart, coordination, machine, report, results, wire
+from bench import chart, machine, report, results
 from bench.brokers import Levada
-from bench.outcome import Outcome
+from bench.generator import coordinator_requests as coordination
+from bench.generator import wire
+from bench.generator.outcome import Outcome
 from bench.rows import ROWS, Goal, Row
 from bench.run import alone, measure_row
 from tests.load import figures

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from bench import spark_report
-from bench.spark_rows import SHAPES, growth_key, rows, stored_rows
-from bench.spark_sides import Shape, batches
+from bench.spark import report as spark_report
+from bench.spark.rows import SHAPES, growth_key, rows, stored_rows
+from bench.spark.sides import Shape, batches
 
 from levada.wire.batches import decode
 

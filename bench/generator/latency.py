@@ -1,6 +1,6 @@
-"""End-to-end latency of single messages at a steady rate: from the call of `send` to the bytes in a consumer's hand.
+"""End-to-end latency of single messages at a steady rate: from the call of `send` to the bytes at the consumer.
 
-One process sends and receives, so one clock times both ends. It sends by the schedule whatever the answers do: a
+One process sends and receives, so one clock times both ends. It sends by the schedule, independent of responses: a
 broker that stalls is charged for every message that waited. Acknowledgements are read when the next message is
 sent, so that they never delay the consumer. `select` rather than `epoll` because its timeout is finer than a
 millisecond.
@@ -13,8 +13,8 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-from bench import wire
-from bench.outcome import Meter, Outcome, run_module
+from bench.generator import wire
+from bench.generator.outcome import Meter, Outcome, run_module
 
 ARRIVAL_TIMEOUT_S = 20.0
 
@@ -128,7 +128,7 @@ class EndToEnd:
 
 def run(settings: Latency) -> Outcome:
     """In a process of its own."""
-    return run_module("bench.latency", asdict(settings))
+    return run_module("bench.generator.latency", asdict(settings))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Connections on which somebody waits for an answer before going on: members of groups, transactional producers.
+"""Request-response connections: members of groups and transactional producers wait for each response.
 
-One loop of uvloop drives thousands of them; a question costs the generator some twenty microseconds, less than any
-broker spends on it. Answers come in the order of the questions, so several may be under way on a connection.
+One uvloop drives thousands of them; a request costs the generator some twenty microseconds, less than any broker
+spends on it. Responses come in the order of requests, so a connection may have several in flight.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import uvloop
 
-from bench.wire import I32, BrokerError
+from bench.generator.wire import I32, BrokerError
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Dialogue(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
 
     def ask(self, frame: bytes | bytearray) -> "asyncio.Future[bytes]":
-        """The answer to come, without its length field."""
+        """Sends a request; the future is its response without the length field."""
         assert self._transport is not None
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)

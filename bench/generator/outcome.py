@@ -1,8 +1,8 @@
-"""What a load did and what it cost, in one shape for every kind of load, so that rows compare.
+"""The outcome of a load: requests, bytes, latencies and CPU, in one shape for every kind of load.
 
-A load runs as `python -m bench.<module> '<its settings as JSON>'`, so that it never shares an interpreter with
-anything else, and prints its Outcome. The broker's CPU is read just before the first request and just after the
-last answer; the generator's own CPU is part of the outcome, so that a reader can see when it was the limit.
+A load runs as `python -m bench.generator.<module> '<its settings as JSON>'`, in an interpreter
+of its own, and prints its Outcome. The broker's CPU is read just before the first request and just after the
+last response; the generator's own CPU is part of the outcome, so that a reader can see when it was the limit.
 """
 
 import json
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import machine
-from bench.wire import BrokerError
+from bench.generator.wire import BrokerError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(slots=True)

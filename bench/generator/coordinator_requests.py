@@ -1,4 +1,4 @@
-"""What clients and coordinators say to each other, written by hand as the rest of `bench.wire`.
+"""Requests to coordinators and their responses, written by hand like the rest of `bench.generator.wire`.
 
 Old, inflexible versions where clients of any age behave alike; the newest where it makes a difference: OffsetCommit
 as today's clients send it, and EndTxn of version 5, which makes it a transaction of version 2 (KIP-890).
@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from struct import Struct
 from typing import NamedTuple
 
-from bench import wire
-from bench.wire import I16, I32, I64, BrokerError, request, string, varint
+from bench.generator import wire
+from bench.generator.wire import I16, I32, I64, BrokerError, request, string, varint
 
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = range(8, 15)
 INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, END_TXN = 22, 24, 26
@@ -29,7 +29,7 @@ COORDINATOR_TIMEOUT_S = 60.0
 
 
 class Joined(NamedTuple):
-    """The answer to a JoinGroup."""
+    """A JoinGroup response."""
 
     error: int
     generation: int
@@ -39,7 +39,7 @@ class Joined(NamedTuple):
 
 
 class Reader:
-    """Reads an inflexible answer from front to back."""
+    """Reads an inflexible response from front to back."""
 
     __slots__ = ("_at", "_data")
 
@@ -73,7 +73,7 @@ def find_coordinator(key: str, kind: int) -> bytes:
 
 
 def await_coordinator(port: int, key: str, kind: int) -> None:
-    """Until the key has a coordinator: the first question makes the internal topic."""
+    """Until the key has a coordinator: the first request creates the internal topic."""
     deadline = time.monotonic() + COORDINATOR_TIMEOUT_S
     with wire.connect(port) as sock:
         while time.monotonic() < deadline:
@@ -90,25 +90,25 @@ def await_coordinator(port: int, key: str, kind: int) -> None:
 
 
 def subscription(topics: Sequence[str]) -> bytes:
-    """Version 0 of what a consumer says when it joins."""
+    """The subscription of a consumer, version 0."""
     return I16.pack(0) + I32.pack(len(topics)) + b"".join(map(string, topics)) + I32.pack(-1)
 
 
 def assignment(topic: str, partitions: Sequence[int], note: bytes) -> bytes:
-    """Version 0 of what a leader assigns; the note is the user data, which brokers do not read."""
+    """The assignment of a member, version 0; the note is the user data, which brokers do not read."""
     parts = I32.pack(len(partitions)) + b"".join(map(I32.pack, partitions))
     return I16.pack(0) + I32.pack(1) + string(topic) + parts + I32.pack(len(note)) + note
 
 
 def join_group(group: str, member_id: str, session_ms: int, rebalance_ms: int, metadata: bytes) -> bytes:
-    """One protocol. A member without an id is given one and has to ask again."""
+    """One protocol. A member without an id gets one and must join again."""
     body = string(group) + Struct(">ii").pack(session_ms, rebalance_ms) + string(member_id) + NO_INSTANCE
     body += string(PROTOCOL_TYPE) + I32.pack(1) + string(PROTOCOL) + I32.pack(len(metadata)) + metadata
     return request(JOIN_GROUP, 5, body, flexible=False)
 
 
 def joined(answer: bytes) -> Joined:
-    """What JoinGroup was answered with."""
+    """Reads a JoinGroup response."""
     reader = Reader(answer, 8)
     error, generation = reader.take(I16), reader.take(I32)
     reader.string()
@@ -136,18 +136,18 @@ def synced(answer: bytes) -> tuple[int, bytes]:
 
 
 def heartbeat(group: str, member_id: str, generation: int) -> bytes:
-    """A member is alive."""
+    """A Heartbeat request."""
     body = string(group) + I32.pack(generation) + string(member_id) + NO_INSTANCE
     return request(HEARTBEAT, 3, body, flexible=False)
 
 
 def leave_group(group: str, member_id: str) -> bytes:
-    """A member leaves."""
+    """A LeaveGroup request."""
     return request(LEAVE_GROUP, 2, string(group) + string(member_id), flexible=False)
 
 
 def plain_error(answer: bytes) -> int:
-    """Of answers that begin with it: FindCoordinator, Heartbeat, LeaveGroup, EndTxn."""
+    """The error of responses that begin with it: FindCoordinator, Heartbeat, LeaveGroup, EndTxn."""
     return int(I16.unpack_from(answer, 8)[0])
 
 
@@ -217,7 +217,7 @@ def initialized(answer: bytes) -> tuple[int, int, int]:
 def add_partition_to_txn(
     transactional_id: str, producer_id: int, epoch: int, topic: str, partition: int
 ) -> bytes:
-    """What clients of version 1 say before they write into a partition."""
+    """AddPartitionsToTxn, which clients of transaction version 1 send before they write to a partition."""
     body = string(transactional_id) + Struct(">qh").pack(producer_id, epoch) + I32.pack(1) + string(topic)
     return request(ADD_PARTITIONS_TO_TXN, 1, body + Struct(">ii").pack(1, partition), flexible=False)
 
@@ -241,7 +241,7 @@ def end_txn(
 
 
 def ended(answer: bytes) -> tuple[int, int, int]:
-    """Error of a transaction of version 2, and who its producer is from now on."""
+    """Error of a transaction of version 2, and its producer id and epoch from now on."""
     error, producer_id, epoch = Struct(">hqh").unpack_from(answer, 4 + 1 + 4)
     return error, producer_id, epoch
 
@@ -249,7 +249,7 @@ def ended(answer: bytes) -> tuple[int, int, int]:
 def transactional_produce(
     transactional_id: str, topic: str, topic_id: bytes, partition: int, records: bytes, *, version_2: bool
 ) -> tuple[bytes, int, int]:
-    """A frame, where its batch starts, and where its answer has the error."""
+    """A frame, where its batch starts, and where its response has the error."""
     before = compact(transactional_id) + Struct(">hi").pack(-1, 30_000) + b"\x02"
     named = compact(topic)
     before += (topic_id if version_2 else named) + b"\x02" + I32.pack(partition) + varint(len(records) + 1)

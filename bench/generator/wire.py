@@ -42,7 +42,7 @@ UNKNOWN_TOPIC_OR_PARTITION, TOPIC_ALREADY_EXISTS = 3, 36
 
 
 class BrokerError(Exception):
-    """The broker answered with an error, or not at all, where a benchmark needs success."""
+    """A request failed, or got no response, where a benchmark needs success."""
 
 
 def varint(value: int) -> bytes:

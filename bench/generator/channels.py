@@ -1,6 +1,6 @@
 """The connections of the load generator: producers, sequential readers, and readers of the end of a log.
 
-Frames are built once, several go out with one `send`, and an answer is only checked for an error and counted.
+Frames are built once, several go out with one `send`, and a response is only checked for an error and counted.
 That keeps the generator far below the CPU of any broker. Fetched bytes are copied out of the socket as any
 consumer must do: dropping them in the kernel would flatter a broker that sends by `sendfile`.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
-from bench import wire
+from bench.generator import wire
 
 IN_FLIGHT_BYTES = 256 << 10  # a connection keeps about this much under way, at least Kafka's five requests
 IN_FLIGHT_REQUESTS = 64

@@ -1,4 +1,4 @@
-"""What is compared on Spark: our connector on Levada, the stock connector on Levada, the stock connector on Kafka.
+"""The compared sides: Levada's connector on Levada, the stock connector on Levada, the stock connector on Kafka.
 
 All use one Spark session and the same stored topics, filled through the protocol with the same bytes. A side says
 how its connector is asked for rows and given rows, and otherwise knows nothing of what is measured.
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, TopicPartition
 
-from bench import machine, wire
+from bench import machine
 from bench.brokers import Broker
-from bench.outcome import Meter
+from bench.generator import wire
+from bench.generator.outcome import Meter
 from levada.model import Codec
 from levada.wire.batches import Record, encode
 

@@ -10,15 +10,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 
-from bench import clients, groups, latency, load, machine, starts, transactions, wire
+from bench import machine
 from bench.brokers import Broker
-from bench.channels import Load
-from bench.clients import ClientLoad
-from bench.groups import GroupLoad
-from bench.latency import Latency
-from bench.outcome import Outcome
-from bench.starts import StartLoad
-from bench.transactions import TransactionLoad
+from bench.generator import clients, groups, latency, load, transactions, wire
+from bench.generator import consumer_starts as starts
+from bench.generator.channels import Load
+from bench.generator.clients import ClientLoad
+from bench.generator.consumer_starts import StartLoad
+from bench.generator.groups import GroupLoad
+from bench.generator.latency import Latency
+from bench.generator.outcome import Outcome
+from bench.generator.transactions import TransactionLoad
 
 KIB, MIB = 1 << 10, 1 << 20
 PARTITIONS = 8

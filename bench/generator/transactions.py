@@ -16,10 +16,11 @@ from typing import Any
 
 from crc32c import crc32c
 
-from bench import coordination, dialogue, wire
-from bench.coordination import CONCURRENT_TRANSACTIONS, NONE
-from bench.dialogue import Dialogue
-from bench.outcome import Meter, Outcome, run_module
+from bench.generator import coordinator_requests as coordination
+from bench.generator import dialogue, wire
+from bench.generator.coordinator_requests import CONCURRENT_TRANSACTIONS, NONE
+from bench.generator.dialogue import Dialogue
+from bench.generator.outcome import Meter, Outcome, run_module
 
 BATCH_BYTES = 16 << 10  # of the Java producer
 VALUE_BYTES = 100
@@ -223,7 +224,7 @@ def _transacting(
 def run(load: TransactionLoad) -> Outcome:
     """In a process of its own, once there is a coordinator."""
     coordination.await_coordinator(load.port, load.name, coordination.TRANSACTION)
-    return run_module("bench.transactions", asdict(load))
+    return run_module("bench.generator.transactions", asdict(load))
 
 
 if __name__ == "__main__":

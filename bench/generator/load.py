@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from bench import wire
-from bench.channels import Channel, Load, Producer, Reader, Tailer
-from bench.outcome import Meter, Outcome, run_module
+from bench.generator import wire
+from bench.generator.channels import Channel, Load, Producer, Reader, Tailer
+from bench.generator.outcome import Meter, Outcome, run_module
 
 DRAIN_TIMEOUT_S = 30.0
 
@@ -29,7 +29,7 @@ class Run:
         self.channels = {channel.sock.fileno(): channel for channel in channels}
 
     def drive(self) -> float:
-        """Seconds from the first request to the last answer."""
+        """Seconds from the first request to the last response."""
         started = time.perf_counter()
         deadline = started + self.load.seconds
         for channel in self.channels.values():
@@ -89,7 +89,7 @@ def _bytes(channels: Sequence[Channel]) -> int:
 
 def run(load: Load) -> Outcome:
     """In a process of its own."""
-    return run_module("bench.load", asdict(load))
+    return run_module("bench.generator.load", asdict(load))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""How many rows a core reads, decodes and encodes between a log and Arrow: `python -m bench.spark_columns`.
+"""How many rows a core reads, decodes and encodes between a log and Arrow: `python -m bench.spark.columns`.
 
-Beside the compiled code stand its plain twin and librdkafka, over the same bytes. Figures are per second of CPU time
+The reference implementation in plain Python and librdkafka process the same bytes. Figures are per second of CPU time
 of the process that reads or writes, all its threads together, so that a busy machine disturbs them little; the broker
 has a process of its own and is not counted. Each is the best of some rounds.
 """

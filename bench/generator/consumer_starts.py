@@ -1,6 +1,6 @@
-"""From the making of a consumer to its first record, one consumer after the other, each alone in a group of its own.
+"""From the creation of a consumer to its first record, one consumer after the other, each in its own group.
 
-The raw one asks what every client asks, on two connections as they do, and nothing else: that is the broker's part.
+The raw client sends the requests of every client, on two connections, and nothing else: this is the broker's part.
 librdkafka waits by itself between its steps, 150 ms in all with any broker, so its rows say little about brokers.
 """
 
@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 
 from confluent_kafka import Consumer
 
-from bench import coordination, wire
-from bench.coordination import Reader
-from bench.groups import REBALANCE_MS, SESSION_MS
-from bench.outcome import Meter, Outcome, run_module
+from bench.generator import coordinator_requests as coordination
+from bench.generator import wire
+from bench.generator.coordinator_requests import Reader
+from bench.generator.groups import REBALANCE_MS, SESSION_MS
+from bench.generator.outcome import Meter, Outcome, run_module
 
 LIST_OFFSETS = 2
 EARLIEST = -2
@@ -137,7 +138,7 @@ def first_consumer(port: int) -> float:
 def run(load: StartLoad) -> Outcome:
     """In a process of its own, once there is a coordinator."""
     coordination.await_coordinator(load.port, load.topic, coordination.GROUP)
-    return run_module("bench.starts", asdict(load))
+    return run_module("bench.generator.consumer_starts", asdict(load))
 
 
 if __name__ == "__main__":

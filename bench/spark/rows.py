@@ -1,12 +1,12 @@
-"""The rows on Spark, and what was promised for them: ratios of our connector on Levada to the stock one on Kafka."""
+"""The rows on Spark and their goals: ratios of Levada's connector to the stock one on Kafka."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from bench import spark_jobs
 from bench.rows import Goal, Row
-from bench.spark_jobs import Job
-from bench.spark_sides import Shape
+from bench.spark import jobs as spark_jobs
+from bench.spark.jobs import Job
+from bench.spark.sides import Shape
 from levada.model import Codec
 
 SHAPES = {
@@ -79,7 +79,7 @@ def growth_key(kind: str, times: int) -> str:
 
 
 def is_growth(key: str) -> bool:
-    """Whether a row is about our own cost at several sizes, and compared with nobody."""
+    """Whether a row is about our own cost at several sizes, and compared with no other."""
     return key in {growth_key(kind, times) for kind in GROWING for times in GROWTH}
 
 

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from bench.brokers import java_command
-from bench.outcome import Meter, Outcome, run_module
-from bench.wire import BrokerError
+from bench.generator.outcome import Meter, Outcome, run_module
+from bench.generator.wire import BrokerError
 
 CHUNK = 1_000  # messages handed to or taken from librdkafka with one call
 QUEUED_MESSAGES, QUEUED_BYTES = 100_000, 128 << 20  # its queue holds so many messages; memory stays small
@@ -83,7 +83,7 @@ def consume(load: ClientLoad) -> Outcome:
 
 def run(load: ClientLoad) -> Outcome:
     """In a process of its own."""
-    return run_module("bench.clients", asdict(load))
+    return run_module("bench.generator.clients", asdict(load))
 
 
 def producer_performance(load: ClientLoad) -> Outcome:

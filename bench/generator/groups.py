@@ -1,7 +1,7 @@
 """Loads on coordinators of groups: raw members that join, stay, leave and commit.
 
-The members speak the classic protocol themselves. Of a rebalance they learn as real ones do, from a heartbeat; but
-they ask for it at once instead of every three seconds, so that a row shows the broker and not the interval.
+The members speak the classic protocol themselves. They learn of a rebalance from a heartbeat, as real
+clients do, but heartbeat at once instead of every three seconds: a row shows the broker and not the interval.
 """
 
 import asyncio
@@ -12,10 +12,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bench import coordination, dialogue, wire
-from bench.coordination import NONE, REBALANCE_IN_PROGRESS
-from bench.dialogue import Dialogue
-from bench.outcome import Meter, Outcome, run_module
+from bench.generator import coordinator_requests as coordination
+from bench.generator import dialogue, wire
+from bench.generator.coordinator_requests import NONE, REBALANCE_IN_PROGRESS
+from bench.generator.dialogue import Dialogue
+from bench.generator.outcome import Meter, Outcome, run_module
 
 SESSION_MS, REBALANCE_MS = 60_000, 60_000
 AGAIN_S = 0.005  # before a member asks again for something that is about to happen
@@ -97,13 +98,13 @@ class Member:
         return coordination.plain_error(await self._dialogue.ask(frame))
 
     async def await_rebalance(self) -> None:
-        """Until a heartbeat tells of it."""
+        """Heartbeats until a response announces the rebalance."""
         while (error := await self.heartbeat()) != REBALANCE_IN_PROGRESS:
             if error:
                 raise wire.BrokerError(f"Heartbeat was answered with error {error}")
 
     async def follow(self) -> None:
-        """Join the next generation, of which this member has to be told first."""
+        """Joins the next generation once a heartbeat has announced it."""
         await self.await_rebalance()
         await self.enter()
 
@@ -145,7 +146,7 @@ def is_whole(members: Sequence[Member]) -> bool:
 
 
 async def rebalance(members: list[Member], guest: Member) -> float:
-    """Seconds from the first word of a guest who comes or goes until all have their new assignments."""
+    """Seconds from the first request of a member that joins or leaves until all members have their assignments."""
     started = time.perf_counter()
     if guest in members:
         members.remove(guest)
@@ -264,7 +265,7 @@ ACTIONS: dict[str, Callable[[GroupLoad], Outcome]] = {
 def run(load: GroupLoad) -> Outcome:
     """In a process of its own, once there is a coordinator."""
     coordination.await_coordinator(load.port, load.group, coordination.GROUP)
-    return run_module("bench.groups", asdict(load))
+    return run_module("bench.generator.groups", asdict(load))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`make bench-spark`: our connector on Levada, the stock connector on Levada and on Apache Kafka, in one run.
+"""`make bench-spark`: Levada's connector on Levada, the stock connector on Levada and on Apache Kafka, in one run.
 
 Same machine, same Spark session, same stored bytes; the sides take turns within each row, and a row is the median of
 its rounds. All jobs run once with a part of their data before anything is measured, for the JIT compilers of Spark
@@ -18,12 +18,13 @@ from tests.spark.support.jars import CONNECTOR_VERSION, stock_connector
 from tests.support.downloads import Unavailable
 from tests.support.kafka_jars import KAFKA_VERSION
 
-from bench import machine, results, spark_report
+from bench import machine, results
 from bench.brokers import Broker, Levada
 from bench.rows import Row
 from bench.run import BEGAN, chosen_brokers, measure_row, progress, revision
-from bench.spark_rows import is_growth, rows, stored_rows
-from bench.spark_sides import Side, batches, fill
+from bench.spark import report as spark_report
+from bench.spark.rows import is_growth, rows, stored_rows
+from bench.spark.sides import Side, batches, fill
 from levada.spark import session
 
 if TYPE_CHECKING:

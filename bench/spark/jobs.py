@@ -20,9 +20,10 @@ from confluent_kafka import Consumer, Producer
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from bench import machine, wire
-from bench.outcome import Outcome
-from bench.spark_sides import PARTITIONS, Shape, Side
+from bench import machine
+from bench.generator import wire
+from bench.generator.outcome import Outcome
+from bench.spark.sides import PARTITIONS, Shape, Side
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

@@ -5,7 +5,7 @@ from typing import Any
 
 from bench import results
 from bench.report import DOCS, number, others, put_between_markers, table, times, verdict
-from bench.spark_rows import GROWING, GROWTH, READ_ROWS_PER_S, growth_key, is_growth, rows
+from bench.spark.rows import GROWING, GROWTH, READ_ROWS_PER_S, growth_key, is_growth, rows
 
 SIDES = {"levada": "Levada", "stock": "stock on Levada", "kafka": "stock on Kafka"}
 GOALS = {row.key: row.goals for row in rows(1)}
@@ -48,7 +48,7 @@ def summary(row: dict[str, Any]) -> str:
 
 
 def verdicts(key: str, row: dict[str, Any]) -> Iterator[tuple[str, bool | None]]:
-    """What was promised for a row, in words, and whether it holds."""
+    """The goals of a row in words, and whether each is met."""
     for goal in GOALS.get(key, ()):
         ratio = results.ratio(row, goal.metric)
         yield verdict(goal, ratio), None if ratio is None else goal.is_met(ratio)
@@ -127,5 +127,5 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def publish(found: dict[str, Any]) -> None:
-    """Into the pages that have a place for it."""
+    """Writes the tables between the markers of the page."""
     put_between_markers(DOCS, markdown(found), MARK)

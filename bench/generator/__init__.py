@@ -1,0 +1,1 @@
+"""The load generator: raw connections and real clients, each load in a process of its own."""
