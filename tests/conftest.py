@@ -7,20 +7,28 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.support.broker import BrokerThread, settings_of_run
+from tests.support.raw import Connection
 
 # How long an example takes says nothing on a machine that does other things as well. Where changes are let in by their
 # tests, two runs of one state try the same examples of hypothesis; everywhere else each run tries new ones.
 settings.register_profile(
-    "patient",
+    "no-deadline",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="CI" in os.environ,
 )
-settings.load_profile("patient")
+settings.load_profile("no-deadline")
 
 # A shell starts background jobs with SIGINT ignored, and so would every process be that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "broker(**settings): settings of the module's broker, with _ for the dots"
+    )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -59,3 +67,41 @@ def no_leftover_processes() -> Iterator[None]:
     yield
     left = [line for line in children_alive() if line not in before]
     assert not left, f"processes left running: {left}"
+
+
+@pytest.fixture(scope="session")
+def levada_settings() -> dict[str, str]:
+    """Settings of the plugin's broker, the fixture `levada`."""
+    return settings_of_run()
+
+
+@pytest.fixture(scope="module")
+def module_broker(request: pytest.FixtureRequest) -> Iterator[BrokerThread]:
+    """A broker for a module; `pytestmark = pytest.mark.broker(num_partitions=2)` gives its settings."""
+    mark = request.node.get_closest_marker("broker")
+    with BrokerThread(**(mark.kwargs if mark else {})) as own:
+        yield own
+
+
+@pytest.fixture
+def broker(module_broker: BrokerThread) -> Iterator[BrokerThread]:
+    """The module's broker; topics of `broker.topic()` and faults end with the test."""
+    yield module_broker
+    module_broker.forget()
+
+
+@pytest.fixture
+def fresh_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerThread]:
+    """A broker for one test, with the settings that the marks `broker` of the module and the test give."""
+    marks = [mark.kwargs for mark in request.node.iter_markers("broker")]
+    with BrokerThread(
+        tmp_path / "data", **{k: v for mark in reversed(marks) for k, v in mark.items()}
+    ) as own:
+        yield own
+
+
+@pytest.fixture
+def wire(broker: BrokerThread) -> Iterator[Connection]:
+    """A connection without a client."""
+    with broker.connect() as connection:
+        yield connection

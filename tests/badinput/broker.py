@@ -1,43 +1,43 @@
 """The broker under attack: a process of its own, watched for its memory, its log and a healthy client."""
 
-import os
 import re
-import signal
 import socket
 import struct
-import subprocess
-import sys
-import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.badinput.golden import TOPIC, header
+from tests.support.broker import BrokerProcess
 from tests.support.raw import Connection, fetch
 
 from levada.wire import batches
 
-READY_S = 30.0
-PATIENCE_S = 5.0  # an offender is answered or disconnected long before
+TIMEOUT_S = 5.0  # the broker answers or disconnects an offender long before
 MEMORY_GROWTH_MAX = 256 << 20
 HEALTHY = "healthy"
 PROBE_ID = 0x7EADBEEF
 PROBE = struct.pack(">i", 13) + header(18, 0, flexible=False, correlation_id=PROBE_ID)
 
 
-class Broker:
-    """A running broker."""
+class Broker(BrokerProcess):
+    """A broker process; at its end its log must be free of errors."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", address: str, log: Path) -> None:
-        self.process = process
-        self.bootstrap = address
-        host, _, port = address.rpartition(":")
-        self.place = (host, int(port))
-        self.log = log
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self.rounds = 0
-        self.patient: Connection | None = None  # a healthy client that stays connected
+        self.healthy: Connection | None = None  # a client that stays connected
+
+    def __exit__(self, *why: object) -> None:
+        if self.healthy is not None:
+            self.healthy.socket.close()
+        super().__exit__(*why)
+        self.check_log()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.bootstrap.rpartition(":")
+        return host, int(port)
 
     def prepare(self) -> uuid.UUID:
         """Make the topics; the id of the golden one."""
@@ -45,7 +45,7 @@ class Broker:
         with Connection(self.bootstrap) as one:
             created = one.call("create_topics", 7, {"topics": topics, "timeout": 10_000})
             assert {topic.error_code for topic in created.topics} == {0}, created
-            self.patient = Connection(self.bootstrap)
+            self.healthy = Connection(self.bootstrap)
             self.check_health()
             self.memory_at_rest = self.memory()
             return uuid.UUID(
@@ -54,19 +54,19 @@ class Broker:
 
     def memory(self) -> int:
         """Anonymous memory of the process, in bytes: mapped log pages are not its own."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        status = Path(f"/proc/{self.pid}/status").read_text()
         found = re.search(r"RssAnon:\s+(\d+) kB", status)
         assert found
         return int(found[1]) * 1024
 
     def check_health(self) -> None:
         """The broker is up, its memory bounded, its log free of traces, and healthy clients notice nothing."""
-        assert self.process.poll() is None, f"the broker ended: {self.tail()}"
-        assert no_bug(self.log), self.tail()
-        assert self.patient is not None
+        assert self.is_running(), f"the broker ended: {self.log_tail()}"
+        self.check_log()
+        assert self.healthy is not None
         self.rounds += 1
         with Connection(self.bootstrap) as new:
-            for one in (self.patient, new):
+            for one in (self.healthy, new):
                 value = f"round {self.rounds} {id(one)}".encode()
                 offset = produce(
                     one, HEALTHY, batches.encode([batches.Record(0, 1_700_000_000_000, None, value)])
@@ -80,8 +80,12 @@ class Broker:
         grown = self.memory() - self.memory_at_rest
         assert grown < MEMORY_GROWTH_MAX, f"memory grew by {grown >> 20} MiB"
 
-    def tail(self) -> str:
-        return self.log.read_text()[-4_000:]
+    def check_log(self) -> None:
+        """The broker's log is free of traces and errors."""
+        text = self.log.read_text()
+        assert "Traceback" not in text and "Z error  " not in text and "handler failed" not in text, text[
+            -4_000:
+        ]
 
 
 def produce(one: Connection, topic: str, records: bytes | bytearray) -> int:
@@ -129,7 +133,7 @@ class Offender:
         return True
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(self._broker.place, timeout=PATIENCE_S)
+        return socket.create_connection(self._broker.address, timeout=TIMEOUT_S)
 
     def close(self) -> None:
         if self._socket is not None:
@@ -152,41 +156,3 @@ class Offender:
                 raise EOFError
             received += piece
         return bytes(received)
-
-
-@contextmanager
-def running(directory: Path) -> Iterator[Broker]:
-    """A broker from start to a clean stop."""
-    command = [sys.executable, "-m", "levada", "start", "--data", str(directory / "data"), "--port", "0"]
-    log = directory / "broker.log"
-    environment = os.environ | {
-        "KAFKA_LEVADA_METRICS_LISTENER": "",
-        "KAFKA_LOG_RETENTION_CHECK_INTERVAL_MS": "86400000",  # records of any times stay for the whole suite
-    }
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-    try:
-        broker = Broker(process, _address(process, log), log)
-        yield broker
-        if broker.patient is not None:
-            broker.patient.socket.close()
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(READY_S)
-    assert process.returncode == 0, broker.tail()
-    assert no_bug(log), broker.tail()
-
-
-def no_bug(log: Path) -> bool:
-    """Whether the broker's log is free of traces and errors."""
-    text = log.read_text()
-    return "Traceback" not in text and "Z error  " not in text and "handler failed" not in text
-
-
-def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline and process.poll() is None:
-        if found := re.search(r"127\.0\.0\.1:\d+", log.read_text()):
-            return found[0]
-        time.sleep(0.01)
-    raise AssertionError(f"no broker: {log.read_text()[-2_000:]}")

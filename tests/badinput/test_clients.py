@@ -20,7 +20,7 @@ def crowd(broker: Broker, count: int, greeting: bytes) -> Iterator[list[socket.s
     """Many connections that all have sent the same."""
     with ExitStack() as stack:
         connections = [
-            stack.enter_context(socket.create_connection(broker.place, timeout=10)) for _ in range(count)
+            stack.enter_context(socket.create_connection(broker.address, timeout=10)) for _ in range(count)
         ]
         for one in connections:
             one.sendall(greeting)
@@ -160,4 +160,4 @@ def test_requests_before_any_greeting(offender: Offender) -> None:
 
 def test_thousands_of_connections_that_come_and_go(broker: Broker) -> None:
     for _ in range(3_000):
-        socket.create_connection(broker.place, timeout=10).close()
+        socket.create_connection(broker.address, timeout=10).close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.support import raw
-from tests.support.server import Server
+from tests.support.broker import BrokerProcess
 
 from levada.errors import ErrorCode
 
@@ -15,17 +15,17 @@ SETTINGS = {"log.segment.bytes": 1_000}
 BATCHES = 30
 
 
-def fill(server: Server) -> None:
+def fill(server: BrokerProcess) -> None:
     topics = [{"name": name, "num_partitions": 1, "replication_factor": 1} for name in ("hurt", "whole")]
-    with raw.Connection(server.address) as one:
+    with raw.Connection(server.bootstrap) as one:
         one.call("create_topics", 7, {"topics": topics, "timeout": 10_000})
         for topic in ("hurt", "whole"):
             for number in range(BATCHES):
                 assert raw.produce(one, topic, raw.batch(b"%d" % number)).error_code == 0
 
 
-def offsets(server: Server, topic: str) -> list[int]:
-    return [one.base_offset for one in raw.batches(server.address, topic)]
+def offsets(server: BrokerProcess, topic: str) -> list[int]:
+    return [one.base_offset for one in raw.batches(server.bootstrap, topic)]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_what_was_taken_away_is_missed_until_it_is_back(
     """An empty log in its place would hide the loss, and give its offsets out again."""
     folder, away = tmp_path / "data" / "hurt-0", tmp_path / "away"
     away.mkdir()
-    with Server(tmp_path, SETTINGS) as server:
+    with BrokerProcess(tmp_path, SETTINGS) as server:
         fill(server)
         server.stop(signal.SIGTERM)
         if stop is signal.SIGKILL:
@@ -56,7 +56,7 @@ def test_what_was_taken_away_is_missed_until_it_is_back(
             path.rename(away / path.name)
         for _ in range(2):  # it is not forgotten
             server.start()
-            with raw.Connection(server.address) as one:
+            with raw.Connection(server.bootstrap) as one:
                 assert raw.produce(one, "hurt", raw.batch(b"no")).error_code != ErrorCode.NONE
             assert offsets(server, "whole") == list(range(BATCHES))
             server.stop(signal.SIGTERM)

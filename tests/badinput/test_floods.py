@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.badinput.broker import HEALTHY, Broker, Offender, produce, running
+from tests.badinput.broker import HEALTHY, Broker, Offender, produce
 from tests.badinput.golden import TOPIC, header
 from tests.support.raw import Connection, api_key
 
@@ -111,9 +111,11 @@ def test_neither_may_what_is_read_by_hand_name_more_in_many_topics(api: str, off
 def test_requests_that_stop_before_their_end_share_a_bounded_memory(tmp_path: Path) -> None:
     """Most of a hundred mebibytes has come of each, and the rest never will; big requests of others still pass."""
     piece = bytes(MIB)
-    with running(tmp_path) as broker, ExitStack() as stack:
+    with Broker(tmp_path) as broker, ExitStack() as stack:
         broker.prepare()
-        greedy = [stack.enter_context(socket.create_connection(broker.place, timeout=0.5)) for _ in range(12)]
+        greedy = [
+            stack.enter_context(socket.create_connection(broker.address, timeout=0.5)) for _ in range(12)
+        ]
         for one in greedy:
             one.sendall(struct.pack(">i", 100 * MIB))
         unsent = dict.fromkeys(greedy, 90)
@@ -135,7 +137,7 @@ def test_requests_that_stop_before_their_end_share_a_bounded_memory(tmp_path: Pa
 
 def test_members_that_say_much_share_a_bounded_memory(tmp_path: Path) -> None:
     """Hundreds of mebibytes are said in many groups; who would be too much is told so, and the others are served."""
-    with running(tmp_path) as broker, ExitStack() as stack:
+    with Broker(tmp_path) as broker, ExitStack() as stack:
         broker.prepare()
         crowd = [stack.enter_context(Connection(broker.bootstrap)) for _ in range(8)]
         crowd[0].call("find_coordinator", 3, {"key": "g"})
@@ -152,10 +154,10 @@ def test_members_that_say_much_share_a_bounded_memory(tmp_path: Path) -> None:
 
 def test_a_flood_of_bad_requests_does_not_flood_the_log(tmp_path: Path) -> None:
     """What clients cause is told some times, then only counted."""
-    with running(tmp_path) as broker:
+    with Broker(tmp_path) as broker:
         broker.prepare()
         for _ in range(20 * REPEATS_MAX):
-            with socket.create_connection(broker.place, timeout=10) as one:
+            with socket.create_connection(broker.address, timeout=10) as one:
                 one.sendall(struct.pack(">i", -1))
                 assert one.recv(1) == b""
         told = [line for line in broker.log.read_text().splitlines() if "connection closed" in line]

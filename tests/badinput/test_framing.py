@@ -86,7 +86,7 @@ def test_random_bodies_behind_valid_headers(offender: Offender) -> None:
 
 
 def test_a_request_that_comes_byte_by_byte_is_answered(broker: Broker) -> None:
-    with socket.create_connection(broker.place, timeout=5) as one:
+    with socket.create_connection(broker.address, timeout=5) as one:
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for number in range(len(PROBE)):
             one.send(PROBE[number : number + 1])
@@ -95,12 +95,12 @@ def test_a_request_that_comes_byte_by_byte_is_answered(broker: Broker) -> None:
 
 def test_a_client_that_leaves_within_a_frame(broker: Broker) -> None:
     for cut in range(1, len(PROBE)):
-        with socket.create_connection(broker.place, timeout=5) as one:
+        with socket.create_connection(broker.address, timeout=5) as one:
             one.sendall(PROBE[:cut])
 
 
 def test_a_client_that_says_no_more_still_hears_its_answer(broker: Broker) -> None:
-    with socket.create_connection(broker.place, timeout=5) as one:
+    with socket.create_connection(broker.address, timeout=5) as one:
         one.sendall(PROBE)
         one.shutdown(socket.SHUT_WR)
         assert len(one.recv(4)) in (0, 4)  # Kafka hangs up; both are fine, waiting for ever is not
@@ -108,7 +108,7 @@ def test_a_client_that_says_no_more_still_hears_its_answer(broker: Broker) -> No
 
 def test_thousands_of_requests_in_one_write_are_all_answered(broker: Broker) -> None:
     count = 5_000
-    with socket.create_connection(broker.place, timeout=10) as one:
+    with socket.create_connection(broker.address, timeout=10) as one:
         one.sendall(PROBE)
         (size,) = struct.unpack(">i", one.recv(4, socket.MSG_WAITALL))
         one.recv(size, socket.MSG_WAITALL)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
-from tests.badinput.broker import HEALTHY, Broker, running
+from tests.badinput.broker import HEALTHY, Broker
 from tests.badinput.golden import TOPIC
 from tests.support.raw import Connection
 
@@ -21,7 +21,7 @@ def delete(broker: Broker, topic: str) -> None:
 
 def test_groups_begin_anew(tmp_path: Path) -> None:
     """A consumer that is at work joins again by itself, and reads from where its own reset policy says (R32)."""
-    with running(tmp_path) as broker:
+    with Broker(tmp_path) as broker:
         broker.prepare()
         consumer = Consumer(
             {"bootstrap.servers": broker.bootstrap, "group.id": "g", "auto.offset.reset": "earliest",
@@ -43,7 +43,7 @@ def test_groups_begin_anew(tmp_path: Path) -> None:
 
 def test_transactions_begin_anew(tmp_path: Path) -> None:
     """What was open is nobody's: the producer is told, its id is free, and an operator ends what hangs (R26)."""
-    with running(tmp_path) as broker:
+    with Broker(tmp_path) as broker:
         broker.prepare()
         settings = {"bootstrap.servers": broker.bootstrap, "transactional.id": "t", "log_level": 0}
         orphan = Producer(settings)

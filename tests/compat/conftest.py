@@ -16,8 +16,10 @@ from tests.compat.drivers.base import Create, Driver
 from tests.compat.drivers.registry import DRIVERS, drivers_with
 from tests.compat.features import CHOSEN, record
 from tests.support import raw
+from tests.support.broker import BrokerProcess
 from tests.support.downloads import Unavailable, must_be_had
-from tests.support.server import Server
+
+from levada.testing.embedded import settings_by_kafkas_names
 
 HERE = Path(__file__).parent
 
@@ -70,18 +72,36 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the broker under test."""
+def session_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the broker that most tests share."""
     other = os.environ.get("COMPAT_BOOTSTRAP")
     if other:
         yield other
         return
-    with Server(tmp_path_factory.mktemp("broker")) as server:
-        yield server.address
+    with BrokerProcess(tmp_path_factory.mktemp("broker")) as server:
+        yield server.bootstrap
+
+
+@pytest.fixture(scope="module")
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrokerProcess]:
+    """A broker for a module, with the settings of its mark `broker`."""
+    settings = settings_by_kafkas_names(request.node.get_closest_marker("broker").kwargs)
+    with BrokerProcess(tmp_path_factory.mktemp("broker"), settings) as own:
+        yield own
+
+
+@pytest.fixture(scope="module")
+def broker(request: pytest.FixtureRequest) -> str:
+    """The address of the broker under test: the module's, if it has a mark `broker`, else the shared one."""
+    if "COMPAT_BOOTSTRAP" not in os.environ and request.node.get_closest_marker("broker"):
+        return str(request.getfixturevalue("server").bootstrap)
+    return str(request.getfixturevalue("session_broker"))
 
 
 @pytest.fixture(scope="session")
-def connect(broker: str) -> Iterator[Callable[[type[Driver]], Driver]]:
+def connect(session_broker: str) -> Iterator[Callable[[type[Driver]], Driver]]:
     """Gives the one living driver of a client; installs and starts it the first time."""
     living: dict[str, Driver] = {}
     missing: dict[str, Unavailable] = {}
@@ -89,7 +109,7 @@ def connect(broker: str) -> Iterator[Callable[[type[Driver]], Driver]]:
     def get(wanted: type[Driver]) -> Driver:
         if wanted.name not in living and wanted.name not in missing:
             try:
-                living[wanted.name] = wanted(broker)
+                living[wanted.name] = wanted(session_broker)
             except Unavailable as error:
                 missing[wanted.name] = error
         if wanted.name in missing:

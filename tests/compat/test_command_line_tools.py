@@ -5,14 +5,13 @@ Each run is a Java process of a second or two, so one test walks through what a 
 
 import json
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.compat.drivers.base import Driver, Record
-from tests.support.downloads import Unavailable, must_be_had
-from tests.support.kafka_jars import java
+from tests.compat.tools import run_tool
 
 Tool = Callable[..., str]
 
@@ -24,17 +23,8 @@ WAIT_S = 60
 def tool(broker: str) -> Tool:
     """Run a tool against the broker; its output. `fails=True` expects that the tool says no, `None` does not ask."""
 
-    def run(main: str, *arguments: str, stdin: str = "", fails: bool | None = False) -> str:
-        try:
-            command = java(main, *arguments, "--bootstrap-server", broker)
-        except Unavailable as error:
-            must_be_had("Kafka's tools", error)
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=WAIT_S, check=False
-        )
-        output = done.stdout + done.stderr
-        assert fails in (None, done.returncode != 0), f"{main} ended with {done.returncode}: {output}"
-        return output
+    def run(main: str, *arguments: str, **how: Any) -> str:
+        return run_tool(main, *arguments, "--bootstrap-server", broker, stderr=True, **how)
 
     return run
 

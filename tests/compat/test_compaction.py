@@ -13,10 +13,10 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from tests.compat.drivers.base import CODECS, Driver, Record
 from tests.compat.drivers.confluent import Confluent
 from tests.compat.drivers.registry import drivers_with
-from tests.compat.test_dump_log_segments import dump
+from tests.compat.tools import dump_log_segments
 from tests.support import raw
+from tests.support.broker import BrokerProcess
 from tests.support.downloads import Unavailable
-from tests.support.server import Server
 
 from levada.wire import batches
 
@@ -49,12 +49,12 @@ def until(condition: Callable[[], bool], what: str) -> None:
 class Compacting:
     """A broker that cleans eagerly."""
 
-    server: Server
+    server: BrokerProcess
     data: Path
 
     @property
     def bootstrap(self) -> str:
-        return self.server.address
+        return self.server.bootstrap
 
     def size(self, topic: str) -> int:
         """The bytes of a topic's batches on disk."""
@@ -89,7 +89,7 @@ class Compacting:
 @pytest.fixture(scope="module")
 def compacting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compacting]:
     folder = tmp_path_factory.mktemp("compacting")
-    with Server(folder, SETTINGS) as server:
+    with BrokerProcess(folder, SETTINGS) as server:
         yield Compacting(server, folder / "data")
 
 
@@ -238,9 +238,9 @@ def cleaners(pid: int) -> list[int]:
 
 def test_a_broker_killed_while_it_cleans(tmp_path: Path) -> None:
     """Again and again, with the cleaner in the middle of its work: no key loses its latest value, no process stays."""
-    with Server(tmp_path, SETTINGS | {"log.cleaner.io.max.bytes.per.second": 40_000}) as server:
+    with BrokerProcess(tmp_path, SETTINGS | {"log.cleaner.io.max.bytes.per.second": 40_000}) as server:
         compacting = Compacting(server, tmp_path / "data")
-        client = Confluent(server.address)
+        client = Confluent(server.bootstrap)
         client.create_topic("killed", configs=CONFIGS)
         folder = compacting.data / "killed-0"
         state: dict[bytes | None, bytes | None] = {}
@@ -272,7 +272,7 @@ def test_kafka_reads_cleaned_segments(
         if not folder.exists():
             continue
         logs = sorted(folder.glob("*.log"))[:-1]
-        output = dump(logs, "--deep-iteration")
+        output = dump_log_segments(logs, "--deep-iteration")
         assert output.count("isvalid: true") > 0
         assert "isvalid: false" not in output
         for complaint in ("Error", "WARN", "mismatch", "Exception"):
@@ -281,5 +281,5 @@ def test_kafka_reads_cleaned_segments(
             gaps = [int(number) for number in re.findall(r"baseOffset: (\d+)", output)]
             assert gaps == sorted(set(gaps)) and gaps != list(range(len(gaps)))
         indexes = sorted([*folder.glob("*.index"), *folder.glob("*.timeindex")])
-        checked = dump(indexes, "--index-sanity-check")
+        checked = dump_log_segments(indexes, "--index-sanity-check")
         assert checked.count("passed sanity check") + checked.count("is empty") == len(indexes), checked

@@ -1,14 +1,11 @@
 """Kafka's own DumpLogSegments reads what the log writes and finds no error."""
 
 import random
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.downloads import Unavailable
-from tests.support.kafka_jars import java
+from tests.compat.tools import dump_log_segments
 from tests.support.logs import NOW_MS, make_batch, open_log
 
 from levada.core.partition.producer_state import ProducerStates
@@ -16,18 +13,7 @@ from levada.model import Codec
 from levada.storage.log.log import Log
 from levada.wire.batches import read_header
 
-TOOL = "org.apache.kafka.tools.DumpLogSegments"
 CODECS = list(Codec)
-
-
-def dump(files: Sequence[Path], *options: str) -> str:
-    try:
-        command = java(TOOL, *options, "--files", ",".join(map(str, files)))
-    except Unavailable as reason:
-        pytest.skip(str(reason))
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout + result.stderr
 
 
 def fill(log: Log) -> None:
@@ -72,7 +58,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_kafka_reads_every_record(folder: Path) -> None:
     logs = sorted(folder.glob("*.log"))
     assert len(logs) > 3
-    output = dump(logs, "--deep-iteration")
+    output = dump_log_segments(logs, "--deep-iteration")
     assert output.count("isvalid: true") == 400
     assert "isvalid: false" not in output
     assert "Error" not in output and "WARN" not in output and "mismatch" not in output.lower()
@@ -85,7 +71,7 @@ def test_kafka_reads_every_record(folder: Path) -> None:
 def test_kafka_agrees_with_the_indexes(folder: Path, option: str) -> None:
     files = sorted([*folder.glob("*.index"), *folder.glob("*.timeindex")])
     assert sum(file.stat().st_size > 0 for file in files) > 6
-    output = dump(files, option)
+    output = dump_log_segments(files, option)
     for complaint in (
         "Mismatches",
         "out of order",
@@ -102,5 +88,5 @@ def test_kafka_agrees_with_the_indexes(folder: Path, option: str) -> None:
 
 
 def test_kafka_reads_the_producer_snapshot(folder: Path) -> None:
-    output = dump(sorted(folder.glob("*.snapshot")))
+    output = dump_log_segments(sorted(folder.glob("*.snapshot")))
     assert output.count("producerId: ") == 5

@@ -13,8 +13,8 @@ import pytest
 from tests.compat.drivers.base import Driver, Record
 from tests.compat.drivers.registry import drivers_with
 from tests.compat.features import Feature, shows
+from tests.support.broker import BrokerProcess
 from tests.support.raw import Connection
-from tests.support.server import Server
 
 pytestmark = pytest.mark.skipif(
     bool(os.environ.get("COMPAT_BOOTSTRAP")),
@@ -58,8 +58,8 @@ class Writer(threading.Thread):
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["clean", "killed"])
 def test_writers_go_on(tmp_path: Path, how: signal.Signals, available: list[type[Driver]]) -> None:
     chosen = [driver for driver in LONG_LIVED if driver in available]
-    with Server(tmp_path) as server:
-        writers = [Writer(driver(server.address)) for driver in chosen]
+    with BrokerProcess(tmp_path) as server:
+        writers = [Writer(driver(server.bootstrap)) for driver in chosen]
         try:
             for writer in writers:
                 writer.client.create_topic(writer.topic)
@@ -87,17 +87,17 @@ def test_writers_go_on(tmp_path: Path, how: signal.Signals, available: list[type
 def test_topics_and_settings_survive(
     tmp_path: Path, how: signal.Signals, available: list[type[Driver]]
 ) -> None:
-    with Server(tmp_path) as server:
-        client = available[0](server.address)
+    with BrokerProcess(tmp_path) as server:
+        client = available[0](server.bootstrap)
         client.create_topic("kept", partitions=3, configs={"retention.ms": "123456"})
         client.produce("kept", [Record(b"x")] * 5, partition=2)
         client.delete_records("kept", 2, partition=2)
         before = client.describe_topic("kept"), client.describe_cluster().cluster_id
         server.stop(how)
         server.start()
-        with Connection(server.address) as wire:
+        with Connection(server.bootstrap) as wire:
             assert wire.call("metadata", 12, {"topics": []}).brokers
-        again = available[0](server.address)
+        again = available[0](server.bootstrap)
         assert (again.describe_topic("kept"), again.describe_cluster().cluster_id) == before
         assert again.describe_configs("kept")["retention.ms"].value == "123456"
         first, end = again.offsets("kept", partition=2)

@@ -13,8 +13,8 @@ from random import Random
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from tests.support.broker import BrokerProcess
 from tests.support.raw import Connection, batch, fetch, produce
-from tests.support.server import Server
 
 from levada.errors import ErrorCode
 
@@ -124,9 +124,9 @@ def create(address: str, name: str, partitions: int) -> None:
 def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, how: signal.Signals, fsync: str) -> None:
     """Killed at random moments under load, over segments that are small enough to roll between."""
     random = Random()
-    with Server(tmp_path, SMALL_SEGMENTS | {"levada.acks.wait.for.fsync": fsync}) as server:
-        create(server.address, "orders", 3)
-        writer = Writer(server.address, 3)
+    with BrokerProcess(tmp_path, SMALL_SEGMENTS | {"levada.acks.wait.for.fsync": fsync}) as server:
+        create(server.bootstrap, "orders", 3)
+        writer = Writer(server.bootstrap, 3)
         for _ in range(4):
             writer.write_until(writer.count + random.randrange(100, 3_000))
             server.stop(how)
@@ -135,7 +135,7 @@ def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, how: signal.Sig
         writer.finish()
         assert writer.errors == []
         for partition in range(3):
-            numbers = stored(server.address, partition)
+            numbers = stored(server.bootstrap, partition)
             assert writer.acknowledged[partition] == sorted(writer.acknowledged[partition])
             assert numbers == list(range(len(numbers)))
             assert numbers == writer.acknowledged[partition], "all were sent again until acknowledged"
@@ -144,28 +144,28 @@ def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, how: signal.Sig
 
 
 def test_a_clean_stop_needs_no_recovery(tmp_path: Path) -> None:
-    with Server(tmp_path) as server:
-        create(server.address, "orders", 3)
-        with Connection(server.address) as one:
+    with BrokerProcess(tmp_path) as server:
+        create(server.bootstrap, "orders", 3)
+        with Connection(server.bootstrap) as one:
             for _ in range(10):
                 assert produce(one, "orders", batch(b"x")).error_code == 0
         assert server.stop(signal.SIGTERM) == 0
         server.start()
         assert "not clean" not in server.log.read_text()
-        with Connection(server.address) as one:
+        with Connection(server.bootstrap) as one:
             assert fetch(one, "orders", 0).high_watermark == 10
         server.stop(signal.SIGKILL)
         server.start()
         assert "not clean" in server.log.read_text()
-        with Connection(server.address) as one:
+        with Connection(server.bootstrap) as one:
             assert fetch(one, "orders", 0).high_watermark == 10
 
 
 def test_a_broker_that_is_told_to_stop_does_so_whatever_clients_do(tmp_path: Path) -> None:
     """One never reads, one waits in a long poll, one is in the middle of a frame."""
-    with Server(tmp_path) as server, contextlib.ExitStack() as clients:
-        create(server.address, "orders", 1)
-        greedy, patient, slow = (clients.enter_context(Connection(server.address)) for _ in range(3))
+    with BrokerProcess(tmp_path) as server, contextlib.ExitStack() as clients:
+        create(server.bootstrap, "orders", 1)
+        greedy, patient, slow = (clients.enter_context(Connection(server.bootstrap)) for _ in range(3))
         for _ in range(20):
             assert produce(greedy, "orders", batch(b"x" * 500_000)).error_code == 0
         place = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 50 << 20}
@@ -175,7 +175,7 @@ def test_a_broker_that_is_told_to_stop_does_so_whatever_clients_do(tmp_path: Pat
         place["fetch_offset"] = 20
         patient.send("fetch", 12, fields | {"max_wait": 60_000, "min_bytes": 1})
         slow.socket.sendall(struct.pack(">i", 1_000_000) + bytes(1000))
-        with Connection(server.address) as one:
+        with Connection(server.bootstrap) as one:
             assert fetch(one, "orders", 20).error_code == 0
         began = time.monotonic()
         assert server.stop(signal.SIGTERM) == 0
@@ -186,9 +186,9 @@ def test_a_broker_that_is_told_to_stop_does_so_whatever_clients_do(tmp_path: Pat
 
 def test_a_broker_whose_starter_is_gone_stops_in_order(tmp_path: Path) -> None:
     """`levada start | head -3`: there is nobody to tell that it stops."""
-    with Server(tmp_path) as server:
-        server.hang_up()
-        create(server.address, "orders", 1)
+    with BrokerProcess(tmp_path) as server:
+        server.close_stdout()
+        create(server.bootstrap, "orders", 1)
         assert server.stop(signal.SIGTERM) == 0
         server.start()
         assert "not clean" not in server.log.read_text()
@@ -197,11 +197,11 @@ def test_a_broker_whose_starter_is_gone_stops_in_order(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_thousand_partitions_after_a_kill(tmp_path: Path) -> None:
     """R9: and few files open, however many there are."""
-    with Server(tmp_path, {"levada.open.files.max": 500}, ready_s=PATIENCE_S) as server:
+    with BrokerProcess(tmp_path, {"levada.open.files.max": 500}, ready_s=PATIENCE_S) as server:
         for number in range(20):
-            create(server.address, f"topic-{number}", 100)
+            create(server.bootstrap, f"topic-{number}", 100)
         data = batch(b"x" * 100)
-        with Connection(server.address) as one:
+        with Connection(server.bootstrap) as one:
             for number in range(20):
                 parts = [{"index": index, "records": data} for index in range(100)]
                 topics = [{"name": f"topic-{number}", "partition_data": parts}]
@@ -214,7 +214,7 @@ def test_two_thousand_partitions_after_a_kill(tmp_path: Path) -> None:
         server.start()
         seconds = time.monotonic() - began
         sys.stderr.write(f"\n2,000 partitions after kill -9: {seconds:.1f} s\n")
-        with Connection(server.address) as one:
+        with Connection(server.bootstrap) as one:
             for number in range(20):
                 for index in range(0, 100, 10):
                     part = fetch(one, f"topic-{number}", 0, index)
@@ -222,7 +222,7 @@ def test_two_thousand_partitions_after_a_kill(tmp_path: Path) -> None:
         assert open_files(server) < 600
 
 
-def open_files(server: Server) -> int:
+def open_files(server: BrokerProcess) -> int:
     return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
 
 
@@ -232,9 +232,9 @@ def few_files() -> None:
 
 def test_few_files_are_enough(tmp_path: Path) -> None:
     """Logs keep within their share, and clients that take the rest cannot take the logs' (R49)."""
-    with Server(tmp_path, {"log.segment.bytes": 5_000}, limit=few_files) as server:
-        create(server.address, "orders", 300)
-        with Connection(server.address) as one, flood(server.address, 300) as refused:
+    with BrokerProcess(tmp_path, {"log.segment.bytes": 5_000}, limit=few_files) as server:
+        create(server.bootstrap, "orders", 300)
+        with Connection(server.bootstrap) as one, flood(server.bootstrap, 300) as refused:
             assert refused > 100
             for round_number in range(3):
                 parts = [{"index": index, "records": batch(b"x" * 3_000)} for index in range(300)]
@@ -272,9 +272,9 @@ def small_files() -> None:
 
 def test_a_file_that_may_not_grow_is_like_a_full_disk(tmp_path: Path) -> None:
     """R18: the directory goes offline with Kafka's error code; the process lives and stops as told."""
-    with Server(tmp_path, limit=small_files) as server:
-        create(server.address, "orders", 1)
-        with Connection(server.address) as one:
+    with BrokerProcess(tmp_path, limit=small_files) as server:
+        create(server.bootstrap, "orders", 1)
+        with Connection(server.bootstrap) as one:
             codes = [produce(one, "orders", batch(b"x" * 300_000)).error_code for _ in range(10)]
             assert one.call("metadata", 12, {"topics": []}).brokers
         assert codes == [0] * 6 + [ErrorCode.KAFKA_STORAGE_ERROR] * 4

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.broker import BrokerProcess
 from tests.support.raw import Connection
-from tests.support.server import Server
 
 from levada import logs
 from levada.logs import EventLog
@@ -118,14 +118,14 @@ def test_without_configuration_the_host_decides(caplog: pytest.LogCaptureFixture
 
 
 def test_a_broker_logs_json_on_stderr_and_talks_on_stdout(tmp_path: Path) -> None:
-    with Server(tmp_path, {"levada.log.format": "json"}) as server:
-        host, _, port = server.address.rpartition(":")
+    with BrokerProcess(tmp_path, {"levada.log.format": "json"}) as server:
+        host, _, port = server.bootstrap.rpartition(":")
         with socket.create_connection((host, int(port)), 20) as one:
             one.sendall(struct.pack(">i", -1))
             assert one.recv(1) == b""
         server.stop(signal.SIGKILL)
         server.start()
-        with Connection(server.address) as wire:
+        with Connection(server.bootstrap) as wire:
             assert wire.call("metadata", 12, {"topics": []}).brokers
     lines = [json.loads(line) for line in server.log.read_text().splitlines()]
     (closed,) = [line for line in lines if line["event"] == "connection closed"]

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from tests.eos.processes import Copier
-from tests.support.server import Server
+from tests.support.broker import BrokerProcess
 
 LOOK_S = 0.02
 PATIENCE_S = 600.0
@@ -69,7 +69,7 @@ def plan(chance: random.Random, size: Size, copiers: int) -> list[Event]:
 class Chaos:
     """A broker, its copiers, and the one who does this to them."""
 
-    def __init__(self, server: Server, copiers: Sequence[Copier], chance: random.Random) -> None:
+    def __init__(self, server: BrokerProcess, copiers: Sequence[Copier], chance: random.Random) -> None:
         self._server = server
         self._copiers = copiers
         self._chance = chance

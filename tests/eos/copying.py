@@ -11,9 +11,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.eos.chaos import Chaos, Event
 from tests.eos.processes import GROUP, SOURCE, TARGET
+from tests.support.broker import BrokerProcess
 from tests.support.history import Operation, Outcome, Partition, Poll, Positioned, Send, anomalies
 from tests.support.reading import Stored, as_history, read_committed, seen, text, wait_until_decided
-from tests.support.server import Server
 
 SEGMENT_BYTES = 32 << 10
 BATCH_BYTES = SEGMENT_BYTES // 2  # what waits for a broker goes out in batches, and one must fit a segment
@@ -35,10 +35,10 @@ CLIENT: dict[str, str | int | float | bool] = {"reconnect.backoff.max.ms": 200, 
 
 
 @contextmanager
-def broker(folder: Path, partitions: int) -> Iterator[Server]:
+def broker(folder: Path, partitions: int) -> Iterator[BrokerProcess]:
     """A broker with both topics; no trace of an error may be in its log at the end."""
-    with Server(folder, SETTINGS) as server:
-        admin = AdminClient(CLIENT | {"bootstrap.servers": server.address})
+    with BrokerProcess(folder, SETTINGS) as server:
+        admin = AdminClient(CLIENT | {"bootstrap.servers": server.bootstrap})
         for future in admin.create_topics(
             [NewTopic(name, partitions, 1) for name in (SOURCE, TARGET)]
         ).values():

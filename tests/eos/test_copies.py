@@ -28,18 +28,18 @@ def test_copies_by_librdkafka(tmp_path: Path, protocol: str) -> None:
     with broker(tmp_path, partitions) as server:
         names = [f"copier-{number}" for number in range(3)]
         copiers = [
-            ConfluentCopier(tmp_path, name, server.address, SIZE.transaction, protocol=protocol)
+            ConfluentCopier(tmp_path, name, server.bootstrap, SIZE.transaction, protocol=protocol)
             for name in names
         ]
-        feed = Feed(server.address, partitions, SIZE.messages, rate=SIZE.messages // 10)
+        feed = Feed(server.bootstrap, partitions, SIZE.messages, rate=SIZE.messages // 10)
         feed.start()
         try:
             chaos = Chaos(server, copiers, chance)
-            watcher = copy(chaos, plan(chance, SIZE, len(copiers)), server.address, partitions, feed)
+            watcher = copy(chaos, plan(chance, SIZE, len(copiers)), server.bootstrap, partitions, feed)
         finally:
             feed.join()
         told = [event for copier in copiers for event in copier.history()]
-        check(server.address, SIZE.messages, [*feed.history, *told, *watcher.history])
+        check(server.bootstrap, SIZE.messages, [*feed.history, *told, *watcher.history])
 
 
 MODES = ["assign", "group"] if FULL else ["assign"]
@@ -51,7 +51,7 @@ def test_copies_by_kafkas_own_copier(tmp_path: Path, mode: str) -> None:
     chance, partitions = random.Random(SEED), 2
     with broker(tmp_path, partitions) as server:
         try:
-            producer = JavaProducer(tmp_path, server.address, SIZE.messages)
+            producer = JavaProducer(tmp_path, server.bootstrap, SIZE.messages)
         except Unavailable as error:
             must_be_had("Kafka's tools", error)
         try:
@@ -62,9 +62,11 @@ def test_copies_by_kafkas_own_copier(tmp_path: Path, mode: str) -> None:
         finally:
             producer.wait(PATIENCE_S)
         copiers = [
-            JavaCopier(tmp_path, f"copier-{index}", server.address, SIZE.transaction, index, mode == "group")
+            JavaCopier(
+                tmp_path, f"copier-{index}", server.bootstrap, SIZE.transaction, index, mode == "group"
+            )
             for index in range(partitions)
         ]
         chaos = Chaos(server, copiers, chance)
-        watcher = copy(chaos, plan(chance, SIZE, len(copiers)), server.address, partitions)
-        check(server.address, SIZE.messages, [*producer.history(), *watcher.history])
+        watcher = copy(chaos, plan(chance, SIZE, len(copiers)), server.bootstrap, partitions)
+        check(server.bootstrap, SIZE.messages, [*producer.history(), *watcher.history])

@@ -31,9 +31,9 @@ class Pair:
     def __init__(self, folder: Path, step: str, by: str) -> None:
         self._stack = ExitStack()
         self._server = self._stack.enter_context(broker(folder, 1))
-        self._progress = Progress(self._server.address, 1)
+        self._progress = Progress(self._server.bootstrap, 1)
         self._stack.callback(self._progress.close)
-        self._feed = Feed(self._server.address, 1, MESSAGES, rate=100_000)
+        self._feed = Feed(self._server.bootstrap, 1, MESSAGES, rate=100_000)
         self._feed.start()
         self._feed.join()
         settings = {
@@ -42,7 +42,7 @@ class Pair:
             "aborted_share": 0,
         }
         self.first, self.second = (
-            ConfluentCopier(folder, name, self._server.address, SIZE, **settings, **halt)
+            ConfluentCopier(folder, name, self._server.bootstrap, SIZE, **settings, **halt)
             for name, halt in (("first", {"halt_at": step, "halt_by": by}), ("second", {}))
         )
         self._step = step
@@ -64,7 +64,7 @@ class Pair:
     def check(self) -> None:
         self.wait_until_all_is_copied()
         told = [*self._feed.history, *self.first.history(), *self.second.history()]
-        check(self._server.address, MESSAGES, told)
+        check(self._server.bootstrap, MESSAGES, told)
 
 
 @pytest.mark.parametrize("step", ["begin", "produced", "offsets", "end"])

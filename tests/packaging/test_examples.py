@@ -11,7 +11,6 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -20,10 +19,10 @@ from typing import NamedTuple
 import psycopg
 import pytest
 from confluent_kafka import Message, TopicPartition
+from tests.support.broker import BrokerThread
 from tests.support.downloads import Unavailable, must_be_had
 from tests.support.postgres import postgres
 from tests.support.reading import read, read_committed
-from tests.support.server import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("examples")]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "delivery"
@@ -41,16 +40,13 @@ class Order(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with Server(tmp_path_factory.mktemp("broker"), {"group.initial.rebalance.delay.ms": 0}) as server:
-        yield server.address
-
-
-@pytest.fixture(scope="module")
-def orders(broker: str) -> list[Order]:
+def orders(module_broker: BrokerThread) -> list[Order]:
     """What is in the topic."""
-    assert run(broker, "orders.py", "--count", str(COUNT)).stdout == f"{COUNT} orders are in shop-orders\n"
-    found = read_committed(broker, "shop-orders")
+    assert (
+        run(module_broker, "orders.py", "--count", str(COUNT)).stdout
+        == f"{COUNT} orders are in shop-orders\n"
+    )
+    found = read_committed(module_broker.bootstrap, "shop-orders")
     return [
         Order(index, record.offset, record.key, int(record.value))
         for (_, index), records in found.items()
@@ -58,14 +54,16 @@ def orders(broker: str) -> list[Order]:
     ]
 
 
-def run(broker: str, script: str, *arguments: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(EXAMPLES / script), "-b", broker, *arguments]
+def run(
+    broker: BrokerThread, script: str, *arguments: str, code: int = 0
+) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(EXAMPLES / script), "-b", broker.bootstrap, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
 
-def run_with_a_crash(broker: str, script: str, *arguments: str) -> list[str]:
+def run_with_a_crash(broker: BrokerThread, script: str, *arguments: str) -> list[str]:
     """The lines of a run that is killed between the steps of its third batch, and of the one after it."""
     arguments = ("--until-end", "--batch", str(BATCH), *arguments)
     crashed = run(broker, script, *arguments, "--crash-at", "3", code=-signal.SIGKILL)
@@ -86,28 +84,28 @@ def test_every_example_says_what_it_does(script: str) -> None:
     assert "127.0.0.1:9092" in done.stdout
 
 
-def test_at_most_once_loses_a_batch_and_repeats_nothing(broker: str, orders: list[Order]) -> None:
+def test_at_most_once_loses_a_batch_and_repeats_nothing(broker: BrokerThread, orders: list[Order]) -> None:
     processed = Counter(run_with_a_crash(broker, "at_most_once.py"))
     assert processed <= lines(orders)
     assert 0 < (lines(orders) - processed).total() <= BATCH
 
 
-def test_at_least_once_repeats_a_batch_and_loses_nothing(broker: str, orders: list[Order]) -> None:
+def test_at_least_once_repeats_a_batch_and_loses_nothing(broker: BrokerThread, orders: list[Order]) -> None:
     processed = Counter(run_with_a_crash(broker, "at_least_once.py"))
     assert processed >= lines(orders)
     assert 0 < (processed - lines(orders)).total() <= BATCH
     assert set(processed) == set(lines(orders))
 
 
-def test_exactly_once_from_topic_to_topic(broker: str, orders: list[Order]) -> None:
+def test_exactly_once_from_topic_to_topic(broker: BrokerThread, orders: list[Order]) -> None:
     assert run_with_a_crash(broker, "exactly_once.py") == []
-    invoices = read_committed(broker, "invoices").values()
+    invoices = read_committed(broker.bootstrap, "invoices").values()
     found: dict[str, list[str]] = {order.customer: [] for order in orders}
     for record in chain.from_iterable(invoices):
         found[record.key].append(record.value)
     for customer, values in found.items():
         assert values == [f"{customer} owes {order.amount}" for order in orders if order.customer == customer]
-    everything = read(broker, "invoices", "read_uncommitted").values()
+    everything = read(broker.bootstrap, "invoices", "read_uncommitted").values()
     assert sum(map(len, everything)) == COUNT + BATCH  # the batch of the crash is in the log, and hidden
 
 
@@ -118,14 +116,14 @@ def totals(orders: list[Order]) -> dict[str, int]:
     return dict(sums)
 
 
-def test_exactly_once_into_sqlite(broker: str, orders: list[Order], tmp_path: Path) -> None:
+def test_exactly_once_into_sqlite(broker: BrokerThread, orders: list[Order], tmp_path: Path) -> None:
     file = tmp_path / "totals.sqlite"
     assert run_with_a_crash(broker, "exactly_once_database.py", "--database", str(file)) == []
     with closing(sqlite3.connect(file)) as database:
         assert dict(database.execute("SELECT customer, amount FROM totals").fetchall()) == totals(orders)
 
 
-def test_exactly_once_into_postgresql(broker: str, orders: list[Order]) -> None:
+def test_exactly_once_into_postgresql(broker: BrokerThread, orders: list[Order]) -> None:
     try:
         with postgres() as address:
             assert run_with_a_crash(broker, "exactly_once_database.py", "--database", address) == []

@@ -62,7 +62,7 @@ def test_brokers_that_stay_away_are_told(server: RestartedServer) -> None:
     topics = plain(server)
     stream = Stream(topics.streaming(**SUBSCRIBED | {"kafka.default.api.timeout.ms": 1000}))
     server.stop(signal.SIGTERM)
-    told = rf"no response from the brokers at {server.address} \(option kafka.bootstrap.servers\) for [1-9]\d* s: "
+    told = rf"no response from the brokers at {server.bootstrap} \(option kafka.bootstrap.servers\) for [1-9]\d* s: "
     with pytest.raises(BrokersUnreachable, match=told):
         stream.batch()
     server.start()
@@ -118,12 +118,12 @@ def test_a_job_waits_for_brokers(server: RestartedServer, delivery: str) -> None
         server.die()
     job.writer.commit([first, second])
     assert server.was_missed()
-    assert visible(server.address, "events") == ["a", *BIG, *BIG]
+    assert visible(server.bootstrap, "events") == ["a", *BIG, *BIG]
 
 
 def test_a_query_waits_for_brokers(server: RestartedServer) -> None:
     """At its first batch and at later ones: before a task begins, and before the driver decides."""
-    query = Query(server.address, "patient", "events")
+    query = Query(server.bootstrap, "patient", "events")
     for batch in range(2):
         server.die()
         message = query.attempt(batch, [batch])
@@ -176,7 +176,7 @@ def test_a_writer_tells_of_brokers_that_stay_away(server: RestartedServer) -> No
     short = {"kafka.delivery.timeout.ms": 1000, "kafka.request.timeout.ms": 500}
     job = Job(cast(EmbeddedBroker, server), topic="events", delivery="at_least_once", **short)
     with pytest.raises(
-        BrokersUnreachable, match=f"no response from the brokers at {server.address} .* for 1 s"
+        BrokersUnreachable, match=f"no response from the brokers at {server.bootstrap} .* for 1 s"
     ):
         job.attempt(batches())
     server.start()
@@ -193,7 +193,7 @@ def test_a_query_outlives_a_broker_that_restarts(
     topics.create("copies")
     stream = topics.stream(**SUBSCRIBED)
     writer = stream.select("value").writeStream.format("levada").option("topic", "copies")
-    writer = writer.option("kafka.bootstrap.servers", server.address)
+    writer = writer.option("kafka.bootstrap.servers", server.bootstrap)
     copies = writer.option("checkpointLocation", str(tmp_path / "copies")).start()
     files = start(stream, tmp_path, SOON)
     try:
@@ -209,7 +209,7 @@ def test_a_query_outlives_a_broker_that_restarts(
     finally:
         copies.stop()
         files.stop()
-    assert visible(server.address, "copies") == written(topics, tmp_path) == ["a", "b", "c"]
+    assert visible(server.bootstrap, "copies") == written(topics, tmp_path) == ["a", "b", "c"]
 
 
 def test_a_query_whose_brokers_stay_away_goes_on_when_it_is_started_again(
@@ -221,7 +221,7 @@ def test_a_query_whose_brokers_stay_away_goes_on_when_it_is_started_again(
     query = start(stream, tmp_path, SOON)
     query.processAllAvailable()
     server.stop(signal.SIGTERM)
-    with pytest.raises(StreamingQueryException, match=f"no response from the brokers at {server.address}"):
+    with pytest.raises(StreamingQueryException, match=f"no response from the brokers at {server.bootstrap}"):
         query.awaitTermination(PATIENCE_S)
     server.start()
     topics.produce("events", ["b"])

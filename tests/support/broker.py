@@ -1,61 +1,85 @@
-"""A broker on a thread of the test process, on directories and a disk of the test's choice."""
+"""The launcher of brokers for all tests: on a thread of the test process, or as the process that `levada start` runs.
 
-import asyncio
+`BROKER_SETTINGS=levada.fast.paths=false` in the environment, or several settings with commas between them, changes
+every broker that tests launch.
+"""
+
+import os
+import re
+import selectors
 import shutil
+import signal
 import socket
-import threading
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 from tests.support.raw import Connection
 
 from levada.broker.broker import Broker
-from levada.broker.faults import Faults
 from levada.broker.partition.partition import Partition
 from levada.config.broker import BrokerConfig
 from levada.core.cluster.controller import CreateTopic, DeleteTopic
-from levada.loop import new_event_loop
 from levada.server import Server
 from levada.storage.disk import Disk
+from levada.testing.embedded import EmbeddedBroker, settings_by_kafkas_names
 
 T = TypeVar("T")
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
+READY_S = 120.0  # a machine may have much else to do
+_ADDRESS = re.compile(rb"bootstrap\.servers=(\S+)\s")
+_PROCESS_SETTINGS = {
+    "levada.metrics.listener": "",
+    "log.retention.check.interval.ms": "86400000",  # records of tests have any timestamps: none expires
+}
 
 
-class Running:
-    """A broker that has been started."""
+def settings_of_run() -> dict[str, str]:
+    """Settings that the environment gives to every broker of this run."""
+    pairs = (pair.partition("=") for pair in os.environ.get("BROKER_SETTINGS", "").split(",") if pair)
+    return {name: value for name, _, value in pairs}
 
-    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
-        self.server = server
-        self._loop = loop
+
+class BrokerThread(EmbeddedBroker):
+    """A broker on a thread of the test process, on log dirs and a disk of the test's choice."""
+
+    def __init__(self, *log_dirs: Path, disk: Disk | None = None, **settings: object) -> None:
+        super().__init__(settings_of_run() | settings_by_kafkas_names(settings))
+        self._chosen_dirs = ",".join(map(str, log_dirs))
+        self._disk = disk
+
+    def stop(self) -> None:
+        super().stop()
+        assert not self._thread.is_alive(), "the broker did not stop"
+
+    def _log_dirs(self) -> AbstractContextManager[str]:
+        return nullcontext(self._chosen_dirs) if self._chosen_dirs else super()._log_dirs()
+
+    def _new_server(self, config: BrokerConfig) -> Server:
+        return Server(config, self.faults, disk=self._disk)
+
+    @property
+    def server(self) -> Server:
+        return self._server
 
     @property
     def broker(self) -> Broker:
-        return self.server.broker
-
-    @property
-    def bootstrap(self) -> str:
-        endpoint = self.server.endpoints[0]
-        return f"{endpoint.host}:{endpoint.port}"
+        return self._server.broker
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the broker's loop."""
-
-        async def on_loop() -> T:
-            return function()
-
-        return self.wait(on_loop())
+        return self._call(function)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
+        return self._wait(work)
 
     def create(self, topic: str, partitions: int = 1, **configs: object) -> None:
-        texts = {name.replace("_", "."): str(value) for name, value in configs.items()}
-        command = CreateTopic(topic, uuid4(), partitions, configs=texts)
+        command = CreateTopic(topic, uuid4(), partitions, configs=settings_by_kafkas_names(configs))
         self.wait(self.broker.controller.submit(command))
 
     def delete(self, topic: str) -> None:
@@ -67,59 +91,101 @@ class Running:
     def partition(self, topic: str, index: int = 0) -> Partition:
         return self.broker.partitions[topic, index]
 
-    def home(self, topic: str, index: int = 0) -> Path:
-        """The data directory of a partition."""
+    def log_dir(self, topic: str, index: int = 0) -> Path:
+        """The log dir of a partition."""
         return Path(self.broker.log_dirs.home(self.partition(topic, index)).path)
 
 
+class BrokerProcess:
+    """A broker as a user starts it, on a free port that it keeps over restarts."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, object] | None = None,
+        *,
+        limit: Callable[[], None] | None = None,  # called in the process before it becomes a broker
+        ready_s: float = READY_S,
+    ) -> None:
+        self._settings = _PROCESS_SETTINGS | settings_of_run() | dict(settings or {})
+        self._limit = limit
+        self._ready_s = ready_s
+        self.data = folder / "data"
+        self.log = folder / "broker.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.bootstrap = "127.0.0.1:0"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        code = self.stop(signal.SIGTERM)
+        assert code == 0, f"the broker ended with {code}: {self.log_tail()}"
+
+    def start(self) -> None:
+        """Start and wait until the broker prints its address."""
+        port = self.bootstrap.rpartition(":")[2]
+        command = [sys.executable, "-m", "levada", "start", "--data", str(self.data), "--port", port]
+        for name, value in self._settings.items():
+            command += ["--set", f"{name}={value}"]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, preexec_fn=self._limit
+            )
+        self.bootstrap = self._printed_address(self._process)
+
+    def stop(self, how: signal.Signals) -> int:
+        """End the process; its exit code."""
+        assert self._process
+        self._process.send_signal(how)
+        self._process.wait(timeout=self._ready_s)
+        self.close_stdout()
+        return self._process.returncode
+
+    def close_stdout(self) -> None:
+        """Read no more of what the broker prints."""
+        assert self._process and self._process.stdout
+        self._process.stdout.close()
+
+    def connect(self) -> Connection:
+        return Connection(self.bootstrap)
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def log_tail(self) -> str:
+        return self.log.read_bytes()[-4000:].decode(errors="replace")
+
+    def _printed_address(self, process: "subprocess.Popen[bytes]") -> str:
+        assert process.stdout
+        printed = b""
+        deadline = time.monotonic() + self._ready_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while not (found := _ADDRESS.search(printed)):
+                piece = b""
+                if selector.select(max(deadline - time.monotonic(), 0)):
+                    piece = os.read(process.stdout.fileno(), 65536)
+                if not piece:
+                    process.kill()
+                    process.communicate()
+                    raise AssertionError(f"no broker: {printed!r} {self.log_tail()}")
+                printed += piece
+        return found[1].decode()
+
+
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that no process listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-@contextmanager
-def running(
-    *folders: Path, disk: Disk | None = None, faults: Faults | None = None, **settings: object
-) -> Iterator[Running]:
-    """Start a broker on these data directories, and stop it as SIGTERM would."""
-    properties = {
-        "log.dirs": ",".join(map(str, folders)),
-        "listeners": "PLAINTEXT://127.0.0.1:0",
-        "levada.metrics.listener": "",
-    } | {name.replace("_", "."): str(value) for name, value in settings.items()}
-    config, _ = BrokerConfig.load(properties)
-    started: Future[Running] = Future()
-    stopping = asyncio.Event()
-
-    async def serve() -> None:
-        server = Server(config, faults, disk=disk)
-        try:
-            await server.start()
-        except BaseException as error:  # it is raised again in the test
-            started.set_exception(error)
-            return
-        started.set_result(Running(server, asyncio.get_running_loop()))
-        await stopping.wait()
-        await server.stop()
-
-    def run() -> None:
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(serve())
-
-    thread = threading.Thread(target=run, name="broker")
-    thread.start()
-    try:
-        one = started.result(PATIENCE_S)
-        yield one
-        one._loop.call_soon_threadsafe(stopping.set)
-    finally:
-        if started.exception() is None and not stopping.is_set():
-            started.result()._loop.call_soon_threadsafe(stopping.set)
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive(), "the broker did not stop"
 
 
 def crash_image(source: Path, target: Path) -> Path:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
@@ -32,7 +32,7 @@ from levada.wire import batches
 
 T = TypeVar("T")
 
-PATIENCE_S = 30.0  # for anything a broker does on its own machine; passing it means a bug of ours
+TIMEOUT_S = 30.0  # for anything a broker does on its own machine; passing it means a bug of ours
 READ_BYTES = 1 << 20
 SETTINGS = {
     "listeners": "PLAINTEXT://127.0.0.1:0",
@@ -66,13 +66,17 @@ class EmbeddedBroker:
     def start(self) -> None:
         """Start the broker; it answers when this returns."""
         self._thread.start()
-        self._started.result(PATIENCE_S)
+        try:
+            self._started.result(TIMEOUT_S)
+        except Exception:
+            self._thread.join(TIMEOUT_S)
+            raise
 
     def stop(self) -> None:
         """Stop the broker as SIGTERM would, and remove its data."""
         loop, _ = self._started.result()
         loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
 
     @property
     def bootstrap(self) -> str:
@@ -83,7 +87,7 @@ class EmbeddedBroker:
     def topic(self, partitions: int = 1, **configs: object) -> str:
         """Create a topic that no other test has; `retention_ms=1000` sets `retention.ms`."""
         name = f"topic-{next(self._numbers)}"
-        broker, settings = self._server.broker, _by_kafkas_names(configs)
+        broker, settings = self._server.broker, settings_by_kafkas_names(configs)
         TopicConfig.build(broker.config.topic_defaults, settings)
         self._wait(broker.controller.submit(CreateTopic(name, uuid4(), partitions, configs=settings)))
         self._topics.append(name)
@@ -130,17 +134,23 @@ class EmbeddedBroker:
     def _server(self) -> Server:
         return self._started.result()[1]
 
-    def _run(self) -> None:
-        data = tempfile.TemporaryDirectory(prefix="levada-")
-        with data, asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(self._serve(data.name))
+    def _log_dirs(self) -> AbstractContextManager[str]:
+        """The value of `log.dirs`, while the broker runs."""
+        return tempfile.TemporaryDirectory(prefix="levada-")
 
-    async def _serve(self, data: str) -> None:
+    def _new_server(self, config: BrokerConfig) -> Server:
+        return Server(config, self.faults)
+
+    def _run(self) -> None:
+        with self._log_dirs() as log_dirs, asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(self._serve(log_dirs))
+
+    async def _serve(self, log_dirs: str) -> None:
         try:
-            config, without_effect = BrokerConfig.load({"log.dirs": data} | self._settings)
+            config, without_effect = BrokerConfig.load({"log.dirs": log_dirs} | self._settings)
             for text in without_effect:
                 warnings.warn(text, stacklevel=1)
-            server = Server(config, self.faults)
+            server = self._new_server(config)
             await server.start()
         except Exception as error:  # noqa: BLE001 (it is raised again in `start`)
             self._started.set_exception(error)
@@ -159,7 +169,7 @@ class EmbeddedBroker:
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         loop, _ = self._started.result()
-        return asyncio.run_coroutine_threadsafe(work, loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(work, loop).result(TIMEOUT_S)
 
     def _order(self, api: str, fault: Fault, times: int) -> None:
         key = _api_key(api)
@@ -177,11 +187,11 @@ class EmbeddedBroker:
 @contextmanager
 def broker(**settings: object) -> Iterator[EmbeddedBroker]:
     """A broker for the length of a block; `num_partitions=3` sets `num.partitions`."""
-    with EmbeddedBroker(_by_kafkas_names(settings)) as own:
+    with EmbeddedBroker(settings_by_kafkas_names(settings)) as own:
         yield own
 
 
-def _by_kafkas_names(settings: Mapping[str, object]) -> dict[str, str]:
+def settings_by_kafkas_names(settings: Mapping[str, object]) -> dict[str, str]:
     """`retention_ms=1000` as Kafka has it: names with dots, values as text."""
     return {
         name.replace("_", "."): str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,110 +1,27 @@
 """Groups as real clients form them: members share partitions, come, go and die; nothing is left (R2, R31)."""
 
-import os
-import time
-import uuid
-from collections.abc import Callable, Iterator
-
 import pytest
 from tests.compat.drivers.base import ClientError
 from tests.compat.features import Feature, shows
-from tests.compat.members.base import MEMBERS, Members, Seen, shares, until
+from tests.compat.groups.members import (
+    GROUP_SETTINGS,
+    PARTITIONS,
+    Start,
+    produce,
+    wait_for_records,
+    wait_for_shares,
+)
+from tests.compat.members.base import MEMBERS, Members, until
 from tests.support import raw
-from tests.support.downloads import Unavailable, must_be_had
-from tests.support.server import Server
+from tests.support.downloads import Unavailable
 
-SETTINGS = {"group.initial.rebalance.delay.ms": 0, "group.min.session.timeout.ms": 1_000}
-PARTITIONS = 4
-
-Start = Callable[[], Members]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker whose groups do not wait, and notice soon who died."""
-    other = os.environ.get("COMPAT_BOOTSTRAP")
-    if other:
-        yield other
-        return
-    with Server(tmp_path_factory.mktemp("groups"), SETTINGS) as server:
-        yield server.address
+pytestmark = pytest.mark.broker(**GROUP_SETTINGS)
 
 
 def clients(*needed: str) -> pytest.MarkDecorator:
     """Run with each client that has these abilities."""
     chosen = [kind for kind in MEMBERS if not kind.lacks.intersection(needed)]
     return pytest.mark.parametrize("kind", chosen, ids=[kind.name for kind in chosen])
-
-
-@pytest.fixture
-def start(broker: str, kind: type[Members]) -> Iterator[Start]:
-    """Starts a program with members, as often as it is called."""
-    programs: list[Members] = []
-
-    def begin() -> Members:
-        try:
-            programs.append(kind(broker))
-        except Unavailable as missing:
-            must_be_had(kind.name, missing)
-        return programs[-1]
-
-    yield begin
-    for program in programs:
-        program.close()
-
-
-@pytest.fixture
-def group() -> str:
-    return f"group-{uuid.uuid4().hex[:8]}"
-
-
-@pytest.fixture
-def topic(wire: raw.Connection, name: str) -> str:
-    """A topic with partitions for everybody."""
-    new = {"name": name, "num_partitions": PARTITIONS, "replication_factor": 1}
-    wire.call("create_topics", 5, {"topics": [new], "timeout": 10_000})
-    for partition in range(PARTITIONS):
-        raw.wait_until_served(wire, name, partition)
-    return name
-
-
-def produce(wire: raw.Connection, topic: str, count: int) -> set[tuple[int, int]]:
-    """So many records to each partition, one batch each; (partition, offset) of all."""
-    written = set()
-    for partition in range(PARTITIONS):
-        records = raw.batch(
-            *[b"value"] * count, timestamp=int(time.time() * 1000)
-        )  # retention takes old ones
-        data = {"index": partition, "records": records}
-        fields = {"acks": -1, "timeout": 10_000, "topic_data": [{"name": topic, "partition_data": [data]}]}
-        (done,) = wire.call("produce", 12, fields).responses[0].partition_responses
-        assert done.error_code == 0
-        written |= {(partition, done.base_offset + number) for number in range(count)}
-    return written
-
-
-def wait_for_shares(*members: tuple[Members, str]) -> list[Seen]:
-    """Until every partition has exactly one owner among these members."""
-    seen: list[Seen] = []
-
-    def look() -> bool:
-        seen[:] = [program.look(name) for program, name in members]
-        return shares(seen, PARTITIONS)
-
-    until(look, lambda: [sorted(one.partitions) for one in seen])
-    return list(seen)
-
-
-def wait_for_records(expected: set[tuple[int, int]], *members: tuple[Members, str]) -> list[tuple[int, int]]:
-    """Until all of these were read; everything that was read, by anybody."""
-    read: list[tuple[int, int]] = []
-
-    def look() -> bool:
-        read[:] = [record for program, name in members for record in program.look(name).records]
-        return expected <= set(read)
-
-    until(look, lambda: f"{len(expected - set(read))} of {len(expected)} records are missing")
-    return list(read)
 
 
 @shows(Feature.GROUPS)

@@ -7,13 +7,19 @@ import os
 import re
 import signal
 import subprocess
-import uuid
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from tests.compat.features import Feature, shows
-from tests.compat.groups.test_clients import PARTITIONS, produce, wait_for_records, wait_for_shares
+from tests.compat.groups.members import (
+    GROUP_SETTINGS,
+    PARTITIONS,
+    Start,
+    make_topic,
+    produce,
+    wait_for_records,
+    wait_for_shares,
+)
 from tests.compat.members.base import (
     MEMBERS,
     ConfluentMembers,
@@ -21,73 +27,20 @@ from tests.compat.members.base import (
     until,
 )
 from tests.support import raw
+from tests.support.broker import BrokerProcess
 from tests.support.downloads import Unavailable, must_be_had
 from tests.support.kafka_jars import java
-from tests.support.server import Server
 
-SETTINGS = {
-    "group.initial.rebalance.delay.ms": 0,
-    "group.min.session.timeout.ms": 1_000,
-    "group.consumer.session.timeout.ms": 6_000,
-    "group.consumer.heartbeat.interval.ms": 100,
-}
+pytestmark = pytest.mark.broker(
+    **GROUP_SETTINGS, group_consumer_session_timeout_ms=6_000, group_consumer_heartbeat_interval_ms=100
+)
 SPEAKERS = tuple(kind for kind in MEMBERS if "consumer" not in kind.lacks)
-
-Start = Callable[[type[Members]], Members]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A broker whose members are asked often and missed soon."""
-    with Server(tmp_path_factory.mktemp("consumer-groups"), SETTINGS) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def broker(request: pytest.FixtureRequest) -> str:
-    other = os.environ.get("COMPAT_BOOTSTRAP")
-    return other or str(request.getfixturevalue("server").address)
 
 
 def clients(*needed: str) -> pytest.MarkDecorator:
     """Run with each client that has the protocol, and these abilities."""
     kinds = [kind for kind in SPEAKERS if not kind.lacks.intersection(needed)]
     return pytest.mark.parametrize("kind", kinds, ids=[kind.name for kind in kinds])
-
-
-@pytest.fixture
-def start(broker: str) -> Iterator[Start]:
-    """Starts a program with members, as often as it is called."""
-    programs: list[Members] = []
-
-    def begin(kind: type[Members]) -> Members:
-        try:
-            programs.append(kind(broker))
-        except Unavailable as missing:
-            must_be_had(kind.name, missing)
-        return programs[-1]
-
-    yield begin
-    for program in programs:
-        program.close()
-
-
-@pytest.fixture
-def group() -> str:
-    return f"group-{uuid.uuid4().hex[:8]}"
-
-
-@pytest.fixture
-def topic(wire: raw.Connection, name: str) -> str:
-    return make_topic(wire, name)
-
-
-def make_topic(wire: raw.Connection, name: str, partitions: int = PARTITIONS) -> str:
-    new = {"name": name, "num_partitions": partitions, "replication_factor": 1}
-    wire.call("create_topics", 5, {"topics": [new], "timeout": 10_000})
-    for partition in range(partitions):
-        raw.wait_until_served(wire, name, partition)
-    return name
 
 
 def join(program: Members, member: str, group: str, topic: str, **more: Any) -> tuple[Members, str]:
@@ -298,7 +251,7 @@ def test_an_application_changes_its_protocol_one_process_at_a_time(
 @shows(Feature.CONSUMER_KILL)
 @clients()
 def test_members_stay_when_the_broker_is_killed(
-    start: Start, kind: type[Members], server: Server, wire: raw.Connection, group: str, topic: str
+    start: Start, kind: type[Members], server: BrokerProcess, wire: raw.Connection, group: str, topic: str
 ) -> None:
     """The group comes back from its journal: same members, same partitions, nobody starts over."""
     if os.environ.get("COMPAT_BOOTSTRAP"):
@@ -312,7 +265,7 @@ def test_members_stay_when_the_broker_is_killed(
     epoch = described(wire, group).group_epoch
     server.stop(signal.SIGKILL)
     server.start()
-    with raw.Connection(server.address) as again:
+    with raw.Connection(server.bootstrap) as again:
         wait_for_records(produce(again, topic, 5), a, b)
         after = wait_for_shares(a, b)
         assert described(again, group).group_epoch == epoch
@@ -348,7 +301,7 @@ def test_kafkas_own_tool_describes_the_group(
 
 
 def test_kafkas_own_tool_reads_the_journal(
-    start: Start, server: Server, wire: raw.Connection, group: str, topic: str
+    start: Start, server: BrokerProcess, wire: raw.Connection, group: str, topic: str
 ) -> None:
     """Every kind of record that a group writes, among them those of a group that changed its protocol."""
     program = start(ConfluentMembers)

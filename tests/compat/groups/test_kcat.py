@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from tests.compat.drivers.kcat import install
 from tests.compat.features import Feature, shows
-from tests.compat.groups.test_clients import PARTITIONS, SETTINGS, produce
+from tests.compat.groups.members import GROUP_SETTINGS, PARTITIONS, produce
 from tests.compat.members.base import until
 from tests.support import raw
+from tests.support.broker import BrokerProcess
 from tests.support.downloads import Unavailable, must_be_had
-from tests.support.server import Server
 
+pytestmark = pytest.mark.broker(**GROUP_SETTINGS)
 Place = tuple[int, int]  # partition and offset
 
 
@@ -47,18 +48,12 @@ class Reader:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with Server(tmp_path, SETTINGS) as running:
-        yield running
-
-
-@pytest.fixture
-def join(server: Server, tmp_path: Path) -> Iterator[Callable[[], Reader]]:
+def join(server: BrokerProcess, tmp_path: Path) -> Iterator[Callable[[], Reader]]:
     readers: list[Reader] = []
 
     def begin() -> Reader:
         try:
-            readers.append(Reader(tmp_path, len(readers), server.address, "t"))
+            readers.append(Reader(tmp_path, len(readers), server.bootstrap, "t"))
         except Unavailable as missing:
             must_be_had("kcat", missing)
         return readers[-1]
@@ -71,9 +66,9 @@ def join(server: Server, tmp_path: Path) -> Iterator[Callable[[], Reader]]:
 
 @shows(Feature.GROUPS, clients=["kcat"])
 def test_readers_share_partitions_and_those_who_are_gone_are_replaced(
-    server: Server, join: Callable[[], Reader]
+    server: BrokerProcess, join: Callable[[], Reader]
 ) -> None:
-    with raw.Connection(server.address) as wire:
+    with raw.Connection(server.bootstrap) as wire:
         new = {"name": "t", "num_partitions": PARTITIONS, "replication_factor": 1}
         wire.call("create_topics", 5, {"topics": [new], "timeout": 10_000})
         written = produce(wire, "t", 3)

@@ -3,39 +3,26 @@
 Every code and every field here is what Apache Kafka 4.3.1 answered to the same request.
 """
 
-import os
 import time
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.compat.groups.members import GROUP_SETTINGS, make_topic
 from tests.support import raw
 from tests.support.raw import Connection, versions_known
-from tests.support.server import Server
 
 from levada.errors import ErrorCode
 
 # With `COMPAT_BOOTSTRAP` the other broker must have the same settings.
-SETTINGS = {
-    "group.initial.rebalance.delay.ms": 0,
-    "group.min.session.timeout.ms": 1_000,
-    "group.max.size": 3,
-    "offsets.topic.num.partitions": 5,
-}
+pytestmark = pytest.mark.broker(**GROUP_SETTINGS, group_max_size=3, offsets_topic_num_partitions=5)
 SUBSCRIPTION = b"\0\0" + b"\0\0\0\1" + b"\0\1t" + b"\xff\xff\xff\xff"
 NONE = ErrorCode.NONE
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker whose groups do not wait."""
-    other = os.environ.get("COMPAT_BOOTSTRAP")
-    if other:
-        yield other
-        return
-    with Server(tmp_path_factory.mktemp("groups"), SETTINGS) as server:
-        yield server.address
+@pytest.fixture
+def topic(wire: Connection, name: str) -> str:
+    return make_topic(wire, name, partitions=2)
 
 
 @pytest.fixture
@@ -45,16 +32,6 @@ def group(wire: Connection) -> str:
     deadline = time.monotonic() + 30
     while (found := coordinator(wire, name)).error_code or offsets(wire, name, [], 8).error_code:
         assert time.monotonic() < deadline, found
-    return name
-
-
-@pytest.fixture
-def topic(wire: Connection, name: str) -> str:
-    """A topic of two partitions."""
-    new = {"name": name, "num_partitions": 2, "replication_factor": 1}
-    wire.call("create_topics", 5, {"topics": [new], "timeout": 10_000})
-    for partition in range(2):
-        raw.wait_until_served(wire, name, partition)
     return name
 
 

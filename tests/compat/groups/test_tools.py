@@ -1,47 +1,23 @@
 """Groups through Kafka's own tools: kafka-consumer-groups, and the formatters that read our journal (R32, R34)."""
 
 import json
-import os
 import re
-import subprocess
 import time
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
+from tests.compat.tools import run_tool
 from tests.support import raw
-from tests.support.downloads import Unavailable, must_be_had
-from tests.support.kafka_jars import java
-from tests.support.server import Server
 
 TOOLS = "org.apache.kafka.tools.consumer"
 GROUPS = f"{TOOLS}.group.ConsumerGroupCommand"
-WAIT_S = 60
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker whose groups do not wait."""
-    other = os.environ.get("COMPAT_BOOTSTRAP")
-    if other:
-        yield other
-        return
-    settings = {"group.initial.rebalance.delay.ms": 0, "offsets.topic.num.partitions": 3}
-    with Server(tmp_path_factory.mktemp("groups"), settings) as server:
-        yield server.address
+pytestmark = pytest.mark.broker(group_initial_rebalance_delay_ms=0, offsets_topic_num_partitions=3)
 
 
 def tool(broker: str, main: str, *arguments: str) -> str:
-    """What a tool prints."""
-    try:
-        command = java(main, *arguments, "--bootstrap-server", broker)
-    except Unavailable as error:
-        must_be_had("Kafka's tools", error)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_tool(main, *arguments, "--bootstrap-server", broker)
 
 
 def rows(printed: str) -> list[list[str]]:

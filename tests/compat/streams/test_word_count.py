@@ -16,10 +16,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.eos.copying import CLIENT, SETTINGS
 from tests.eos.processes import Mortal
+from tests.support.broker import BrokerProcess
 from tests.support.downloads import Unavailable, must_be_had
 from tests.support.kafka_jars import java, streams_jars
 from tests.support.reading import read_committed
-from tests.support.server import Server
 
 WORDS = ["water", "stone", "channel", "field", "rain", "laurel", "mist", "terrace", "fern", "stream"]
 LINES, PATIENCE_S = 1500, 180.0
@@ -63,15 +63,15 @@ def test_every_word_is_counted_once(tmp_path: Path) -> None:
     chance = random.Random(1)
     text = lines(chance)
     expected = Counter(word for line in text for word in line.split())
-    with Server(tmp_path, SETTINGS) as server:
+    with BrokerProcess(tmp_path, SETTINGS) as server:
         try:
-            application = WordCount(tmp_path, server.address)
+            application = WordCount(tmp_path, server.bootstrap)
         except Unavailable as error:
             must_be_had("Kafka Streams", error)
-        admin = AdminClient(CLIENT | {"bootstrap.servers": server.address})
+        admin = AdminClient(CLIENT | {"bootstrap.servers": server.bootstrap})
         for future in admin.create_topics([NewTopic(name, 3, 1) for name in ("lines", "counts")]).values():
             future.result(30)
-        producer = Producer(CLIENT | {"bootstrap.servers": server.address, "enable.idempotence": True})
+        producer = Producer(CLIENT | {"bootstrap.servers": server.bootstrap, "enable.idempotence": True})
         application.start()
         try:
             for part, kill in enumerate(["application", "broker", "both", "nobody"], 1):
@@ -79,7 +79,7 @@ def test_every_word_is_counted_once(tmp_path: Path) -> None:
                     producer.produce("lines", text[number], str(number))
                 producer.flush()
                 told = sum(len(line.split()) for line in text[: part * LINES // 4])
-                wait_for(server.address, told if kill == "nobody" else told - chance.randint(1, 500))
+                wait_for(server.bootstrap, told if kill == "nobody" else told - chance.randint(1, 500))
                 if kill in ("application", "both"):
                     application.kill()
                 if kill in ("broker", "both"):
@@ -89,5 +89,5 @@ def test_every_word_is_counted_once(tmp_path: Path) -> None:
                     application.start()
         finally:
             application.kill()
-        assert counts(server.address) == {word: list(range(1, n + 1)) for word, n in expected.items()}
+        assert counts(server.bootstrap) == {word: list(range(1, n + 1)) for word, n in expected.items()}
     assert "Traceback" not in server.log.read_text()

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from tests.support.server import Server
+from tests.support.broker import BrokerProcess
 
 pytestmark = pytest.mark.skipif(
     bool(os.environ.get("COMPAT_BOOTSTRAP")), reason="kills a broker of its own, not that of COMPAT_BOOTSTRAP"
@@ -128,9 +128,9 @@ def test_transactions_are_whole_after_any_kill(tmp_path: Path, fsync: bool) -> N
     chance = Random(7)
     settings: dict[str, object] = {"num.partitions": PARTITIONS, "log.segment.bytes": 60_000}
     settings |= {"levada.acks.wait.for.fsync": "true"} if fsync else {}
-    server = Server(tmp_path, settings)
+    server = BrokerProcess(tmp_path, settings)
     server.start()
-    writers = [Writer(server.address, number) for number in range(WRITERS)]
+    writers = [Writer(server.bootstrap, number) for number in range(WRITERS)]
     for writer in writers:
         writer.start()
     done = threading.Event()
@@ -144,9 +144,9 @@ def test_transactions_are_whole_after_any_kill(tmp_path: Path, fsync: bool) -> N
         writer.join(WAIT_S)
         assert not writer.is_alive() and writer.error is None, writer.error
     for number in range(WRITERS):  # whatever a writer left open is aborted by the next of its id
-        last = Producer({"bootstrap.servers": server.address, "transactional.id": f"writer-{number}"})
+        last = Producer({"bootstrap.servers": server.bootstrap, "transactional.id": f"writer-{number}"})
         last.init_transactions(WAIT_S)
-    check(writers, read_committed(server.address))
+    check(writers, read_committed(server.bootstrap))
     assert server.stop(signal.SIGTERM) == 0
     assert b"Traceback" not in server.log.read_bytes()
 

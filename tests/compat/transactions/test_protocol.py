@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 from tests.compat.drivers.base import WAIT_S, eventually
 from tests.support import raw
+from tests.support.broker import BrokerProcess
 from tests.support.raw import Connection, batch
-from tests.support.server import Server
 
 from levada.errors import ErrorCode
 
@@ -505,7 +505,7 @@ def own_wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
     if os.environ.get("COMPAT_BOOTSTRAP"):
         pytest.skip("Kafka does not keep prepared transactions yet")
     folder: Path = tmp_path_factory.mktemp("two-phase")
-    with Server(folder, {"num.partitions": 2}) as server, Connection(server.address) as connection:
+    with BrokerProcess(folder, {"num.partitions": 2}) as server, Connection(server.bootstrap) as connection:
         yield connection
 
 
@@ -560,7 +560,7 @@ def test_a_prepared_transaction_that_is_not_kept_is_aborted(
 
 def test_two_phase_commit_can_be_forbidden(tmp_path: Path) -> None:
     settings = {"transaction.two.phase.commit.enable": "false"}
-    with Server(tmp_path, settings) as server, Connection(server.address) as wire:
+    with BrokerProcess(tmp_path, settings) as server, Connection(server.bootstrap) as wire:
         find_coordinator(wire, "forbidden", key_type=1)
         reply = init_reply(wire, "forbidden", 6, enable2_pc=True)
     assert reply.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED

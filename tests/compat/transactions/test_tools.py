@@ -2,14 +2,12 @@
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Producer
-from tests.support.downloads import Unavailable, must_be_had
-from tests.support.kafka_jars import java
-from tests.support.server import Server
+from tests.compat.tools import run_tool
+from tests.support.broker import BrokerProcess
 
 pytestmark = pytest.mark.skipif(
     bool(os.environ.get("COMPAT_BOOTSTRAP")), reason="looks into the files of a broker of its own"
@@ -21,28 +19,18 @@ TOPIC = "ledger"
 NAME = "accountant"
 
 
-def tool(main: str, *arguments: str) -> str:
-    try:
-        command = java(f"{TOOLS}.{main}", *arguments)
-    except Unavailable as error:
-        must_be_had("Kafka's tools", error)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def transactions(address: str, *arguments: str) -> list[list[str]]:
     """The rows of a table of `kafka-transactions`, without its head."""
-    lines = tool("TransactionsCommand", "--bootstrap-server", address, *arguments).splitlines()
+    lines = run_tool(f"{TOOLS}.TransactionsCommand", "--bootstrap-server", address, *arguments).splitlines()
     return [line.split() for line in lines[1:]]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """Has committed, aborted, committed, and one open."""
-    server = Server(tmp_path_factory.mktemp("tools"), {"offsets.topic.num.partitions": 1})
+    server = BrokerProcess(tmp_path_factory.mktemp("tools"), {"offsets.topic.num.partitions": 1})
     server.start()
-    producer = Producer({"bootstrap.servers": server.address, "transactional.id": NAME, "log_level": 0})
+    producer = Producer({"bootstrap.servers": server.bootstrap, "transactional.id": NAME, "log_level": 0})
     producer.init_transactions(WAIT_S)
     for commit in (True, False, True):
         producer.begin_transaction()
@@ -56,9 +44,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop(signal.SIGKILL)
 
 
-def test_operators_see_and_end_transactions(server: Server) -> None:
+def test_operators_see_and_end_transactions(server: BrokerProcess) -> None:
     """kafka-transactions: list, describe, describe-producers, abort, forceTerminateTransaction."""
-    address = server.address
+    address = server.bootstrap
     ((name, _, producer_id, state),) = transactions(address, "list")
     assert (name, state) == (NAME, "Ongoing")
     ((_, name, _, _, state, timeout_ms, _, _, places),) = transactions(
@@ -76,28 +64,28 @@ def test_operators_see_and_end_transactions(server: Server) -> None:
     assert state in ("Empty", "CompleteAbort")
 
 
-def test_every_file_is_read(server: Server) -> None:
+def test_every_file_is_read(server: BrokerProcess) -> None:
     """DumpLogSegments: markers, `.txnindex`, snapshots and the coordinator's log."""
     assert server.stop(signal.SIGTERM) == 0
     data = server.log.parent / "data"
     folder = data / f"{TOPIC}-0"
     files = [*folder.glob("*.log"), *folder.glob("*.txnindex"), *folder.glob("*.snapshot")]
-    dumped = tool("DumpLogSegments", "--deep-iteration", "--files", ",".join(map(str, files)))
+    dumped = run_tool(f"{TOOLS}.DumpLogSegments", "--deep-iteration", "--files", ",".join(map(str, files)))
     assert "isvalid: false" not in dumped
     assert dumped.count("endTxnMarker: COMMIT coordinatorEpoch: 0") == 2
     assert "version: 0 producerId: 0 firstOffset: 2 lastOffset: 3 lastStableOffset: 4" in dumped
     assert "currentTxnFirstOffset: OptionalLong.empty" in dumped
     (journal,) = [path for path in data.glob("__transaction_state-*/*.log") if path.stat().st_size]
-    dumped = tool("DumpLogSegments", "--transaction-log-decoder", "--files", str(journal))
+    dumped = run_tool(f"{TOOLS}.DumpLogSegments", "--transaction-log-decoder", "--files", str(journal))
     assert dumped.count(f'key: {{"type":"0","data":{{"transactionalId":"{NAME}"}}}}') > 10
     assert '"transactionStatus":2,"transactionPartitions":[{"topic":"ledger","partitionIds":[0]}]' in dumped
     server.start()
 
 
-def test_the_journal_is_consumed_with_kafkas_formatter(server: Server) -> None:
-    printed = tool(
-        "consumer.ConsoleConsumer",
-        *("--bootstrap-server", server.address, "--topic", "__transaction_state", "--from-beginning"),
+def test_the_journal_is_consumed_with_kafkas_formatter(server: BrokerProcess) -> None:
+    printed = run_tool(
+        f"{TOOLS}.consumer.ConsoleConsumer",
+        *("--bootstrap-server", server.bootstrap, "--topic", "__transaction_state", "--from-beginning"),
         *("--timeout-ms", "8000", "--max-messages", "8"),
         *("--formatter", f"{TOOLS}.consumer.TransactionLogMessageFormatter"),
     )

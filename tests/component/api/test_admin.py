@@ -1,6 +1,5 @@
 """Topics, settings and cluster over a real socket, in every version, answered as Apache Kafka 4.3 answered."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -39,22 +38,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    settings = {
-        "listeners": "PLAINTEXT://127.0.0.1:0",
-        "levada.metrics.listener": "",
-        "log.retention.hours": "100",
-        "num.partitions": "2",
-    }
-    with EmbeddedBroker(settings) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def wire(broker: EmbeddedBroker) -> Iterator[Connection]:
-    with Connection(broker.bootstrap) as connection:
-        yield connection
+pytestmark = pytest.mark.broker(log_retention_hours=100, num_partitions=2)
 
 
 def newest(wire: Connection, api: str, **fields: Any) -> Any:

@@ -1,14 +1,12 @@
 """Refusals die by their count: a broker looks for cycles seldom, and one request may bring 100,000 refusals."""
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.support.raw import Connection
 
 from levada.errors import KafkaError
-from levada.testing import EmbeddedBroker
 
 COUNT = 50
 REFUSED: dict[str, tuple[int, dict[str, Any]]] = {
@@ -35,16 +33,10 @@ REFUSED: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def wire() -> Iterator[Connection]:
-    with EmbeddedBroker() as broker, Connection(broker.bootstrap) as one:
-        for kind in (0, 1):
-            one.call("find_coordinator", 4, {"key_type": kind, "coordinator_keys": ["never"]})
-        yield one
-
-
 @pytest.mark.parametrize("api", REFUSED)
 def test_refusals_leave_no_cycles(api: str, wire: Connection) -> None:
+    for kind in (0, 1):
+        wire.call("find_coordinator", 4, {"key_type": kind, "coordinator_keys": ["never"]})
     version, fields = REFUSED[api]
     wire.call(api, version, fields)  # what is imported on first use may leave some
     gc.collect()

@@ -1,6 +1,5 @@
 """Settings of groups: told, altered, kept, and used by the coordinator."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,16 +18,7 @@ SET, DELETE = 0, 1
 NOT_YET = (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR)
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker({"group.consumer.heartbeat.interval.ms": "4000"}) as started:
-        yield started
-
-
-@pytest.fixture
-def wire(broker: EmbeddedBroker) -> Iterator[Connection]:
-    with Connection(broker.bootstrap) as connection:
-        yield connection
+pytestmark = pytest.mark.broker(group_consumer_heartbeat_interval_ms=4000)
 
 
 def describe(wire: Connection, group: str) -> Any:

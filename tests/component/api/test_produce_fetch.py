@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.support.broker import Running, running
+from tests.support.broker import BrokerThread
 from tests.support.logs import read_all
 from tests.support.raw import Connection, batch, fetch, headers, produce
 
@@ -18,22 +18,11 @@ from levada.errors import ErrorCode
 from levada.wire.batches import decode
 
 PATIENCE_S = 20.0
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("data"), auto_create_topics_enable="false") as one:
-        yield one
+pytestmark = pytest.mark.broker(auto_create_topics_enable="false")
 
 
 @pytest.fixture
-def wire(broker: Running) -> Iterator[Connection]:
-    with broker.connect() as one:
-        yield one
-
-
-@pytest.fixture
-def topic(broker: Running, request: pytest.FixtureRequest) -> str:
+def topic(broker: BrokerThread, request: pytest.FixtureRequest) -> str:
     name = request.node.name.translate({ord("["): "-", ord("]"): None})[:200]
     broker.create(name, partitions=3)
     return str(name)
@@ -72,7 +61,7 @@ def polled(one: Connection) -> dict[int, Any]:
     return {part.partition_index: part for topic in response.responses for part in topic.partitions}
 
 
-def waits(broker: Running, topic: str, index: int = 0) -> None:
+def waits(broker: BrokerThread, topic: str, index: int = 0) -> None:
     """Return when somebody waits at the partition."""
     deadline = time.monotonic() + PATIENCE_S
     while not broker.call(lambda: len(broker.partition(topic, index).watchers)):
@@ -84,7 +73,7 @@ def waits(broker: Running, topic: str, index: int = 0) -> None:
 
 @pytest.mark.parametrize("version", [3, 8, 9, 12, 13])
 def test_one_partition_that_fails_does_not_fail_the_others(
-    broker: Running, wire: Connection, topic: str, version: int
+    broker: BrokerThread, wire: Connection, topic: str, version: int
 ) -> None:
     broken = bytearray(batch(b"broken"))
     broken[-1] ^= 1
@@ -113,7 +102,7 @@ def test_one_partition_that_fails_does_not_fail_the_others(
     assert [fetch(wire, topic, 0, index).high_watermark for index in (0, 1, 2)] == [1, 0, 1]
 
 
-def test_a_topic_that_is_deleted_is_unknown(broker: Running, wire: Connection, topic: str) -> None:
+def test_a_topic_that_is_deleted_is_unknown(broker: BrokerThread, wire: Connection, topic: str) -> None:
     topic_id = broker.broker.image.topics[topic].id
     assert produce(wire, topic, batch(b"x")).error_code == 0
     broker.delete(topic)
@@ -126,7 +115,7 @@ def test_a_topic_that_is_deleted_is_unknown(broker: Running, wire: Connection, t
     assert result.error_code == ErrorCode.UNKNOWN_TOPIC_ID, "the old id stays that of the old topic"
 
 
-def test_record_errors_are_told(broker: Running, wire: Connection) -> None:
+def test_record_errors_are_told(broker: BrokerThread, wire: Connection) -> None:
     broker.create("compacted", cleanup_policy="compact")
     result = produce(wire, "compacted", batch(b"a", b"b", b"c", keys=(b"k", None, None)))
     assert result.error_code == ErrorCode.INVALID_RECORD
@@ -134,7 +123,7 @@ def test_record_errors_are_told(broker: Running, wire: Connection) -> None:
     assert result.error_message
 
 
-def test_log_append_time_is_answered(broker: Running, wire: Connection) -> None:
+def test_log_append_time_is_answered(broker: BrokerThread, wire: Connection) -> None:
     broker.create("stamped", message_timestamp_type="LogAppendTime")
     before = int(time.time() * 1000)
     results = produce_parts(wire, 9, {("stamped", 0): batch(b"x", timestamp=1)})
@@ -146,7 +135,7 @@ def test_log_append_time_is_answered(broker: Running, wire: Connection) -> None:
     assert abs(header.max_timestamp - stamp_ms) <= 1
 
 
-def test_acks_0_is_not_answered_and_its_failure_ends_the_connection(broker: Running, topic: str) -> None:
+def test_acks_0_is_not_answered_and_its_failure_ends_the_connection(broker: BrokerThread, topic: str) -> None:
     with broker.connect() as one:
         place = {"index": 0, "records": batch(b"x")}
         fields = {"acks": 0, "timeout": 1000, "topic_data": [{"name": topic, "partition_data": [place]}]}
@@ -166,7 +155,7 @@ def fetch_next(one: Connection, topic: str) -> Any:
 
 
 @pytest.mark.parametrize("acks", [0, -1])
-def test_requests_of_a_client_take_effect_in_their_order(broker: Running, topic: str, acks: int) -> None:
+def test_requests_of_a_client_take_effect_in_their_order(broker: BrokerThread, topic: str, acks: int) -> None:
     """A Fetch or ListOffsets that was sent behind a Produce sees it, though all were received in one turn."""
     place = {"index": 0, "records": batch(b"x" * 100)}
     fields = {"acks": acks, "timeout": 1000, "topic_data": [{"name": topic, "partition_data": [place]}]}
@@ -188,7 +177,7 @@ def test_strange_acks_are_refused(wire: Connection, topic: str) -> None:
         assert produce(wire, topic, batch(b"x"), acks=acks).error_code == ErrorCode.INVALID_REQUIRED_ACKS
 
 
-def test_too_few_replicas_in_sync(broker: Running, wire: Connection) -> None:
+def test_too_few_replicas_in_sync(broker: BrokerThread, wire: Connection) -> None:
     broker.create("strict", min_insync_replicas=2)
     assert produce(wire, "strict", batch(b"x")).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
     assert produce(wire, "strict", batch(b"x"), acks=1).error_code == 0
@@ -210,7 +199,7 @@ def test_a_pipeline_of_an_idempotent_producer(wire: Connection, topic: str) -> N
 # Fetch.
 
 
-def test_a_long_poll_waits_for_its_first_byte(broker: Running, wire: Connection, topic: str) -> None:
+def test_a_long_poll_waits_for_its_first_byte(broker: BrokerThread, wire: Connection, topic: str) -> None:
     poll(wire, topic, 0, 60_000, 1)
     waits(broker, topic)
     with broker.connect() as other:
@@ -218,7 +207,7 @@ def test_a_long_poll_waits_for_its_first_byte(broker: Running, wire: Connection,
     assert polled(wire)[0].high_watermark == 1
 
 
-def test_a_long_poll_waits_for_all_its_bytes(broker: Running, wire: Connection, topic: str) -> None:
+def test_a_long_poll_waits_for_all_its_bytes(broker: BrokerThread, wire: Connection, topic: str) -> None:
     one = len(batch(b"x" * 100))
     poll(wire, topic, 0, 60_000, 3 * one)
     waits(broker, topic)
@@ -237,7 +226,7 @@ def test_a_long_poll_ends_with_what_there_is(wire: Connection, topic: str) -> No
     assert polled(wire)[0].high_watermark == 1
 
 
-def test_one_answer_has_all_that_a_turn_wrote(broker: Running, wire: Connection, topic: str) -> None:
+def test_one_answer_has_all_that_a_turn_wrote(broker: BrokerThread, wire: Connection, topic: str) -> None:
     poll(wire, topic, 0, 60_000, 1, 0, 1, 2)
     waits(broker, topic)
     with broker.connect() as other:
@@ -245,14 +234,14 @@ def test_one_answer_has_all_that_a_turn_wrote(broker: Running, wire: Connection,
     assert [len(part.records) > 0 for part in polled(wire).values()] == [True, True, True]
 
 
-def test_a_deleted_topic_ends_a_long_poll(broker: Running, wire: Connection, topic: str) -> None:
+def test_a_deleted_topic_ends_a_long_poll(broker: BrokerThread, wire: Connection, topic: str) -> None:
     poll(wire, topic, 0, 60_000, 1)
     waits(broker, topic)
     broker.delete(topic)
     assert polled(wire)[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_client_that_is_gone_is_not_waited_for(broker: Running, topic: str) -> None:
+def test_a_client_that_is_gone_is_not_waited_for(broker: BrokerThread, topic: str) -> None:
     with broker.connect() as one:
         poll(one, topic, 0, 60_000, 1)
         waits(broker, topic)
@@ -268,7 +257,9 @@ def test_an_error_is_not_waited_with(wire: Connection, topic: str) -> None:
     assert polled(wire)[9].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_answers_keep_their_order_behind_a_long_poll(broker: Running, wire: Connection, topic: str) -> None:
+def test_answers_keep_their_order_behind_a_long_poll(
+    broker: BrokerThread, wire: Connection, topic: str
+) -> None:
     """A Produce sent after a long poll is stored at once and answered after it."""
     poll(wire, topic, 0, 60_000, 1, 1)
     place = {"index": 0, "records": batch(b"behind")}
@@ -349,14 +340,14 @@ def test_a_session_has_epochs_and_an_end(wire: Connection, topic: str) -> None:
     assert session.id == 0, "a full Fetch without a session"
 
 
-def test_a_session_hears_of_a_deleted_topic(broker: Running, wire: Connection, topic: str) -> None:
+def test_a_session_hears_of_a_deleted_topic(broker: BrokerThread, wire: Connection, topic: str) -> None:
     session = Session(wire, topic)
     session.fetch((0, 0))
     broker.delete(topic)
     assert session.fetch()[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_counts_of_bytes_are_those_sent(broker: Running, wire: Connection, topic: str) -> None:
+def test_counts_of_bytes_are_those_sent(broker: BrokerThread, wire: Connection, topic: str) -> None:
     """Also for a Fetch that was read twice, before and after its wait."""
     data = batch(b"x" * 100)
     assert produce(wire, topic, data).error_code == 0
@@ -384,7 +375,7 @@ ERROR_AT = (
 class Writer(threading.Thread):
     """A client that pipelines batches of all sizes to its own partition; some hang up in the middle of a frame."""
 
-    def __init__(self, broker: Running, index: int) -> None:
+    def __init__(self, broker: BrokerThread, index: int) -> None:
         super().__init__()
         self.random = Random(index)
         self.index = index
@@ -419,7 +410,7 @@ class Writer(threading.Thread):
         return struct.pack(">i", len(head) + len(body)) + head + body
 
 
-def test_what_many_clients_send_at_once_is_stored_as_it_was_sent(broker: Running) -> None:
+def test_what_many_clients_send_at_once_is_stored_as_it_was_sent(broker: BrokerThread) -> None:
     """From the shared arena to the files: every batch whole and in order, whoever hangs up meanwhile."""
     broker.create("many", partitions=8)
     writers = [Writer(broker, index) for index in range(8)]
@@ -442,9 +433,9 @@ def test_what_many_clients_send_at_once_is_stored_as_it_was_sent(broker: Running
 
 def test_a_duplicate_after_a_restart_is_answered_with_its_first_offset(tmp_path: Path) -> None:
     batches = [batch(b"%d" % number, producer=(9, 0, number)) for number in range(8)]
-    with running(tmp_path) as broker, broker.connect() as one:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
         broker.create("orders")
         assert [produce(one, "orders", data).base_offset for data in batches[:7]] == list(range(7))
-    with running(tmp_path) as broker, broker.connect() as one:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
         assert [produce(one, "orders", data).base_offset for data in batches[2:]] == list(range(2, 8))
         assert fetch(one, "orders", 0).high_watermark == 8

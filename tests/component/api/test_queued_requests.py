@@ -9,13 +9,12 @@ from typing import Any, cast
 
 import pytest
 from kio.index import load_request_schema
-from tests.support.broker import PATIENCE_S, Running, running
+from tests.support.broker import TIMEOUT_S, BrokerThread
 from tests.support.raw import Connection, batch, build
 
 from levada.api.registry import RequestContext
 from levada.api.scheduler import RequestScheduler
 from levada.api.topics import TOLD_AT_ONCE, create_topics
-from levada.broker.faults import Fault, Faults
 from levada.core.groups.memory_limit import NAME_BYTES_MAX
 from levada.errors import ErrorCode
 from levada.wire.schema import messages
@@ -36,12 +35,12 @@ class Crowded:
         patch.setattr(RequestScheduler, "admits", lambda _: False)
         patch.setattr(RequestScheduler, "queue", noted)
 
-    def wait_for(self, one: Running, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+    def wait_for(self, one: BrokerThread, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
         while not one.call(condition):
             assert time.monotonic() < deadline, "it never came"
 
-    def go_on(self, one: Running) -> None:
+    def go_on(self, one: BrokerThread) -> None:
         """A pass begins with the request of another client, and is followed by the next."""
         self._patch.undo()
         with one.connect() as other:
@@ -64,7 +63,7 @@ def produced(topic: str) -> dict[str, Any]:
 
 
 def test_a_client_that_is_gone_meanwhile_has_nothing_begun(tmp_path: Path, crowded: Crowded) -> None:
-    with running(tmp_path) as one:
+    with BrokerThread(tmp_path) as one:
         with one.connect() as gone:
             gone.send("create_topics", 7, creation("never"))
             crowded.wait_for(one, lambda: len(crowded.parked) == 1)
@@ -76,19 +75,18 @@ def test_a_client_that_is_gone_meanwhile_has_nothing_begun(tmp_path: Path, crowd
 
 
 def test_an_ordered_delay_comes_after_the_wait(tmp_path: Path, crowded: Crowded) -> None:
-    faults = Faults()
-    faults.order(messages.api_key("describe_groups"), Fault(delay_s=0.05))
-    with running(tmp_path, faults=faults) as one, one.connect() as client:
+    with BrokerThread(tmp_path) as one, one.connect() as client:
+        one.delay("describe_groups", 0.05)
         sent = [client.send("describe_groups", 5, {"groups": ["g"]}), client.send("api_versions", 0, {})]
         crowded.wait_for(one, lambda: len(crowded.parked) == 1)
-        assert faults, "it is of the request's turn"
+        assert one.faults, "it is of the request's turn"
         crowded.go_on(one)
         assert [client.receive()[0] for _ in sent] == sent
-        assert not faults and len(crowded.parked) == 1
+        assert not one.faults and len(crowded.parked) == 1
 
 
 def test_a_produce_stays_behind_a_request_that_waits(tmp_path: Path, crowded: Crowded) -> None:
-    with running(tmp_path) as one, one.connect() as client, one.connect() as other:
+    with BrokerThread(tmp_path) as one, one.connect() as client, one.connect() as other:
         one.create("t")
         one.create("u")
         sent = [
@@ -105,7 +103,7 @@ def test_a_produce_stays_behind_a_request_that_waits(tmp_path: Path, crowded: Cr
 
 def test_a_broker_stops_with_requests_that_wait(tmp_path: Path, crowded: Crowded) -> None:
     clients: list[Connection] = []
-    with running(tmp_path) as one:
+    with BrokerThread(tmp_path) as one:
         for _ in range(5):
             clients.append(one.connect())
             clients[-1].send("create_topics", 7, creation("never"))
@@ -114,7 +112,7 @@ def test_a_broker_stops_with_requests_that_wait(tmp_path: Path, crowded: Crowded
     for client in clients:
         with client, pytest.raises(ConnectionResetError):
             client.receive()
-    with running(tmp_path) as again:
+    with BrokerThread(tmp_path) as again:
         assert "never" not in again.broker.image.topics
 
 
@@ -128,7 +126,7 @@ def test_names_of_members_that_nobody_could_have_are_refused(tmp_path: Path) -> 
         "protocols": [{"name": "range", "metadata": b""}],
     }
     long = "n" * (NAME_BYTES_MAX + 1)
-    with running(tmp_path, offsets_topic_num_partitions=1) as one, one.connect() as client:
+    with BrokerThread(tmp_path, offsets_topic_num_partitions=1) as one, one.connect() as client:
         client.call("find_coordinator", 4, {"key_type": 0, "coordinator_keys": ["g"]})
         for changed, error in (
             ({"member_id": long}, ErrorCode.UNKNOWN_MEMBER_ID),
@@ -146,7 +144,7 @@ def test_a_request_for_many_topics_lets_others_have_their_turn(tmp_path: Path) -
     request = build(load_request_schema(messages.api_key("create_topics"), 7), fields)
     client = cast(Any, SimpleNamespace(client_id=None))
 
-    async def passes(one: Running) -> int:
+    async def passes(one: BrokerThread) -> int:
         task = asyncio.ensure_future(create_topics(RequestContext(one.broker, client, 7), request))
         passed = 0
         while not task.done():
@@ -155,5 +153,5 @@ def test_a_request_for_many_topics_lets_others_have_their_turn(tmp_path: Path) -
         assert [topic.error_code for topic in task.result().topics] == [0] * count
         return passed
 
-    with running(tmp_path) as one:
+    with BrokerThread(tmp_path) as one:
         assert one.wait(passes(one)) >= count // TOLD_AT_ONCE

@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.broker import Running, running
+from tests.support.broker import BrokerThread
 from tests.support.raw import Connection, versions_known
 
 from levada.api import registry
@@ -19,13 +19,6 @@ from levada.wire.schema import messages
 from levada.wire.schema.versions import APIS
 
 BUG = "planted"
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("data")) as one:
-        one.create("orders")
-        yield one
 
 
 @pytest.fixture
@@ -54,7 +47,7 @@ async def broken_later(*_: object) -> Any:
 
 @pytest.mark.parametrize("function", [broken, broken_later])
 def test_a_bug_is_answered_and_logged(
-    broker: Running,
+    broker: BrokerThread,
     planted: Callable[[str, Callable[..., Any]], None],
     caplog: pytest.LogCaptureFixture,
     function: Callable[..., Any],
@@ -74,7 +67,7 @@ def test_a_bug_is_answered_and_logged(
 
 @pytest.mark.parametrize("later", [False, True])
 def test_a_response_that_cannot_be_written_ends_the_connection(
-    broker: Running,
+    broker: BrokerThread,
     planted: Callable[[str, Callable[..., Any]], None],
     caplog: pytest.LogCaptureFixture,
     later: bool,
@@ -94,7 +87,7 @@ def test_a_response_that_cannot_be_written_ends_the_connection(
 
 
 def test_a_clients_mistake_is_no_bug(
-    broker: Running,
+    broker: BrokerThread,
     planted: Callable[[str, Callable[..., Any]], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -114,7 +107,7 @@ def test_a_clients_mistake_is_no_bug(
     assert traces(caplog) == []
 
 
-def test_an_unknown_version_of_api_versions_is_answered_in_the_oldest(broker: Running) -> None:
+def test_an_unknown_version_of_api_versions_is_answered_in_the_oldest(broker: BrokerThread) -> None:
     with broker.connect() as one:
         one.send_frame(struct.pack(">hhih", 18, 99, 5, -1))
         frame = one.receive_frame()
@@ -124,7 +117,7 @@ def test_an_unknown_version_of_api_versions_is_answered_in_the_oldest(broker: Ru
         assert one.call("api_versions", 3, {}).error_code == 0
 
 
-def test_what_is_advertised_is_served(broker: Running) -> None:
+def test_what_is_advertised_is_served(broker: BrokerThread) -> None:
     """Derived from the handlers: each in every version that there is, but for Produce, which claims more."""
     with broker.connect() as one:
         told = {
@@ -164,7 +157,7 @@ def test_handlers_are_declared_once() -> None:
 
 
 @pytest.mark.parametrize("size", range(10))
-def test_a_frame_shorter_than_its_header(broker: Running, size: int) -> None:
+def test_a_frame_shorter_than_its_header(broker: BrokerThread, size: int) -> None:
     with Connection(broker.bootstrap) as one:
         one.send_frame(struct.pack(">hhih", 3, 12, 1, -1)[:size])
         with pytest.raises(ConnectionResetError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.support.broker import running
+from tests.support.broker import BrokerThread
 
 from levada.api import registry
 from levada.api.scheduler import QUEUED_BYTES_MAX, TIME_SLICE_S, RequestScheduler
@@ -99,7 +99,7 @@ def test_a_client_that_sends_much_at_once_does_not_keep_the_others(
     """
     met = watch_requests(monkeypatch)
     with (
-        running(tmp_path, offsets_topic_num_partitions=3) as one,
+        BrokerThread(tmp_path, offsets_topic_num_partitions=3) as one,
         one.connect() as much,
         one.connect() as little,
     ):
@@ -168,7 +168,7 @@ def watch_requests(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
 
 
 def test_a_request_that_waited_and_cannot_be_read_ends_its_connection_only(tmp_path: Path) -> None:
-    with running(tmp_path) as one, one.connect() as bad, one.connect() as good:
+    with BrokerThread(tmp_path) as one, one.connect() as bad, one.connect() as good:
         broken: dict[str, Any] = {"groups": NAMES}
         for _ in range(50):
             bad.send("describe_groups", 5, broken)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.support.broker import Running, running
+from tests.support.broker import BrokerThread
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.raw import batch, fetch, produce
 
@@ -130,7 +130,7 @@ def disk() -> FaultyDisk:
     return FaultyDisk()
 
 
-def high_watermark(broker: Running, topic: str) -> int:
+def high_watermark(broker: BrokerThread, topic: str) -> int:
     with broker.connect() as other:
         part = fetch(other, topic, 0)
         assert part.error_code == 0 and (part.high_watermark > 0) == bool(part.records)
@@ -141,7 +141,7 @@ def high_watermark(broker: Running, topic: str) -> int:
 def test_neither_acknowledged_nor_visible_before_the_fsync(
     tmp_path: Path, disk: FaultyDisk, acks: int
 ) -> None:
-    with running(tmp_path, disk=disk) as broker:
+    with BrokerThread(tmp_path, disk=disk) as broker:
         broker.create("orders", levada_acks_wait_for_fsync="true")
         with broker.connect() as one:
             assert produce(one, "orders", batch(b"first"), acks=acks).error_code == 0
@@ -164,7 +164,7 @@ def test_neither_acknowledged_nor_visible_before_the_fsync(
 
 
 def test_many_producers_share_an_fsync(tmp_path: Path, disk: FaultyDisk) -> None:
-    with running(tmp_path, disk=disk) as broker:
+    with BrokerThread(tmp_path, disk=disk) as broker:
         broker.create("orders", levada_acks_wait_for_fsync="true")
         disk.gate.clear()
         with broker.connect() as one:
@@ -179,7 +179,7 @@ def test_many_producers_share_an_fsync(tmp_path: Path, disk: FaultyDisk) -> None
 
 
 def test_a_producer_that_waited_too_long_is_told(tmp_path: Path, disk: FaultyDisk) -> None:
-    with running(tmp_path, disk=disk) as broker:
+    with BrokerThread(tmp_path, disk=disk) as broker:
         broker.create("orders", levada_acks_wait_for_fsync="true")
         disk.gate.clear()
         with broker.connect() as one:
@@ -192,7 +192,7 @@ def test_a_producer_that_waited_too_long_is_told(tmp_path: Path, disk: FaultyDis
 
 
 def test_a_topic_that_does_not_ask_for_it_does_not_wait(tmp_path: Path, disk: FaultyDisk) -> None:
-    with running(tmp_path, disk=disk) as broker:
+    with BrokerThread(tmp_path, disk=disk) as broker:
         broker.create("orders")
         disk.gate.clear()
         with broker.connect() as one:
@@ -202,7 +202,7 @@ def test_a_topic_that_does_not_ask_for_it_does_not_wait(tmp_path: Path, disk: Fa
 
 
 def test_the_stop_of_a_broker_syncs_everything(tmp_path: Path, disk: FaultyDisk) -> None:
-    with running(tmp_path, disk=disk) as broker:
+    with BrokerThread(tmp_path, disk=disk) as broker:
         broker.create("orders", partitions=3)
         with broker.connect() as one:
             assert produce(one, "orders", batch(b"x")).error_code == 0

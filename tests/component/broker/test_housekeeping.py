@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.broker import Running, crash_image, running
+from tests.support.broker import BrokerThread, crash_image
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.raw import batch, fetch, produce
 
@@ -23,7 +23,7 @@ def until(condition: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline, "it never came"
 
 
-def fill(broker: Running, topic: str, count: int = 10, timestamp: int = 1_700_000_000_000) -> None:
+def fill(broker: BrokerThread, topic: str, count: int = 10, timestamp: int = 1_700_000_000_000) -> None:
     with broker.connect() as one:
         for number in range(count):
             result = produce(one, topic, batch(b"%d" % number * 400, timestamp=timestamp + number))
@@ -32,7 +32,7 @@ def fill(broker: Running, topic: str, count: int = 10, timestamp: int = 1_700_00
 
 def test_old_segments_are_given_up(tmp_path: Path) -> None:
     """R19: by time, with the files, and consumers are told where the log begins now."""
-    with running(tmp_path, log_retention_check_interval_ms=20) as broker:
+    with BrokerThread(tmp_path, log_retention_check_interval_ms=20) as broker:
         broker.create("old", segment_bytes=1000, retention_ms=1000)
         broker.create("kept", segment_bytes=1000, retention_ms=-1)
         fill(broker, "old")
@@ -46,7 +46,7 @@ def test_old_segments_are_given_up(tmp_path: Path) -> None:
 
 
 def test_a_large_log_is_cut_to_its_size(tmp_path: Path) -> None:
-    with running(tmp_path, log_retention_check_interval_ms=20) as broker:
+    with BrokerThread(tmp_path, log_retention_check_interval_ms=20) as broker:
         broker.create("large", segment_bytes=1000, retention_bytes=2000, retention_ms=-1)
         fill(broker, "large", 20)
         until(lambda: broker.partition("large").log.size_bytes < 4000)
@@ -64,7 +64,7 @@ def test_one_that_fails_does_not_keep_the_others_waiting(
         return original(self, *arguments)
 
     monkeypatch.setattr(Log, "apply_retention", planted)
-    with caplog.at_level(logging.ERROR), running(tmp_path, log_retention_check_interval_ms=20) as broker:
+    with caplog.at_level(logging.ERROR), BrokerThread(tmp_path, log_retention_check_interval_ms=20) as broker:
         for name in ("a", "bad", "c"):
             broker.create(name, segment_bytes=1000, retention_ms=1000)
             fill(broker, name)
@@ -76,20 +76,20 @@ def test_one_that_fails_does_not_keep_the_others_waiting(
 def test_recovery_begins_at_the_checkpoint(tmp_path: Path) -> None:
     """What was synced is not read again after a crash."""
     disk = FaultyDisk()
-    with running(tmp_path / "data", disk=disk, log_flush_offset_checkpoint_interval_ms=20) as broker:
+    with BrokerThread(tmp_path / "data", disk=disk, log_flush_offset_checkpoint_interval_ms=20) as broker:
         broker.create("orders", segment_bytes=1000, flush_messages=1)
         fill(broker, "orders")
         checkpoint = tmp_path / "data" / "recovery-point-offset-checkpoint"
         until(lambda: checkpoint.exists() and "orders 0 10" in checkpoint.read_text())
         image = crash_image(tmp_path / "data", tmp_path / "image")
-    with running(image) as broker:
+    with BrokerThread(image) as broker:
         assert broker.partition("orders").log.recovery_point == 10
         assert broker.partition("orders").high_watermark == 10
 
 
 def test_a_full_segment_is_synced_without_being_asked(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    with running(tmp_path, disk=disk) as broker:
+    with BrokerThread(tmp_path, disk=disk) as broker:
         broker.create("orders", segment_bytes=1000)
         fill(broker, "orders", 5)
         until(lambda: broker.call(lambda: broker.partition("orders").log.recovery_point) >= 4)
@@ -98,7 +98,7 @@ def test_a_full_segment_is_synced_without_being_asked(tmp_path: Path) -> None:
 def test_data_is_synced_after_flush_ms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "FLUSH_LOOK_SECONDS", 0.01)
     disk = FaultyDisk()
-    with running(tmp_path, disk=disk) as broker:
+    with BrokerThread(tmp_path, disk=disk) as broker:
         broker.create("orders", flush_ms=30)
         fill(broker, "orders", 1)
         until(lambda: broker.call(lambda: broker.partition("orders").log.recovery_point) == 1)
@@ -106,7 +106,7 @@ def test_data_is_synced_after_flush_ms(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_silent_producers_are_forgotten(tmp_path: Path) -> None:
-    with running(tmp_path, producer_id_expiration_ms=60_000) as broker, broker.connect() as one:
+    with BrokerThread(tmp_path, producer_id_expiration_ms=60_000) as broker, broker.connect() as one:
         broker.create("orders")
         now = int(time.time() * 1000)
         for producer_id, timestamp in ((1, now - 120_000), (2, now)):

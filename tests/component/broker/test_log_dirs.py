@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.broker import Running, crash_image, running
+from tests.support.broker import BrokerThread, crash_image
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import split
 from tests.support.raw import Connection, batch, fetch, produce
@@ -45,11 +45,11 @@ def value(text: str) -> bytes:
     return batch(PREFIX + text.encode())
 
 
-def two_topics(broker: Running) -> tuple[str, str]:
+def two_topics(broker: BrokerThread) -> tuple[str, str]:
     """Topics in the first and in the second directory."""
     for name in ("one", "other"):
         broker.create(name)
-    homes = {broker.home(name): name for name in ("one", "other")}
+    homes = {broker.log_dir(name): name for name in ("one", "other")}
     assert len(homes) == 2, "partitions are spread over the directories"
     first, second = (Path(path) for path in broker.broker.log_dirs.paths)
     return homes[first], homes[second]
@@ -69,7 +69,7 @@ def send(one: Connection, topic: str, text: str) -> int:
 def test_a_broken_directory_goes_offline_and_the_others_go_on(
     tmp_path: Path, disk: FaultyDisk, caplog: pytest.LogCaptureFixture, operation: str, number: int
 ) -> None:
-    with running(
+    with BrokerThread(
         tmp_path / "a",
         tmp_path / "b",
         disk=disk,
@@ -88,16 +88,16 @@ def test_a_broken_directory_goes_offline_and_the_others_go_on(
             assert fetch(one, bad, 0).error_code == STORAGE_ERROR
         assert broker.broker.log_dirs.offline == [str(tmp_path / "b")]
         broker.create("new", partitions=4)
-        assert {broker.home("new", index) for index in range(4)} == {tmp_path / "a"}
+        assert {broker.log_dir("new", index) for index in range(4)} == {tmp_path / "a"}
         assert health(broker) == (200, {"status": "degraded", "offline_log_dirs": [str(tmp_path / "b")]})
     disk.broken.clear()
-    with running(tmp_path / "a", tmp_path / "b") as broker, broker.connect() as one:
+    with BrokerThread(tmp_path / "a", tmp_path / "b") as broker, broker.connect() as one:
         assert values(one, good) == [b"before", b"after"]
         assert values(one, bad)[:1] == [b"before"]
         assert send(one, bad, "healed") == 0
 
 
-def health(broker: Running) -> tuple[int, object]:
+def health(broker: BrokerThread) -> tuple[int, object]:
     try:
         with urllib.request.urlopen(f"http://{broker.server.metrics_address}/healthz") as answer:
             return answer.status, json.load(answer)
@@ -107,7 +107,7 @@ def health(broker: Running) -> tuple[int, object]:
 
 
 def test_without_a_directory_the_broker_is_not_healthy(tmp_path: Path, disk: FaultyDisk) -> None:
-    with running(tmp_path, disk=disk, levada_metrics_listener="127.0.0.1:0") as broker:
+    with BrokerThread(tmp_path, disk=disk, levada_metrics_listener="127.0.0.1:0") as broker:
         broker.create("orders")
         assert health(broker)[0] == 200
         disk.fail("pwritev", tmp_path / "orders-0")
@@ -118,7 +118,7 @@ def test_without_a_directory_the_broker_is_not_healthy(tmp_path: Path, disk: Fau
 
 def test_all_that_wait_are_told_of_a_broken_directory(tmp_path: Path, disk: FaultyDisk) -> None:
     """Long polls and producers of every partition in it."""
-    with running(tmp_path, disk=disk) as broker:
+    with BrokerThread(tmp_path, disk=disk) as broker:
         broker.create("orders", partitions=3)
         with broker.connect() as poll, broker.connect() as one:
             places = [
@@ -140,13 +140,13 @@ def test_all_that_wait_are_told_of_a_broken_directory(tmp_path: Path, disk: Faul
             assert STORAGE_ERROR in {part.error_code for part in answer.responses[0].partitions}
 
 
-def wait_for_waiters(broker: Running, topic: str, index: int = 0) -> None:
+def wait_for_waiters(broker: BrokerThread, topic: str, index: int = 0) -> None:
     while not broker.call(lambda: len(broker.partition(topic, index).watchers)):
         pass
 
 
 def test_a_failed_read_takes_the_directory_offline(tmp_path: Path, disk: FaultyDisk) -> None:
-    with running(tmp_path, disk=disk) as broker:
+    with BrokerThread(tmp_path, disk=disk) as broker:
         broker.create("orders")
         with broker.connect() as one:
             assert send(one, "orders", "x") == 0
@@ -171,7 +171,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_really_full(tmp_path: Path, small_disk: Path) -> None:
     """R18: the records that were acknowledged are there, before and after a restart with room."""
     acknowledged = []
-    with running(tmp_path / "large", small_disk) as broker:
+    with BrokerThread(tmp_path / "large", small_disk) as broker:
         good, bad = two_topics(broker)
         with broker.connect() as one:
             for number in range(100):
@@ -184,7 +184,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path, small_disk: Path) -> None:
             assert send(one, bad, "more") == STORAGE_ERROR
             assert send(one, good, "goes on") == 0
     shutil.copytree(small_disk, tmp_path / "copy", ignore=shutil.ignore_patterns(".lock"))
-    with running(tmp_path / "large", tmp_path / "copy") as broker, broker.connect() as one:
+    with BrokerThread(tmp_path / "large", tmp_path / "copy") as broker, broker.connect() as one:
         assert values(one, bad)[: len(acknowledged)] == acknowledged
         assert send(one, bad, "room again") == 0
 
@@ -197,17 +197,17 @@ def test_a_directory_that_cannot_be_used_at_the_start(
 ) -> None:
     """Its partitions are offline; they do not begin anew elsewhere, and come back with it."""
     folders = tmp_path / "a", tmp_path / "b"
-    with running(*folders) as broker, broker.connect() as one:
+    with BrokerThread(*folders) as broker, broker.connect() as one:
         good, bad = two_topics(broker)
         assert [send(one, topic, "before") for topic in (good, bad)] == [0, 0]
     disk.fail("mkdir", folders[1])
-    with caplog.at_level(logging.ERROR), running(*folders, disk=disk) as broker, broker.connect() as one:
+    with caplog.at_level(logging.ERROR), BrokerThread(*folders, disk=disk) as broker, broker.connect() as one:
         assert [record.message for record in caplog.records] == ["log dir is offline"]
         assert values(one, good) == [b"before"]
         assert send(one, bad, "x") == STORAGE_ERROR
         assert fetch(one, bad, 0).error_code == STORAGE_ERROR
         assert send(one, good, "after") == 0
-    with running(*folders) as broker, broker.connect() as one:
+    with BrokerThread(*folders) as broker, broker.connect() as one:
         assert values(one, bad) == [b"before"]
         assert values(one, good) == [b"before", b"after"]
 
@@ -215,26 +215,26 @@ def test_a_directory_that_cannot_be_used_at_the_start(
 def test_without_its_metadata_a_broker_does_not_start(tmp_path: Path, disk: FaultyDisk) -> None:
     """Else every partition would pass for one of a deleted topic."""
     folders = tmp_path / "a", tmp_path / "b"
-    with running(*folders) as broker, broker.connect() as one:
+    with BrokerThread(*folders) as broker, broker.connect() as one:
         topics = two_topics(broker)
         assert [send(one, topic, "precious") for topic in topics] == [0, 0]
     disk.fail("mkdir", folders[0])
-    with pytest.raises(LogDirError, match="holds the metadata"), running(*folders, disk=disk):
+    with pytest.raises(LogDirError, match="holds the metadata"), BrokerThread(*folders, disk=disk):
         pass
     metadata = [*folders[0].glob("levada-metadata.db*")]
     for file in metadata:
         file.rename(tmp_path / file.name)
-    with pytest.raises(LogDirError, match=r"levada-metadata\.db is missing"), running(*folders):
+    with pytest.raises(LogDirError, match=r"levada-metadata\.db is missing"), BrokerThread(*folders):
         pass
     for file in metadata:
         (tmp_path / file.name).rename(file)
-    with running(*folders) as broker, broker.connect() as one:
+    with BrokerThread(*folders) as broker, broker.connect() as one:
         assert [values(one, topic) for topic in topics] == [[b"precious"], [b"precious"]]
 
 
 def test_a_failed_start_changes_nothing(tmp_path: Path) -> None:
     """The port is taken: locks are given back, checkpoints and the mark of the clean stop stay."""
-    with running(tmp_path) as broker, broker.connect() as one:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
         broker.create("orders")
         for number in range(5):
             assert send(one, "orders", str(number)) == 0
@@ -244,31 +244,31 @@ def test_a_failed_start_changes_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listener = f"PLAINTEXT://127.0.0.1:{taken.getsockname()[1]}"
         for _ in range(2):
-            with pytest.raises(OSError, match=r"(?i)in use"), running(tmp_path, listeners=listener):
+            with pytest.raises(OSError, match=r"(?i)in use"), BrokerThread(tmp_path, listeners=listener):
                 pass
     assert (tmp_path / ".kafka_cleanshutdown").exists()
     assert {name: (tmp_path / name).read_bytes() for name in checkpoints} == checkpoints
-    with running(tmp_path) as broker, broker.connect() as one:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
         assert broker.partition("orders").log_start_offset == 3
         assert fetch(one, "orders", 3).high_watermark == 5
 
 
 def test_a_directory_in_use_is_refused_and_the_others_are_let_go(tmp_path: Path) -> None:
-    with running(tmp_path / "b"):
-        with pytest.raises(LogDirError, match="in use"), running(tmp_path / "a", tmp_path / "b"):
+    with BrokerThread(tmp_path / "b"):
+        with pytest.raises(LogDirError, match="in use"), BrokerThread(tmp_path / "a", tmp_path / "b"):
             pass
-        with running(tmp_path / "a"):
+        with BrokerThread(tmp_path / "a"):
             pass
 
 
 def test_a_clean_stop_needs_no_recovery(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with running(tmp_path) as broker, broker.connect() as one:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
         broker.create("orders")
         assert send(one, "orders", "x") == 0
         image = crash_image(tmp_path, tmp_path.with_name("crashed"))
-    with caplog.at_level(logging.INFO), running(tmp_path):
+    with caplog.at_level(logging.INFO), BrokerThread(tmp_path):
         assert not [record for record in caplog.records if "not clean" in record.message]
-    with caplog.at_level(logging.INFO), running(image) as broker, broker.connect() as one:
+    with caplog.at_level(logging.INFO), BrokerThread(image) as broker, broker.connect() as one:
         assert [record for record in caplog.records if "not clean" in record.message]
         assert values(one, "orders") == [b"x"]
 
@@ -276,7 +276,7 @@ def test_a_clean_stop_needs_no_recovery(tmp_path: Path, caplog: pytest.LogCaptur
 def test_deleted_records_stay_deleted_after_a_crash(tmp_path: Path) -> None:
     """As of the last checkpoint, or of the segments that are gone."""
     with (
-        running(tmp_path / "data", log_flush_offset_checkpoint_interval_ms=50) as broker,
+        BrokerThread(tmp_path / "data", log_flush_offset_checkpoint_interval_ms=50) as broker,
         broker.connect() as one,
     ):
         broker.create("orders")
@@ -288,18 +288,18 @@ def test_deleted_records_stay_deleted_after_a_crash(tmp_path: Path) -> None:
         while not (checkpoint.exists() and "orders 0 3" in checkpoint.read_text()):
             pass
         image = crash_image(tmp_path / "data", tmp_path / "image")
-    with running(image) as broker:
+    with BrokerThread(image) as broker:
         assert broker.partition("orders").log_start_offset == 3
 
 
 def test_data_of_an_unknown_topic_is_set_aside(tmp_path: Path) -> None:
-    with running(tmp_path / "data") as broker, broker.connect() as one:
+    with BrokerThread(tmp_path / "data") as broker, broker.connect() as one:
         broker.create("orders")
         assert send(one, "orders", "x") == 0
     stray = tmp_path / "data" / "unknown-0"
     shutil.copytree(tmp_path / "data" / "orders-0", stray)
     content = {file.name: file.read_bytes() for file in stray.glob("*.log")}
-    with running(tmp_path / "data") as broker:
+    with BrokerThread(tmp_path / "data") as broker:
         assert ("unknown", 0) not in broker.broker.partitions
         assert not stray.exists()
     (aside,) = (tmp_path / "data").glob("unknown-0.*")
@@ -308,7 +308,7 @@ def test_data_of_an_unknown_topic_is_set_aside(tmp_path: Path) -> None:
 
 def test_a_topic_made_anew_begins_anew(tmp_path: Path) -> None:
     """The old topic's folder is found when the deletion was cut short by a crash; its id tells."""
-    with running(tmp_path / "data") as broker, broker.connect() as one:
+    with BrokerThread(tmp_path / "data") as broker, broker.connect() as one:
         broker.create("orders")
         assert send(one, "orders", "old") == 0
         old = crash_image(tmp_path / "data" / "orders-0", tmp_path / "old")
@@ -317,7 +317,7 @@ def test_a_topic_made_anew_begins_anew(tmp_path: Path) -> None:
         assert send(one, "orders", "new") == 0
     shutil.rmtree(tmp_path / "data" / "orders-0")
     shutil.copytree(old, tmp_path / "data" / "orders-0")
-    with running(tmp_path / "data") as broker, broker.connect() as one:
+    with BrokerThread(tmp_path / "data") as broker, broker.connect() as one:
         assert values(one, "orders") == []
 
 
@@ -329,19 +329,19 @@ def delete_records(one: Connection, topic: str, offset: int) -> None:
 
 def test_a_topic_made_anew_keeps_its_records_after_a_crash(tmp_path: Path) -> None:
     """The checkpoints of the deleted one said that the log begins later: all that was acknowledged was cut (R17)."""
-    with running(tmp_path / "data") as broker, broker.connect() as one:
+    with BrokerThread(tmp_path / "data") as broker, broker.connect() as one:
         broker.create("orders")
         broker.create("others")
         for number in range(9):
             assert send(one, "orders", str(number)) == send(one, "others", str(number)) == 0
         delete_records(one, "orders", 7)
         delete_records(one, "others", 5)
-    with running(tmp_path / "data") as broker, broker.connect() as one:
+    with BrokerThread(tmp_path / "data") as broker, broker.connect() as one:
         broker.delete("orders")
         broker.create("orders")
         assert send(one, "orders", "new") == 0
         image = crash_image(tmp_path / "data", tmp_path / "image")
-    with running(image) as broker, broker.connect() as one:
+    with BrokerThread(image) as broker, broker.connect() as one:
         assert values(one, "orders") == [b"new"]
         assert broker.partition("others").log_start_offset == 5
 
@@ -349,14 +349,14 @@ def test_a_topic_made_anew_keeps_its_records_after_a_crash(tmp_path: Path) -> No
 def test_data_in_a_directory_that_is_away_is_not_hidden(tmp_path: Path) -> None:
     """Neither a change of the topic nor a new topic of the name may take an old log's place (R17)."""
     first, second, away = (tmp_path / name for name in ("first", "second", "away"))
-    with running(first, second) as broker, broker.connect() as one:
+    with BrokerThread(first, second) as broker, broker.connect() as one:
         for name in ("filler", "orders", "others", "shop"):  # by turns in the first and the second
             broker.create(name)
             assert send(one, name, "old") == 0
-        assert broker.home("orders") == broker.home("shop") == second
+        assert broker.log_dir("orders") == broker.log_dir("shop") == second
     second.rename(away)
     second.touch()  # no directory
-    with running(first, second) as broker, broker.connect() as one:
+    with BrokerThread(first, second) as broker, broker.connect() as one:
         alter = AlterConfigs(ResourceType.TOPIC, "orders", {"retention.ms": "123456789"})
         broker.wait(broker.broker.controller.submit(alter))
         assert send(one, "orders", "hidden") == STORAGE_ERROR
@@ -365,13 +365,13 @@ def test_data_in_a_directory_that_is_away_is_not_hidden(tmp_path: Path) -> None:
         assert send(one, "shop", "new") == 0
     second.unlink()
     away.rename(second)
-    with running(first, second) as broker, broker.connect() as one:
+    with BrokerThread(first, second) as broker, broker.connect() as one:
         assert values(one, "orders") == [b"old"]
         assert values(one, "shop") == [b"new"]
 
 
 def test_a_checkpoint_on_its_way_does_not_speak_of_a_deleted_topic(tmp_path: Path) -> None:
-    with running(tmp_path / "data") as broker, broker.connect() as one:
+    with BrokerThread(tmp_path / "data") as broker, broker.connect() as one:
         broker.create("orders")
         for number in range(9):
             assert send(one, "orders", str(number)) == 0
@@ -383,12 +383,12 @@ def test_a_checkpoint_on_its_way_does_not_speak_of_a_deleted_topic(tmp_path: Pat
         assert send(one, "orders", "new") == 0
         write()
         image = crash_image(tmp_path / "data", tmp_path / "image")
-    with running(image) as broker, broker.connect() as one:
+    with BrokerThread(image) as broker, broker.connect() as one:
         assert values(one, "orders") == [b"new"]
 
 
 def test_a_damaged_log_is_refused_alone_and_left_as_it_is(tmp_path: Path) -> None:
-    with running(tmp_path, log_segment_bytes=1000) as broker, broker.connect() as one:
+    with BrokerThread(tmp_path, log_segment_bytes=1000) as broker, broker.connect() as one:
         for name in ("good", "bad"):
             broker.create(name)
             for number in range(6):
@@ -400,14 +400,14 @@ def test_a_damaged_log_is_refused_alone_and_left_as_it_is(tmp_path: Path) -> Non
         index.unlink()
     files = {file: file.read_bytes() for file in segments}
     for _ in range(2):
-        with running(tmp_path, log_segment_bytes=1000) as broker, broker.connect() as one:
+        with BrokerThread(tmp_path, log_segment_bytes=1000) as broker, broker.connect() as one:
             assert len(values(one, "good")) == 6
             assert send(one, "bad", "x") == STORAGE_ERROR
         assert {file: file.read_bytes() for file in segments} == files
 
 
 def test_a_deleted_topic_frees_its_space(tmp_path: Path) -> None:
-    with running(tmp_path) as broker, broker.connect() as one:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
         broker.create("orders", partitions=3)
         assert send(one, "orders", "x") == 0
         broker.delete("orders")

@@ -6,14 +6,13 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 from tests.compat.members.base import until
-from tests.support.broker import Running, running
+from tests.support.broker import BrokerThread
 from tests.support.raw import batch, fetch, produce
 
 from levada.broker import metrics
@@ -28,13 +27,10 @@ HEAD = (
 Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("data"), levada_metrics_listener="127.0.0.1:0") as one:
-        yield one
+pytestmark = pytest.mark.broker(levada_metrics_listener="127.0.0.1:0")
 
 
-def page(broker: Running, path: str) -> tuple[int, str, str]:
+def page(broker: BrokerThread, path: str) -> tuple[int, str, str]:
     """Status, content type and text."""
     try:
         with urllib.request.urlopen(f"http://{broker.server.metrics_address}{path}", timeout=20) as answer:
@@ -44,7 +40,7 @@ def page(broker: Running, path: str) -> tuple[int, str, str]:
             return error.code, error.headers["Content-Type"], error.read().decode()
 
 
-def values(broker: Running) -> Values:
+def values(broker: BrokerThread) -> Values:
     """All samples, as Prometheus reads them."""
     status, content_type, text = page(broker, "/metrics")
     assert (status, content_type.partition(";")[0]) == (200, "text/plain")
@@ -58,7 +54,7 @@ def values(broker: Running) -> Values:
     return found
 
 
-def test_values_follow_the_traffic(broker: Running) -> None:
+def test_values_follow_the_traffic(broker: BrokerThread) -> None:
     broker.create("orders", partitions=2)
     data = batch(b"x" * 100, b"y" * 100)
     topic, partition = (("topic", "orders"),), (("partition", "0"), ("topic", "orders"))
@@ -84,7 +80,7 @@ def test_values_follow_the_traffic(broker: Running) -> None:
     assert {key: after[key] - before.get(key, 0) for key in expected} == expected
 
 
-def test_what_dashboards_ask_for_is_there(broker: Running) -> None:
+def test_what_dashboards_ask_for_is_there(broker: BrokerThread) -> None:
     broker.create("dashboards", partitions=3)
     found = values(broker)
     partitions = found["kafka_server_replicamanager_partitioncount", ()]
@@ -104,7 +100,7 @@ def test_what_dashboards_ask_for_is_there(broker: Running) -> None:
 
 
 @pytest.mark.slow
-def test_groups_and_transactions_are_counted(broker: Running) -> None:
+def test_groups_and_transactions_are_counted(broker: BrokerThread) -> None:
     """A member of each protocol, a simple commit; transactions that end, and one that nobody ends."""
     broker.create("counted")
     bootstrap = {"bootstrap.servers": broker.bootstrap}
@@ -164,7 +160,7 @@ def transact(bootstrap: dict[str, str], name: str, commit: bool | None) -> Produ
     return producer
 
 
-def test_the_reference_names_every_metric(broker: Running) -> None:
+def test_the_reference_names_every_metric(broker: BrokerThread) -> None:
     """UPDATE_REFERENCE=1 writes it anew."""
     broker.create("reference")
     Producer({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10)  # requests are counted by API
@@ -182,14 +178,14 @@ def test_the_reference_names_every_metric(broker: Running) -> None:
     )
 
 
-def test_a_deleted_topic_is_no_longer_told(broker: Running) -> None:
+def test_a_deleted_topic_is_no_longer_told(broker: BrokerThread) -> None:
     broker.create("short-lived")
     assert any(("topic", "short-lived") in labels for _, labels in values(broker))
     broker.delete("short-lived")
     assert not any(("topic", "short-lived") in labels for _, labels in values(broker))
 
 
-def test_health(broker: Running) -> None:
+def test_health(broker: BrokerThread) -> None:
     status, content_type, text = page(broker, "/healthz")
     assert (status, content_type, text) == (
         200,
@@ -199,7 +195,7 @@ def test_health(broker: Running) -> None:
     assert page(broker, "/healthz?verbose")[0] == 200
 
 
-def test_other_pages_are_not_found(broker: Running) -> None:
+def test_other_pages_are_not_found(broker: BrokerThread) -> None:
     status, _, text = page(broker, "/")
     assert status == 404 and "/metrics" in text
 
@@ -207,7 +203,7 @@ def test_other_pages_are_not_found(broker: Running) -> None:
 @pytest.mark.parametrize(
     "request_", [b"\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01" * 50 + b"\r\n\r\n", b"x" * 100_000]
 )
-def test_what_is_not_http_is_hung_up_on(broker: Running, request_: bytes) -> None:
+def test_what_is_not_http_is_hung_up_on(broker: BrokerThread, request_: bytes) -> None:
     host, _, port = str(broker.server.metrics_address).rpartition(":")
     with socket.create_connection((host, int(port)), 20) as one:
         try:
@@ -220,7 +216,9 @@ def test_what_is_not_http_is_hung_up_on(broker: Running, request_: bytes) -> Non
     assert page(broker, "/healthz")[0] == 200
 
 
-def test_a_client_that_says_nothing_is_hung_up_on(broker: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_says_nothing_is_hung_up_on(
+    broker: BrokerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metrics, "PATIENCE_S", 0.05)
     host, _, port = str(broker.server.metrics_address).rpartition(":")
     with (
@@ -232,12 +230,15 @@ def test_a_client_that_says_nothing_is_hung_up_on(broker: Running, monkeypatch: 
 
 
 def test_without_an_address_there_is_no_page(tmp_path: Path) -> None:
-    with running(tmp_path) as one:
+    with BrokerThread(tmp_path) as one:
         assert one.server.metrics_address is None
 
 
 def test_a_port_that_was_asked_for_must_be_free(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(OSError, match=r"(?i)in use"), running(tmp_path, levada_metrics_listener=address):
+        with (
+            pytest.raises(OSError, match=r"(?i)in use"),
+            BrokerThread(tmp_path, levada_metrics_listener=address),
+        ):
             pass

@@ -1,100 +1,26 @@
 """The command line as people and scripts use it: real processes, what they print where, and how they end."""
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import redirect_stderr, redirect_stdout
-from io import BytesIO, TextIOWrapper
+from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryFile
-from types import MappingProxyType
-from typing import Any
-from unittest.mock import patch
 
 import click
 import pytest
-from tests.support.broker import free_port
+from tests.support.broker import BrokerThread, free_port
+from tests.support.shell import Ended, Shell
 
 from levada.cli.main import levada as levada_command
-from levada.cli.main import run
-from levada.testing import EmbeddedBroker
 
 BATCH_S = 60  # no command takes so long; a hang must not stop the tests
 
 
-class Ended:
-    """How a command ended."""
-
-    def __init__(self, code: int | None, out: bytes, err: bytes) -> None:
-        self.code = code
-        self.out = out.decode(errors="surrogateescape")
-        self.err = err.decode()
-
-    def json(self) -> Any:
-        assert self.code == 0, self.err
-        return json.loads(self.out)
-
-    def lines(self) -> list[str]:
-        assert self.code == 0, self.err
-        return self.out.splitlines()
-
-
-class Shell:
-    """Runs `levada` against the broker of the test."""
-
-    def __init__(self, bootstrap: str) -> None:
-        self.environment = {**os.environ, "LEVADA_BOOTSTRAP": bootstrap}
-        self.environment.pop("NO_COLOR", None)
-
-    def __call__(
-        self, *arguments: str, stdin: bytes = b"", environment: Mapping[str, str] = MappingProxyType({})
-    ) -> Ended:
-        """Run a command in this process, which saves the time of starting one."""
-        out, err = TextIOWrapper(BytesIO()), TextIOWrapper(BytesIO())
-        with (
-            TemporaryFile("w+", newline="") as file,
-            patch.dict(os.environ, {**self.environment, **environment}),
-        ):
-            file.buffer.write(stdin)
-            file.seek(0)
-            with redirect_stdout(out), redirect_stderr(err), patch("sys.stdin", file):
-                try:
-                    code: int | None = run(list(arguments))
-                except SystemExit as ending:  # the way completion ends
-                    code = int(ending.code or 0)
-                out.flush()
-                err.flush()
-        return Ended(code, out.buffer.getvalue(), err.buffer.getvalue())
-
-    def apart(self, *arguments: str, stdin: bytes = b"") -> Ended:
-        """Run a command in a process of its own."""
-        process = subprocess.run(
-            [sys.executable, "-m", "levada", *arguments],
-            input=stdin,
-            capture_output=True,
-            env=self.environment,
-            timeout=BATCH_S,
-        )
-        return Ended(process.returncode, process.stdout, process.stderr)
-
-    def start(self, *arguments: str, **options: Any) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen([sys.executable, "-m", "levada", *arguments], env=self.environment, **options)
-
-
-@pytest.fixture(scope="module")
-def levada_broker() -> Iterator[EmbeddedBroker]:
-    """One for these tests alone: others make groups, and with them topics that would be counted here."""
-    with EmbeddedBroker() as broker:
-        yield broker
-
-
 @pytest.fixture
-def shell(levada: EmbeddedBroker) -> Iterator[Shell]:
-    shell = Shell(levada.bootstrap)
+def shell(broker: BrokerThread) -> Iterator[Shell]:
+    shell = Shell(broker.bootstrap)
     yield shell
     for name in shell("topic", "list", "-q").out.split():
         shell("topic", "delete", "--yes", name)
@@ -188,7 +114,7 @@ def test_mistakes_are_told_like_other_failures(
     assert message.startswith(f"error: {what}")
 
 
-def test_exit_codes(shell: Shell, levada: EmbeddedBroker) -> None:
+def test_exit_codes(shell: Shell, broker: BrokerThread) -> None:
     """0 ok, 1 failed, 2 usage, 3 cannot connect, 4 not found, 5 denied, 6 timeout."""
     assert shell.apart("--version").out.startswith("levada ")
     assert shell("topic", "create", "bad name").code == 1
@@ -202,9 +128,9 @@ def test_exit_codes(shell: Shell, levada: EmbeddedBroker) -> None:
     assert refused.code == 3
     assert "Connection refused" in refused.err
     assert "try: levada start" in refused.err
-    levada.fail_next("create_topics", "TOPIC_AUTHORIZATION_FAILED")
+    broker.fail_next("create_topics", "TOPIC_AUTHORIZATION_FAILED")
     assert shell("topic", "create", "secret").code == 5
-    levada.delay("metadata", 30)
+    broker.delay("metadata", 30)
     late = shell("topic", "list", "--timeout", "1")
     assert late.code == 6
     assert "gave no answer within 1 s" in late.err
@@ -441,19 +367,19 @@ def test_settings(shell: Shell) -> None:
     assert shell("config", "set", "topic", "orders", "retention.ms=soon").code == 1
 
 
-def test_the_cluster(shell: Shell, levada: EmbeddedBroker) -> None:
+def test_the_cluster(shell: Shell, broker: BrokerThread) -> None:
     shell("topic", "create", "orders", "-p", "3")
     described = shell("cluster", "describe", "-o", "json").json()
-    host, port = levada.bootstrap.split(":")
+    host, port = broker.bootstrap.split(":")
     assert (described["topics"], described["partitions"], described["offline_partitions"]) == (1, 3, 0)
-    (broker,) = described["brokers"]
-    assert (broker["host"], broker["port"], broker["leads"], broker["controller"]) == (
+    (node,) = described["brokers"]
+    assert (node["host"], node["port"], node["leads"], node["controller"]) == (
         host,
         int(port),
         3,
         True,
     )
-    assert json.loads(shell("cluster", "describe", "-o", "jsonl").out) == broker
+    assert json.loads(shell("cluster", "describe", "-o", "jsonl").out) == node
     assert described["cluster_id"] in shell("cluster", "describe").out
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from tests.component.cli.test_commands import Shell
+from tests.support.shell import Shell
 
 from levada.testing import EmbeddedBroker
 

@@ -2,11 +2,10 @@
 
 import asyncio
 import uuid
-from collections.abc import Iterator
 
 import pytest
-from tests.component.cli.test_commands import Shell
 from tests.support import raw
+from tests.support.shell import Shell
 
 from levada.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE
 from levada.client.admin import transactions as txn_admin
@@ -19,21 +18,9 @@ from levada.wire.batches import TRANSACTIONAL_BIT
 PLACE = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as embedded:
-        yield embedded
-
-
 @pytest.fixture
 def shell(broker: EmbeddedBroker) -> Shell:
     return Shell(broker.bootstrap)
-
-
-@pytest.fixture
-def wire(broker: EmbeddedBroker) -> Iterator[raw.Connection]:
-    with raw.Connection(broker.bootstrap) as connection:
-        yield connection
 
 
 @pytest.fixture

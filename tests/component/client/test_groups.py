@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -32,21 +32,10 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.fixture(scope="module")
-def members_broker() -> Iterator[EmbeddedBroker]:
-    """A broker that wants frequent heartbeats, so that nobody waits five seconds for a rebalance."""
-    settings = {
-        "group.consumer.heartbeat.interval.ms": str(HEARTBEAT_MS),
-        "group.consumer.session.timeout.ms": "3000",
-    }
-    with EmbeddedBroker(settings) as broker:
-        yield broker
-
-
-@pytest.fixture
-def broker(members_broker: EmbeddedBroker) -> Iterator[EmbeddedBroker]:
-    yield members_broker
-    members_broker.forget()
+# Frequent heartbeats, so that no test waits five seconds for a rebalance.
+pytestmark = pytest.mark.broker(
+    group_consumer_heartbeat_interval_ms=HEARTBEAT_MS, group_consumer_session_timeout_ms=3000
+)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 import random
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any
 
@@ -26,27 +26,14 @@ from levada.client.producer.transactions import TransactionalProducer
 from levada.testing import EmbeddedBroker
 
 NUMBERS = count(1)
+# Frequent heartbeats, so that no test waits five seconds for a rebalance.
+pytestmark = pytest.mark.broker(
+    group_consumer_heartbeat_interval_ms=50, transaction_state_log_num_partitions=5
+)
 
 
 class Mistake(Exception):
     """What a caller's code raises inside a transaction."""
-
-
-@pytest.fixture(scope="module")
-def transactions_broker() -> Iterator[EmbeddedBroker]:
-    """A broker that wants frequent heartbeats, so that nobody waits five seconds for a rebalance."""
-    settings = {
-        "group.consumer.heartbeat.interval.ms": "50",
-        "transaction.state.log.num.partitions": "5",
-    }
-    with EmbeddedBroker(settings) as broker:
-        yield broker
-
-
-@pytest.fixture
-def broker(transactions_broker: EmbeddedBroker) -> Iterator[EmbeddedBroker]:
-    yield transactions_broker
-    transactions_broker.forget()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.spark.chaos.program import SECONDS_APART, SOURCE
 from tests.spark.chaos.steps import HERE, met_by, order
-from tests.support.server import Server
+from tests.support.broker import BrokerProcess
 
 ROOT = Path(__file__).parents[3]
 PARTITIONS = 3
@@ -125,19 +125,21 @@ class Life:
 class Chaos:
     """A broker, a feed and a program, over all their deaths."""
 
-    def __init__(self, folder: Path, server: Server, output: Output, seed: int, *, master: str) -> None:
+    def __init__(
+        self, folder: Path, server: BrokerProcess, output: Output, seed: int, *, master: str
+    ) -> None:
         self._folder = folder
         self._server = server
         self._output = output
         self._random = random.Random(seed)
         self._orders = folder / "orders"
         self._orders.mkdir()
-        self._life = Life(folder, {"bootstrap": server.address, "master": master, **output.options})
+        self._life = Life(folder, {"bootstrap": server.bootstrap, "master": master, **output.options})
         self.fed = 0
         self.done: Counter[str] = Counter()
 
     def begin(self) -> None:
-        admin = AdminClient({"bootstrap.servers": self._server.address})
+        admin = AdminClient({"bootstrap.servers": self._server.bootstrap})
         topics = [NewTopic(SOURCE, PARTITIONS), *self._output.topics]
         for future in admin.create_topics(topics).values():
             future.result(30)
@@ -146,7 +148,7 @@ class Chaos:
 
     def feed(self, count: int, *, revive: bool = True) -> None:
         """Numbered messages, so many more."""
-        settings = {"bootstrap.servers": self._server.address, "enable.idempotence": True, "log_level": 0}
+        settings = {"bootstrap.servers": self._server.bootstrap, "enable.idempotence": True, "log_level": 0}
         producer = Producer(settings)
         for number in range(self.fed, self.fed + count):
             producer.produce(
@@ -231,10 +233,10 @@ class Chaos:
 
 @contextmanager
 def chaos(
-    folder: Path, seed: int, output: Callable[[Server, Path], Output], *, master: str = "local[2,4]"
+    folder: Path, seed: int, output: Callable[[BrokerProcess, Path], Output], *, master: str = "local[2,4]"
 ) -> Iterator[Chaos]:
     """A pipeline for the length of a block."""
-    with Server(folder, {"transaction.state.log.num.partitions": "4"}) as server:
+    with BrokerProcess(folder, {"transaction.state.log.num.partitions": "4"}) as server:
         own = Chaos(folder, server, output(server, folder), seed, master=master)
         try:
             own.begin()

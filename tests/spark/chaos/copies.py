@@ -6,8 +6,8 @@ from pathlib import Path
 from confluent_kafka.admin import NewTopic
 from tests.spark.chaos.chaos import HOUR, PARTITIONS, Chaos
 from tests.spark.chaos.program import COPIES, COUNTS, SOURCE, TOPICS
+from tests.support.broker import BrokerProcess
 from tests.support.reading import read_committed
-from tests.support.server import Server
 
 LATE_HOURS = 10  # the watermark of the program: so long after its end an hour is told
 
@@ -18,7 +18,7 @@ class Copies:
     options = {"to": TOPICS, "batch": "1000"}
     topics = [NewTopic(COPIES, PARTITIONS), NewTopic(COUNTS, 1)]
 
-    def __init__(self, server: Server, folder: Path) -> None:
+    def __init__(self, server: BrokerProcess, folder: Path) -> None:
         self._server = server
 
     def count(self) -> int:
@@ -51,7 +51,7 @@ class Copies:
             assert values == sorted(values), f"key {key} is out of order"
 
     def _pairs(self, topic: str) -> list[tuple[str, str]]:
-        found = read_committed(self._server.address, topic)
+        found = read_committed(self._server.bootstrap, topic)
         return [(record.key, record.value) for records in found.values() for record in records]
 
     def _values(self, topic: str) -> list[str]:

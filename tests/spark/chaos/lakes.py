@@ -11,8 +11,8 @@ from confluent_kafka.admin import NewTopic
 from deltalake import DeltaTable
 from tests.spark.chaos.chaos import HOUR, Chaos
 from tests.spark.chaos.program import DELTA, PARQUET, SOURCE
+from tests.support.broker import BrokerProcess
 from tests.support.reading import read_committed
-from tests.support.server import Server
 
 from levada.pipelines.lake.formats import open_lake
 from levada.pipelines.lake.history import history
@@ -30,7 +30,7 @@ class KeptLake(ABC):
     form: str
     topics: list[NewTopic] = []
 
-    def __init__(self, server: Server, folder: Path, spark: "SparkSession") -> None:
+    def __init__(self, server: BrokerProcess, folder: Path, spark: "SparkSession") -> None:
         self._server = server
         self._spark = spark
         self.lake = folder / "lake"
@@ -77,11 +77,11 @@ class KeptLake(ABC):
 
     def check_history(self) -> None:
         """Lake and log as one: neither gap nor overlap."""
-        found = history(SOURCE, str(self.lake), bootstrap=self._server.address, spark=self._spark)
+        found = history(SOURCE, str(self.lake), bootstrap=self._server.bootstrap, spark=self._spark)
         assert _messages(found.select(*COLUMNS).toArrow()) == self._log(), "gap or overlap"
 
     def _log(self) -> Messages:
-        found = read_committed(self._server.address, SOURCE)
+        found = read_committed(self._server.bootstrap, SOURCE)
         return {index: [record[::2] for record in records] for (_, index), records in found.items()}
 
 

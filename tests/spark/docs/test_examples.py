@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.broker import running
+from tests.support.broker import BrokerThread
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 FEED = str(EXAMPLES / "feed.py")
@@ -29,7 +29,7 @@ PATIENCE_S = 240
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each example prints, after the feeds that it asks for."""
     folder = tmp_path_factory.mktemp("examples")
-    with running(folder / "data") as server:
+    with BrokerThread(folder / "data") as server:
         environment = os.environ | {
             "LEVADA_BOOTSTRAP": server.bootstrap,
             "LEVADA_PIPELINES": str(folder / "runs"),
@@ -83,7 +83,7 @@ def test_a_lake_keeps_and_sends_again(said: dict[str, str]) -> None:
 
 
 def test_a_feed_ends_after_its_time_or_when_it_is_asked(tmp_path: Path) -> None:
-    with running(tmp_path / "data") as server:
+    with BrokerThread(tmp_path / "data") as server:
         feed = [sys.executable, "-u", FEED, "logs", "-b", server.bootstrap, "--rate", "100"]
         short = subprocess.run(
             [*feed, "--seconds", "0.5"], capture_output=True, text=True, timeout=PATIENCE_S

@@ -8,7 +8,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from tests.spark.read.test_stream import run, start, written
 from tests.spark.support.connector import SOON, Levada
 from tests.spark.support.feeds import PATIENCE_S
-from tests.support.broker import Running, free_port, running
+from tests.support.broker import BrokerThread, free_port
 
 from levada.testing import EmbeddedBroker
 
@@ -23,7 +23,7 @@ def failure_of(stream: "DataFrame", folder: Path) -> str:
     return said(str(failure.value))
 
 
-def connector(spark: "SparkSession", server: Running, folder: Path) -> Levada:
+def connector(spark: "SparkSession", server: BrokerThread, folder: Path) -> Levada:
     return Levada(spark, cast(EmbeddedBroker, server), folder)
 
 
@@ -93,7 +93,7 @@ def test_a_schema_that_does_not_fit(topics: Levada, tmp_path: Path) -> None:
 
 def test_a_batch_that_is_broken_on_disk(spark: "SparkSession", tmp_path: Path) -> None:
     stream = {"subscribe": "events", "startingOffsets": "earliest"}
-    with running(tmp_path / "data") as server:
+    with BrokerThread(tmp_path / "data") as server:
         topics = connector(spark, server, tmp_path)
         server.create("events")
         for value in ("first", "second", "third"):
@@ -114,7 +114,7 @@ def test_brokers_that_are_not_there(spark: "SparkSession", tmp_path: Path) -> No
     """The query fails, and goes on when they are back: nothing is lost and nothing twice."""
     address = f"127.0.0.1:{free_port()}"
     stream = {"subscribe": "events", "startingOffsets": "earliest"}
-    with running(tmp_path / "data", listeners=f"PLAINTEXT://{address}") as server:
+    with BrokerThread(tmp_path / "data", listeners=f"PLAINTEXT://{address}") as server:
         server.create("events")
         topics = connector(spark, server, tmp_path)
         topics.produce("events", ["a"])
@@ -122,7 +122,7 @@ def test_brokers_that_are_not_there(spark: "SparkSession", tmp_path: Path) -> No
         assert written(topics, tmp_path) == ["a"]
     told = failure_of(topics.stream(**stream, kafka__socket_connection_setup_timeout_ms=500), tmp_path)
     assert f"no response from the brokers at {address} (option kafka.bootstrap.servers)" in told
-    with running(tmp_path / "data", listeners=f"PLAINTEXT://{address}"):
+    with BrokerThread(tmp_path / "data", listeners=f"PLAINTEXT://{address}"):
         topics.produce("events", ["b"])
         run(topics.stream(**stream), tmp_path)
         assert written(topics, tmp_path) == ["a", "b"]

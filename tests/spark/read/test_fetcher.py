@@ -9,8 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
-from tests.support.broker import Running, running
-from tests.support.server import Server
+from tests.support.broker import BrokerProcess, BrokerThread
 
 from levada.client.errors import ConnectionFailed
 from levada.errors import ErrorCode, KafkaError
@@ -162,7 +161,7 @@ def test_an_open_transaction_is_waited_for_and_named(broker: EmbeddedBroker) -> 
 
 def test_a_compacted_log_is_read_to_its_end(tmp_path: Path) -> None:
     """R22: offsets that do not exist any more are passed over, also where a range begins and ends among them."""
-    with running(tmp_path, log_cleaner_backoff_ms=20) as broker:
+    with BrokerThread(tmp_path, log_cleaner_backoff_ms=20) as broker:
         broker.create("t", cleanup_policy="compact", segment_bytes=20_000, min_cleanable_dirty_ratio=0.01)
         keys = [b"%d" % (number % 5) for number in range(2_000)]
         produce(broker.bootstrap, "t", keys)
@@ -228,7 +227,7 @@ def test_a_log_shorter_than_it_was_is_a_loss(broker: EmbeddedBroker, start: int)
 
 
 def test_a_deleted_topic_is_a_loss(tmp_path: Path) -> None:
-    with running(tmp_path) as broker:
+    with BrokerThread(tmp_path) as broker:
         broker.create("t")
         produce(broker.bootstrap, "t", numbers(3_000))
         chunks = fetch_range(broker.bootstrap, TopicPartition("t", 0), 0, 3_000, SMALL)
@@ -242,7 +241,7 @@ def test_a_deleted_topic_is_a_loss(tmp_path: Path) -> None:
 
 
 def test_a_topic_made_again_is_not_the_old_one(tmp_path: Path) -> None:
-    with running(tmp_path) as broker:
+    with BrokerThread(tmp_path) as broker:
         broker.create("t")
         produce(broker.bootstrap, "t", numbers(100))
         old = broker.broker.image.topics["t"].id
@@ -259,7 +258,7 @@ def test_a_topic_made_again_is_not_the_old_one(tmp_path: Path) -> None:
 
 
 def test_a_topic_made_again_in_the_middle_is_not_the_old_one(tmp_path: Path) -> None:
-    with running(tmp_path) as broker:
+    with BrokerThread(tmp_path) as broker:
         broker.create("t")
         produce(broker.bootstrap, "t", numbers(3_000))
         chunks = fetch_range(broker.bootstrap, TopicPartition("t", 0), 0, 3_000, SMALL)
@@ -274,7 +273,7 @@ def test_a_topic_made_again_in_the_middle_is_not_the_old_one(tmp_path: Path) -> 
 @pytest.mark.parametrize("planned", [True, False])
 def test_what_a_worker_remembers_of_a_topic_may_be_older_than_the_plan(tmp_path: Path, planned: bool) -> None:
     """Its client is kept from task to task: a topic that was made again is read as it is now (R61)."""
-    with running(tmp_path) as broker:
+    with BrokerThread(tmp_path) as broker:
         broker.create("t")
         produce(broker.bootstrap, "t", numbers(100))
         assert len(read(broker.bootstrap, "t", 0, 100)) == 100
@@ -343,9 +342,9 @@ def test_a_connection_that_is_lost_is_made_again(broker: EmbeddedBroker) -> None
 
 def test_a_broker_that_restarts_is_waited_for(tmp_path: Path) -> None:
     """R21: killed in the middle of a range."""
-    with Server(tmp_path) as server:
-        produce(server.address, "t", numbers(5_000))
-        chunks = fetch_range(server.address, TopicPartition("t", 0), 0, 5_000, SMALL)
+    with BrokerProcess(tmp_path) as server:
+        produce(server.bootstrap, "t", numbers(5_000))
+        chunks = fetch_range(server.bootstrap, TopicPartition("t", 0), 0, 5_000, SMALL)
         position = next(chunks).next_offset
         server.stop(signal.SIGKILL)
         server.start()
@@ -367,9 +366,9 @@ def test_brokers_that_are_not_there_are_named() -> None:
 # Disks that fail
 
 
-def damage(broker: Running, topic: str, batch: int, place: int) -> int:
+def damage(broker: BrokerThread, topic: str, batch: int, place: int) -> int:
     """Change a byte of a batch in its file; the offset where that batch begins."""
-    [path] = (broker.home(topic) / f"{topic}-0").glob("*.log")
+    [path] = (broker.log_dir(topic) / f"{topic}-0").glob("*.log")
     data = bytearray(path.read_bytes())
     position, header = list(iterate_headers(memoryview(bytes(data))))[batch]
     data[position + place] ^= 0x40
@@ -379,7 +378,7 @@ def damage(broker: Running, topic: str, batch: int, place: int) -> int:
 
 def test_a_damaged_batch_is_named(tmp_path: Path) -> None:
     """What was decoded before it has been given; partition and offset say where to look."""
-    with running(tmp_path) as broker:
+    with BrokerThread(tmp_path) as broker:
         broker.create("t")
         produce(broker.bootstrap, "t", numbers(3_000))
         offset = damage(broker, "t", 30, 100)
@@ -395,7 +394,7 @@ def test_a_damaged_batch_is_named(tmp_path: Path) -> None:
 
 
 def test_a_damaged_length_is_named(tmp_path: Path) -> None:
-    with running(tmp_path) as broker:
+    with BrokerThread(tmp_path) as broker:
         broker.create("t")
         produce(broker.bootstrap, "t", numbers(3_000))
         damage(broker, "t", 30, 9)

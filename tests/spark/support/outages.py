@@ -6,24 +6,20 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.server import Server
+from tests.support.broker import BrokerProcess
 
 MISSED = 3  # connections that it does not keep
 CONNECTOR = b"levada-spark"  # the client id: others that wait for the broker do not count
 PATIENCE_S = 120.0
 
 
-class RestartedServer(Server):
+class RestartedServer(BrokerProcess):
     """A broker process, with the name of its address that the tests of the connector use."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, {"transaction.state.log.num.partitions": "4"})
         self._missed = threading.Event()
         self._returns: threading.Thread | None = None
-
-    @property
-    def bootstrap(self) -> str:
-        return self.address
 
     def die(self) -> None:
         """Killed now, and back when somebody has tried to connect several times."""
@@ -41,7 +37,7 @@ class RestartedServer(Server):
         self._returns.start()
 
     def _return(self, meanwhile: Callable[[str, int], None]) -> None:
-        meanwhile(self.address, MISSED)
+        meanwhile(self.bootstrap, MISSED)
         self._missed.set()
         self.start()
 

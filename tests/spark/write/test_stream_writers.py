@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.component.cli.test_commands import Shell
 from tests.spark.support.sink_tasks import Query, rows, visible
-from tests.support.server import Server
+from tests.support.broker import BrokerProcess
+from tests.support.shell import Shell
 
 from levada import Client
 from levada.client.prepared import PreparedTransaction
@@ -327,15 +327,15 @@ def test_a_broker_that_forbids_two_phase_commit() -> None:
         blocking.close()
 
 
-def restart(server: Server) -> None:
+def restart(server: BrokerProcess) -> None:
     server.stop(signal.SIGKILL)
     server.start()
 
 
 def test_a_broker_that_is_killed_between_task_and_driver(tmp_path: Path) -> None:
-    with Server(tmp_path) as server:
-        Shell(server.address)("topic", "create", "out", "--partitions", "2")
-        query = Query(server.address, "q", "out")
+    with BrokerProcess(tmp_path) as server:
+        Shell(server.bootstrap)("topic", "create", "out", "--partitions", "2")
+        query = Query(server.bootstrap, "q", "out")
         messages = [query.attempt(0, "ab"), query.attempt(0, "c", partition=1)]
         restart(server)
         query.commit(0, *messages)
@@ -343,16 +343,16 @@ def test_a_broker_that_is_killed_between_task_and_driver(tmp_path: Path) -> None
         query.restarted()
         query.commit(0, query.attempt(0, "ab"), query.attempt(0, "c", partition=1))
         assert query.visible() == ["a", "b", "c"]
-        assert lock_id("q") not in Shell(server.address)("txn", "list", "--open").out
+        assert lock_id("q") not in Shell(server.bootstrap)("txn", "list", "--open").out
         blocking.close()
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_a_broker_that_is_killed_while_a_task_writes(tmp_path: Path, delivery: str) -> None:
     """Whatever the broker had not answered is sent again, and stored once."""
-    with Server(tmp_path) as server:
-        Shell(server.address)("topic", "create", "out", "--partitions", "2")
-        query = Query(server.address, "q", "out", delivery=delivery)
+    with BrokerProcess(tmp_path) as server:
+        Shell(server.bootstrap)("topic", "create", "out", "--partitions", "2")
+        query = Query(server.bootstrap, "q", "out", delivery=delivery)
 
         def deadly() -> Iterator[Any]:
             for part in range(4):

@@ -3,12 +3,11 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, cast
 
 import pytest
-from tests.support.broker import Running, running
+from tests.support.broker import BrokerThread
 from tests.support.random_messages import random_message
 from tests.support.raw import Connection, fitting
 from tests.unit.wire.fast.test_produce_fetch import HEADER_TAGS, kio_bytes
@@ -175,10 +174,9 @@ def test_a_part_is_told_as_the_codec_would(version: int, size: int) -> None:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Any:
-    with running(tmp_path / "data", group_initial_rebalance_delay_ms=0) as one:
-        one.wait(one.broker.groups.create_topic())
-        yield one
+def broker(fresh_broker: BrokerThread) -> BrokerThread:
+    fresh_broker.wait(fresh_broker.broker.groups.create_topic())
+    return fresh_broker
 
 
 def join(connection: Connection) -> str:
@@ -196,7 +194,7 @@ def join(connection: Connection) -> str:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_members_are_told_how_they_stand(broker: Running, version: int) -> None:
+def test_members_are_told_how_they_stand(broker: BrokerThread, version: int) -> None:
     def beat(member_id: str, generation: int = 1, group_id: str = "g") -> Any:
         fields = {"group_id": group_id, "generation_id": generation, "member_id": member_id}
         return connection.call("heartbeat", version, fields).error_code
@@ -271,7 +269,7 @@ class Voice:
 
 
 @pytest.mark.parametrize("version", VERSIONS_OF["join_group"])
-def test_a_group_rebalances_over_and_over(broker: Running, version: int) -> None:
+def test_a_group_rebalances_over_and_over(broker: BrokerThread, version: int) -> None:
     """Every generation has one leader, who is told all, and everybody gets the part that was meant for it."""
     with broker.connect() as one, broker.connect() as two, broker.connect() as three:
         voices = [Voice(connection, version) for connection in (one, two, three)]
@@ -312,7 +310,7 @@ def settle(voices: list[Voice], answers: list[Any]) -> tuple[int, Voice]:
     return generation, voices[leader]
 
 
-def test_a_member_that_says_the_same_is_still_refused_when_it_is_out(broker: Running) -> None:
+def test_a_member_that_says_the_same_is_still_refused_when_it_is_out(broker: BrokerThread) -> None:
     """What is known of its bytes is not who it is."""
     with broker.connect() as connection, broker.connect() as other:
         voice = Voice(connection, 5)
@@ -331,7 +329,7 @@ def test_a_member_that_says_the_same_is_still_refused_when_it_is_out(broker: Run
         assert voice.synced().error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_who_waits_is_told_when_the_group_goes_on_without_it(broker: Running) -> None:
+def test_who_waits_is_told_when_the_group_goes_on_without_it(broker: BrokerThread) -> None:
     """A JoinGroup that waits is answered with the reason."""
     with broker.connect() as one, broker.connect() as two, broker.connect() as third:
         first, second = Voice(one, 5), Voice(two, 5)
@@ -348,7 +346,7 @@ def test_who_waits_is_told_when_the_group_goes_on_without_it(broker: Running) ->
         assert (refused.error_code, refused.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, second.member_id)
 
 
-def test_answers_leave_in_the_order_of_the_requests(broker: Running) -> None:
+def test_answers_leave_in_the_order_of_the_requests(broker: BrokerThread) -> None:
     """Heartbeats behind a JoinGroup that waits are told after it, also where their answers are known before."""
     with broker.connect() as one, broker.connect() as two:
         first, second = Voice(one, 5), Voice(two, 5)
@@ -378,7 +376,7 @@ def test_answers_leave_in_the_order_of_the_requests(broker: Running) -> None:
 
 
 def test_an_answer_that_cannot_be_written_is_its_own_clients_loss(
-    broker: Running, monkeypatch: pytest.MonkeyPatch
+    broker: BrokerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bug that shows there must not keep the coordinator from telling the others."""
     with broker.connect() as one, broker.connect() as two, broker.connect() as three:

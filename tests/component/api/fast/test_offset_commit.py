@@ -1,13 +1,12 @@
 """OffsetCommit by hand, against the general codec: what is taken means the same, and the answer says the same (R34)."""
 
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.support.broker import Running, running
+from tests.support.broker import BrokerThread
 from tests.support.random_messages import random_message, read_response_header
 from tests.unit.wire.fast.test_produce_fetch import HEADER_TAGS, kio_bytes
 
@@ -131,14 +130,15 @@ def test_the_answer_is_read_by_the_codec(version: int) -> None:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Any:
-    with running(tmp_path / "data") as one:
-        one.wait(one.broker.groups.create_topic())
-        one.create("orders", partitions=2)
-        yield one
+def broker(fresh_broker: BrokerThread) -> BrokerThread:
+    fresh_broker.wait(fresh_broker.broker.groups.create_topic())
+    fresh_broker.create("orders", partitions=2)
+    return fresh_broker
 
 
-def committed(broker: Running, version: int, *partitions: tuple[int, int], **fields: Any) -> list[ErrorCode]:
+def committed(
+    broker: BrokerThread, version: int, *partitions: tuple[int, int], **fields: Any
+) -> list[ErrorCode]:
     """Commit (partition, offset) of orders; the codes of the answer."""
     topic: dict[str, Any] = {"name": "orders"}
     if version >= offset_commit.TOPIC_IDS_FROM:
@@ -155,7 +155,7 @@ def committed(broker: Running, version: int, *partitions: tuple[int, int], **fie
     return [part.error_code for part in response.topics[0].partitions]
 
 
-def kept(broker: Running) -> list[int]:
+def kept(broker: BrokerThread) -> list[int]:
     with broker.connect() as connection:
         response = connection.call(
             "offset_fetch",
@@ -166,7 +166,7 @@ def kept(broker: Running) -> list[int]:
 
 
 @pytest.mark.parametrize("version", offset_commit.VERSIONS)
-def test_usual_commits_are_kept_and_others_refused_as_ever(broker: Running, version: int) -> None:
+def test_usual_commits_are_kept_and_others_refused_as_ever(broker: BrokerThread, version: int) -> None:
     assert committed(broker, version, (0, 5), (1, 6)) == [ErrorCode.NONE] * 2
     assert kept(broker) == [5, 6]
     unknown = committed(broker, version, (0, 7), (9, 7))
@@ -176,7 +176,7 @@ def test_usual_commits_are_kept_and_others_refused_as_ever(broker: Running, vers
     assert kept(broker) == [7, 6]
 
 
-def test_who_waits_for_a_lost_journal_is_told(broker: Running) -> None:
+def test_who_waits_for_a_lost_journal_is_told(broker: BrokerThread) -> None:
     """R34: what could not be written is not acknowledged."""
     assert committed(broker, 9, (0, 5)) == [ErrorCode.NONE]
     broker.call(broker.broker.groups.shard("g").partition.go_offline)

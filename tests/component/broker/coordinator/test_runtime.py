@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.support.broker import PATIENCE_S, Running, crash_image, running
+from tests.support.broker import TIMEOUT_S, BrokerThread, crash_image
 from tests.support.classic_groups import RANGE
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.raw import Connection
@@ -80,7 +80,7 @@ def test_keys_are_hashed_as_java_does(text: str, number: int | None) -> None:
 
 
 def test_the_first_question_for_a_coordinator_makes_the_topic(tmp_path: Path) -> None:
-    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         assert OFFSETS_TOPIC not in one.broker.image.topics
         assert wire.call("list_groups", 4, {}).groups == ()
         assert committed(wire).error_code == ErrorCode.NOT_COORDINATOR
@@ -94,7 +94,7 @@ def test_the_first_question_for_a_coordinator_makes_the_topic(tmp_path: Path) ->
 
 
 def test_questions_at_the_same_time_make_one_topic(tmp_path: Path) -> None:
-    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         sent = [
             wire.send("find_coordinator", 4, {"key_type": 0, "coordinator_keys": [f"g{number}"]})
             for number in range(5)
@@ -104,12 +104,12 @@ def test_questions_at_the_same_time_make_one_topic(tmp_path: Path) -> None:
 
 
 def test_a_topic_that_cannot_be_made_means_no_coordinator(tmp_path: Path) -> None:
-    with running(tmp_path, **QUICK, offsets_topic_replication_factor=3) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK, offsets_topic_replication_factor=3) as one, one.connect() as wire:
         assert find(wire).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 def test_offsets_and_members_survive_a_kill(tmp_path: Path) -> None:
-    with running(tmp_path / "a", **QUICK) as one, one.connect() as wire:
+    with BrokerThread(tmp_path / "a", **QUICK) as one, one.connect() as wire:
         one.create("t")
         find(wire)
         for number in range(20):
@@ -120,7 +120,7 @@ def test_offsets_and_members_survive_a_kill(tmp_path: Path) -> None:
         shares = [{"member_id": joined.member_id, "assignment": b"all of it"}]
         assert wire.call("sync_group", 3, {**mine, "assignments": shares}).assignment == b"all of it"
         image = crash_image(tmp_path / "a", tmp_path / "b")
-    with running(image, **QUICK) as other, other.connect() as wire:
+    with BrokerThread(image, **QUICK) as other, other.connect() as wire:
         find(wire)
         assert [offset(wire, f"g{number}") for number in range(20)] == list(range(20))
         assert wire.call("heartbeat", 3, mine).error_code == 0
@@ -135,13 +135,13 @@ def test_offsets_and_members_survive_a_kill(tmp_path: Path) -> None:
 def test_a_group_is_not_served_before_its_journal_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         one.create("t")
         find(wire)
         for number in range(300):
             commit(wire, number)
     begun, gate = read_slowly(monkeypatch)
-    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         assert begun.wait(10)
         assert find(wire).error_code == 0
         assert committed(wire).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -164,11 +164,11 @@ def test_transactions_are_not_listed_before_all_their_journals_are_read(
 ) -> None:
     """Whoever ends what is open must not take a part for the whole (R26)."""
     client = {"transactional_id": "x", "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
-    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         wire.call("find_coordinator", 4, {"key_type": 1, "coordinator_keys": ["x"]})
         assert wire.call("init_producer_id", 5, client).error_code == 0
     begun, gate = read_slowly(monkeypatch)
-    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         assert begun.wait(10)
         listed = wire.call("list_transactions", 2, {"duration_filter": -1})
         assert (listed.error_code, listed.transaction_states) == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ())
@@ -198,13 +198,13 @@ def test_a_journal_that_cannot_be_read_has_no_coordinator(
 ) -> None:
     """Nothing is served from a part of it, nobody is told to wait, and the other groups go on."""
     other = next(name for name in ("h", "i", "j") if java_hash(name) % 3 != java_hash("g") % 3)
-    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         one.create("t")
         find(wire)
         commit(wire, 1)
         commit(wire, 5, other)
         one.call(lambda: one.broker.groups.shard("g").partition.append_own(unreadable(), 0))
-    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         while committed(wire).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             pass
         assert committed(wire).error_code == ErrorCode.NOT_COORDINATOR
@@ -219,7 +219,7 @@ def test_a_bug_while_a_journal_is_read_leaves_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What another broker wrote may be what nobody thought of; its trace is in the log."""
-    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         one.create("t")
         find(wire)
         commit(wire, 1)
@@ -228,8 +228,8 @@ def test_a_bug_while_a_journal_is_read_leaves_nobody_waiting(
         raise LookupError("nobody thought of it")
 
     monkeypatch.setattr(GroupsMachine, "replay", fail)
-    with running(tmp_path, **QUICK) as one, one.connect() as wire:
-        deadline = time.monotonic() + PATIENCE_S
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
+        deadline = time.monotonic() + TIMEOUT_S
         while committed(wire).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             assert time.monotonic() < deadline, "it would wait for ever"
         assert committed(wire).error_code == ErrorCode.NOT_COORDINATOR
@@ -251,7 +251,7 @@ def test_a_bug_while_a_journal_is_read_leaves_nobody_waiting(
 )
 def test_a_damaged_batch_of_a_journal_is_noticed(form: str, at: int, value: int, tmp_path: Path) -> None:
     """After a clean stop nothing else looks at it: no wrong offset is served, and no load goes on for ever."""
-    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         one.create("t")
         find(wire)
         for number in range(4):
@@ -269,7 +269,7 @@ def test_a_damaged_batch_of_a_journal_is_noticed(form: str, at: int, value: int,
 def test_a_disk_that_does_not_give_a_journal_is_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         one.create("t")
         find(wire)
         commit(wire, 1)
@@ -278,7 +278,7 @@ def test_a_disk_that_does_not_give_a_journal_is_broken(
         raise OSError(errno.EIO, "broken")
 
     monkeypatch.setattr(Journal, "replay", fail)
-    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         while committed(wire).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             pass
         assert committed(wire).error_code == ErrorCode.NOT_COORDINATOR
@@ -293,7 +293,7 @@ def unreadable() -> bytearray:
 
 def test_a_broken_disk_is_told_to_whoever_waits(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    with running(tmp_path, disk=disk, **QUICK) as one, one.connect() as wire, one.connect() as other:
+    with BrokerThread(tmp_path, disk=disk, **QUICK) as one, one.connect() as wire, one.connect() as other:
         one.create("t")
         find(wire)
         assert commit(wire, 1) == 0
@@ -308,7 +308,7 @@ def test_a_broken_disk_is_told_to_whoever_waits(tmp_path: Path) -> None:
         assert committed(wire).error_code == ErrorCode.NOT_COORDINATOR
 
 
-def group_size(one: Running) -> int:
+def group_size(one: BrokerThread) -> int:
     """How many members the group has, asked until it has more than one."""
 
     def size() -> int:
@@ -325,7 +325,7 @@ def test_nobody_hears_of_a_commit_before_it_is_on_disk(tmp_path: Path) -> None:
     """With fsync before the answer (R17): neither who commits nor who asks."""
     disk = FaultyDisk()
     with (
-        running(tmp_path, disk=disk, **QUICK, levada_acks_wait_for_fsync="true") as one,
+        BrokerThread(tmp_path, disk=disk, **QUICK, levada_acks_wait_for_fsync="true") as one,
         one.connect() as wire,
         one.connect() as other,
     ):
@@ -360,7 +360,7 @@ def test_nobody_hears_of_a_commit_before_it_is_on_disk(tmp_path: Path) -> None:
 def test_a_journal_that_takes_too_long_is_told(tmp_path: Path) -> None:
     disk = FaultyDisk()
     settings = {**QUICK, "levada_acks_wait_for_fsync": "true", "offsets_commit_timeout_ms": 200}
-    with running(tmp_path, disk=disk, **settings) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, disk=disk, **settings) as one, one.connect() as wire:
         one.create("t")
         find(wire)
         disk.gate.clear()
@@ -370,14 +370,14 @@ def test_a_journal_that_takes_too_long_is_told(tmp_path: Path) -> None:
         while committed(wire).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE:
             pass
         assert offset(wire) == 8, "it was written all the same, as in Kafka"
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + TIMEOUT_S
         while (code := commit(wire, 9)) == ErrorCode.COORDINATOR_NOT_AVAILABLE and time.monotonic() < until:
             pass  # the disk itself may need longer
         assert code == 0
 
 
 def test_a_deleted_topic_loses_its_offsets(tmp_path: Path) -> None:
-    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         one.create("t")
         one.create("u")
         find(wire)
@@ -387,13 +387,13 @@ def test_a_deleted_topic_loses_its_offsets(tmp_path: Path) -> None:
         one.create("t")
         assert offset(wire) == -1
         assert offset(wire, topic="u") == 5
-    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         find(wire)
         assert offset(wire) == -1
 
 
 def test_the_deleted_internal_topic_takes_its_groups_along(tmp_path: Path) -> None:
-    with running(tmp_path, **QUICK) as one, one.connect() as wire, one.connect() as other:
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire, one.connect() as other:
         one.create("t")
         find(wire)
         assert commit(wire, 5) == 0
@@ -408,7 +408,7 @@ def test_the_deleted_internal_topic_takes_its_groups_along(tmp_path: Path) -> No
 
 
 def test_a_write_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    with running(tmp_path, **QUICK, message_max_bytes=10_000) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK, message_max_bytes=10_000) as one, one.connect() as wire:
         one.create("t", partitions=200)
         find(wire)
         parts = [
@@ -425,7 +425,7 @@ def test_a_write_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path
 
 @pytest.mark.parametrize("how", ["topic", "group"])
 def test_what_is_removed_need_not_fit_into_one_batch(tmp_path: Path, how: str) -> None:
-    with running(tmp_path, **QUICK, message_max_bytes=2_000) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK, message_max_bytes=2_000) as one, one.connect() as wire:
         one.create("t", partitions=200)
         find(wire)
         for first in range(0, 200, 10):
@@ -439,14 +439,14 @@ def test_what_is_removed_need_not_fit_into_one_batch(tmp_path: Path, how: str) -
             (deleted,) = wire.call("delete_groups", 2, {"groups_names": ["g"]}).results
             assert deleted.error_code == 0
         assert wire.call("list_groups", 4, {}).groups == ()
-    with running(tmp_path, **QUICK) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         find(wire)
         assert wire.call("list_groups", 4, {}).groups == ()
 
 
 def test_sessions_end_without_anybody_asking(tmp_path: Path) -> None:
     settings: dict[str, Any] = {**QUICK, "group_min_session_timeout_ms": 10}
-    with running(tmp_path, **settings) as one, one.connect() as wire:
+    with BrokerThread(tmp_path, **settings) as one, one.connect() as wire:
         find(wire)
         joined = wire.call("join_group", 3, {"group_id": "g", **JOIN, "session_timeout": 100})
         assert joined.error_code == 0

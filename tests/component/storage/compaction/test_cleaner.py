@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import raw
-from tests.support.broker import Running, running
+from tests.support.broker import BrokerThread
 from tests.support.logs import NOW_MS, QuickDisk, open_log, read_all, split
 
 from levada.broker.compaction import cleaner as cleaning
@@ -589,14 +589,14 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def fill(broker: Running, topic: str, count: int, keys: int = 5) -> None:
+def fill(broker: BrokerThread, topic: str, count: int, keys: int = 5) -> None:
     with broker.connect() as wire:
         for number in range(count):
             data = raw.batch(b"%d" % number, keys=[b"%d" % (number % keys)])
             assert raw.produce(wire, topic, data).error_code == 0
 
 
-def values(broker: Running, topic: str) -> dict[bytes | None, bytes | None]:
+def values(broker: BrokerThread, topic: str) -> dict[bytes | None, bytes | None]:
     log = broker.partition(topic).log
     return {record.key: record.value for record in broker.call(lambda: records_of(log))}
 
@@ -610,7 +610,7 @@ COMPACT: dict[str, Any] = {
 
 def test_a_broker_compacts_its_topics(tmp_path: Path) -> None:
     """R22: through a process of its own, which is there only when it is needed and ends with the broker."""
-    with running(tmp_path, log_cleaner_backoff_ms=20) as broker:
+    with BrokerThread(tmp_path, log_cleaner_backoff_ms=20) as broker:
         broker.create("deleted", segment_bytes=600)
         fill(broker, "deleted", 30)
         assert list(children_of(os.getpid())) == []
@@ -627,7 +627,7 @@ def test_a_broker_compacts_its_topics(tmp_path: Path) -> None:
     assert list(children_of(os.getpid())) == []
     version, count, line = checkpoint.read_text().splitlines()
     assert (version, count) == ("0", "1") and line.startswith("compacted 0 ")
-    with running(tmp_path, log_cleaner_backoff_ms=20) as broker:
+    with BrokerThread(tmp_path, log_cleaner_backoff_ms=20) as broker:
         assert values(broker, "compacted") == {b"%d" % key: b"%d" % (55 + key) for key in range(5)}
         assert broker.partition("compacted").high_watermark == 60
 
@@ -645,7 +645,7 @@ def test_several_processes_clean_a_log_each(tmp_path: Path, monkeypatch: pytest.
         "log_cleaner_dedupe_buffer_size": 4 << 20,
         "log_cleaner_io_max_bytes_per_second": 1e9,
     }
-    with running(tmp_path, log_cleaner_backoff_ms=20, log_cleaner_threads=2, **allowed) as broker:
+    with BrokerThread(tmp_path, log_cleaner_backoff_ms=20, log_cleaner_threads=2, **allowed) as broker:
         topics = [f"compacted-{number}" for number in range(4)]
         for topic in topics:
             broker.create(topic, **COMPACT)
@@ -659,7 +659,9 @@ def test_several_processes_clean_a_log_each(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_killed_cleaner_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with running(tmp_path, log_cleaner_backoff_ms=20, log_cleaner_io_max_bytes_per_second=20_000) as broker:
+    with BrokerThread(
+        tmp_path, log_cleaner_backoff_ms=20, log_cleaner_io_max_bytes_per_second=20_000
+    ) as broker:
         broker.create("compacted", **COMPACT)
         fill(broker, "compacted", 40)
         until(lambda: bool(list(children_of(os.getpid()))))
@@ -674,7 +676,7 @@ def test_a_killed_cleaner_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_a_broken_log_is_left_alone_and_the_others_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with running(tmp_path, log_cleaner_backoff_ms=20) as broker:
+    with BrokerThread(tmp_path, log_cleaner_backoff_ms=20) as broker:
         broker.create("broken", **COMPACT | {"min_cleanable_dirty_ratio": 1})
         fill(broker, "broken", 30)
         path = Path(broker.partition("broken").log.segments[0].path)
@@ -695,7 +697,9 @@ def test_a_broken_log_is_left_alone_and_the_others_go_on(
 
 
 def test_a_topic_deleted_while_it_is_cleaned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with running(tmp_path, log_cleaner_backoff_ms=20, log_cleaner_io_max_bytes_per_second=3_000) as broker:
+    with BrokerThread(
+        tmp_path, log_cleaner_backoff_ms=20, log_cleaner_io_max_bytes_per_second=3_000
+    ) as broker:
         broker.create("doomed", **COMPACT)
         fill(broker, "doomed", 40)
         until(lambda: bool(list((tmp_path / "doomed-0").glob("*.cleaned"))))
@@ -708,7 +712,7 @@ def test_a_topic_deleted_while_it_is_cleaned(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_an_old_active_segment_is_closed_for_max_compaction_lag(tmp_path: Path) -> None:
-    with running(tmp_path, log_cleaner_backoff_ms=20) as broker:
+    with BrokerThread(tmp_path, log_cleaner_backoff_ms=20) as broker:
         broker.create("slow", cleanup_policy="compact", max_compaction_lag_ms=300)
         fill(broker, "slow", 20)
         until(lambda: broker.partition("slow").log.size_bytes < 800)
@@ -716,7 +720,7 @@ def test_an_old_active_segment_is_closed_for_max_compaction_lag(tmp_path: Path) 
 
 
 def test_a_cleaner_that_is_off_does_nothing(tmp_path: Path) -> None:
-    with running(tmp_path, log_cleaner_backoff_ms=10, log_cleaner_enable="false") as broker:
+    with BrokerThread(tmp_path, log_cleaner_backoff_ms=10, log_cleaner_enable="false") as broker:
         broker.create("compacted", **COMPACT)
         fill(broker, "compacted", 60)
         size = broker.partition("compacted").log.size_bytes
@@ -727,7 +731,7 @@ def test_a_cleaner_that_is_off_does_nothing(tmp_path: Path) -> None:
 
 def test_an_idle_process_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleaning, "IDLE_S_MAX", 0.1)
-    with running(tmp_path, log_cleaner_backoff_ms=20) as broker:
+    with BrokerThread(tmp_path, log_cleaner_backoff_ms=20) as broker:
         broker.create("compacted", **COMPACT)
         fill(broker, "compacted", 60)
         until(lambda: broker.partition("compacted").log.size_bytes < 1_500)
