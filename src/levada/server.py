@@ -24,11 +24,11 @@ from levada.loop import new_event_loop
 from levada.metadata.sqlite import SqliteStore
 from levada.metadata.store import StoreError
 from levada.model import Endpoint
-from levada.net.buffer_pool import ReceiveMemory
-from levada.net.busy_polling import Lookout
-from levada.net.connection_limits import Admission
-from levada.net.flush import Turn
-from levada.net.listener import Limits, Listener
+from levada.net.buffer_pool import BufferPool
+from levada.net.busy_polling import BusyPoller
+from levada.net.connection import RequestLimits
+from levada.net.flush import FlushQueue
+from levada.net.listener import ConnectionLimits, Listener
 from levada.storage.disk import Disk, OsDisk
 from levada.storage.log_dir import LogDirError
 
@@ -66,20 +66,22 @@ class Server:
         """Open the logs, join the cluster, then let clients in."""
         config = self._config
         call_soon = asyncio.get_running_loop().call_soon
-        turn = Turn(call_soon)
-        memory = ReceiveMemory(config.queued_max_request_bytes, config.levada_receive_buffers_bytes_max)
-        turn.on_end(memory.reset)
-        turn.on_end(Lookout(call_soon, self._clock.monotonic).turned)
+        flush_queue = FlushQueue(call_soon)
+        pool = BufferPool(config.queued_max_request_bytes, config.levada_receive_buffers_bytes_max)
+        flush_queue.after_flush(pool.reset)
+        flush_queue.after_flush(BusyPoller(call_soon, self._clock.monotonic).flushed)
         open_files_max, connections_max = _shares_of_files(config)
         self._log_dirs = log_dirs = LogDirs(config, self._disk, self._clock, open_files_max)
         try:
             log_dirs.lock()
             store = SqliteStore(_metadata_file(log_dirs), self._clock)
-            self.broker = broker = Broker(config, self._clock, store, log_dirs, turn)
+            self.broker = broker = Broker(config, self._clock, store, log_dirs, flush_queue)
             dispatch = dispatcher(broker, self._faults)
-            admission = Admission(connections_max, config.max_connections_per_ip)
+            connection_limits = ConnectionLimits(connections_max, config.max_connections_per_ip)
             for endpoint in config.listeners.endpoints:
-                listener = Listener(endpoint.listener, dispatch, turn, memory, _limits(config), admission)
+                listener = Listener(
+                    endpoint.listener, dispatch, flush_queue, pool, _limits(config), connection_limits
+                )
                 self._listeners.append(listener)
                 port = listener.bind(endpoint.host, endpoint.port, config.socket_listen_backlog_size)
                 self.endpoints.append(endpoint._replace(port=port))
@@ -151,8 +153,8 @@ def _shares_of_files(config: BrokerConfig) -> tuple[int, int]:
     return files, min(config.max_connections, limit - files - min(FILES_RESERVED, limit // 8))
 
 
-def _limits(config: BrokerConfig) -> Limits:
-    return Limits(
+def _limits(config: BrokerConfig) -> RequestLimits:
+    return RequestLimits(
         frame_bytes_max=config.socket_request_max_bytes,
         requests_in_flight_max=config.levada_connection_requests_in_flight_max,
         queued_bytes_max=config.levada_connection_queued_bytes_max,

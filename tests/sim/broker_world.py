@@ -16,11 +16,11 @@ from levada.broker.broker import Broker
 from levada.broker.coordinator.groups import group_coordinators
 from levada.broker.coordinator.metrics import CoordinatorFigures
 from levada.broker.coordinator.transactions import transaction_coordinators
-from levada.broker.partition.partition import Edges, Partition
+from levada.broker.partition.partition import Partition, PartitionContext
 from levada.config.broker import BrokerConfig
 from levada.config.topic import TopicConfig
 from levada.core.cluster.image import ClusterImage, PartitionImage, TopicChanged, TopicImage
-from levada.net.flush import Turn
+from levada.net.flush import FlushQueue
 from levada.storage.log.log import Log
 from levada.testing.sim_disk import Faults, SimDisk
 
@@ -173,9 +173,9 @@ class BrokerWorld:
     def open(self, clean: bool) -> None:
         self.failed = False
         self.to_sync.clear()
-        self.turn = Turn(lambda _: None)
+        self.flush_queue = FlushQueue(lambda _: None)
         self.broker = SimBroker(self.config, self.clock, self.image)
-        edges = Edges(self.turn, self.sync_soon, self.fail)
+        context = PartitionContext(self.flush_queue, self.sync_soon, self.fail)
         for topic, index in self.logs:
             log = Log.open(
                 f"{DATA}/{topic}-{index}",
@@ -185,7 +185,7 @@ class BrokerWorld:
                 clean=clean,
                 recovery_point=self.recovery_points.get((topic, index), 0),
             )
-            self.broker.partitions[topic, index] = Partition(topic, UUID(int=1), index, 0, log, edges)
+            self.broker.partitions[topic, index] = Partition(topic, UUID(int=1), index, 0, log, context)
         self.broker.follow(self.image)
         self.end_turn()
 
@@ -199,7 +199,7 @@ class BrokerWorld:
             one.go_offline()
 
     def end_turn(self) -> None:
-        self.turn.end()
+        self.flush_queue.flush()
 
     def waiting_for_sync(self) -> list[Partition]:
         return sorted(self.to_sync, key=lambda one: (one.topic, one.index))

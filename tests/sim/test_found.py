@@ -6,11 +6,11 @@ from typing import cast
 from uuid import UUID
 
 import pytest
-from tests.sim.partition.world import SimTurn
+from tests.sim.partition.world import SimFlushQueue
 
-from levada.broker.partition.partition import Edges, Partition
+from levada.broker.partition.partition import Partition, PartitionContext
 from levada.config.topic import TopicConfig, TopicDefaults
-from levada.net.flush import Turn
+from levada.net.flush import FlushQueue
 from levada.storage.log.log import Log
 from levada.testing.sim_disk import SimDisk
 from levada.wire import batches
@@ -125,16 +125,18 @@ def test_a_retry_after_a_kill_is_not_answered_before_it_is_synced() -> None:
     """The page cache outlives the process; the acknowledgement of a duplicate must not be older than the fsync."""
     disk = new_disk(1)
     waits = {"levada.acks.wait.for.fsync": "true"}
-    turn = SimTurn()
-    edges = Edges(cast(Turn, turn), lambda partition: None, lambda partition, error: None)
-    partition = Partition("t", UUID(int=1), 0, 0, open_log(disk, overrides=waits), edges)
+    flush_queue = SimFlushQueue()
+    context = PartitionContext(
+        cast(FlushQueue, flush_queue), lambda partition: None, lambda partition, error: None
+    )
+    partition = Partition("t", UUID(int=1), 0, 0, open_log(disk, overrides=waits), context)
     record = batches.Record(0, NOW_MS, None, b"once", ())
     batch = batches.encode([record], producer_id=7, producer_epoch=0, base_sequence=0)
     partition.append(memoryview(batch), 0, len(batch), NOW_MS)
-    turn.end()
+    flush_queue.flush()
     assert partition.high_watermark == 0  # nobody asked the disk yet
     disk.kill()
-    partition = Partition("t", UUID(int=1), 0, 0, open_log(disk, overrides=waits), edges)
+    partition = Partition("t", UUID(int=1), 0, 0, open_log(disk, overrides=waits), context)
     assert partition.append(memoryview(batch), 0, len(batch), NOW_MS) == 0
     assert partition.high_watermark == 1  # a duplicate is answered at once
     disk.cut_power()

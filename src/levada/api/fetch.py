@@ -10,7 +10,7 @@ from levada.broker.partition.partition import READ_COMMITTED, Partition
 from levada.broker.purgatory import DelayedFetch, DelayedResponse, Watched
 from levada.core.partition.fetch_sessions import FetchContext, FetchPartition
 from levada.errors import ErrorCode, KafkaError
-from levada.net.listener import Connection
+from levada.net.connection import Connection
 from levada.storage.log.slices import NOTHING, Slice
 from levada.wire.fast.fetch import (
     TOPIC_IDS_FROM,

@@ -16,7 +16,7 @@ from levada.broker.partition.verification import Question
 from levada.core.transactions.state import ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
-from levada.net.listener import Connection
+from levada.net.connection import Connection
 from levada.wire.batches import HEADER_BYTES, TRANSACTIONAL_BIT
 from levada.wire.fast.produce import ProduceRequest
 

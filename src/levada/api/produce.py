@@ -11,7 +11,7 @@ from levada.broker.partition.validation import RefusedRecordsError
 from levada.broker.purgatory import PENDING, DelayedResponse
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
-from levada.net.listener import Connection
+from levada.net.connection import Connection
 from levada.wire.batches import CODEC_MASK, HEADER_BYTES
 from levada.wire.fast.produce import (
     VERSIONS,

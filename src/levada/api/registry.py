@@ -22,7 +22,7 @@ from levada.broker.purgatory import DelayedResponse, DelayedResult
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.model import KafkaPrincipal
-from levada.net.listener import Connection, Dispatch
+from levada.net.connection import Connection, Dispatch
 from levada.wire.schema import messages
 
 log = EventLog(__name__)

@@ -19,7 +19,7 @@ from levada.broker.coordinator.metrics import CoordinatorFigures
 from levada.broker.coordinator.runtime import Coordinators
 from levada.broker.coordinator.transactions import TRANSACTION_KEYS, transaction_coordinators
 from levada.broker.log_dirs import LogDirs
-from levada.broker.partition.partition import Edges, Partition
+from levada.broker.partition.partition import Partition, PartitionContext
 from levada.broker.tasks import Tasks
 from levada.clock import Clock
 from levada.config.broker import BrokerConfig
@@ -30,7 +30,7 @@ from levada.core.partition.fetch_sessions import FetchSessions
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.metadata.store import MetadataStore
-from levada.net.flush import Turn
+from levada.net.flush import FlushQueue
 from levada.storage.log.slices import Slice, warm
 from levada.wire.fast.produce import TOPIC_IDS_FROM
 
@@ -44,14 +44,19 @@ class Broker:
     """The parts of one node."""
 
     def __init__(
-        self, config: BrokerConfig, clock: Clock, store: MetadataStore, log_dirs: LogDirs, turn: Turn
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        store: MetadataStore,
+        log_dirs: LogDirs,
+        flush_queue: FlushQueue,
     ) -> None:
         self.config = config
         self.node_id = config.node_id
         self.clock = clock
         self.tasks = Tasks()
         self.log_dirs = log_dirs
-        self.turn = turn
+        self.flush_queue = flush_queue
         self.image = ClusterImage()
         self.controller = Controller(store, self.reconcile)
         self.partitions: dict[tuple[str, int], Partition] = {}
@@ -151,7 +156,9 @@ class Broker:
                 routes.append(None)
                 continue
             if partition is None:
-                partition = self.log_dirs.open_partition(topic, index, state.leader_epoch, config, self.edges)
+                partition = self.log_dirs.open_partition(
+                    topic, index, state.leader_epoch, config, self.partition_context
+                )
                 if partition is None:
                     routes.append(None)
                     continue
@@ -170,11 +177,11 @@ class Broker:
             if partition is not None:
                 self.log_dirs.delete_partition(partition)
 
-    # Edges of the partitions.
+    # What partitions need of the broker.
 
     @property
-    def edges(self) -> Edges:
-        return Edges(self.turn, self.log_dirs.sync_soon, self.log_dirs.failed)
+    def partition_context(self) -> PartitionContext:
+        return PartitionContext(self.flush_queue, self.log_dirs.sync_soon, self.log_dirs.failed)
 
     def read_ahead(self, pieces: Sequence[Slice], done: Callable[[], None]) -> None:
         """Read from the disk in a thread, so that the loop finds it in the page cache; then call `done`."""

@@ -11,7 +11,7 @@ from threading import Lock
 from uuid import UUID
 
 from levada.broker.fsync import GroupCommit
-from levada.broker.partition.partition import Edges, Partition
+from levada.broker.partition.partition import Partition, PartitionContext
 from levada.clock import Clock
 from levada.config.broker import BrokerConfig
 from levada.config.topic import TopicConfig
@@ -109,7 +109,7 @@ class LogDirs:
     # Partitions.
 
     def open_partition(
-        self, topic: TopicImage, index: int, leader_epoch: int, config: TopicConfig, edges: Edges
+        self, topic: TopicImage, index: int, leader_epoch: int, config: TopicConfig, context: PartitionContext
     ) -> Partition | None:
         """Open the log of a partition, or begin one; None if its directory cannot be used.
 
@@ -117,13 +117,13 @@ class LogDirs:
         """
         if (topic.id, index) in self._unreachable:
             return None
-        partition = self._open_partition(topic, index, leader_epoch, config, edges)
+        partition = self._open_partition(topic, index, leader_epoch, config, context)
         if partition is None:
             self._unreachable.add((topic.id, index))
         return partition
 
     def _open_partition(
-        self, topic: TopicImage, index: int, leader_epoch: int, config: TopicConfig, edges: Edges
+        self, topic: TopicImage, index: int, leader_epoch: int, config: TopicConfig, context: PartitionContext
     ) -> Partition | None:
         name = TopicPartition(topic.name, index)
         log_dir, found = self._take_found(name, topic.id)
@@ -142,7 +142,7 @@ class LogDirs:
             if found is None:
                 self._forget_former(log_dir, name)
             segments = self._open_log(log_dir, name, topic, config, existed=found is not None)
-            partition = Partition(topic.name, topic.id, index, leader_epoch, segments, edges)
+            partition = Partition(topic.name, topic.id, index, leader_epoch, segments, context)
         except KafkaError as error:
             log.error("partition is offline, its log is broken", partition=str(name), error=error.detail)
             self._damaged[name] = log_dir

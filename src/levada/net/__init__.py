@@ -1,1 +1,1 @@
-"""Sockets: the listener that serves clients, and the small client that peers, tools and pipelines use."""
+"""The server's sockets: listener, connections, receive buffers, and the flush at the end of each loop iteration."""

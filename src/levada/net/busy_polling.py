@@ -1,63 +1,63 @@
-"""Looking for the next request for a moment before the loop sleeps.
+"""Busy polling: after a flush the event loop spins for a short time before it sleeps in epoll.
 
-A client that asks, waits and asks again (commits, fetches, messages one by one) sends its next request some tens of
-microseconds after it has its answer. A core that has fallen asleep meanwhile takes as long again to wake up, longer in
-a virtual machine. So after a turn the loop stays awake for a moment, where that proves worthwhile: when requests come
-in fewer than two of three such moments, or others want the core, one is tried only now and then.
+A client that sends one request at a time (commits, fetches, messages one by one) sends the next some tens of
+microseconds after it has the response. A core that sleeps meanwhile takes as long again to wake up, longer in a
+virtual machine. The poller spins only where that pays: when requests arrive in fewer than two of three spins, or
+other processes want the core, it spins only now and then.
 """
 
 from collections.abc import Callable
 from typing import Final
 
-MOMENT_S: Final = 200e-6
-ROUND_S_MAX: Final = 500e-6  # of the loop while it looks: what takes longer was another process
-VAIN: Final = 2  # what a moment in which nothing came counts, against one in which something did
-DOUBTS_MAX: Final = 8  # so many, and moments are no longer worthwhile
-TURNS_UNTIL_RETRY: Final = 64
+SPIN_S: Final = 200e-6
+ITERATION_S_MAX: Final = 500e-6  # of the loop while it spins: a longer one was taken by another process
+MISS_PENALTY: Final = 2  # of a spin without a request; a spin with one takes 1 off
+PENALTY_MAX: Final = 8  # from which on the poller does not spin
+FLUSHES_UNTIL_RETRY: Final = 64
 
 
-class Lookout:
-    """Keeps the loop of a broker awake after its turns."""
+class BusyPoller:
+    """Keeps the event loop of a broker awake after its flushes."""
 
-    __slots__ = ("_call_soon", "_clock", "_doubts", "_looked", "_looking", "_turns", "_until")
+    __slots__ = ("_call_soon", "_clock", "_flushes", "_iteration", "_penalty", "_spinning", "_until")
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float]) -> None:
         self._call_soon = call_soon
         self._clock = clock
-        self._looking = False
+        self._spinning = False
         self._until = 0.0
-        self._looked = 0.0  # when the loop came round last
-        self._doubts = 0
-        self._turns = 0  # that ended without a look since the last
+        self._iteration = 0.0  # when the last iteration of this spin began
+        self._penalty = 0
+        self._flushes = 0  # since the last spin
 
-    def turned(self) -> None:
-        """A turn has ended."""
-        if self._looking:  # and found it
+    def flushed(self) -> None:
+        """Spin after this flush, if spins have paid; a flush during a spin is a hit."""
+        if self._spinning:
             self._begin()
-            self._doubts = max(self._doubts - 1, 0)
+            self._penalty = max(self._penalty - 1, 0)
             return
-        self._turns += 1
-        if self._doubts < DOUBTS_MAX or self._turns >= TURNS_UNTIL_RETRY:
-            self._turns = 0
-            self._looking = True
+        self._flushes += 1
+        if self._penalty < PENALTY_MAX or self._flushes >= FLUSHES_UNTIL_RETRY:
+            self._flushes = 0
+            self._spinning = True
             self._begin()
-            self._call_soon(self._look)
+            self._call_soon(self._spin)
 
     def _begin(self) -> None:
-        self._looked = now = self._clock()
-        self._until = now + MOMENT_S
+        self._iteration = now = self._clock()
+        self._until = now + SPIN_S
 
-    def _look(self) -> None:
-        """Have the loop come round once more: a loop with something to call asks its sockets and does not wait."""
+    def _spin(self) -> None:
+        """Schedule one more iteration: a loop with a callback ready polls its sockets without waiting."""
         now = self._clock()
-        if now - self._looked > ROUND_S_MAX:
-            self._end(DOUBTS_MAX)
+        if now - self._iteration > ITERATION_S_MAX:
+            self._end(PENALTY_MAX)
         elif now > self._until:
-            self._end(VAIN)
+            self._end(MISS_PENALTY)
         else:
-            self._looked = now
-            self._call_soon(self._look)
+            self._iteration = now
+            self._call_soon(self._spin)
 
-    def _end(self, doubts: int) -> None:
-        self._looking = False
-        self._doubts = min(self._doubts + doubts, DOUBTS_MAX)
+    def _end(self, penalty: int) -> None:
+        self._spinning = False
+        self._penalty = min(self._penalty + penalty, PENALTY_MAX)

@@ -1,8 +1,7 @@
-"""The end of a loop turn: where everything gathered during it happens at once.
+"""Batches the work of one loop iteration: appends are written and responses sent together, at its end.
 
-One turn of the event loop reads many requests from many connections. Their appends are queued, and at its end each
-partition gets one write, each waiter one look, each connection one send. That grouping is most of the difference
-between 19 and 6 microseconds a request.
+One iteration of the event loop reads many requests from many connections. Their appends are queued; the flush then
+writes once per partition, completes what waits for the written records, and sends once per connection.
 """
 
 from collections.abc import Callable
@@ -17,86 +16,86 @@ class Publisher(Protocol):
     """Something with queued appends (a partition)."""
 
     def publish(self) -> None:
-        """Write them, and wake who waits for them. A failed disk is an answer, not an exception."""
+        """Write them and notify watchers. A disk that fails is handled, not raised."""
         ...
 
     def crashed(self, error: Exception) -> None:
-        """`publish` has a bug: give this one up."""
+        """`publish` raised `error`, which is a bug: stop serving this one."""
         ...
 
 
 class Sender(Protocol):
-    """Something with answers to send (a connection)."""
+    """Something with responses to send (a connection)."""
 
     def send(self) -> None:
-        """Send those that are ready."""
+        """Send those that are complete."""
         ...
 
     def crashed(self, error: Exception) -> None:
-        """`send` has a bug: give this one up."""
+        """`send` raised `error`, which is a bug: stop serving this one."""
         ...
 
 
-class Turn:
-    """What this loop turn has gathered."""
+class FlushQueue:
+    """What the flush at the end of this loop iteration writes and sends."""
 
-    __slots__ = ("_call_soon", "_on_end", "_publishers", "_scheduled", "_senders")
+    __slots__ = ("_after_flush", "_call_soon", "_publishers", "_scheduled", "_senders")
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
         self._publishers: list[Publisher] = []
         self._senders: list[Sender] = []
-        self._on_end: list[Callable[[], None]] = []
+        self._after_flush: list[Callable[[], None]] = []
         self._scheduled = False
 
-    def on_end(self, action: Callable[[], None]) -> None:
-        """Call `action` at the end of every turn, when received bytes are no longer needed."""
-        self._on_end.append(action)
+    def after_flush(self, action: Callable[[], None]) -> None:
+        """Call `action` after every flush, when received bytes are no longer needed."""
+        self._after_flush.append(action)
 
     def add_publisher(self, publisher: Publisher) -> None:
-        """Publish at the end of the turn; the caller adds itself once a turn."""
+        """Publish in the next flush; the caller adds itself once per flush."""
         self._publishers.append(publisher)
         if not self._scheduled:
             self._schedule()
 
     def add_sender(self, sender: Sender) -> None:
-        """Send at the end of the turn; the caller adds itself once a turn."""
+        """Send in the next flush; the caller adds itself once per flush."""
         self._senders.append(sender)
         if not self._scheduled:
             self._schedule()
 
-    def has_begun(self) -> None:
-        """Something happened that was carried out at once: the turn ends nevertheless."""
+    def ensure_scheduled(self) -> None:
+        """Flush in this iteration even if nothing is queued: a response was sent without it."""
         if not self._scheduled:
             self._schedule()
 
     def _schedule(self) -> None:
         self._scheduled = True
-        self._call_soon(self.end)
+        self._call_soon(self.flush)
 
-    def end(self) -> None:
-        """Write, wake, send. Publishing may make connections ready; sending may bring appends of held requests.
+    def flush(self) -> None:
+        """Write, then send, until nothing is left: publishing completes responses, sending may resume held requests.
 
-        A bug that shows in one of them must not keep the others from their turn, this time and ever after.
+        A bug in one publisher or sender does not keep the others from theirs.
         """
         while self._publishers or self._senders:
             publishers, self._publishers = self._publishers, []
             for publisher in publishers:
                 try:
                     publisher.publish()
-                except Exception as error:  # noqa: BLE001 (told with its trace)
+                except Exception as error:  # noqa: BLE001 (logged with its trace)
                     _crashed(publisher, error)
             senders, self._senders = self._senders, []
             for sender in senders:
                 try:
                     sender.send()
-                except Exception as error:  # noqa: BLE001 (told with its trace)
+                except Exception as error:  # noqa: BLE001 (logged with its trace)
                     _crashed(sender, error)
         self._scheduled = False
-        for action in self._on_end:
+        for action in self._after_flush:
             action()
 
 
-def _crashed(who: Publisher | Sender, error: Exception) -> None:
-    log.error("the end of a turn failed", who=type(who).__name__, exc_info=error)
-    who.crashed(error)
+def _crashed(component: Publisher | Sender, error: Exception) -> None:
+    log.error("a flush failed", component=type(component).__name__, exc_info=error)
+    component.crashed(error)

@@ -1,7 +1,8 @@
-"""Clients that say nothing: who is closed for it, and who has gone without anybody noticing.
+"""Closes idle connections and detects dead peers.
 
-The loop tells that a client has closed its end when it reads from it. From one that has asked as much as it may it does
-not read, and the answer that it waits for may be days away by its own wish: the kernel is asked about such ones.
+The event loop notices that a peer has closed its end only on connections that it reads from. It does not read from a
+connection that has as many requests open as it may, and whose long poll may last for days: the reaper asks the kernel
+for the TCP state of such connections.
 """
 
 import asyncio
@@ -10,23 +11,23 @@ import sys
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-LOOK_SECONDS_MIN: Final = 0.05
-LOOK_SECONDS_MAX: Final = 60.0
-# Elsewhere states have other numbers, and who has gone is noticed when it is answered.
-KERNEL_TELLS: Final = sys.platform == "linux"
+CHECK_SECONDS_MIN: Final = 0.05
+CHECK_SECONDS_MAX: Final = 60.0
+# Other systems number TCP's states differently; there a dead peer is noticed when a response is sent to it.
+HAS_TCP_INFO: Final = sys.platform == "linux"
 ESTABLISHED: Final = 1  # of TCP's states, the first byte of TCP_INFO
 
 
-class Client(Protocol):
+class Idler(Protocol):
     """A connection."""
 
-    heard: bool
-    silent_since: float
+    active: bool
+    idle_since: float
     transport: asyncio.Transport
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an answer is owed that is not known yet, or not given on purpose."""
+        """Whether a response is pending, or the connection is muted."""
         ...
 
     @property
@@ -37,46 +38,48 @@ class Client(Protocol):
     def close(self, reason: str) -> None: ...
 
 
-class Silence:
-    """Looks after the clients of a listener."""
+class IdleReaper:
+    """Closes the idle and dead connections of one listener (`connections.max.idle.ms`)."""
 
-    __slots__ = ("_clients", "_loop", "_seconds_max", "_timer")
+    __slots__ = ("_connections", "_loop", "_seconds_max", "_timer")
 
-    def __init__(self, clients: Iterable[Client], idle_ms_max: int, loop: asyncio.AbstractEventLoop) -> None:
-        self._clients = clients
+    def __init__(
+        self, connections: Iterable[Idler], idle_ms_max: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._connections = connections
         self._seconds_max = idle_ms_max / 1000 if idle_ms_max >= 0 else float("inf")
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self) -> None:
-        """Look now and then until stopped."""
-        again_s = min(max(self._seconds_max / 10, LOOK_SECONDS_MIN), LOOK_SECONDS_MAX)
-        self._timer = self._loop.call_later(again_s, self.watch)
-        self._look()
+    def start(self) -> None:
+        """Check now and at intervals, until stopped."""
+        interval_s = min(max(self._seconds_max / 10, CHECK_SECONDS_MIN), CHECK_SECONDS_MAX)
+        self._timer = self._loop.call_later(interval_s, self.start)
+        self._check()
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
-        """A client that waits for an answer is not idle, one that does not take its answers is.
+    def _check(self) -> None:
+        """A connection that waits for a response is not idle; one that does not read its responses is.
 
-        Whoever is heard of only says so, since that is at each receive: when is known as exactly as is looked, so that
-        a client may be closed two looks late.
+        A receive only sets `active`, since receives are many; the time is taken here. So a connection may be closed
+        two intervals late.
         """
         now = self._loop.time()
-        for client in list(self._clients):
-            if client.heard or client.is_waiting:
-                client.heard, client.silent_since = False, now
-            if now - client.silent_since > self._seconds_max:
-                client.close("idle for longer than connections.max.idle.ms")
-            elif not client.is_read and _has_gone(client.transport):
-                client.close("the client has gone")
+        for connection in list(self._connections):
+            if connection.active or connection.is_waiting:
+                connection.active, connection.idle_since = False, now
+            if now - connection.idle_since > self._seconds_max:
+                connection.close("idle for longer than connections.max.idle.ms")
+            elif not connection.is_read and _is_dead(connection.transport):
+                connection.close("the peer has closed the connection")
 
 
-def _has_gone(transport: asyncio.Transport) -> bool:
-    """Whether the other end is closed, by what the kernel knows."""
-    if not KERNEL_TELLS or transport.is_closing():
+def _is_dead(transport: asyncio.Transport) -> bool:
+    """Whether the kernel knows that the peer has closed or reset the connection."""
+    if not HAS_TCP_INFO or transport.is_closing():
         return False
     sock = transport.get_extra_info("socket")
     return bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != ESTABLISHED)

@@ -18,19 +18,17 @@ import pytest
 
 from levada.broker.purgatory import DelayedResponse
 from levada.loop import new_event_loop
-from levada.net import idle_reaper as silence
-from levada.net import listener as listening
-from levada.net import memory_limit as relief
-from levada.net.buffer_pool import Owner, ReceiveMemory
-from levada.net.connection_limits import Admission
-from levada.net.flush import Turn
-from levada.net.listener import Connection, Limits, Listener
+from levada.net import buffer_pool, idle_reaper, listener
+from levada.net.buffer_pool import BufferPool, Owner
+from levada.net.connection import UNSENT_BYTES_HIGH, Connection, RequestLimits
+from levada.net.flush import FlushQueue
+from levada.net.listener import ConnectionLimits, Listener
 from levada.wire.frames import Response
 
 T = TypeVar("T")
 PATIENCE_S = 20.0
 KIB, MIB = 1 << 10, 1 << 20
-LIMITS = Limits(
+LIMITS = RequestLimits(
     frame_bytes_max=100 * MIB, requests_in_flight_max=1_000, queued_bytes_max=64 * MIB, idle_ms_max=-1
 )
 
@@ -38,7 +36,7 @@ LIMITS = Limits(
 class Journal:
     """Like a partition: what is queued during a turn is looked at when it ends."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: FlushQueue) -> None:
         self._turn = turn
         self._queue: list[tuple[DelayedResponse, memoryview]] = []
 
@@ -69,14 +67,18 @@ class Server:
         self.listeners: list[Listener] = []
         self._changed = threading.Condition()
 
-    async def start(self, limits: Limits, frames_bytes_max: int, admission: Admission, count: int) -> None:
-        self.turn = Turn(self.loop.call_soon)
-        self.memory = ReceiveMemory(frames_bytes_max)
-        self.turn.on_end(self.memory.reset)
-        self.journal = Journal(self.turn)
+    async def start(
+        self, limits: RequestLimits, frames_bytes_max: int, connection_limits: ConnectionLimits, count: int
+    ) -> None:
+        self.flush_queue = FlushQueue(self.loop.call_soon)
+        self.pool = BufferPool(frames_bytes_max)
+        self.flush_queue.after_flush(self.pool.reset)
+        self.journal = Journal(self.flush_queue)
         self.places = []
         for _ in range(count):
-            one = Listener("PLAINTEXT", self._dispatch, self.turn, self.memory, limits, admission)
+            one = Listener(
+                "PLAINTEXT", self._dispatch, self.flush_queue, self.pool, limits, connection_limits
+            )
             self.places.append(("127.0.0.1", one.bind("127.0.0.1", 0, 50)))
             self.listeners.append(one)
             await one.serve()
@@ -115,9 +117,9 @@ class Server:
 
 @contextlib.contextmanager
 def serving(
-    limits: Limits = LIMITS,
+    limits: RequestLimits = LIMITS,
     frames_bytes_max: int = -1,
-    admission: Admission | None = None,
+    connection_limits: ConnectionLimits | None = None,
     loop: asyncio.AbstractEventLoop | None = None,
     listeners: int = 1,
 ) -> Iterator[Server]:
@@ -130,7 +132,11 @@ def serving(
         asyncio.run_coroutine_threadsafe(work, loop).result(PATIENCE_S)
 
     try:
-        run(server.start(limits, frames_bytes_max, admission or Admission(10_000, 10_000), listeners))
+        run(
+            server.start(
+                limits, frames_bytes_max, connection_limits or ConnectionLimits(10_000, 10_000), listeners
+            )
+        )
         yield server
         for one in server.listeners:
             run(one.stop())
@@ -280,26 +286,26 @@ def test_nothing_is_overwritten_before_the_turn_ends(server: Server) -> None:
 def test_one_buffer_for_all_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test before this one has teeth: it finds the arena's trap."""
 
-    def room(memory: ReceiveMemory) -> memoryview:
-        memory.position = 0
-        return memory.arena
+    def receive_buffer(pool: BufferPool) -> memoryview:
+        pool.position = 0
+        return pool.arena
 
-    monkeypatch.setattr(ReceiveMemory, "room", room)
+    monkeypatch.setattr(BufferPool, "receive_buffer", receive_buffer)
     with serving() as server:
         assert hammer_all(server, clients=12, total_bytes=MIB) > 0
 
 
 def test_buffers_reused_within_a_turn_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Likewise for the buffers of frames that span receives."""
-    give_back = ReceiveMemory.give_back
+    release = BufferPool.release
 
-    def at_once(memory: ReceiveMemory, owner: Owner, buffer: bytearray, size: int) -> None:
-        give_back(memory, owner, buffer, size)
-        position = memory.position
-        memory.reset()
-        memory.position = position
+    def at_once(pool: BufferPool, owner: Owner, buffer: bytearray, size: int) -> None:
+        release(pool, owner, buffer, size)
+        position = pool.position
+        pool.reset()
+        pool.position = position
 
-    monkeypatch.setattr(ReceiveMemory, "give_back", at_once)
+    monkeypatch.setattr(BufferPool, "release", at_once)
     with serving() as server:
         assert hammer_all(server, clients=12, total_bytes=5 * MIB) > 0
 
@@ -330,7 +336,7 @@ def test_impossible_sizes_end_the_conversation(server: Server, size: int, byte_b
         ask(healthy, b"still here")
 
 
-# Limits.
+# RequestLimits.
 
 
 def test_requests_in_flight_are_limited() -> None:
@@ -381,7 +387,7 @@ def test_a_client_that_does_not_read_waits_and_is_then_served(kind: str) -> None
             for number in range(count):
                 answer = receive(slow, size)
                 assert answer == struct.pack(">i", number) * (size // 4)
-    assert most <= queued_bytes_max + size + listening.UNSENT_BYTES_HIGH + size
+    assert most <= queued_bytes_max + size + UNSENT_BYTES_HIGH + size
 
 
 def test_large_answers_are_given_to_the_socket_one_by_one() -> None:
@@ -401,17 +407,17 @@ def test_large_answers_are_given_to_the_socket_one_by_one() -> None:
             most = max(most, self.transport.get_write_buffer_size())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(listening, "Connection", Watched)
+        patch.setattr(listener, "Connection", Watched)
         with serving(LIMITS._replace(queued_bytes_max=1 << 30)) as server, server.connect() as one:
             server.handle = fetched
             one.sendall(framed(bytes(8)) * 10)
             server.wait_for(lambda: server.dispatched == 10)
             assert len(receive(one, 10 * (len(data) + 1))) == 10 * (len(data) + 1)
-    assert 0 < most <= listening.UNSENT_BYTES_HIGH + len(data) + 1
+    assert 0 < most <= UNSENT_BYTES_HIGH + len(data) + 1
 
 
 def test_connections_are_limited_over_all_listeners() -> None:
-    with serving(admission=Admission(2, 10_000), listeners=2) as server:
+    with serving(connection_limits=ConnectionLimits(2, 10_000), listeners=2) as server:
         first, second = server.connect(0), server.connect(1)
         ask(first, b"one of two")
         ask(second, b"two of two")
@@ -426,7 +432,7 @@ def test_connections_are_limited_over_all_listeners() -> None:
 
 
 def test_connections_from_one_address_are_limited() -> None:
-    with serving(admission=Admission(10_000, 2)) as server:
+    with serving(connection_limits=ConnectionLimits(10_000, 2)) as server:
         with server.connect() as first, server.connect() as second:
             ask(first, b"one of two")
             ask(second, b"two of two")
@@ -477,7 +483,7 @@ def test_a_connection_that_waits_for_its_answer_is_not_idle() -> None:
         assert receive(patient, 7) == b"at last"
 
 
-@pytest.mark.skipif(not silence.KERNEL_TELLS, reason="only Linux tells")
+@pytest.mark.skipif(not idle_reaper.HAS_TCP_INFO, reason="only Linux tells")
 @pytest.mark.parametrize("way", ["closed", "reset"])
 def test_a_client_that_goes_while_it_is_not_read_is_noticed(way: str) -> None:
     """It has asked as much as it may behind an answer that does not come."""
@@ -563,14 +569,14 @@ def test_frames_that_are_announced_and_never_come_take_little() -> None:
 @pytest.mark.parametrize("ending", ["the rest comes", "the client goes"])
 def test_frames_wait_while_the_memory_for_them_is_claimed(server: Server, ending: str) -> None:
     """queued.max.request.bytes: no further frame is begun, whole small ones pass."""
-    server.memory._claimed_bytes_max = MIB
+    server.pool._announced_bytes_max = MIB
     large, waiting = Random(1).randbytes(2 * MIB), Random(2).randbytes(3 * MIB)
     with server.connect() as one, server.connect() as other, server.connect() as small:
         one.sendall(framed(large)[:1000])
-        ask_until(small, lambda: server.memory.is_full(MIB))
+        ask_until(small, lambda: server.pool.is_full(MIB))
         sender = threading.Thread(target=other.sendall, args=(framed(waiting),))
         sender.start()
-        ask_until(small, lambda: bool(server.memory.waiting))
+        ask_until(small, lambda: bool(server.pool.waiting))
         ask(small, b"a heartbeat passes")
         if ending == "the rest comes":
             one.sendall(framed(large)[1000:])
@@ -579,12 +585,12 @@ def test_frames_wait_while_the_memory_for_them_is_claimed(server: Server, ending
             one.close()
         assert receive(other, 8) == receipt(waiting)
         sender.join(PATIENCE_S)
-        ask_until(small, lambda: not server.memory.is_full(MIB) and not server.memory.waiting)
+        ask_until(small, lambda: not server.pool.is_full(MIB) and not server.pool.waiting)
 
 
 def test_requests_wait_for_the_memory_of_others_and_all_come_through(server: Server) -> None:
     """levada.receive.buffers.bytes.max: 20 requests of 3 MiB in buffers of 4 MiB, by turns."""
-    server.memory._buffers_bytes_max = 4 * MIB
+    server.pool._buffers_bytes_max = 4 * MIB
     contents = [Random(number).randbytes(3 * MIB) for number in range(20)]
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(server.connect()) for _ in contents]
@@ -598,19 +604,19 @@ def test_requests_wait_for_the_memory_of_others_and_all_come_through(server: Ser
             assert receive(one, 8) == receipt(content)
         for sender in senders:
             sender.join(PATIENCE_S)
-    assert not (server.memory.cramped or server.memory.waiting)
+    assert not (server.pool.stalled or server.pool.waiting)
 
 
 def test_who_keeps_memory_from_others_and_does_not_go_on_is_cut_off(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relief, "FRAME_SECONDS_MAX", 0.3)
-    monkeypatch.setattr(relief, "LOOK_SECONDS", 0.05)
-    server.memory._buffers_bytes_max = 4 * MIB
+    monkeypatch.setattr(buffer_pool, "FRAME_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(buffer_pool, "CHECK_SECONDS", 0.05)
+    server.pool._buffers_bytes_max = 4 * MIB
     content = Random(1).randbytes(3 * MIB)
     with server.connect() as greedy, server.connect() as honest:
         greedy.sendall(framed(bytes(6 * MIB))[: 5 * MIB])
-        server.wait_for(lambda: server.memory.is_full(3 * MIB))
+        server.wait_for(lambda: server.pool.is_full(3 * MIB))
         honest.sendall(framed(content))
         assert receive(honest, 8) == receipt(content)
         assert is_closed(greedy)
@@ -628,7 +634,7 @@ def ask_until(one: socket.socket, condition: Callable[[], bool]) -> None:
 
 
 def test_a_stop_does_not_wait_for_a_client_that_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(listener, "STOP_SECONDS", 0.1)
     with contextlib.ExitStack() as clients:
         with serving() as server:
             server.handle = lambda connection, view: connection.respond(bytes(MIB), MIB)

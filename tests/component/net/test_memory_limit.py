@@ -21,9 +21,10 @@ from tests.component.net.test_listener import (
 
 from levada.broker.purgatory import DelayedResponse
 from levada.loop import new_event_loop
-from levada.net.buffer_pool import ARENA_BYTES, ReceiveMemory
-from levada.net.flush import Turn
-from levada.net.listener import Connection, Listener
+from levada.net.buffer_pool import ARENA_BYTES, BufferPool
+from levada.net.connection import Connection
+from levada.net.flush import FlushQueue
+from levada.net.listener import Listener
 
 LARGE = 40 * MIB
 LOOPS = {"uvloop": new_event_loop, "asyncio": asyncio.new_event_loop}
@@ -140,21 +141,21 @@ class Scene:
     def __init__(self, seed: int) -> None:
         self.random = random = Random(seed)
         self.turns: list[Any] = []
-        self.turn = Turn(self.turns.append)
-        self.memory = ReceiveMemory(buffers_bytes_max=random.choice((0, 3 * KIB, 1 << 30)))
-        self.turn.on_end(self.memory.reset)
+        self.flush_queue = FlushQueue(self.turns.append)
+        self.pool = BufferPool(buffers_bytes_max=random.choice((0, 3 * KIB, 1 << 30)))
+        self.flush_queue.after_flush(self.pool.reset)
         listener = SimpleNamespace(
             dispatch=self.dispatch,
-            memory=self.memory,
-            turn=self.turn,
+            buffer_pool=self.pool,
+            flush_queue=self.flush_queue,
             name="",
             limits=LIMITS._replace(
                 requests_in_flight_max=random.choice((1, 3, 100)),
                 queued_bytes_max=random.choice((10, 1 << 20)),
             ),
             now=float,
-            relief=SimpleNamespace(look_later=lambda: None),
-            admit=lambda connection: None,
+            memory_limit=SimpleNamespace(check_later=lambda: None),
+            accept=lambda connection: None,
         )
         self.wire = Wire()
         self.wire.connection = self.connection = Connection(cast(Listener, listener))
@@ -165,7 +166,7 @@ class Scene:
         self.open: list[DelayedResponse] = []
 
     def dispatch(self, connection: Connection, view: memoryview, start: int, stop: int) -> None:
-        assert not connection.muted and not connection._slow
+        assert not connection.muted and not connection._write_paused
         self.seen.append(bytes(view[start:stop]))
         what = self.random.randrange(4)
         if what == 0:
@@ -200,21 +201,21 @@ class Scene:
             self.open.pop(0).complete(b"at last")
 
     def slow(self) -> None:
-        if not self.connection._slow:
+        if not self.connection._write_paused:
             self.wire.pause_at_next_write = True
 
     def take(self) -> None:
-        if self.connection._slow:
+        if self.connection._write_paused:
             self.connection.resume_writing()
 
     def memory_is_back(self) -> None:
-        self.memory._buffers_bytes_max = 1 << 30
-        self.memory.wake(10)
+        self.pool._buffers_bytes_max = 1 << 30
+        self.pool.wake(10)
 
     def check(self) -> None:
         one = self.connection
         assert self.wire.reading == one._reading
-        if one._slow or one.muted:
+        if one._write_paused or one.muted:
             assert one._frame is None or not one._reading, "a frame grows that may not be begun"
         assert not (one._held and one._reading), "what is held would be overtaken"
         assert not (one._held and one._frame is not None)
@@ -236,4 +237,4 @@ def test_whatever_happens_every_request_is_begun_once_and_in_order(seed: int) ->
             event()
             scene.check()
     assert scene.seen == scene.contents
-    assert not scene.memory.frames and scene.connection._reading
+    assert not scene.pool.partial_frames and scene.connection._reading

@@ -13,14 +13,14 @@ from uuid import UUID
 
 from tests.sim.compaction.checks import CleanerChecks
 from tests.sim.compaction.model import Batch, Model, Writer
-from tests.sim.partition.world import SimTurn, Violation
+from tests.sim.partition.world import SimFlushQueue, Violation
 
-from levada.broker.partition.partition import Edges, Partition
+from levada.broker.partition.partition import Partition, PartitionContext
 from levada.config.topic import TopicConfig, TopicDefaults
 from levada.core.partition.producer_state import CorruptSnapshotError
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
-from levada.net.flush import Turn
+from levada.net.flush import FlushQueue
 from levada.storage.compaction.cleaner import Cleaner
 from levada.storage.compaction.job import look, prepare
 from levada.storage.compaction.messages import Cleaned, Finished
@@ -85,11 +85,11 @@ class CleanerWorld:
     # The broker
 
     def open(self, clean: bool) -> Partition:
-        self.turn = SimTurn()
+        self.flush_queue = SimFlushQueue()
         self.lose_cleaner()
         self.unsettled = []
         self.clean_end = self.checkpoint
-        edges = Edges(cast(Turn, self.turn), lambda partition: None, self.fail)
+        context = PartitionContext(cast(FlushQueue, self.flush_queue), lambda partition: None, self.fail)
         try:
             log = Log.open(
                 DIRECTORY,
@@ -99,7 +99,7 @@ class CleanerWorld:
                 clean=clean,
                 recovery_point=self.recovery_point,
             )
-            return Partition("compacted", UUID(int=1), 0, 0, log, edges)
+            return Partition("compacted", UUID(int=1), 0, 0, log, context)
         except (KafkaError, CorruptSnapshotError) as error:
             raise Violation(f"the log does not open: {error}") from error
 
@@ -213,7 +213,7 @@ class CleanerWorld:
             self.model.batches.append(marker)
 
     def end_turn(self) -> None:
-        self.turn.end()
+        self.flush_queue.flush()
         self.written = self.partition.log.log_end_offset
 
     def roll(self) -> None:

@@ -13,11 +13,11 @@ from uuid import UUID
 
 from tests.sim.partition.clients import Batch, Identity, Producer
 
-from levada.broker.partition.partition import Edges, Partition
+from levada.broker.partition.partition import Partition, PartitionContext
 from levada.config.topic import TopicConfig, TopicDefaults
 from levada.core.partition.producer_state import SEQUENCE_MAX
 from levada.errors import ErrorCode, KafkaError
-from levada.net.flush import Turn
+from levada.net.flush import FlushQueue
 from levada.storage.log.log import Log
 from levada.testing.sim_disk import Faults, SimCrash, SimDisk
 from levada.wire.batches import crc_is_valid, decode, iterate_headers
@@ -43,8 +43,8 @@ class Stored:
     acknowledged: bool = False
 
 
-class SimTurn:
-    """Ends when the world says so."""
+class SimFlushQueue:
+    """Flushes when the world calls it."""
 
     def __init__(self) -> None:
         self.publishers: list[Partition] = []
@@ -52,7 +52,7 @@ class SimTurn:
     def add_publisher(self, publisher: Partition) -> None:
         self.publishers.append(publisher)
 
-    def end(self) -> None:
+    def flush(self) -> None:
         publishers, self.publishers = self.publishers, []
         for publisher in publishers:
             publisher.publish()
@@ -120,10 +120,10 @@ class World:
             raise Violation(f"the log does not open: {error}") from error
 
     def serve(self, log: Log) -> Partition:
-        self.turn = SimTurn()
+        self.flush_queue = SimFlushQueue()
         self.sync_asked = self.sync_done = self.disk_failed = False
-        edges = Edges(cast(Turn, self.turn), self.ask_sync, self.fail)
-        return Partition("sim", UUID(int=1), 0, self.leader_epoch, log, edges)
+        context = PartitionContext(cast(FlushQueue, self.flush_queue), self.ask_sync, self.fail)
+        return Partition("sim", UUID(int=1), 0, self.leader_epoch, log, context)
 
     def ask_sync(self, partition: Partition) -> None:
         self.sync_asked = True
@@ -237,7 +237,7 @@ class World:
                 self.send(producer, batch)
 
     def end_turn(self) -> None:
-        self.turn.end()
+        self.flush_queue.flush()
         partition = self.partition
         self.promise.written = max(self.promise.written, partition.log.log_end_offset)
         for producer in self.producers:

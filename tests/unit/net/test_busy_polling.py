@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from levada.net.busy_polling import MOMENT_S, ROUND_S_MAX, TURNS_UNTIL_RETRY, Lookout
+from levada.net.busy_polling import FLUSHES_UNTIL_RETRY, ITERATION_S_MAX, SPIN_S, BusyPoller
 
-ROUND_S = MOMENT_S / 10  # of the loop, while it looks
+ROUND_S = SPIN_S / 10  # of the loop, while it looks
 
 
 class Loop:
@@ -17,7 +17,7 @@ class Loop:
         self.now = 0.0
         self.rounds = 0
         self._ready: deque[Callable[[], None]] = deque()
-        self.lookout = Lookout(self._ready.append, lambda: self.now)
+        self.lookout = BusyPoller(self._ready.append, lambda: self.now)
 
     def wait(self, seconds: float) -> None:
         """Nothing comes for that long."""
@@ -36,7 +36,7 @@ class Loop:
         """The rounds of so many turns, each followed by as long a wait."""
         before = self.rounds
         for _ in range(count):
-            self.lookout.turned()
+            self.lookout.flushed()
             self.wait(apart_s)
         return self.rounds - before
 
@@ -46,38 +46,38 @@ class Loop:
 
 def test_it_stays_awake_from_one_request_to_the_next_and_sleeps_after_the_last() -> None:
     loop = Loop()
-    assert loop.turns(1_000, MOMENT_S / 2) >= 1_000 * 4
+    assert loop.turns(1_000, SPIN_S / 2) >= 1_000 * 4
     assert loop.is_awake()
-    loop.wait(2 * MOMENT_S)
+    loop.wait(2 * SPIN_S)
     assert not loop.is_awake()
 
 
-@pytest.mark.parametrize("apart_s", [2 * MOMENT_S, 1.0])
+@pytest.mark.parametrize("apart_s", [2 * SPIN_S, 1.0])
 def test_requests_that_never_come_in_time_are_looked_for_now_and_then(apart_s: float) -> None:
     loop = Loop()
     loop.turns(10, apart_s)
     rounds_of_a_look = 12
     tries = 64
-    assert 0 < loop.turns(tries * TURNS_UNTIL_RETRY, apart_s) <= tries * rounds_of_a_look
+    assert 0 < loop.turns(tries * FLUSHES_UNTIL_RETRY, apart_s) <= tries * rounds_of_a_look
 
 
 def test_half_of_the_moments_in_vain_are_too_many() -> None:
     loop = Loop()
-    looked = sum(loop.turns(1, MOMENT_S / 2) + loop.turns(1, 3 * MOMENT_S) for _ in range(1_000))
+    looked = sum(loop.turns(1, SPIN_S / 2) + loop.turns(1, 3 * SPIN_S) for _ in range(1_000))
     assert looked < 2_000
 
 
 def test_it_finds_out_when_requests_follow_one_another_again() -> None:
     loop = Loop()
     loop.turns(100, 1.0)
-    loop.turns(TURNS_UNTIL_RETRY, MOMENT_S / 2)
-    assert loop.turns(100, MOMENT_S / 2) >= 100 * 4
+    loop.turns(FLUSHES_UNTIL_RETRY, SPIN_S / 2)
+    assert loop.turns(100, SPIN_S / 2) >= 100 * 4
 
 
 def test_it_sleeps_when_others_want_the_core() -> None:
     loop = Loop()
-    loop.turns(100, MOMENT_S / 2)
-    loop.lose_the_core(2 * ROUND_S_MAX)
-    loop.wait(MOMENT_S / 2)
+    loop.turns(100, SPIN_S / 2)
+    loop.lose_the_core(2 * ITERATION_S_MAX)
+    loop.wait(SPIN_S / 2)
     assert not loop.is_awake()
-    assert loop.turns(TURNS_UNTIL_RETRY - 1, MOMENT_S / 2) == 0
+    assert loop.turns(FLUSHES_UNTIL_RETRY - 1, SPIN_S / 2) == 0

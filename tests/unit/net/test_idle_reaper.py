@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from levada.net.idle_reaper import Silence
+from levada.net.idle_reaper import IdleReaper
 
 IDLE_MS = 1_000
 
@@ -24,8 +24,8 @@ class Talker:
     """A connection of which the test says how it is."""
 
     def __init__(self) -> None:
-        self.heard, self.is_waiting, self.is_read = True, False, True
-        self.silent_since = 0.0
+        self.active, self.is_waiting, self.is_read = True, False, True
+        self.idle_since = 0.0
         self.transport = cast(asyncio.Transport, None)
         self.closed_at = 0.0
 
@@ -38,11 +38,11 @@ clock = Clock()
 
 def look(talker: Talker, seconds: float) -> None:
     """Let time pass, with a look every tenth of the limit."""
-    watch = Silence([talker], IDLE_MS, cast(asyncio.AbstractEventLoop, clock))
+    watch = IdleReaper([talker], IDLE_MS, cast(asyncio.AbstractEventLoop, clock))
     for _ in range(round(seconds * 10)):
         clock.now += 0.1
         if not talker.closed_at:
-            watch._look()
+            watch._check()
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_silent_client_is_closed_not_early_and_at_most_two_looks_late(talker: 
 def test_who_is_heard_of_stays(talker: Talker) -> None:
     for _ in range(4):
         look(talker, 0.9)
-        talker.heard = True
+        talker.active = True
     assert not talker.closed_at
 
 

@@ -9,13 +9,15 @@ import pytest
 from levada.api.fast.members import UsualHeartbeat
 from levada.api.fast.offset_commit import UsualCommit
 from levada.errors import ErrorCode
-from levada.net.buffer_pool import ReceiveMemory
-from levada.net.connection_limits import Admission
-from levada.net.flush import Turn
-from levada.net.listener import Connection, Limits, Listener
+from levada.net.buffer_pool import BufferPool
+from levada.net.connection import Connection, RequestLimits
+from levada.net.flush import FlushQueue
+from levada.net.listener import ConnectionLimits, Listener
 from levada.wire.fast.offset_commit import Head
 
-LIMITS = Limits(frame_bytes_max=1 << 20, requests_in_flight_max=10, queued_bytes_max=1 << 20, idle_ms_max=-1)
+LIMITS = RequestLimits(
+    frame_bytes_max=1 << 20, requests_in_flight_max=10, queued_bytes_max=1 << 20, idle_ms_max=-1
+)
 
 
 class Client:
@@ -48,10 +50,10 @@ class World:
     def __init__(self) -> None:
         self.soon: list[Callable[[], None]] = []
         self.turns = 0
-        turn = Turn(self.soon.append)
-        turn.on_end(self.count)
-        memory = ReceiveMemory(1 << 20, 1 << 20)
-        listener = Listener("one", lambda *_: None, turn, memory, LIMITS, Admission(10, 10))
+        flush_queue = FlushQueue(self.soon.append)
+        flush_queue.after_flush(self.count)
+        pool = BufferPool(1 << 20, 1 << 20)
+        listener = Listener("one", lambda *_: None, flush_queue, pool, LIMITS, ConnectionLimits(10, 10))
         self.client = Client()
         self.connection = Connection(listener)
         self.connection.connection_made(cast(asyncio.Transport, self.client))
@@ -124,9 +126,9 @@ def test_a_client_that_is_not_read_from_is_read_again_after_its_answer(world: Wo
 
 def test_a_client_that_takes_its_answers_again_is_heard(world: World) -> None:
     world.connection.pause_writing()
-    world.connection.heard = False
+    world.connection.active = False
     world.connection.resume_writing()
-    assert world.connection.heard
+    assert world.connection.active
 
 
 def test_commits_are_told_together(world: World) -> None:

@@ -5,7 +5,7 @@ from levada.api.registry import FastPath, fast_path
 from levada.broker.broker import Broker
 from levada.broker.partition.partition import READ_COMMITTED
 from levada.errors import KafkaError
-from levada.net.listener import Connection
+from levada.net.connection import Connection
 from levada.wire.fast.fetch import VERSIONS, read_request
 from levada.wire.fast.prefix_cache import Repeated, Repeats
 from levada.wire.schema import messages

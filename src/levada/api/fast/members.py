@@ -23,7 +23,7 @@ from levada.core.groups.classic.requests import JoinRequest, SyncRequest
 from levada.core.groups.machine import GroupsMachine
 from levada.core.machine import Outcome, ResponseHandle, VolatileOutcome
 from levada.errors import ErrorCode, KafkaError
-from levada.net.listener import Connection
+from levada.net.connection import Connection
 from levada.wire.primitives import INT, SHORT
 from levada.wire.schema import messages
 from levada.wire.schema.messages import SIZE_AND_ID

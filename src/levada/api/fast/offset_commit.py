@@ -14,7 +14,7 @@ from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.offsets import CommitRequest
 from levada.core.machine import Outcome, ResponseHandle
 from levada.errors import KafkaError
-from levada.net.listener import Connection
+from levada.net.connection import Connection
 from levada.wire.fast import offset_commit
 from levada.wire.fast.offset_commit import Head, Partition
 from levada.wire.internal.group_records import OffsetCommitValue

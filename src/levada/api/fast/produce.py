@@ -3,7 +3,7 @@
 from levada.api.produce import append
 from levada.api.registry import FastPath, fast_path
 from levada.broker.broker import Broker
-from levada.net.listener import Connection
+from levada.net.connection import Connection
 from levada.wire.fast.produce import VERSIONS, Shortcuts
 from levada.wire.schema import messages
 

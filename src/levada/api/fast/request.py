@@ -9,7 +9,7 @@ from levada.core.groups.machine import GroupsMachine
 from levada.core.machine import Outcome, ResponseHandle, VolatileOutcome
 from levada.errors import KafkaError
 from levada.logs import EventLog
-from levada.net.listener import Connection
+from levada.net.connection import Connection
 
 log = EventLog(__name__)
 

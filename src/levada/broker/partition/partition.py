@@ -29,7 +29,7 @@ from levada.core.cluster.topic_names import is_internal
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.model import Codec
-from levada.net.flush import Turn
+from levada.net.flush import FlushQueue
 from levada.storage.log.log import Log
 from levada.storage.log.slices import Slice
 from levada.wire.batches import (
@@ -60,10 +60,10 @@ _unpack_own = Struct(">8xi23xqq6xi").unpack_from  # the same of batches that nee
 _pack_place = OFFSET_LENGTH_EPOCH.pack_into
 
 
-class Edges(NamedTuple):
+class PartitionContext(NamedTuple):
     """What a partition needs of the broker around it."""
 
-    turn: Turn
+    flush_queue: FlushQueue
     sync_soon: Callable[["Partition"], None]  # have the log fsynced by the group commit, then call `synced`
     failed: Callable[["Partition", OSError], None]  # the disk under this partition is broken
 
@@ -75,8 +75,8 @@ class Partition:
         "_after_max_ms",
         "_announced_bytes",
         "_before_max_ms",
+        "_context",
         "_dirty_since_ms",
-        "_edges",
         "_flush_messages",
         "_flush_ms",
         "_inspects",
@@ -107,7 +107,13 @@ class Partition:
     )
 
     def __init__(
-        self, topic: str, topic_id: UUID, index: int, leader_epoch: int, segments: Log, edges: Edges
+        self,
+        topic: str,
+        topic_id: UUID,
+        index: int,
+        leader_epoch: int,
+        segments: Log,
+        context: PartitionContext,
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
@@ -123,7 +129,7 @@ class Partition:
         self.transactions = Transactions(self)
         self.templates: dict[int, Fill] = {}  # answers to a single batch, by version
         self.messages_in = self.bytes_in = self.bytes_out = 0
-        self._edges = edges
+        self._context = context
         self._internal = is_internal(topic)  # written by coordinators only
         self._announced_bytes = 0  # of bytes_in, those that watchers have been notified of
         self._queued = False  # whether the turn knows of appends here
@@ -211,7 +217,7 @@ class Partition:
             try:
                 self.transactions.observe(read_header(batch), view)
             except OSError as error:
-                self._edges.failed(self, error)
+                self._context.failed(self, error)
                 raise self.storage_error() from None
         return self.log.next_offset
 
@@ -230,7 +236,7 @@ class Partition:
         self.bytes_in += len(batch)
         if not self._queued:
             self._queued = True
-            self._edges.turn.add_publisher(self)
+            self._context.flush_queue.add_publisher(self)
         return base_offset
 
     def _check_unusual(
@@ -273,15 +279,15 @@ class Partition:
         try:
             segments.publish()
         except OSError as error:
-            self._edges.failed(self, error)
+            self._context.failed(self, error)
             return
         if self._waits_for_fsync:
-            self._edges.sync_soon(self)
+            self._context.sync_soon(self)
             return
         published = segments.log_end_offset - self.high_watermark
         self._advance(segments.log_end_offset)
         if self._flush_messages <= (unflushed := self._unflushed + published):
-            self._edges.sync_soon(self)
+            self._context.sync_soon(self)
         else:
             self._unflushed = unflushed
 
@@ -303,7 +309,7 @@ class Partition:
             self._dirty_since_ms = now_ms
         elif now_ms - self._dirty_since_ms >= self._flush_ms:
             self._dirty_since_ms = now_ms
-            self._edges.sync_soon(self)
+            self._context.sync_soon(self)
 
     def _advance(self, high_watermark: int) -> None:
         self.high_watermark = high_watermark
@@ -325,7 +331,7 @@ class Partition:
 
     def failed(self, error: OSError) -> KafkaError:
         """The disk under the log is broken: it goes offline. What to tell the client."""
-        self._edges.failed(self, error)
+        self._context.failed(self, error)
         return self.storage_error()
 
     def storage_error(self) -> KafkaError:
@@ -385,7 +391,7 @@ class Partition:
     def _rolled(self, offset: int) -> None:
         """A segment is full: recovery after a crash need not read it again if it is synced."""
         self.save_producers(offset)
-        self._edges.sync_soon(self)
+        self._context.sync_soon(self)
 
     def save_producers(self, offset: int) -> None:
         """Keep what is known of producers with the log, as of `offset`, the base of the next batch."""

@@ -9,12 +9,12 @@ import pytest
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import NOW_MS, split, topic_config
 
-from levada.broker.partition.partition import Edges, Partition
+from levada.broker.partition.partition import Partition, PartitionContext
 from levada.broker.partition.validation import RefusedRecordsError
 from levada.config.topic import TopicConfig
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
-from levada.net.flush import Turn
+from levada.net.flush import FlushQueue
 from levada.storage.log.log import Log
 from levada.wire.batches import (
     CONTROL_BIT,
@@ -36,7 +36,7 @@ class World:
         self.folder = folder
         self.disk = FaultyDisk()
         self.scheduled = 0
-        self.turn = Turn(self._schedule)
+        self.flush_queue = FlushQueue(self._schedule)
         self.asked_to_sync: list[Partition] = []
         self.failures: list[OSError] = []
 
@@ -50,8 +50,8 @@ class World:
     def open(self, clean: bool = True, topic: str = "orders", **settings: object) -> Partition:
         config = topic_config(**settings)
         log = Log.open(str(self.folder), config, self.disk, now_ms=NOW_MS, clean=clean)
-        edges = Edges(self.turn, self.asked_to_sync.append, self._failed)
-        return Partition(topic, UUID(int=1), 0, LEADER_EPOCH, log, edges)
+        context = PartitionContext(self.flush_queue, self.asked_to_sync.append, self._failed)
+        return Partition(topic, UUID(int=1), 0, LEADER_EPOCH, log, context)
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_nothing_is_seen_before_the_turn_ends(world: World) -> None:
     assert world.scheduled == 1
     assert (partition.high_watermark, partition.log.log_end_offset, waiter.heard) == (0, 0, [])
     assert stored(partition) == []
-    world.turn.end()
+    world.flush_queue.flush()
     assert partition.high_watermark == partition.log.log_end_offset == 3
     assert values(partition) == [b"a", b"b", b"c"]
     assert waiter.heard == [sum(map(len, stored(partition)))]
@@ -136,7 +136,7 @@ def test_batches_get_their_offset_and_leader_epoch_and_stay_valid(world: World) 
     sent = [batch_of(b"a", b"b", codec=codec) for codec in Codec]
     for batch in sent:
         append(partition, bytearray(batch))
-    world.turn.end()
+    world.flush_queue.flush()
     headers = [read_header(batch) for batch in stored(partition)]
     assert [header.base_offset for header in headers] == [0, 2, 4, 6, 8]
     assert {header.partition_leader_epoch for header in headers} == {LEADER_EPOCH}
@@ -149,7 +149,7 @@ def test_short_writes_are_finished(world: World) -> None:
     world.disk.short_writes = True
     for number in range(20):
         append(partition, batch_of(b"%d" % number * 100))
-    world.turn.end()
+    world.flush_queue.flush()
     assert values(partition) == [b"%d" % number * 100 for number in range(20)]
 
 
@@ -158,7 +158,7 @@ def test_a_full_segment_is_synced_and_its_producers_saved(world: World) -> None:
     append(partition, batch_of(b"x" * 300, producer=(5, 0, 0)))
     assert world.asked_to_sync == []
     append(partition, batch_of(b"y" * 300, producer=(5, 0, 1)))
-    world.turn.end()
+    world.flush_queue.flush()
     assert world.asked_to_sync == [partition]
     assert partition.log.snapshots() == [1]
     assert partition.high_watermark == 2
@@ -198,7 +198,7 @@ def test_a_batch_larger_than_a_segment_is_refused_and_the_partition_goes_on(worl
     partition = world.open(segment_bytes=200)
     refused(partition, batch_of(b"x" * 300), ErrorCode.RECORD_LIST_TOO_LARGE)
     assert append(partition, batch_of(b"x")) == 0
-    world.turn.end()
+    world.flush_queue.flush()
     assert values(partition) == [b"x"]
 
 
@@ -235,7 +235,7 @@ def test_log_append_time_is_stamped_and_signed(world: World) -> None:
     partition = world.open(message_timestamp_type="LogAppendTime")
     append(partition, batch_of(b"a", b"b", timestamp=1), now_ms=NOW_MS + 5)
     append(partition, batch_of(b"c", codec=Codec.LZ4, timestamp=1), now_ms=NOW_MS + 6)
-    world.turn.end()
+    world.flush_queue.flush()
     batches = stored(partition)
     assert all(crc_is_valid(memoryview(batch)) for batch in batches)
     assert [read_header(batch).timestamp_type for batch in batches] == [1, 1]
@@ -252,7 +252,7 @@ def test_a_duplicate_is_answered_with_its_first_offset(world: World) -> None:
     append(partition, batch_of(b"other"))
     first, second = batch_of(b"a", b"b", producer=(5, 0, 0)), batch_of(b"c", producer=(5, 0, 2))
     assert [append(partition, bytearray(batch)) for batch in (first, second, first, second)] == [1, 3, 1, 3]
-    world.turn.end()
+    world.flush_queue.flush()
     assert [append(partition, bytearray(batch)) for batch in (first, second)] == [1, 3]
     assert values(partition) == [b"other", b"a", b"b", b"c"]
 
@@ -273,7 +273,7 @@ def test_duplicates_are_known_after_a_restart(world: World, end: str) -> None:
     batches = [batch_of(b"%d" % number * 200, producer=(5, 0, number)) for number in range(6)]
     for batch in batches:
         append(partition, bytearray(batch))
-        world.turn.end()
+        world.flush_queue.flush()
     if end == "closed":
         partition.close()
     for snapshot in world.folder.glob("*.snapshot") if "damaged" in end else ():
@@ -293,13 +293,13 @@ def test_acks_wait_for_the_disk(world: World) -> None:
     partition, waiter = world.open(levada_acks_wait_for_fsync="true"), Listening()
     partition.watchers.add(waiter)
     append(partition, batch_of(b"a"))
-    world.turn.end()
+    world.flush_queue.flush()
     assert world.asked_to_sync == [partition]
     assert (partition.log.log_end_offset, partition.high_watermark, waiter.heard) == (1, 0, [])
     assert stored(partition) == []
     partition.log.flush()
     append(partition, batch_of(b"after the fsync began"))
-    world.turn.end()
+    world.flush_queue.flush()
     partition.synced()
     assert partition.high_watermark == 1 and values(partition) == [b"a"]
     assert len(waiter.heard) == 1
@@ -311,7 +311,7 @@ def test_acks_wait_for_the_disk(world: World) -> None:
 def test_who_waits_for_the_disk_is_served_when_the_topic_no_longer_does(world: World) -> None:
     partition = world.open(levada_acks_wait_for_fsync="true")
     append(partition, batch_of(b"a"))
-    world.turn.end()
+    world.flush_queue.flush()
     partition.configure(topic_config())
     partition.log.flush()
     partition.synced()
@@ -322,22 +322,22 @@ def test_messages_are_synced_after_so_many(world: World) -> None:
     partition = world.open(flush_messages=5)
     for number in range(4):
         append(partition, batch_of(b"%d" % number))
-        world.turn.end()
+        world.flush_queue.flush()
     assert world.asked_to_sync == []
     append(partition, batch_of(b"4"))
-    world.turn.end()
+    world.flush_queue.flush()
     assert world.asked_to_sync == [partition]
     partition.log.flush()
     partition.synced()
     append(partition, batch_of(b"5"))
-    world.turn.end()
+    world.flush_queue.flush()
     assert world.asked_to_sync == [partition]
 
 
 def test_messages_are_synced_after_so_long(world: World) -> None:
     partition = world.open(flush_ms=1000)
     append(partition, batch_of(b"a"))
-    world.turn.end()
+    world.flush_queue.flush()
     for after_ms, asked in ((0, 0), (999, 0), (1000, 1)):
         partition.flush_if_due(NOW_MS + after_ms)
         assert len(world.asked_to_sync) == asked
@@ -350,11 +350,11 @@ def test_messages_are_synced_after_so_long(world: World) -> None:
 def test_a_failed_write_is_never_seen(world: World, number: int) -> None:
     partition, waiter = world.open(), Listening()
     append(partition, batch_of(b"good"))
-    world.turn.end()
+    world.flush_queue.flush()
     partition.watchers.add(waiter)
     world.disk.fail("pwritev", world.folder, number)
     append(partition, batch_of(b"bad"))
-    world.turn.end()
+    world.flush_queue.flush()
     assert [error.errno for error in world.failures] == [number]
     assert (partition.high_watermark, partition.offline, waiter.heard) == (1, True, [0])
     refused(partition, batch_of(b"more"), ErrorCode.KAFKA_STORAGE_ERROR)
@@ -377,7 +377,7 @@ def test_a_failed_roll_is_told_to_who_appends(world: World) -> None:
 def test_a_failed_read_is_told(world: World) -> None:
     partition = world.open()
     append(partition, batch_of(b"a"))
-    world.turn.end()
+    world.flush_queue.flush()
     world.disk.fail("pread", world.folder)
     with pytest.raises(KafkaError) as caught:
         partition.read(0, 100, minimum_one=True)
@@ -389,7 +389,7 @@ def test_a_bug_while_publishing_takes_one_partition_and_not_the_turn(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     other_world = World(tmp_path / "orders-1")
-    other_world.turn = world.turn
+    other_world.flush_queue = world.flush_queue
     partition, other = world.open(), other_world.open()
     append(partition, batch_of(b"a"))
     append(other, batch_of(b"b"))
@@ -401,10 +401,10 @@ def test_a_bug_while_publishing_takes_one_partition_and_not_the_turn(
 
     original = Log.publish
     monkeypatch.setattr(Log, "publish", bug)
-    world.turn.end()
+    world.flush_queue.flush()
     assert (partition.offline, other.offline, values(other)) == (True, False, [b"b"])
     append(other, batch_of(b"c"))
-    world.turn.end()
+    world.flush_queue.flush()
     assert values(other) == [b"b", b"c"]
 
 
@@ -415,7 +415,7 @@ def test_records_are_deleted_up_to_the_high_watermark(world: World) -> None:
     partition = world.open()
     for number in range(3):
         append(partition, batch_of(b"%d" % number))
-    world.turn.end()
+    world.flush_queue.flush()
     assert partition.delete_records(2) == 2
     assert values(partition) == [b"2"]
     for offset in (-2, 4):
@@ -461,5 +461,5 @@ def test_settings_are_taken_over_while_running(world: World) -> None:
     refused(partition, batch_of(b"x" * 100), ErrorCode.MESSAGE_TOO_LARGE)
     partition.configure(next(configs))
     append(partition, batch_of(b"x" * 100, timestamp=1))
-    world.turn.end()
+    world.flush_queue.flush()
     assert [read_header(batch).max_timestamp for batch in stored(partition)] == [NOW_MS, NOW_MS]

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.logs import NOW_MS, QuickDisk, topic_config
 
-from levada.broker.partition.partition import Edges, Partition
+from levada.broker.partition.partition import Partition, PartitionContext
 from levada.errors import ErrorCode, KafkaError
-from levada.net.flush import Turn
+from levada.net.flush import FlushQueue
 from levada.storage.log.log import Log
 from levada.wire.batches import TRANSACTIONAL_BIT, Record, decode, encode, iterate_headers
 from levada.wire.control_records import Marker, decode_marker
@@ -38,8 +38,8 @@ class World:
         return self.serve(log)
 
     def serve(self, log: Log) -> Partition:
-        edges = Edges(Turn(lambda _: None), lambda _: None, self.failed)
-        return Partition("orders", UUID(int=1), 0, 0, log, edges)
+        context = PartitionContext(FlushQueue(lambda _: None), lambda _: None, self.failed)
+        return Partition("orders", UUID(int=1), 0, 0, log, context)
 
     def failed(self, partition: Partition, error: OSError) -> None:
         raise AssertionError(error)
@@ -352,7 +352,7 @@ def test_a_disk_that_does_not_take_the_index_takes_the_partition_offline(world: 
     world.disk = Failing()
     broken: list[Partition] = []
     partition = world.open()
-    partition._edges = partition._edges._replace(failed=failed)
+    partition._context = partition._context._replace(failed=failed)
     allow(partition, 7, 0)
     write(partition, b"a", producer=(7, 0, 0))
     assert refused(partial(end, partition, 7, 0, committed=False)) == ErrorCode.KAFKA_STORAGE_ERROR
