@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from levada.client.client import Client
     from levada.client.consumer.consumer import Consumer
     from levada.client.errors import ConnectionFailed, MemberFenced, ProducerFenced, RequestTimedOut
-    from levada.client.prepared import PreparedTransaction
     from levada.client.producer.producer import Producer, RecordMetadata
+    from levada.client.producer.transactions import PreparedTransaction
     from levada.errors import ErrorCode, KafkaError
     from levada.model import ConsumerRecord, TopicPartition
 
@@ -40,7 +40,7 @@ _HOMES = {
     "ErrorCode": "levada.errors",
     "KafkaError": "levada.errors",
     "MemberFenced": "levada.client.errors",
-    "PreparedTransaction": "levada.client.prepared",
+    "PreparedTransaction": "levada.client.producer.transactions",
     "Producer": "levada.client.producer.producer",
     "ProducerFenced": "levada.client.errors",
     "RecordMetadata": "levada.client.producer.producer",

@@ -11,8 +11,13 @@ from levada.cli.output import Output, Row, emit, emit_each, printable, table, wa
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from levada.client.admin.group_lag import Move, PartitionLag, Target
-    from levada.client.admin.groups import GroupDescription, GroupMember
+    from levada.client.admin.groups import (
+        GroupDescription,
+        GroupMember,
+        OffsetReset,
+        PartitionLag,
+        ResetTarget,
+    )
     from levada.client.client import Client
     from levada.model import TopicPartition
 
@@ -155,15 +160,14 @@ def reset(
       levada group reset billing --shift-by -100
       levada group reset audit --topic orders --to-datetime 2026-05-01T12:00
     """
-    from levada.client.admin.group_lag import planned
-    from levada.client.admin.groups import GroupAdmin
+    from levada.client.admin.groups import GroupAdmin, plan_reset
 
     goal = _goal(to_earliest, to_latest, to_offset, to_datetime, shift_by)
 
-    async def plan(client: "Client") -> "list[Move]":
+    async def plan(client: "Client") -> "list[OffsetReset]":
         await _check_resettable(client, name, topics)
         places = await _places(client, name, topics)
-        return await planned(client, name, places, goal, shift=shift_by is not None)
+        return await plan_reset(client, name, places, goal, shift=shift_by is not None)
 
     moves = with_client(bootstrap, timeout, plan)
     emit([_move_row(move) for move in moves], output, ("topic", "partition", "committed", "new", "lag"))
@@ -207,7 +211,7 @@ def delete(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) ->
 
 def _goal(
     to_earliest: bool, to_latest: bool, to_offset: int | None, to_datetime: str | None, shift_by: int | None
-) -> "Target":
+) -> "ResetTarget":
     numbers = [number for number in (to_offset, shift_by) if number is not None]
     if to_earliest + to_latest + (to_datetime is not None) + len(numbers) != 1:
         raise click.UsageError(
@@ -287,10 +291,10 @@ async def _places(client: "Client", name: str, topics: tuple[str, ...]) -> "list
 
 
 async def _description(client: "Client", name: str) -> dict[str, Any]:
-    from levada.client.admin.group_lag import lag_of
+    from levada.client.admin.groups import group_lag
 
     found = await _find(client, name)
-    rows = [_lag_row(one) for one in await lag_of(client, found)]
+    rows = [_lag_row(one) for one in await group_lag(client, found)]
     return {
         "group": found.group,
         "state": found.state,
@@ -303,10 +307,10 @@ async def _description(client: "Client", name: str) -> dict[str, Any]:
 
 
 async def _lag_rows(client: "Client", name: str, partitions: bool) -> list[dict[str, Any]]:
-    from levada.client.admin.group_lag import lag_of
+    from levada.client.admin.groups import group_lag
 
     found = await _find(client, name)
-    rows = [_lag_row(one) for one in await lag_of(client, found)]
+    rows = [_lag_row(one) for one in await group_lag(client, found)]
     if partitions:
         return [{"group": name, **row} for row in rows]
     lags = [row["lag"] for row in rows if row["lag"] is not None]
@@ -345,7 +349,7 @@ def _member_row(member: "GroupMember") -> dict[str, Any]:
     }
 
 
-def _move_row(move: "Move") -> dict[str, Any]:
+def _move_row(move: "OffsetReset") -> dict[str, Any]:
     return {
         "topic": move.partition.topic,
         "partition": move.partition.partition,
@@ -355,7 +359,7 @@ def _move_row(move: "Move") -> dict[str, Any]:
     }
 
 
-def _tell_of_ends(name: str, moves: "list[Move]") -> None:
+def _tell_of_ends(name: str, moves: "list[OffsetReset]") -> None:
     """Say which partitions do not reach as far as was asked."""
     for move in moves:
         if move.wanted is None:

@@ -20,8 +20,8 @@ from levada.cli.output import Output, Row, emit, emit_each, table, wants_color
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from levada.client.bootstrap import TopicInfo
     from levada.client.client import Client
+    from levada.client.metadata import TopicInfo
 
 
 @click.group()

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from levada.client.bootstrap import Api, BrokerInfo, ClusterMetadata, TopicInfo
-from levada.client.connection import RESPONSE_BYTES_MAX, Address, Connection
+from levada.client.connection import RESPONSE_BYTES_MAX, Address, Connection, ConnectionPool
 from levada.client.errors import (
     BrokerNotResponding,
     ConnectionFailed,
     raise_for_code,
 )
-from levada.client.pool import Pool
+from levada.client.metadata import Api, BrokerInfo, ClusterMetadata, TopicInfo
 from levada.client.retry import STALE_METADATA, RetryPolicy, retry
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
@@ -27,10 +26,9 @@ if TYPE_CHECKING:
     from levada.client.admin.admin import Admin
     from levada.client.consumer.consumer import Consumer, ConsumerOptions
     from levada.client.consumer.group_consumer import GroupConsumer, GroupOptions
-    from levada.client.data import FoundOffset
-    from levada.client.prepared import PreparedTransaction
+    from levada.client.data import OffsetAndTimestamp
     from levada.client.producer.producer import BatchingOptions, Producer, ProducerOptions
-    from levada.client.producer.transactions import TransactionalProducer
+    from levada.client.producer.transactions import PreparedTransaction, TransactionalProducer
 
 DEFAULT_PORT = 9092
 
@@ -165,7 +163,7 @@ class Client:
 
     async def list_offsets(
         self, times: Mapping[TopicPartition, int], *, isolation_level: int = 0
-    ) -> "dict[TopicPartition, FoundOffset]":
+    ) -> "dict[TopicPartition, OffsetAndTimestamp]":
         """The offset of a time in each partition: milliseconds, or LATEST, EARLIEST, MAX_TIMESTAMP of `data`."""
         from levada.client.consumer.fetch import list_offsets
 
@@ -180,7 +178,7 @@ class Client:
         *,
         node: int | None = None,
         timeout_ms: int | None = None,
-        pool: Pool | None = None,
+        pool: ConnectionPool | None = None,
         version_min: int = 0,
     ) -> Any:
         """Send any request of the protocol to a broker (to any broker without `node`) and give its response.
@@ -256,13 +254,13 @@ class Client:
 
         ProducerFenced: it was ended otherwise, or its transactional id was taken over since.
         """
-        from levada.client.prepared import end_prepared
+        from levada.client.producer.transactions import end_prepared
 
         await end_prepared(self, prepared, committed=True)
 
     async def abort_prepared(self, prepared: "PreparedTransaction") -> None:
         """Abort a transaction that a producer, anywhere, has prepared, as `commit_prepared` commits it."""
-        from levada.client.prepared import end_prepared
+        from levada.client.producer.transactions import end_prepared
 
         await end_prepared(self, prepared, committed=False)
 
@@ -292,15 +290,15 @@ class Client:
 
     # Connections
 
-    def pool(self) -> Pool:
+    def pool(self) -> ConnectionPool:
         """Connections of one's own, to keep long polls open on; whoever asks for it closes it."""
-        return Pool(
+        return ConnectionPool(
             self.client_id,
             connect_timeout_s=self._connect_timeout_s,
             response_bytes_max=self._response_bytes_max,
         )
 
-    async def connection(self, node: int | None = None, pool: Pool | None = None) -> Connection:
+    async def connection(self, node: int | None = None, pool: ConnectionPool | None = None) -> Connection:
         """The connection to a broker, opened if need be; without `node` to any broker."""
         if node is None:
             return await self._any_connection()

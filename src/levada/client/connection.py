@@ -11,19 +11,19 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple, TypeVar, cast
 
-from levada.client.bootstrap import (
+from levada.client.errors import BrokerNotResponding, ConnectionFailed, RequestTimedOut
+from levada.client.metadata import (
     API_VERSIONS,
     METADATA,
     Api,
+    ApiVersions,
     ClusterMetadata,
-    Served,
     read_api_versions,
     read_metadata,
     write_api_versions,
     write_metadata,
 )
-from levada.client.consumer.reader import Reader
-from levada.client.errors import BrokerNotResponding, ConnectionFailed, RequestTimedOut
+from levada.client.reader import MessageReader
 from levada.errors import ErrorCode, KafkaError
 
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
@@ -68,7 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         self, address: Address, client_id: str, response_bytes_max: int = RESPONSE_BYTES_MAX
     ) -> None:
         self.address = address
-        self.served = Served({}, {})
+        self.api_versions = ApiVersions({}, {})
         self.closed = False
         self._client_id = client_id.encode()
         self._response_bytes_max = response_bytes_max
@@ -113,7 +113,7 @@ class Connection(asyncio.BufferedProtocol):
                 timeout_s=timeout_s,
                 flexible_reply=False,
             )
-            connection.served = connection.parse(read_api_versions, body)
+            connection.api_versions = connection.parse(read_api_versions, body)
         except RequestTimedOut:
             raise BrokerNotResponding(
                 f"{address} takes connections and does not answer: is it a broker?"
@@ -125,7 +125,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def version(self, api: Api) -> int:
         """The highest version of an API that both sides know."""
-        served, known = self.served.apis.get(api.key), api.versions
+        served, known = self.api_versions.apis.get(api.key), api.versions
         if served is None:
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{self.address} does not serve {api.name}")
         highest = min(served.stop, known.stop) - 1
@@ -305,7 +305,7 @@ class Connection(asyncio.BufferedProtocol):
         request.timer.cancel()
         start = _SIZE.size
         if request.flexible:
-            header = Reader(frame, start)
+            header = MessageReader(frame, start)
             try:
                 header.tags()
             except BROKEN:
@@ -315,3 +315,64 @@ class Connection(asyncio.BufferedProtocol):
             start = header.position
         if not request.answer.done():  # somebody still waits
             request.answer.set_result(frame[start:].toreadonly())
+
+
+class ConnectionPool:
+    """At most one connection to each address.
+
+    A broker answers the requests of a connection in order, so whoever keeps a long poll open has a pool of its own:
+    nothing else shall wait behind it.
+    """
+
+    def __init__(self, client_id: str, *, connect_timeout_s: float, response_bytes_max: int) -> None:
+        self._client_id = client_id
+        self._connect_timeout_s = connect_timeout_s
+        self._response_bytes_max = response_bytes_max
+        self._connections: dict[Address, Connection] = {}
+        self._opening: dict[Address, asyncio.Task[Connection]] = {}
+        self.closed = False
+
+    def any_open(self) -> Connection | None:
+        """A connection that is open, if there is one."""
+        return next((one for one in self._connections.values() if not one.closed), None)
+
+    async def get(self, address: Address) -> Connection:
+        """The connection to an address."""
+        connection = self._connections.get(address)
+        if connection is not None and not connection.closed:
+            return connection
+        if self.closed:
+            raise ConnectionFailed("the client is closed")
+        opening = self._opening.get(address)
+        if opening is None:
+            opening = asyncio.create_task(self._open(address), name=f"connect to {address}")
+            opening.add_done_callback(_look_at)  # who asked for it may be gone
+            self._opening[address] = opening
+        return await asyncio.shield(opening)
+
+    async def close(self) -> None:
+        """Close every connection after what was written has left."""
+        self.closed = True
+        for opening in self._opening.values():
+            opening.cancel()
+        await asyncio.gather(*self._opening.values(), return_exceptions=True)
+        await asyncio.gather(*(connection.finish() for connection in self._connections.values()))
+        self._connections.clear()
+
+    async def _open(self, address: Address) -> Connection:
+        try:
+            connection = await Connection.open(
+                address,
+                self._client_id,
+                timeout_s=self._connect_timeout_s,
+                response_bytes_max=self._response_bytes_max,
+            )
+            self._connections[address] = connection
+            return connection
+        finally:
+            del self._opening[address]
+
+
+def _look_at(task: asyncio.Task[Connection]) -> None:
+    if not task.cancelled():
+        task.exception()

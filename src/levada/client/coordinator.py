@@ -14,7 +14,7 @@ with lazy_imports():
 
 if TYPE_CHECKING:
     from levada.client.client import Client
-    from levada.client.pool import Pool
+    from levada.client.connection import ConnectionPool
 
 
 class KeyType(IntEnum):
@@ -33,7 +33,7 @@ class Coordinator:
         kind: KeyType,
         key: str,
         *,
-        pool: "Pool | None" = None,
+        pool: "ConnectionPool | None" = None,
         timeout_ms: int | None = None,
     ) -> None:
         self._client = client

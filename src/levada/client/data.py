@@ -11,8 +11,8 @@ from operator import attrgetter
 from struct import Struct
 from typing import NamedTuple
 
-from levada.client.bootstrap import NO_TOPIC_ID, Api, TopicInfo
-from levada.client.consumer.reader import Reader
+from levada.client.metadata import NO_TOPIC_ID, Api, TopicInfo
+from levada.client.reader import MessageReader
 from levada.model import TopicPartition
 from levada.wire.primitives import encode_array_length, encode_nullable_string, encode_uvarint
 
@@ -35,7 +35,7 @@ _LIST_OFFSETS = Struct(">ib")
 _LIST_PARTITION = Struct(">iiq")
 
 
-class Produced(NamedTuple):
+class ProducedPartition(NamedTuple):
     """What became of one batch."""
 
     error: int
@@ -44,7 +44,7 @@ class Produced(NamedTuple):
     error_message: str | None
 
 
-class Wanted(NamedTuple):
+class FetchPosition(NamedTuple):
     """A partition to fetch and from where."""
 
     partition: TopicPartition
@@ -52,7 +52,7 @@ class Wanted(NamedTuple):
     leader_epoch: int
 
 
-class Fetched(NamedTuple):
+class FetchedPartition(NamedTuple):
     """What came of one partition; `records` are whole batches, and perhaps the beginning of one more."""
 
     error: int
@@ -63,7 +63,7 @@ class Fetched(NamedTuple):
     records: memoryview
 
 
-class FoundOffset(NamedTuple):
+class OffsetAndTimestamp(NamedTuple):
     """Where a time is in a partition; offset -1 if nothing is that late."""
 
     error: int
@@ -103,11 +103,11 @@ def write_produce(
     return body
 
 
-def read_produce(version: int, body: memoryview, topics: Topics) -> dict[TopicPartition, Produced]:
+def read_produce(version: int, body: memoryview, topics: Topics) -> dict[TopicPartition, ProducedPartition]:
     """The answer for each partition."""
-    reader = Reader(body)
+    reader = MessageReader(body)
     names = _names(topics)
-    answers: dict[TopicPartition, Produced] = {}
+    answers: dict[TopicPartition, ProducedPartition] = {}
     for _ in range(reader.count()):
         topic = _read_topic(version, reader, names)
         for _ in range(reader.count()):
@@ -116,12 +116,14 @@ def read_produce(version: int, body: memoryview, topics: Topics) -> dict[TopicPa
             reasons = [_read_record_error(reader) for _ in range(reader.count())]
             message = reader.string() or next(filter(None, reasons), None)
             reader.tags()
-            answers[TopicPartition(topic, index)] = Produced(error, base_offset, append_time, message)
+            answers[TopicPartition(topic, index)] = ProducedPartition(
+                error, base_offset, append_time, message
+            )
         reader.tags()
     return answers
 
 
-def _read_record_error(reader: Reader) -> str | None:
+def _read_record_error(reader: MessageReader) -> str | None:
     index, reason = reader.int32(), reader.string()
     reader.tags()
     return f"record {index} of the batch: {reason}" if reason else None
@@ -129,7 +131,7 @@ def _read_record_error(reader: Reader) -> str | None:
 
 def write_fetch(
     version: int,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[FetchPosition],
     topics: Topics,
     *,
     max_wait_ms: int,
@@ -162,13 +164,15 @@ def write_fetch(
     return body
 
 
-def read_fetch(version: int, body: memoryview, topics: Topics) -> tuple[int, dict[TopicPartition, Fetched]]:
+def read_fetch(
+    version: int, body: memoryview, topics: Topics
+) -> tuple[int, dict[TopicPartition, FetchedPartition]]:
     """The error of the whole answer, and what came of each partition."""
-    reader = Reader(body)
+    reader = MessageReader(body)
     names = _names(topics)
     reader.int32()  # throttle time
     error, _ = reader.int16(), reader.int32()
-    answers: dict[TopicPartition, Fetched] = {}
+    answers: dict[TopicPartition, FetchedPartition] = {}
     for _ in range(reader.count()):
         topic = _read_topic(version, reader, names)
         for _ in range(reader.count()):
@@ -178,7 +182,7 @@ def read_fetch(version: int, body: memoryview, topics: Topics) -> tuple[int, dic
     return error, answers
 
 
-def _read_fetched(reader: Reader) -> Fetched:
+def _read_fetched(reader: MessageReader) -> FetchedPartition:
     error, high_watermark, last_stable, log_start = (
         reader.int16(),
         reader.int64(),
@@ -192,7 +196,7 @@ def _read_fetched(reader: Reader) -> Fetched:
     reader.int32()  # preferred read replica
     records = reader.blob()
     reader.tags()
-    return Fetched(
+    return FetchedPartition(
         error,
         high_watermark,
         last_stable,
@@ -202,7 +206,7 @@ def _read_fetched(reader: Reader) -> Fetched:
     )
 
 
-def asked_ms(moment: datetime) -> int:
+def timestamp_of(moment: datetime) -> int:
     """A moment as ListOffsets takes it. Nothing is older than 1970: below 0 it would mean an end of the log."""
     return max(0, int(moment.timestamp() * 1000))
 
@@ -226,16 +230,16 @@ def write_list_offsets(
     return body
 
 
-def read_list_offsets(body: memoryview) -> dict[TopicPartition, FoundOffset]:
+def read_list_offsets(body: memoryview) -> dict[TopicPartition, OffsetAndTimestamp]:
     """The answer for each partition."""
-    reader = Reader(body)
+    reader = MessageReader(body)
     reader.int32()  # throttle time
-    answers: dict[TopicPartition, FoundOffset] = {}
+    answers: dict[TopicPartition, OffsetAndTimestamp] = {}
     for _ in range(reader.count()):
         topic = reader.string() or ""
         for _ in range(reader.count()):
             index, error = reader.int32(), reader.int16()
-            answers[TopicPartition(topic, index)] = FoundOffset(
+            answers[TopicPartition(topic, index)] = OffsetAndTimestamp(
                 error, reader.int64(), reader.int64(), reader.int32()
             )
             reader.tags()
@@ -253,7 +257,7 @@ def write_init_producer_id(version: int) -> bytes:
 
 def read_init_producer_id(body: memoryview) -> tuple[int, int, int]:
     """Error, producer id, epoch."""
-    reader = Reader(body)
+    reader = MessageReader(body)
     reader.int32()  # throttle time
     return reader.int16(), reader.int64(), reader.int16()
 
@@ -274,7 +278,7 @@ def _names(topics: Topics) -> dict[bytes, str]:
     return {info.topic_id.bytes: name for name, info in topics.items() if info.topic_id is not None}
 
 
-def _read_topic(version: int, reader: Reader, names: Mapping[bytes, str]) -> str:
+def _read_topic(version: int, reader: MessageReader, names: Mapping[bytes, str]) -> str:
     if version < TOPIC_IDS_FROM:
         return reader.string() or ""
     return names.get(bytes(reader.take(16)), "")

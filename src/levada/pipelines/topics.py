@@ -12,7 +12,7 @@ from levada.spark.read.logs import Logs
 from levada.spark.read.options import read_options
 
 if TYPE_CHECKING:
-    from levada.client.bootstrap import TopicInfo
+    from levada.client.metadata import TopicInfo
     from levada.pipelines.lake.formats import AnyLake
 
 LOOK_S = 0.1  # between two looks for a topic

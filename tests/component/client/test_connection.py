@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from levada import Client, ConnectionFailed, KafkaError
-from levada.client.bootstrap import Api
 from levada.client.connection import INBOX_BYTES, Address, Connection
+from levada.client.metadata import Api
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -556,7 +556,7 @@ def test_two_phase_commit_of_a_broker_that_does_not_know_it(
     async def work(client: Client) -> None:
         prepared = await prepare(client, name, topic, b"kept")
         connection = await client.connection()
-        monkeypatch.setitem(connection.served.apis, 22, range(6))
+        monkeypatch.setitem(connection.api_versions.apis, 22, range(6))
         for two_phase in (True, False):
             with pytest.raises(KafkaError, match="UNSUPPORTED_VERSION"):
                 await client.producer(

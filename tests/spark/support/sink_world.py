@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from levada.client.prepared import PreparedTransaction
+from levada.client.producer.transactions import PreparedTransaction
 from levada.core.transactions.machine import (
     Ending,
     EndRequest,

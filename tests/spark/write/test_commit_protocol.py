@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from tests.spark.support.sink_world import ROWS, Bugs, Dead, Steps, World
 
-from levada.client.prepared import PreparedTransaction
+from levada.client.producer.transactions import PreparedTransaction
 from levada.core.transactions.state import EPOCH_MAX
 from levada.spark.write.commit_log import decode_decision, encode_decision
 from levada.spark.write.commit_protocol import NOTHING, UNKNOWN, Content, Decision, judge

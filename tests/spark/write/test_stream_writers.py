@@ -17,7 +17,7 @@ from tests.support.broker import BrokerProcess
 from tests.support.shell import Shell
 
 from levada import Client
-from levada.client.prepared import PreparedTransaction
+from levada.client.producer.transactions import PreparedTransaction
 from levada.errors import KafkaError
 from levada.spark import blocking
 from levada.spark.write import transactions

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 from tests.support.random_messages import kio_class, random_message
 
-from levada.client import bootstrap, data
-from levada.client.bootstrap import Api, TopicInfo
+from levada.client import data, metadata
 from levada.client.connection import BROKEN
+from levada.client.metadata import Api, TopicInfo
 from levada.model import TopicPartition
 from levada.wire.schema.versions import APIS
 
@@ -56,31 +56,31 @@ def topic_of(entry: Any, version: int) -> Any:
 
 
 def test_api_versions() -> None:
-    request = as_kio_reads(bootstrap.API_VERSIONS, 3, bootstrap.write_api_versions())
+    request = as_kio_reads(metadata.API_VERSIONS, 3, metadata.write_api_versions())
     assert request.client_software_name == "levada"
-    for message in random_responses(bootstrap.API_VERSIONS, 3):
+    for message in random_responses(metadata.API_VERSIONS, 3):
         if message.error_code == 0:
             expected = {key.api_key: range(key.min_version, key.max_version + 1) for key in message.api_keys}
-            found = bootstrap.read_api_versions(as_kio_writes(message))
+            found = metadata.read_api_versions(as_kio_writes(message))
             assert found.apis == expected
             assert found.features == {
                 feature.name: feature.max_version_level for feature in message.finalized_features
             }
 
 
-@pytest.mark.parametrize(("api", "version"), versions(bootstrap.METADATA))
+@pytest.mark.parametrize(("api", "version"), versions(metadata.METADATA))
 @pytest.mark.parametrize("topics", [None, [], ["orders", "clicks"]])
 def test_metadata_request(api: Api, version: int, topics: list[str] | None) -> None:
-    request = as_kio_reads(api, version, bootstrap.write_metadata(version, topics, create=True))
+    request = as_kio_reads(api, version, metadata.write_metadata(version, topics, create=True))
     assert request.allow_auto_topic_creation
     asked = None if request.topics is None else [topic.name for topic in request.topics]
     assert asked == topics
 
 
-@pytest.mark.parametrize(("api", "version"), versions(bootstrap.METADATA))
+@pytest.mark.parametrize(("api", "version"), versions(metadata.METADATA))
 def test_metadata_response(api: Api, version: int) -> None:
     for message in random_responses(api, version):
-        found = bootstrap.read_metadata(as_kio_writes(message))
+        found = metadata.read_metadata(as_kio_writes(message))
         assert (found.cluster_id, found.controller_id) == (message.cluster_id, message.controller_id)
         assert found.brokers == {
             broker.node_id: (broker.node_id, broker.host, broker.port, broker.rack)
@@ -149,7 +149,7 @@ def test_produce_response(api: Api, version: int) -> None:
 
 @pytest.mark.parametrize(("api", "version"), versions(data.FETCH))
 def test_fetch_request(api: Api, version: int) -> None:
-    wanted = [data.Wanted(partition, 100 + partition.partition, 4) for partition in PARTITIONS]
+    wanted = [data.FetchPosition(partition, 100 + partition.partition, 4) for partition in PARTITIONS]
     body = data.write_fetch(
         version,
         wanted,
@@ -244,7 +244,7 @@ def test_init_producer_id(api: Api, version: int) -> None:
 def test_junk_is_refused_and_never_taken_for_more(junk: bytes, version: int) -> None:
     view = memoryview(junk)
     for read in (
-        bootstrap.read_metadata,
+        metadata.read_metadata,
         data.read_list_offsets,
         data.read_init_producer_id,
         lambda body: data.read_fetch(version, body, TOPICS),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from levada.client.coordinator import Coordinator, KeyType
 from levada.client.errors import raise_for_code
-from levada.client.prepared import PreparedTransaction, end_prepared
+from levada.client.producer.transactions import PreparedTransaction, end_prepared
 from levada.client.retry import COORDINATOR_RETRIABLE, RetryPolicy, retry
 from levada.errors import ErrorCode
 from levada.model import TopicPartition

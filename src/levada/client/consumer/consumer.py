@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypedDict
 
 from levada.client.consumer.fetcher import Cursor, Fetcher
-from levada.client.data import EARLIEST, LATEST, asked_ms
+from levada.client.data import EARLIEST, LATEST, timestamp_of
 from levada.errors import ErrorCode, KafkaError
 from levada.model import ConsumerRecord, TopicPartition
 
@@ -183,7 +183,7 @@ class Consumer:
             return dict.fromkeys(partitions, start)
         ends = await self._offsets(partitions, LATEST)
         if isinstance(start, datetime):
-            found = await self._offsets(partitions, asked_ms(start))
+            found = await self._offsets(partitions, timestamp_of(start))
             return {partition: ends[partition] if at < 0 else at for partition, at in found.items()}
         if isinstance(start, int):
             first = await self._offsets(partitions, EARLIEST)

@@ -4,20 +4,20 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from levada.client.bootstrap import TopicInfo
 from levada.client.connection import Allocate, Connection
 from levada.client.data import (
     FETCH,
     LIST_OFFSETS,
-    Fetched,
-    FoundOffset,
-    Wanted,
+    FetchedPartition,
+    FetchPosition,
+    OffsetAndTimestamp,
     read_fetch,
     read_list_offsets,
     write_fetch,
     write_list_offsets,
 )
 from levada.client.errors import ConnectionFailed, Failure, RequestTimedOut, error_code, raise_for_code
+from levada.client.metadata import TopicInfo
 from levada.client.retry import PARTITION_RETRIABLE, Retries, RetryPolicy, is_retriable
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CONTROL_ABORT = 0
 
-Offsets = dict[TopicPartition, FoundOffset]
+Offsets = dict[TopicPartition, OffsetAndTimestamp]
 
 
 class FetchLimits(NamedTuple):
@@ -49,13 +49,13 @@ class DecodedBatch(NamedTuple):
 
 async def fetch(
     connection: Connection,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[FetchPosition],
     topics: Mapping[str, TopicInfo],
     limits: FetchLimits,
     *,
     request_timeout_ms: int,
     allocate: Allocate | None = None,
-) -> dict[TopicPartition, Fetched]:
+) -> dict[TopicPartition, FetchedPartition]:
     """One Fetch to the leader of these partitions; a large response is received into memory from `allocate`."""
     version = connection.version(FETCH)
     request = write_fetch(
@@ -83,10 +83,10 @@ async def fetch_partition(
     limits: FetchLimits,
     *,
     allocate: Allocate | None = None,
-) -> Fetched | None:
+) -> FetchedPartition | None:
     """One Fetch of one partition; None where a broker leaves it out of the response, as it does when it throttles."""
     leader = await client.leader(partition)
-    wanted = Wanted(partition, offset, topic.partitions[partition.partition].leader_epoch)
+    wanted = FetchPosition(partition, offset, topic.partitions[partition.partition].leader_epoch)
     partitions = await fetch(
         await client.connection(leader),
         (wanted,),
@@ -99,7 +99,7 @@ async def fetch_partition(
 
 
 def decode_batches(
-    partition: TopicPartition, fetched: Fetched, batches: Sequence[tuple[int, BatchHeader]]
+    partition: TopicPartition, fetched: FetchedPartition, batches: Sequence[tuple[int, BatchHeader]]
 ) -> Iterator[DecodedBatch]:
     """Decode batch by batch, without control records and records of aborted transactions; checks CRCs."""
     pending = sorted(fetched.aborted, key=lambda entry: entry[1])

@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from levada.client.bootstrap import TopicInfo
 from levada.client.consumer.fetch import DecodedBatch, FetchLimits, decode_batches, fetch
-from levada.client.data import Fetched, Wanted
+from levada.client.data import FetchedPartition, FetchPosition
 from levada.client.errors import FAILURES, Failure, error_code
+from levada.client.metadata import TopicInfo
 from levada.client.retry import PARTITION_RETRIABLE, Retries, RetryPolicy, is_retriable
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
@@ -218,12 +218,12 @@ class Fetcher:
             except FAILURES as failure:
                 self._fail(cursor, failure)
 
-    async def _ask(self, leader: int, cursors: list[Cursor]) -> dict[TopicPartition, Fetched]:
+    async def _ask(self, leader: int, cursors: list[Cursor]) -> dict[TopicPartition, FetchedPartition]:
         topics: dict[str, TopicInfo] = {}
         for cursor in cursors:
             topics[cursor.partition.topic] = await self._client.topic(cursor.partition.topic)
         connection = await self._client.connection(leader, self._pool)
-        wanted = [Wanted(cursor.partition, cursor.fetch_offset, -1) for cursor in cursors]
+        wanted = [FetchPosition(cursor.partition, cursor.fetch_offset, -1) for cursor in cursors]
         try:
             return await fetch(
                 connection,
@@ -236,7 +236,7 @@ class Fetcher:
             connection.close()  # a broker responds in order: the next Fetch would wait for this one
             raise
 
-    async def _take(self, cursor: Cursor, answer: Fetched | None) -> None:
+    async def _take(self, cursor: Cursor, answer: FetchedPartition | None) -> None:
         """Put what came of a partition into the buffer."""
         if answer is None:
             self._fail(

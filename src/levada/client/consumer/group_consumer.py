@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Unpack
 from uuid import UUID
 
-from levada.client.admin.group_offsets import commit, committed
 from levada.client.consumer.consumer import Consumer, ConsumerOptions
 from levada.client.consumer.fetcher import Cursor
 from levada.client.consumer.membership import Membership, Place
+from levada.client.consumer.offsets import commit, committed
 from levada.client.errors import FAILURES, MemberFenced
 from levada.errors import ErrorCode, KafkaError
 from levada.model import ConsumerRecord, TopicPartition

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID, uuid4
 
-from levada.client.admin.group_offsets import Committer
+from levada.client.consumer.offsets import Committer
 from levada.client.coordinator import Coordinator, KeyType
 from levada.client.errors import ConnectionFailed, MemberFenced, RequestTimedOut, raise_for_code
 from levada.errors import ErrorCode, KafkaError

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
-from levada.client.bootstrap import TopicInfo
+from levada.client.metadata import TopicInfo
 from levada.client.producer.partitioner import another_partition, partition_for_key
 from levada.clock import SystemClock
 from levada.model import Codec, TopicPartition
@@ -37,7 +37,7 @@ class RecordMetadata(NamedTuple):
     timestamp: int
 
 
-class Writer(NamedTuple):
+class ProducerIdentity(NamedTuple):
     """The producer of one transaction."""
 
     transactional_id: str
@@ -123,7 +123,7 @@ class Producer:
         idempotent: bool | None = None,
         in_flight_max: int = 5,
         delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
-        writer: Writer | None = None,
+        writer: ProducerIdentity | None = None,
     ) -> None:
         from levada.client.producer.sender import Sender
 

@@ -4,19 +4,19 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from levada.client.bootstrap import TopicInfo
 from levada.client.data import (
     INIT_PRODUCER_ID,
     PRODUCE,
     PRODUCE_IN_TRANSACTION,
-    Produced,
+    ProducedPartition,
     read_init_producer_id,
     read_produce,
     write_init_producer_id,
     write_produce,
 )
 from levada.client.errors import FAILURES, Failure, as_fenced, error_code
-from levada.client.producer.producer import Batch, Lane, RecordMetadata, Writer
+from levada.client.metadata import TopicInfo
+from levada.client.producer.producer import Batch, Lane, ProducerIdentity, RecordMetadata
 from levada.client.retry import PRODUCE_RETRIABLE, STALE_METADATA, backoff_s, is_retriable
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec, TopicPartition
@@ -41,7 +41,7 @@ class Sender:
         in_flight_max: int,
         unfinished: set[Batch],
         finished: Callable[[Batch], None],
-        writer: Writer | None,
+        writer: ProducerIdentity | None,
     ) -> None:
         self._client = client
         self._acks = acks
@@ -157,7 +157,9 @@ class Sender:
             taken.append((lane, batch))
         return taken
 
-    async def _produce(self, leader: int, taken: list[tuple[Lane, Batch]]) -> dict[TopicPartition, Produced]:
+    async def _produce(
+        self, leader: int, taken: list[tuple[Lane, Batch]]
+    ) -> dict[TopicPartition, ProducedPartition]:
         topics: dict[str, TopicInfo] = {}
         for lane, _ in taken:
             topics[lane.partition.topic] = await self._client.topic(lane.partition.topic)
@@ -176,7 +178,7 @@ class Sender:
         )
         if self._acks == 0:
             await connection.send_unanswered(PRODUCE.key, version, body)
-            return {lane.partition: Produced(0, -1, -1, None) for lane, _ in taken}
+            return {lane.partition: ProducedPartition(0, -1, -1, None) for lane, _ in taken}
         timeout_s = self._client.request_timeout_ms / 1000
         answer = await connection.send(PRODUCE.key, version, body, timeout_s=timeout_s)
         return connection.parse(lambda view: read_produce(version, view, topics), answer)
@@ -232,7 +234,7 @@ class Sender:
 
     # Answers
 
-    def _settle(self, lane: Lane, batch: Batch, answer: Produced) -> None:
+    def _settle(self, lane: Lane, batch: Batch, answer: ProducedPartition) -> None:
         code = error_code(answer.error)
         if code not in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
             self._settle_failure(lane, batch, KafkaError(code, answer.error_message or str(lane.partition)))

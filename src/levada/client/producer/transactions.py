@@ -9,25 +9,25 @@ import asyncio
 from collections.abc import Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
-from levada.client.admin.group_offsets import commit_in_transaction
+from levada.client.consumer.offsets import commit_in_transaction
 from levada.client.coordinator import Coordinator, KeyType
 from levada.client.errors import as_fenced, raise_for_code
-from levada.client.prepared import PreparedTransaction, end_transaction
 from levada.client.producer.producer import (
     DELIVERY_TIMEOUT_MS,
     BatchingOptions,
     Headers,
     Producer,
+    ProducerIdentity,
     RecordMetadata,
-    Writer,
 )
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.wire.schema.lazy_imports import lazy_imports
 
 with lazy_imports():
+    import kio.schema.end_txn.v5 as end_txn
     import kio.schema.init_producer_id.v6 as init_producer_id
 
 if TYPE_CHECKING:
@@ -37,6 +37,41 @@ if TYPE_CHECKING:
 FEATURE, FEATURE_LEVEL = "transaction.version", 2
 TWO_PHASE_FROM = 6  # of InitProducerId (KIP-939)
 OVER = "the transaction is over"
+
+
+class PreparedTransaction(NamedTuple):
+    """A transaction whose records are all stored, and which waits to be ended."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+
+async def end_prepared(client: "Client", prepared: PreparedTransaction, *, committed: bool) -> None:
+    """End a transaction of whomever; ended in the same way before it is no error, ProducerFenced if it was not."""
+    coordinator = Coordinator(client, KeyType.TRANSACTION, prepared.transactional_id)
+    await end_transaction(coordinator, *prepared, committed=committed)
+
+
+async def end_transaction(
+    coordinator: Coordinator, transactional_id: str, producer_id: int, producer_epoch: int, *, committed: bool
+) -> tuple[int, int]:
+    """Commit or abort, and who the producer is from then on: id and epoch."""
+    request = end_txn.request.EndTxnRequest(
+        transactional_id=transactional_id,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        committed=committed,
+    )
+    try:
+        response = await coordinator.request(
+            "end_txn",
+            request,
+            lambda answer: raise_for_code(answer.error_code, f"transactional id {transactional_id}"),
+        )
+    except KafkaError as error:
+        raise as_fenced(error) from None
+    return response.producer_id, response.producer_epoch
 
 
 class TransactionalProducer:
@@ -77,7 +112,7 @@ class TransactionalProducer:
             timeout_ms=options.get("delivery_timeout_ms", DELIVERY_TIMEOUT_MS),
         )
         self._open: Transaction | None = None
-        self._writer: Writer | None = (
+        self._writer: ProducerIdentity | None = (
             None  # None while nobody knows: before the start, and while one is ended
         )
         self._failure: Exception = RuntimeError("the producer is not started")
@@ -105,13 +140,13 @@ class TransactionalProducer:
         response = await self._coordinator.request(
             "init_producer_id", request, self._check, version_min=version_min
         )
-        level = (await self._coordinator.connection()).served.features.get(FEATURE, 0)
+        level = (await self._coordinator.connection()).api_versions.features.get(FEATURE, 0)
         if level < FEATURE_LEVEL:
             raise KafkaError(
                 ErrorCode.UNSUPPORTED_VERSION,
                 f"the cluster has {FEATURE} {level}; this client needs {FEATURE_LEVEL} (Kafka 4.0 or later)",
             )
-        self._writer = Writer(self.transactional_id, response.producer_id, response.producer_epoch)
+        self._writer = ProducerIdentity(self.transactional_id, response.producer_id, response.producer_epoch)
         if self._keep_prepared and response.ongoing_txn_producer_id >= 0:
             self.prepared = PreparedTransaction(
                 self.transactional_id, response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch
@@ -139,7 +174,7 @@ class TransactionalProducer:
         """A transaction for the length of an `async with` block: committed at its end, aborted at an exception."""
         return Transaction(self)
 
-    def begin(self, transaction: "Transaction") -> tuple[Writer, Producer]:
+    def begin(self, transaction: "Transaction") -> tuple[ProducerIdentity, Producer]:
         """Who writes in a transaction that begins, and through what."""
         if self._open is not None:
             raise RuntimeError(f"a transaction of {self.transactional_id!r} is open already")
@@ -165,7 +200,7 @@ class TransactionalProducer:
         except KafkaError as error:
             self._failure = error
             raise
-        self._writer = Writer(self.transactional_id, *identity)
+        self._writer = ProducerIdentity(self.transactional_id, *identity)
 
     def _check(self, response: Any) -> None:
         raise_for_code(response.error_code, f"transactional id {self.transactional_id}")
@@ -177,7 +212,7 @@ class Transaction:
     def __init__(self, owner: TransactionalProducer) -> None:
         self._owner = owner
         self._touched = False  # the coordinator may know of it
-        self._writer: Writer
+        self._writer: ProducerIdentity
         self._producer: Producer | None = None  # while records are taken
         self.is_prepared = False
 

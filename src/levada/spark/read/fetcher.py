@@ -11,10 +11,10 @@ from uuid import UUID
 
 import numpy as np
 
-from levada.client.bootstrap import TopicInfo
 from levada.client.consumer.fetch import FetchLimits, fetch_partition
-from levada.client.data import EARLIEST, LATEST, Fetched
+from levada.client.data import EARLIEST, LATEST, FetchedPartition
 from levada.client.errors import FAILURES, ConnectionFailed, Failure, RequestTimedOut, error_code
+from levada.client.metadata import TopicInfo
 from levada.client.retry import CLUSTER_RETRIABLE, UNKNOWN_TOPIC, Retries, RetryPolicy
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
@@ -158,7 +158,7 @@ class _Range:
             await self._wait_for_more(answer)
         return None
 
-    async def _ask(self) -> Fetched | None:
+    async def _ask(self) -> FetchedPartition | None:
         """One Fetch at the position; None where a broker leaves the partition out."""
         topic = await self._topic()
         size = self._fetch_bytes()
@@ -192,7 +192,7 @@ class _Range:
         likely = (self._end - self._position) * self._record_bytes * 5 // 4
         return min(max(likely, FETCH_BYTES_MIN), self._options.fetch_bytes)
 
-    def _chunk(self, answer: Fetched) -> Chunk:
+    def _chunk(self, answer: FetchedPartition) -> Chunk:
         from levada.spark.kernels.walk import offset_after  # drivers that only plan do not load numba
 
         start = self._position
@@ -214,7 +214,7 @@ class _Range:
             answer.log_start_offset,
         )
 
-    async def _wait_for_more(self, answer: Fetched | None) -> None:
+    async def _wait_for_more(self, answer: FetchedPartition | None) -> None:
         """Nothing came: it is the end, though its offsets do not exist any more, or the log is not there yet."""
         now = asyncio.get_running_loop().time()
         if self._stalled_since < 0:

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from levada.client.bootstrap import TopicInfo
 from levada.client.data import EARLIEST, LATEST
+from levada.client.metadata import TopicInfo
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.spark import blocking

@@ -13,8 +13,8 @@ import msgspec
 from levada.client.consumer.fetch import FetchLimits, decode_batches, fetch_partition
 from levada.client.data import LATEST
 from levada.client.errors import FAILURES, raise_for_code
-from levada.client.prepared import PreparedTransaction
 from levada.client.producer.partitioner import partition_for_key
+from levada.client.producer.transactions import PreparedTransaction
 from levada.client.retry import CLUSTER_RETRIABLE, UNKNOWN_TOPIC, RetryPolicy, retry
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition

@@ -23,7 +23,7 @@ pair is open.
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from levada.client.prepared import PreparedTransaction
+from levada.client.producer.transactions import PreparedTransaction
 
 
 class CommitRefused(RuntimeError):  # noqa: N818

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from levada.client.bootstrap import TopicInfo
 from levada.client.connection import Connection
-from levada.client.data import PRODUCE, PRODUCE_IN_TRANSACTION, Produced, read_produce, write_produce
+from levada.client.data import PRODUCE, PRODUCE_IN_TRANSACTION, ProducedPartition, read_produce, write_produce
 from levada.client.errors import FAILURES, Failure, as_fenced, error_code
+from levada.client.metadata import TopicInfo
 from levada.client.producer.producer import DELIVERY_TIMEOUT_MS
 from levada.client.retry import PRODUCE_RETRIABLE, STALE_METADATA, Retries, RetryPolicy, is_retriable
 from levada.errors import ErrorCode, KafkaError
@@ -178,7 +178,7 @@ class Pipeline:
             self._note(failure, batches)
             return
         for partition in batches:
-            answer = answers.get(partition, Produced(ErrorCode.UNKNOWN_SERVER_ERROR, -1, -1, None))
+            answer = answers.get(partition, ProducedPartition(ErrorCode.UNKNOWN_SERVER_ERROR, -1, -1, None))
             code = error_code(answer.error)
             if code in STORED:
                 del leaving.left[partition]
@@ -188,7 +188,7 @@ class Pipeline:
 
     async def _ask(
         self, connection: Connection, batches: Batches, topics: dict[str, TopicInfo]
-    ) -> dict[TopicPartition, Produced]:
+    ) -> dict[TopicPartition, ProducedPartition]:
         version = connection.version(self._api)
         body = write_produce(
             version,

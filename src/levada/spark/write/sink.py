@@ -21,8 +21,8 @@ from pyspark.sql.datasource import (
 
 from levada.client.data import INIT_PRODUCER_ID, read_init_producer_id, write_init_producer_id
 from levada.client.errors import error_code
-from levada.client.prepared import PreparedTransaction
-from levada.client.producer.producer import Writer
+from levada.client.producer.producer import ProducerIdentity
+from levada.client.producer.transactions import PreparedTransaction
 from levada.client.retry import RetryPolicy
 from levada.errors import KafkaError
 from levada.spark import blocking
@@ -114,7 +114,7 @@ class _Writer(Travels):
         return blocking.call(client, lambda: work(client), policy)
 
     def _write(
-        self, batches: Iterable[Any], begin: Callable[["Client"], Coroutine[Any, Any, Writer]]
+        self, batches: Iterable[Any], begin: Callable[["Client"], Coroutine[Any, Any, ProducerIdentity]]
     ) -> tuple[int, PreparedTransaction | None]:
         """Write rows as the producer that `begin` gives: how many they were, and the transaction that has them."""
         from levada.spark.write.task import RowWriter
@@ -287,7 +287,7 @@ def _skip(batches: Iterable[Any], query: str, batch: int) -> Written:
     return Written(query, batch, sum(one.num_rows for one in batches), None)
 
 
-async def _ask_identity(client: "Client") -> Writer:
+async def _ask_identity(client: "Client") -> ProducerIdentity:
     """A producer without transactions, whose batches are still stored once each."""
     connection = await client.connection()
     version = connection.version(INIT_PRODUCER_ID)
@@ -298,7 +298,7 @@ async def _ask_identity(client: "Client") -> Writer:
     error, producer_id, epoch = connection.parse(read_init_producer_id, body)
     if error:
         raise KafkaError(error_code(error), "no producer id")
-    return Writer("", producer_id, epoch)
+    return ProducerIdentity("", producer_id, epoch)
 
 
 def _abort_after(failure: BaseException, client: "Client", prepared: PreparedTransaction) -> None:

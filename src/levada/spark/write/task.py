@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from levada.client.producer.producer import Writer
+from levada.client.producer.producer import ProducerIdentity
 from levada.clock import SystemClock
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
@@ -37,7 +37,7 @@ class RowWriter:
     """Writes the Arrow batches of one task, as one producer; one without a transactional id has no transaction."""
 
     def __init__(
-        self, client: "Client", options: WriteOptions, columns: tuple[str, ...], writer: Writer
+        self, client: "Client", options: WriteOptions, columns: tuple[str, ...], writer: ProducerIdentity
     ) -> None:
         self._client = client
         self._options = options
@@ -142,5 +142,5 @@ def _joined(batches: list[Any]) -> Any:
     return pa.RecordBatch.from_arrays(columns, names=names)
 
 
-async def _pipeline(client: "Client", writer: Writer, options: WriteOptions) -> Pipeline:
+async def _pipeline(client: "Client", writer: ProducerIdentity, options: WriteOptions) -> Pipeline:
     return Pipeline(client, writer.transactional_id or None, delivery_timeout_ms=options.delivery_timeout_ms)

@@ -17,9 +17,14 @@ from weakref import WeakKeyDictionary
 from levada.client.admin.transactions import TransactionAdmin
 from levada.client.coordinator import Coordinator, KeyType
 from levada.client.errors import ProducerFenced, raise_for_code
-from levada.client.prepared import PreparedTransaction, end_prepared
-from levada.client.producer.producer import Writer
-from levada.client.producer.transactions import FEATURE, FEATURE_LEVEL, TWO_PHASE_FROM
+from levada.client.producer.producer import ProducerIdentity
+from levada.client.producer.transactions import (
+    FEATURE,
+    FEATURE_LEVEL,
+    TWO_PHASE_FROM,
+    PreparedTransaction,
+    end_prepared,
+)
 from levada.client.retry import COORDINATOR_RETRIABLE, RetryPolicy, retry
 from levada.errors import ErrorCode, KafkaError
 from levada.spark.write.commit_log import read_decision, write_decision
@@ -56,7 +61,7 @@ _carried_out: "WeakKeyDictionary[Client, dict[str, Decision]]" = WeakKeyDictiona
 class Held(NamedTuple):
     """A transactional id in our hands, and the transaction that is open in it."""
 
-    client: Writer
+    client: ProducerIdentity
     ongoing: PreparedTransaction | None
 
 
@@ -93,7 +98,7 @@ async def hold(client: "Client", transactional_id: str) -> Held:
         ongoing = PreparedTransaction(
             transactional_id, reply.ongoing_txn_producer_id, reply.ongoing_txn_producer_epoch
         )
-    return Held(Writer(transactional_id, reply.producer_id, reply.producer_epoch), ongoing)
+    return Held(ProducerIdentity(transactional_id, reply.producer_id, reply.producer_epoch), ongoing)
 
 
 async def _init(client: "Client", transactional_id: str, timeout_ms: int, *, two_phase: bool) -> Any:
@@ -111,7 +116,7 @@ async def _init(client: "Client", transactional_id: str, timeout_ms: int, *, two
         lambda answer: raise_for_code(answer.error_code, f"transactional id {transactional_id}"),
         version_min=TWO_PHASE_FROM if two_phase else 0,
     )
-    level = (await coordinator.connection()).served.features.get(FEATURE, 0)
+    level = (await coordinator.connection()).api_versions.features.get(FEATURE, 0)
     if level < FEATURE_LEVEL:
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"the cluster has {FEATURE} {level}, 2 is needed")
     return reply
@@ -120,7 +125,7 @@ async def _init(client: "Client", transactional_id: str, timeout_ms: int, *, two
 # A task's part.
 
 
-async def begin(client: "Client", query: str, partition: int) -> Writer:
+async def begin(client: "Client", query: str, partition: int) -> ProducerIdentity:
     """Who writes the rows of a sink partition: the first of its transactional ids that has nothing open."""
     for slot in range(SLOTS_MAX):
         held = await hold(client, task_id(query, partition, slot))
@@ -142,7 +147,7 @@ async def last_batch(client: "Client", query: str) -> int:
     return last.batch
 
 
-async def begin_job(client: "Client", transactional_id: str, timeout_ms: int) -> Writer:
+async def begin_job(client: "Client", transactional_id: str, timeout_ms: int) -> ProducerIdentity:
     """Who writes for one attempt at a task of a batch job: an ordinary transaction, which ends if nobody ends it."""
     try:
         reply = await _init(client, transactional_id, timeout_ms, two_phase=False)
@@ -153,7 +158,7 @@ async def begin_job(client: "Client", transactional_id: str, timeout_ms: int) ->
             )
             raise KafkaError(error.code, detail) from None
         raise
-    return Writer(transactional_id, reply.producer_id, reply.producer_epoch)
+    return ProducerIdentity(transactional_id, reply.producer_id, reply.producer_epoch)
 
 
 # The driver's part.

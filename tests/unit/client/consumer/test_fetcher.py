@@ -5,7 +5,7 @@ from struct import Struct
 import pytest
 
 from levada.client.consumer.fetch import decode_batches
-from levada.client.data import Fetched
+from levada.client.data import FetchedPartition
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.wire.batches import CONTROL_BIT, TRANSACTIONAL_BIT, Record, encode, iterate_headers
@@ -34,7 +34,7 @@ def marker(offset: int, producer_id: int, kind: int) -> bytes:
 
 def decoded(log: bytes, *aborted: tuple[int, int]) -> list[tuple[list[bytes | None], int]]:
     """The values of each batch, and the offset after it."""
-    answer = Fetched(0, 100, 100, 0, aborted, memoryview(log))
+    answer = FetchedPartition(0, 100, 100, 0, aborted, memoryview(log))
     batches = decode_batches(PLACE, answer, list(iterate_headers(answer.records)))
     return [([record.value for record in batch.records], batch.end) for batch in batches]
 

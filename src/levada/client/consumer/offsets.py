@@ -8,7 +8,7 @@ from uuid import UUID
 
 from levada.client.coordinator import Coordinator
 from levada.client.errors import raise_for_code
-from levada.client.producer.producer import Writer
+from levada.client.producer.producer import ProducerIdentity
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.wire.schema.lazy_imports import lazy_imports
@@ -73,7 +73,10 @@ def _partitions(
 
 
 async def commit_in_transaction(
-    coordinator: Coordinator, committer: Committer, writer: Writer, offsets: Mapping[TopicPartition, int]
+    coordinator: Coordinator,
+    committer: Committer,
+    writer: ProducerIdentity,
+    offsets: Mapping[TopicPartition, int],
 ) -> None:
     """Keep these offsets once the transaction is committed; its coordinator learns of it from the group's."""
     shape = txn_offset_commit.request

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from uuid import UUID
 
-from levada.client.consumer.reader import Reader
 from levada.client.errors import error_code
+from levada.client.reader import MessageReader
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.primitives import encode_array_length, encode_nullable_string
 
@@ -75,7 +75,7 @@ class TopicInfo(NamedTuple):
         return self.is_internal or self.name.startswith(OWN_PREFIX)
 
 
-class Served(NamedTuple):
+class ApiVersions(NamedTuple):
     """What a broker can be asked, and the levels of the cluster's features."""
 
     apis: Mapping[int, range]
@@ -96,9 +96,9 @@ def write_api_versions() -> bytes:
     return encode_nullable_string(b"levada", True) + encode_nullable_string(b"1", True) + b"\0"
 
 
-def read_api_versions(body: memoryview) -> Served:
+def read_api_versions(body: memoryview) -> ApiVersions:
     """What the broker serves: versions by API key, and features by name."""
-    reader = Reader(body)
+    reader = MessageReader(body)
     error = reader.int16()
     if error:
         raise KafkaError(error_code(error), "the broker refuses ApiVersions version 3")
@@ -109,10 +109,10 @@ def read_api_versions(body: memoryview) -> Served:
         served[key] = range(lowest, highest + 1)
     reader.int32()  # throttle time
     finalized = reader.tagged().get(FINALIZED_FEATURES)
-    return Served(served, {} if finalized is None else _read_features(Reader(finalized)))
+    return ApiVersions(served, {} if finalized is None else _read_features(MessageReader(finalized)))
 
 
-def _read_features(reader: Reader) -> dict[str, int]:
+def _read_features(reader: MessageReader) -> dict[str, int]:
     features: dict[str, int] = {}
     for _ in range(reader.count()):
         name, level, _ = reader.string() or "", reader.int16(), reader.int16()
@@ -140,7 +140,7 @@ def write_metadata(version: int, topics: Iterable[str] | None, *, create: bool) 
 
 def read_metadata(body: memoryview) -> ClusterMetadata:
     """Brokers and topics; what differs between the versions stands at the end and is not needed."""
-    reader = Reader(body)
+    reader = MessageReader(body)
     reader.int32()  # throttle time
     brokers: dict[int, BrokerInfo] = {}
     for _ in range(reader.count()):
@@ -156,7 +156,7 @@ def read_metadata(body: memoryview) -> ClusterMetadata:
     return ClusterMetadata(cluster_id, controller_id, brokers, topics)
 
 
-def _read_topic(reader: Reader) -> TopicInfo:
+def _read_topic(reader: MessageReader) -> TopicInfo:
     error = reader.int16()
     name = reader.string() or ""
     topic_id = bytes(reader.take(16))
@@ -169,7 +169,7 @@ def _read_topic(reader: Reader) -> TopicInfo:
     )
 
 
-def _read_partition(reader: Reader) -> PartitionInfo:
+def _read_partition(reader: MessageReader) -> PartitionInfo:
     error, index, leader, epoch = reader.int16(), reader.int32(), reader.int32(), reader.int32()
     partition = PartitionInfo(index, leader, epoch, reader.int32s(), reader.int32s(), reader.int32s(), error)
     reader.tags()

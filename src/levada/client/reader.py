@@ -10,7 +10,7 @@ _INT32 = struct.Struct(">i")
 _INT64 = struct.Struct(">q")
 
 
-class Reader:
+class MessageReader:
     """Reads field after field; IndexError or struct.error where the bytes end early."""
 
     __slots__ = ("_stop", "_view", "position")
