@@ -9,7 +9,8 @@ from typing import Any
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from levada.api.registry import RequestContext, handles
+from levada.api.registry import handles
+from levada.api.request import RequestContext
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.broker import Broker
 from levada.broker.controller import new_topic_id

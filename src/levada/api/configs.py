@@ -10,7 +10,8 @@ from enum import IntEnum
 from functools import cache
 from typing import Any, NamedTuple
 
-from levada.api.registry import RequestContext, handles
+from levada.api.registry import handles
+from levada.api.request import RequestContext
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.broker import Broker
 from levada.config.broker import BROKER_SETTINGS

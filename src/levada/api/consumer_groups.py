@@ -15,7 +15,8 @@ from levada.api.groups import (
     each_group,
     error_of,
 )
-from levada.api.registry import RequestContext, handles
+from levada.api.registry import handles
+from levada.api.request import RequestContext
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.purgatory import DelayedResult
 from levada.core.groups.consumer import requests as consumer_requests

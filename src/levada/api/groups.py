@@ -10,7 +10,8 @@ from functools import cache
 from typing import Any
 from uuid import uuid4
 
-from levada.api.registry import RequestContext, handles
+from levada.api.registry import handles
+from levada.api.request import RequestContext
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.purgatory import DelayedResult, gather
 from levada.core.groups.classic.draft import JoinResult, SyncResult

@@ -4,7 +4,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from levada.api.registry import RequestContext, handles
+from levada.api.registry import handles
+from levada.api.request import RequestContext
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.partition.partition import Partition
 from levada.errors import ErrorCode

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from levada.api.registry import RequestContext, handles
+from levada.api.registry import handles
+from levada.api.request import RequestContext
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.partition.partition import READ_COMMITTED, Partition
 from levada.errors import ErrorCode, KafkaError

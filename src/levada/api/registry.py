@@ -3,76 +3,34 @@
 Each API key has one handler, declared where it is written; ApiVersions derives from these declarations. Handlers of
 Produce and Fetch take the frame itself, the others a decoded request in one shape for all versions. An API may also
 have a fast path, which decodes its frequent requests in place; `levada.fast.paths=false` turns all of them off.
-A client's mistake is a `KafkaError`; a frame that cannot be decoded closes its connection, as in Kafka.
+A client's mistake is a `KafkaError`; a frame that cannot be decoded closes its connection, as in Kafka. Every frame
+comes through `dispatch`, whatever path it takes then: a check of all requests stands there.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pkgutil import walk_packages
 from struct import Struct
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from levada import api
-from levada.api.error_responses import error_response
+from levada.api.request import HEADER_BYTES, Handler, Request
 from levada.api.scheduler import RequestScheduler
 from levada.broker.broker import Broker
-from levada.broker.faults import Fault, Faults
-from levada.broker.purgatory import DelayedResponse, DelayedResult
+from levada.broker.faults import Faults
 from levada.errors import ErrorCode, KafkaError
-from levada.logs import EventLog
-from levada.model import KafkaPrincipal
 from levada.net.connection import Connection, Dispatch
 from levada.wire.schema import messages
 
-log = EventLog(__name__)
-
 HEADER = Struct(">hhih")  # api key, version, correlation id, length of the client id
-HEADER_BYTES = HEADER.size
-API_VERSIONS_KEY = 18
 PRODUCE = messages.api_key("produce")
-DECODED_BYTES_MAX = 16 << 20  # of a request that is decoded into objects, which take many times its bytes
 # Of a request on a fast path: a larger one is not fast, and the scheduler limits it.
 FAST_BYTES_MAX = 8 * 1024
 
 # broker, connection, view, position, stop, version, correlation id
 FrameHandler = Callable[[Broker, Connection, memoryview, int, int, int, int], None]
 FastPath = Callable[[Broker, Connection, memoryview, int, int, int, int], bool]
-
-
-class RequestContext:
-    """The broker that handles a request, and where the request comes from.
-
-    Listener, principal and client id belong to the connection, so that fast paths, which make no context, know the
-    same.
-    """
-
-    __slots__ = ("api_version", "broker", "client_id", "connection")
-
-    def __init__(self, broker: Broker, connection: Connection, api_version: int) -> None:
-        self.broker = broker
-        self.connection = connection
-        self.api_version = api_version
-        self.client_id = connection.client_id
-
-    @property
-    def listener(self) -> str:
-        return self.connection.listener_name
-
-    @property
-    def principal(self) -> KafkaPrincipal:
-        return self.connection.principal
-
-
-class Handler(NamedTuple):
-    """The handler of one API key."""
-
-    api_key: int
-    name: str
-    versions: range
-    advertised_from: int
-    function: Callable[..., Any]
-    takes_frame: bool
 
 
 _handlers: dict[int, Handler] = {}
@@ -154,7 +112,10 @@ def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
             taken = handler(broker, connection, view, position, stop, version, correlation_id)
             if taken is not False:
                 return
-        request = Request(broker, connection, bytes(view[start:stop]), faults)
+        declared = _handlers.get(api_key)
+        if declared is None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown API key {api_key}")
+        request = Request(broker, connection, declared, bytes(view[start:stop]), faults)
         if scheduler.admits() or not scheduler.queue(request):
             request.begin()
         else:
@@ -173,168 +134,3 @@ def _frame_handlers(fast_paths: bool) -> dict[tuple[int, int], FrameHandler | Fa
         for api_key, (versions, make) in _fast_paths.items():
             frame_handlers |= dict.fromkeys([(api_key, version) for version in versions], make())
     return frame_handlers
-
-
-class Request(RequestContext):
-    """A request on the general path: decoded from a copy of its frame, which may be queued."""
-
-    __slots__ = (
-        "_content",
-        "_faults",
-        "api_key",
-        "correlation_id",
-        "frame",
-        "handler",
-        "position",
-        "size",
-    )
-
-    def __init__(self, broker: Broker, connection: Connection, frame: bytes, faults: Faults) -> None:
-        header = messages.read_request_header(frame)
-        self.api_key, version, self.correlation_id, connection.client_id, self.position = header
-        handler = _handlers.get(self.api_key)
-        if handler is None:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown API key {self.api_key}")
-        if version not in handler.versions and self.api_key != API_VERSIONS_KEY:
-            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{handler.name} version {version} is not served")
-        super().__init__(broker, connection, version)
-        self.size = len(frame)
-        if self.size > DECODED_BYTES_MAX and not handler.takes_frame:
-            what = f"{handler.name} with {self.size} bytes; at most {DECODED_BYTES_MAX}"
-            raise KafkaError(ErrorCode.INVALID_REQUEST, what)
-        self.frame = frame
-        self._faults = faults
-        self.handler = handler
-        self._content: object = None
-
-    def begin(self) -> None:
-        """Handle it now, or inject the fault that a test ordered."""
-        fault = self._faults.decide(self.api_key) if self._faults else None
-        if fault is None:
-            self.handle()
-        else:
-            self._inject(fault)
-
-    def run_queued(self) -> None:
-        """Handle it after a wait, during which its connection was muted."""
-        self._resume(self.begin)
-
-    def _resume(self, action: Callable[[], None]) -> None:
-        connection = self.connection
-        connection.muted = False
-        if connection.closed:
-            return
-        try:
-            action()
-        except KafkaError as error:
-            connection.close(str(error))
-        except Exception as error:  # a bug costs this client its connection, no more
-            log.error("a queued request failed", peer=connection.peer, exc_info=error)
-            connection.crashed(error)
-        connection.wake()
-
-    def handle(self) -> None:
-        """Decode the request, call its handler, respond; or have the result complete the response later."""
-        function = self.handler.function
-        if self.handler.takes_frame:
-            frame = memoryview(bytearray(self.frame))
-            body = HEADER_BYTES + len((self.client_id or "").encode())
-            version, correlation_id = self.api_version, self.correlation_id
-            function(self.broker, self.connection, frame, body, len(frame), version, correlation_id)
-            return
-        self._content = self._decode()
-        self.frame = b""  # it may be large, and the response may be delayed for long
-        try:
-            result = function(self, self._content)
-        except Exception as error:  # noqa: BLE001 (the one place where a bug becomes a response)
-            result = self.error_response(error)
-        if isinstance(result, DelayedResult):
-            delayed = _DelayedRequest(self)
-            self.connection.outbox.add(delayed)  # nothing to send before it is complete
-            result.add_done_callback(delayed.complete)
-        elif hasattr(result, "__await__"):
-            delayed = _DelayedRequest(self)
-            self.connection.outbox.add(delayed)
-            self.broker.tasks.start(f"api-{self.handler.name}", _await(result, delayed))
-        else:
-            response = self.encode(result)
-            self.connection.respond(response, len(response))
-
-    def _decode(self) -> object:
-        """The request; None for ApiVersions in an unknown version, whose response has the oldest one."""
-        if self.api_version not in self.handler.versions:
-            self.api_version = 0
-            return None
-        return messages.read_request(self.api_key, self.api_version, self.frame, self.position)
-
-    def encode(self, response: object) -> bytes:
-        return messages.write_response_frame(self.api_key, self.api_version, self.correlation_id, response)
-
-    def error_response(self, error: Exception) -> object:
-        """The response for a request that failed; a bug is logged with its trace."""
-        if not isinstance(error, KafkaError):
-            log.error(
-                "a handler failed",
-                peer=self.connection.peer,
-                api=self.handler.name,
-                version=self.api_version,
-                exc_info=error,
-            )
-            error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "a bug in the broker; its log has the trace")
-        return error_response(self.api_key, self._content, error)
-
-    def _inject(self, fault: Fault) -> None:
-        if fault.delay_s:
-            self.connection.muted = True
-            self.broker.call_later(fault.delay_s, self._after_delay, fault._replace(delay_s=0.0))
-        elif fault.drop:
-            self.connection.close("dropped by an ordered fault")
-        elif fault.error is not None:
-            request = self._decode()
-            if getattr(request, "acks", None) == 0:
-                self.connection.close("an ordered fault of a Produce that expects no response")
-                return
-            ordered = KafkaError(fault.error, "an ordered fault")
-            response = self.encode(error_response(self.api_key, request, ordered))
-            self.connection.respond(response, len(response))
-        else:
-            self.handle()
-
-    def _after_delay(self, rest: Fault) -> None:
-        self._resume(lambda: self._inject(rest))
-
-
-class _DelayedRequest(DelayedResponse):
-    """The response to a request whose handler returned a delayed result, or awaits something."""
-
-    __slots__ = ("_request",)
-    connection: Connection
-
-    def __init__(self, request: Request) -> None:
-        super().__init__(request.connection)
-        self._request = request
-
-    def complete(self, result: Any) -> None:
-        """Encode the result now if the outbox has room for it; otherwise when it is sent: many may complete at once."""
-        request, connection = self._request, self.connection
-        try:
-            self.result = request.error_response(result) if isinstance(result, Exception) else result
-            if not connection.is_outbox_full:
-                self.result = request.encode(self.result)
-                connection.outbox.count(len(self.result))
-        except Exception as error:
-            api = request.handler.name
-            log.error("a response cannot be written", peer=connection.peer, api=api, exc_info=error)
-            connection.close("a bug in the broker; its log has the trace")
-        connection.wake()
-
-    def encode(self, result: Any) -> bytes:
-        return result if isinstance(result, bytes) else self._request.encode(result)
-
-
-async def _await(result: Awaitable[object], delayed: DelayedResponse) -> None:
-    try:
-        response = await result
-    except Exception as error:  # noqa: BLE001 (the same for handlers that wait)
-        response = error
-    delayed.complete(response)

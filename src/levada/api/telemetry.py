@@ -6,7 +6,8 @@ A client that gets an error asks again or writes to its log; one that is told to
 from datetime import timedelta
 from uuid import uuid4
 
-from levada.api.registry import RequestContext, handles
+from levada.api.registry import handles
+from levada.api.request import RequestContext
 from levada.api.throttling import UNTHROTTLED
 from levada.errors import ErrorCode
 from levada.wire.schema.lazy_imports import lazy_imports

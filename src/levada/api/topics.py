@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from levada.api.configs import Entry, inherited_entries, topic_entries
-from levada.api.registry import RequestContext, handles
+from levada.api.registry import handles
+from levada.api.request import RequestContext
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.controller import Decision, new_topic_id
 from levada.config.broker import BrokerConfig

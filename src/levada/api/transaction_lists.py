@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from levada.api.registry import RequestContext, handles
+from levada.api.registry import handles
+from levada.api.request import RequestContext
 from levada.api.throttling import UNTHROTTLED
 from levada.core.regex.matcher import Pattern
 from levada.core.transactions.state import Transaction

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Iterable
 from typing import Any
 
 from levada.api.producers import told_before, with_producer_id
-from levada.api.registry import RequestContext, handles
+from levada.api.registry import handles
+from levada.api.request import RequestContext
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.coordinator.transactions import write_marker

@@ -9,7 +9,8 @@ from typing import Any
 
 from levada.api.groups import error_of
 from levada.api.parked_produce import told_to
-from levada.api.registry import RequestContext, handles
+from levada.api.registry import handles
+from levada.api.request import RequestContext
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.partition.verification import Question

@@ -2,7 +2,8 @@
 
 from functools import cache
 
-from levada.api.registry import API_VERSIONS_KEY, RequestContext, handlers, handles
+from levada.api.registry import handlers, handles
+from levada.api.request import API_VERSIONS_KEY, RequestContext
 from levada.api.throttling import UNTHROTTLED
 from levada.errors import ErrorCode
 from levada.wire.schema.lazy_imports import lazy_imports

@@ -12,7 +12,7 @@ from kio.index import load_request_schema
 from tests.support.broker import TIMEOUT_S, BrokerThread
 from tests.support.raw import Connection, batch, build
 
-from levada.api.registry import RequestContext
+from levada.api.request import RequestContext
 from levada.api.scheduler import RequestScheduler
 from levada.api.topics import TOLD_AT_ONCE, create_topics
 from levada.core.groups.memory_limit import NAME_BYTES_MAX

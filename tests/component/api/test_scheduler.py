@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from tests.support.broker import BrokerThread
 
-from levada.api import registry
+from levada.api.request import Request
 from levada.api.scheduler import QUEUED_BYTES_MAX, TIME_SLICE_S, RequestScheduler
 from levada.wire.schema import messages
 
@@ -152,18 +152,18 @@ def passed_between(met: list[Event], start: Event, end: Event) -> list[int]:
 def watch_requests(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     """What happens to requests of which APIs, as the broker sees it: how long a client takes says nothing of it."""
     met: list[Event] = []
-    begin, handle = registry.Request.__init__, registry.Request.handle
+    begin, handle = Request.__init__, Request.handle
 
-    def comes(self: registry.Request, *about: Any) -> None:
+    def comes(self: Request, *about: Any) -> None:
         begin(self, *about)
         met.append(("comes", self.api_key))
 
-    def is_done(self: registry.Request) -> None:
+    def is_done(self: Request) -> None:
         handle(self)
         met.append(("is done", self.api_key))
 
-    monkeypatch.setattr(registry.Request, "__init__", comes)
-    monkeypatch.setattr(registry.Request, "handle", is_done)
+    monkeypatch.setattr(Request, "__init__", comes)
+    monkeypatch.setattr(Request, "handle", is_done)
     return met
 
 
