@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from tests.spark.read.test_stream import start, written
 from tests.spark.support.connector import SOON, Levada
 from tests.spark.support.feeds import PATIENCE_S
 from tests.spark.support.outages import RestartedServer
 from tests.spark.support.plain import Plain, Stream
+from tests.spark.support.queries import start, written
 from tests.spark.support.sink_tasks import TEXT, Job, Query, rows, structs, visible
 from tests.support.broker import free_port
 

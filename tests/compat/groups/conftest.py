@@ -11,12 +11,18 @@ from tests.support.raw import Connection
 
 
 @pytest.fixture
-def start(broker: str, request: pytest.FixtureRequest) -> Iterator[Start]:
+def kind() -> type[Members] | None:
+    """The client of the test, where it is parametrized by that."""
+    return None
+
+
+@pytest.fixture
+def start(broker: str, kind: type[Members] | None) -> Iterator[Start]:
     """Starts a program with members, as often as it is called; of the test's `kind` unless another is given."""
     programs: list[Members] = []
 
-    def begin(kind: type[Members] | None = None) -> Members:
-        chosen: type[Members] = kind or request.getfixturevalue("kind")
+    def begin(chosen: type[Members] | None = kind) -> Members:
+        assert chosen
         try:
             programs.append(chosen(broker))
         except Unavailable as missing:

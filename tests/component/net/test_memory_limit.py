@@ -7,17 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.component.net.test_listener import (
-    KIB,
-    LIMITS,
-    MIB,
-    Server,
-    ask_until,
-    framed,
-    receipt,
-    receive,
-    serving,
-)
+from tests.support.listener import KIB, LIMITS, MIB, Server, ask_until, framed, receipt, receive, serving
 
 from levada.broker.purgatory import DelayedResponse
 from levada.loop import new_event_loop

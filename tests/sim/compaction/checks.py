@@ -5,7 +5,7 @@ The numbers are those of the invariants in docs/project_testing.md.
 
 from typing import TYPE_CHECKING
 
-from tests.sim.partition.world import Violation
+from tests.sim.seeds import Violation
 
 from levada.core.partition.producer_state import APPEND
 from levada.errors import KafkaError

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import pytest
 from tests.sim.compaction import world as cleaner_world
 from tests.sim.compaction.world import CleanerWorld
-from tests.sim.partition.world import Violation
-from tests.sim.planting import must_be_found
+from tests.sim.seeds import Violation, must_be_found, replayable
 
 from levada.core.partition.producer_state import AbortedTransaction
 from levada.storage.compaction import cleaner
@@ -37,19 +36,15 @@ Plant = Callable[[pytest.MonkeyPatch], type[SimDisk]]
 def simulate(seed: int, disk_type: type[SimDisk] = SimDisk, actions: int = 200) -> CleanerWorld:
     """Run one seed; a failure says how to replay it."""
     world = CleanerWorld(seed, disk_type)
-    try:
-        world.run(actions)
-    except SwapRefusedError as error:
-        raise Violation(f"a swap was refused: {error}") from error
-    except Exception as error:
-        error.add_note(f"replay: SEED={seed} python -m pytest tests/sim/compaction/test_cleaner.py")
-        error.add_note("the last actions:\n  " + "\n  ".join(world.trace[-25:]))
-        error.add_note("the last calls to the disk:\n  " + "\n  ".join(world.disk.trace[-40:]))
-        raise
+    with replayable(world, seed, "compaction/test_cleaner.py"):
+        try:
+            world.run(actions)
+        except SwapRefusedError as error:
+            raise Violation(f"a swap was refused: {error}") from error
     return world
 
 
-def test_a_compacted_partition_keeps_its_promises(seed: int) -> None:
+def test_invariants_hold(seed: int) -> None:
     simulate(seed)
 
 

@@ -13,7 +13,8 @@ from uuid import UUID
 
 from tests.sim.compaction.checks import CleanerChecks
 from tests.sim.compaction.model import Batch, Model, Writer
-from tests.sim.partition.world import SimFlushQueue, Violation
+from tests.sim.partition.world import SimFlushQueue
+from tests.sim.seeds import Violation
 
 from levada.broker.partition.partition import Partition, PartitionContext
 from levada.config.topic import TopicConfig, TopicDefaults

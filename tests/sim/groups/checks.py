@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.sim.broker_world import Place
 from tests.sim.groups.offset_model import Key, offsets_of
-from tests.sim.partition.world import Violation
+from tests.sim.seeds import Violation
 
 from levada.core.groups.classic.group import ClassicGroup, State
 from levada.core.groups.consumer.group import ConsumerGroup, GroupState

@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.sim.broker_world import Place
 from tests.sim.groups.members import REBALANCE_MS, START_OVER, Member
-from tests.sim.partition.world import Violation
+from tests.sim.seeds import Violation
 
 from levada.core.groups.consumer import requests as consumer_requests
 from levada.core.groups.consumer.group import ConsumerGroup

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.broker_world import Place
-from tests.sim.partition.world import Violation
+from tests.sim.seeds import Violation
 from tests.support.consumer_groups import subscription
 
 from levada.core.groups.classic.draft import JoinResult, SyncResult

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tests.sim.broker_world import Place
 from tests.sim.groups.offset_model import Removed
-from tests.sim.partition.world import Violation
+from tests.sim.seeds import Violation
 
 from levada.broker.broker import Broker
 from levada.broker.coordinator.groups import OFFSETS_TOPIC

@@ -10,7 +10,7 @@ from itertools import product
 from typing import NamedTuple
 
 from tests.sim.broker_world import Place
-from tests.sim.partition.world import Violation
+from tests.sim.seeds import Violation
 
 from levada.core.groups.machine import GroupsMachine
 

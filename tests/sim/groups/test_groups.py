@@ -6,26 +6,10 @@ ends, every group comes to rest with all partitions read, and what is kept no lo
 """
 
 import pytest
-from tests.sim.groups.world import GroupWorld
-
-from levada.testing.sim_disk import SimDisk
+from tests.sim.groups.world import simulate
 
 
-def simulate(seed: int, disk_type: type[SimDisk] = SimDisk) -> GroupWorld:
-    """Run one seed; a failure says how to replay it."""
-    world = GroupWorld(seed, disk_type)
-    try:
-        world.run()
-    except Exception as error:
-        error.add_note(f"replay: SEED={seed} python -m pytest tests/sim -k test_groups_keep_their_promises")
-        error.add_note(f"{world.kind}, the last actions:\n  " + "\n  ".join(world.trace[-60:]))
-        raise
-    finally:
-        world.close()
-    return world
-
-
-def test_groups_keep_their_promises(seed: int) -> None:
+def test_invariants_hold(seed: int) -> None:
     simulate(seed)
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.sim.groups.test_groups import simulate
-from tests.sim.planting import Plant, must_be_found
+from tests.sim.groups.world import simulate
+from tests.sim.seeds import Plant, must_be_found
 
 from levada.broker.coordinator.journal import Journal
 from levada.core.groups.classic import requests as group_requests

@@ -6,6 +6,7 @@ still, the power fails. A model of all commits and what members read and were to
 When the trouble ends, every group must come to rest with all of its partitions read.
 """
 
+from contextlib import closing
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -17,7 +18,7 @@ from tests.sim.groups.consumer_members import ConsumerMember
 from tests.sim.groups.members import ClassicMember, Flavour, Member
 from tests.sim.groups.offset_clients import Keeper, OffsetClient, Operator, Reader, Transactor, Txn
 from tests.sim.groups.offset_model import OffsetModel, Operation, Taken
-from tests.sim.partition.world import Violation
+from tests.sim.seeds import Violation, replayable
 
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.coordinator.transactions import TRANSACTIONS_TOPIC
@@ -298,3 +299,11 @@ class GroupWorld(EventWorld):
         if self.known is None or self.known.groups or self.model.now.plain or self.model.now.pending:
             raise Violation(f"kept too long: {self.known and self.known.groups}, {self.model.now}")
         self.checks.journal()
+
+
+def simulate(seed: int, disk_type: type[SimDisk] = SimDisk) -> GroupWorld:
+    """Run one seed; a failure says how to replay it."""
+    world = GroupWorld(seed, disk_type)
+    with closing(world), replayable(world, seed, "groups/test_groups.py"):
+        world.run()
+    return world

@@ -5,27 +5,10 @@ an acknowledgement is kept, a sequence is in the log once.
 """
 
 import pytest
-from tests.sim.partition.world import World
-
-from levada.testing.sim_disk import SimDisk
-
-ACTIONS = 150
+from tests.sim.partition.world import simulate
 
 
-def simulate(seed: int, disk_type: type[SimDisk] = SimDisk, actions: int = ACTIONS) -> World:
-    """Run one seed; a failure says how to replay it."""
-    world = World(seed, disk_type)
-    try:
-        world.run(actions)
-    except Exception as error:
-        error.add_note(f"replay: SEED={seed} python -m pytest tests/sim -k test_partition_keeps_its_promises")
-        error.add_note("the last actions:\n  " + "\n  ".join(world.trace[-25:]))
-        error.add_note("the last calls to the disk:\n  " + "\n  ".join(world.disk.trace[-40:]))
-        raise
-    return world
-
-
-def test_partition_keeps_its_promises(seed: int) -> None:
+def test_invariants_hold(seed: int) -> None:
     simulate(seed)
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 import pytest
-from tests.sim.partition.test_partition import simulate
-from tests.sim.planting import must_be_found
+from tests.sim.partition.world import simulate
+from tests.sim.seeds import must_be_found
 
 from levada.broker.partition import partition as partitions
 from levada.broker.partition.partition import Partition

@@ -12,6 +12,7 @@ from typing import cast
 from uuid import UUID
 
 from tests.sim.partition.clients import Batch, Identity, Producer
+from tests.sim.seeds import Violation, replayable
 
 from levada.broker.partition.partition import Partition, PartitionContext
 from levada.config.topic import TopicConfig, TopicDefaults
@@ -26,10 +27,7 @@ DATA = "/data"
 DIRECTORY = "/data/sim-0"
 STEPS_UNTIL_CRASH_MAX = 25
 RECOVERIES_CUT_MAX = 3
-
-
-class Violation(AssertionError):
-    """The broker broke a promise."""
+ACTIONS = 150
 
 
 @dataclass(slots=True)
@@ -59,7 +57,7 @@ class SimFlushQueue:
 
 
 @dataclass
-class Promise:
+class Guaranteed:
     """What the log must hold at least when it is opened again."""
 
     synced: int = 0  # below this offset everything was fsynced
@@ -91,7 +89,7 @@ class World:
         self.config = TopicConfig.build(TopicDefaults(), overrides)
         self.producers = [Producer(-1), Producer(1), Producer(2), Producer(3, sequence=SEQUENCE_MAX - 3)]
         self.log: list[Stored] = []  # by offset, without gaps
-        self.promise = Promise()
+        self.guaranteed = Guaranteed()
         self.disk_failed = False  # in this life of the process
         self.sync_asked = self.sync_done = False
         self.recovery_point = self.log_start_offset = 0  # as the checkpoint files of the data dir say
@@ -218,7 +216,7 @@ class World:
         identity = (producer.producer_id, producer.epoch)
         newest = next((s for s in reversed(self.log) if s.identity and s.identity[:2] == identity), None)
         if newest is None or newest.identity is None:
-            return sequence == 0 and not self.promise.deleted
+            return sequence == 0 and not self.guaranteed.deleted
         following = newest.identity[2] + newest.last_offset - newest.base_offset + 1
         return bool(self.owed([newest])) and sequence == following & SEQUENCE_MAX
 
@@ -228,7 +226,7 @@ class World:
 
     def owed(self, places: list[Stored]) -> list[Stored]:
         """Those that were not deleted: with its records the broker may forget a producer."""
-        return [stored for stored in places if stored.base_offset >= self.promise.deleted]
+        return [stored for stored in places if stored.base_offset >= self.guaranteed.deleted]
 
     def retry(self, producer: Producer) -> None:
         """Send what was not acknowledged again, in order."""
@@ -239,7 +237,7 @@ class World:
     def end_turn(self) -> None:
         self.flush_queue.flush()
         partition = self.partition
-        self.promise.written = max(self.promise.written, partition.log.log_end_offset)
+        self.guaranteed.written = max(self.guaranteed.written, partition.log.log_end_offset)
         for producer in self.producers:
             for batch in [
                 batch for batch in producer.in_flight if 0 <= batch.goal <= partition.high_watermark
@@ -252,9 +250,9 @@ class World:
         if not places or len(self.owed(places)) > 1:
             raise Violation(f"{batch.identity} acknowledged, but stored {len(places)} times")
         newest = places[-1]
-        if newest.last_offset >= self.promise.written:
+        if newest.last_offset >= self.guaranteed.written:
             raise Violation(f"{batch.identity} acknowledged before it was written")
-        if self.waits_for_fsync and newest.last_offset >= self.promise.synced:
+        if self.waits_for_fsync and newest.last_offset >= self.guaranteed.synced:
             raise Violation(f"{batch.identity} acknowledged before it was synced")
         newest.acknowledged = True
 
@@ -271,7 +269,7 @@ class World:
                 raise Violation(
                     f"after a flush at {end} the recovery point is {self.partition.log.recovery_point}"
                 )
-            self.promise.synced = max(self.promise.synced, end)
+            self.guaranteed.synced = max(self.guaranteed.synced, end)
             self.sync_asked, self.sync_done = False, True
 
     def deliver_sync(self) -> None:
@@ -284,19 +282,19 @@ class World:
         self.guarded(lambda: self.partition.log.roll(self.now_ms))
 
     def retain(self) -> None:
-        log, deleted = self.partition.log, self.promise.deleted
-        self.promise.deleted = max(
+        log, deleted = self.partition.log, self.guaranteed.deleted
+        self.guaranteed.deleted = max(
             deleted, log.segments[-1].base_offset
         )  # a crash in between may leave any part
         self.guarded(lambda: log.apply_retention(self.now_ms))
-        self.promise.deleted = max(deleted, log.log_start_offset)
+        self.guaranteed.deleted = max(deleted, log.log_start_offset)
 
     def delete_records(self) -> None:
         log = self.partition.log
         offset = self.random.randint(
             log.log_start_offset, max(log.log_start_offset, self.partition.high_watermark)
         )
-        self.promise.deleted = max(self.promise.deleted, offset)
+        self.guaranteed.deleted = max(self.guaranteed.deleted, offset)
         self.guarded(lambda: self.partition.log.delete_records(offset))
 
     def guarded(self, action: Callable[[], object]) -> None:
@@ -308,7 +306,7 @@ class World:
     def checkpoint(self) -> None:
         """What the data dir writes now and then."""
         log = self.partition.log
-        self.recovery_point = min(log.recovery_point, self.promise.synced)
+        self.recovery_point = min(log.recovery_point, self.guaranteed.synced)
         self.log_start_offset = log.log_start_offset
 
     def wait(self) -> None:
@@ -341,8 +339,8 @@ class World:
             return  # with an fsync for each acknowledgement there is nothing a leader could take back
         offset = self.random.randint(log.log_start_offset, log.log_end_offset)
         floor = next((stored.base_offset for stored in self.log if stored.last_offset >= offset), offset)
-        self.promise.synced = min(self.promise.synced, floor)
-        self.promise.written = min(self.promise.written, floor)
+        self.guaranteed.synced = min(self.guaranteed.synced, floor)
+        self.guaranteed.written = min(self.guaranteed.written, floor)
         self.recovery_point = min(self.recovery_point, floor)
         self.log_start_offset = min(self.log_start_offset, floor)
         self.guarded(lambda: log.truncate_to(offset))
@@ -363,7 +361,7 @@ class World:
     def crash(self, power_cut: bool) -> None:
         """The end of a life; the next one begins with the recovery, which may be cut short as well."""
         self.note(f"crash, power_cut={power_cut}")
-        floor = self.promise.after(power_cut, self.disk_failed)
+        floor = self.guaranteed.after(power_cut, self.disk_failed)
         self.disk.faults = Faults()
         self.end_life(power_cut)
         for _ in range(RECOVERIES_CUT_MAX):
@@ -374,7 +372,7 @@ class World:
                 break
             except SimCrash:
                 power_cut = self.random.random() < 0.7
-                floor = min(floor, self.promise.after(power_cut, self.disk_failed))
+                floor = min(floor, self.guaranteed.after(power_cut, self.disk_failed))
                 self.end_life(power_cut)
         else:
             self.partition = self.open(clean=False)
@@ -405,7 +403,7 @@ class World:
             return
         end = self.partition.log.log_end_offset
         self.checkpoint()
-        self.promise.synced = self.recovery_point = end
+        self.guaranteed.synced = self.recovery_point = end
         power_cut = self.random.random() < 0.5
         self.disk.crash_at = None
         self.end_life(power_cut)
@@ -431,8 +429,8 @@ class World:
             self.log.clear()
         elif end != (self.log[-1].last_offset + 1 if self.log else 0):
             raise Violation(f"the log ends at {end}, within a batch")
-        self.promise.written = end
-        self.promise.synced = max(min(self.promise.synced, end), self.partition.log.recovery_point)
+        self.guaranteed.written = end
+        self.guaranteed.synced = max(min(self.guaranteed.synced, end), self.partition.log.recovery_point)
         self.check_log()
         self.check_producers()
         if reopen:
@@ -473,7 +471,7 @@ class World:
                 raise Violation(f"at {header.base_offset} other bytes are served than were stored")
             if header.last_offset < offset or header.last_offset >= partition.high_watermark:  # invariant 4
                 raise Violation(f"offset {offset} was asked for, {header.base_offset} served")
-            if header.base_offset > after and after >= self.promise.deleted:
+            if header.base_offset > after and after >= self.guaranteed.deleted:
                 raise Violation(f"read from {offset} skips {after}..{header.base_offset}")
             after = header.last_offset + 1
         if data and position + header.size != len(data):
@@ -485,8 +483,8 @@ class World:
     def check_log(self) -> None:
         """Everything readers can see is what was stored."""
         offset, end = self.partition.log.log_start_offset, self.partition.high_watermark
-        if offset > self.promise.deleted:
-            raise Violation(f"the log starts at {offset}, but only {self.promise.deleted} were deleted")
+        if offset > self.guaranteed.deleted:
+            raise Violation(f"the log starts at {offset}, but only {self.guaranteed.deleted} were deleted")
         while offset < end and not self.partition.offline:
             offset = self.check_read(offset, 2_000, True)
         identities = [stored.identity for stored in self.owed(self.log) if stored.identity]
@@ -555,3 +553,11 @@ class World:
 
     def note(self, line: str) -> None:
         self.trace.append(f"{self.disk.steps}: {line}")
+
+
+def simulate(seed: int, disk_type: type[SimDisk] = SimDisk, actions: int = ACTIONS) -> World:
+    """Run one seed; a failure says how to replay it."""
+    world = World(seed, disk_type)
+    with replayable(world, seed, "partition/test_partition.py"):
+        world.run(actions)
+    return world

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tests.sim.broker_world import Place
-from tests.sim.partition.world import Violation
+from tests.sim.seeds import Violation
 from tests.sim.transactions.clients import GROUP, PLACES, Transaction
 
 from levada.broker.partition.partition import Partition

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.sim.planting import Plant, must_be_found
-from tests.sim.transactions.test_transactions import simulate
+from tests.sim.seeds import Plant, must_be_found
+from tests.sim.transactions.world import simulate
 
 from levada.broker.coordinator import transactions as txn_coordinators
 from levada.broker.coordinator.journal import Journal

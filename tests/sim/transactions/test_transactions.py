@@ -6,30 +6,10 @@ once all is healed; the journal is the state.
 """
 
 import pytest
-from tests.sim.transactions.world import TxnWorld
-
-from levada.testing.sim_disk import SimDisk
-
-ACTIONS = 350
+from tests.sim.transactions.world import simulate
 
 
-def simulate(seed: int, disk_type: type[SimDisk] = SimDisk, actions: int = ACTIONS) -> TxnWorld:
-    """Run one seed; a failure says how to replay it."""
-    world = TxnWorld(seed, disk_type)
-    try:
-        world.run(actions)
-    except Exception as error:
-        error.add_note(
-            f"replay: SEED={seed} python -m pytest tests/sim -k test_transactions_keep_their_promises"
-        )
-        error.add_note("the last actions:\n  " + "\n  ".join(world.trace[-60:]))
-        raise
-    finally:
-        world.close()
-    return world
-
-
-def test_transactions_keep_their_promises(seed: int) -> None:
+def test_invariants_hold(seed: int) -> None:
     simulate(seed)
 
 

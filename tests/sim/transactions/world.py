@@ -6,10 +6,11 @@ records look at any time (`tests.sim.transactions.checks`); when the faults stop
 to an end.
 """
 
+from contextlib import closing
 from itertools import count
 
 from tests.sim.broker_world import BrokerWorld, image_of
-from tests.sim.partition.world import Violation
+from tests.sim.seeds import Violation, replayable
 from tests.sim.transactions.checks import TxnChecks
 from tests.sim.transactions.clients import Call, Client, Transaction
 
@@ -22,6 +23,7 @@ TOPICS = {"orders": 2, "bills": 1, TRANSACTIONS_TOPIC: 2, OFFSETS_TOPIC: 1}
 SETTINGS = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "2"}
 ROUNDS_TO_HEAL = 200
 FIRST_PRODUCER_ID = 100
+ACTIONS = 350
 
 
 class TxnWorld(BrokerWorld):
@@ -151,3 +153,11 @@ class TxnWorld(BrokerWorld):
             if call.done and not isinstance(call.result, Exception):
                 return
         raise Violation(f"{name} cannot begin: {call.result}")
+
+
+def simulate(seed: int, disk_type: type[SimDisk] = SimDisk, actions: int = ACTIONS) -> TxnWorld:
+    """Run one seed; a failure says how to replay it."""
+    world = TxnWorld(seed, disk_type)
+    with closing(world), replayable(world, seed, "transactions/test_transactions.py"):
+        world.run(actions)
+    return world

@@ -103,7 +103,7 @@ CONNECT = """
 import sys
 from pyspark.sql import SparkSession
 from pyspark.sql.session import SparkSession as ServersOwn
-from tests.spark.session.test_session import shared_by_streams
+from tests.spark.support.environment import shared_by_streams
 from levada.spark import session
 from levada.spark.session.environment import PUT_BY_STREAMS
 

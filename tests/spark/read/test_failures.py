@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
-from tests.spark.read.test_stream import run, start, written
 from tests.spark.support.connector import SOON, Levada
 from tests.spark.support.feeds import PATIENCE_S
+from tests.spark.support.queries import run, start, written
 from tests.support.broker import BrokerThread, free_port
 
 from levada.testing import EmbeddedBroker

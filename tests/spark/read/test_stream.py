@@ -4,33 +4,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.functions import window
-from tests.spark.support.connector import SOON, Connector, Levada, Stock, eventually
+from tests.spark.support.connector import SOON, Levada, Stock, eventually
 from tests.spark.support.feeds import PATIENCE_S
+from tests.spark.support.queries import run, start, written
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
-
-
-def start(frame: "DataFrame", folder: Path, trigger: dict[str, Any]) -> "StreamingQuery":
-    """A query that writes values to files, from where the last one in this folder ended."""
-    writer = frame.selectExpr("string(value) value").writeStream.format("parquet").trigger(**trigger)
-    return writer.option("checkpointLocation", str(folder / "checkpoint")).start(str(folder / "files"))
-
-
-def run(frame: "DataFrame", folder: Path) -> "StreamingQuery":
-    """Everything there is now, and end; a failure is raised here."""
-    query = start(frame, folder, {"availableNow": True})
-    assert query.awaitTermination(PATIENCE_S), query.status
-    return query
-
-
-def written(connector: Connector, folder: Path) -> list[str]:
-    found = connector.spark.read.schema("value string").parquet(str(folder / "files")).collect()
-    return sorted(row.value for row in found)
+    pass
 
 
 def test_a_query_goes_on_where_it_ended(topics: Levada, tmp_path: Path) -> None:

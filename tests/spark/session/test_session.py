@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.spark.support.environment import shared_by_streams
 
 from levada.spark import session
 from levada.spark.session import java
-from levada.spark.session.environment import PUT_BY_STREAMS, SOURCE
+from levada.spark.session.environment import PUT_BY_STREAMS
 from levada.spark.session.session import SETTINGS, session_or
 from levada.spark.source import LevadaDataSource
 from levada.testing import EmbeddedBroker
@@ -48,12 +49,6 @@ def test_a_session_that_is_there_is_used_and_keeps_what_its_owner_set(spark: "Sp
         for name, value in kept.items():
             spark.conf.set(name, str(value))
         spark.conf.set("spark.sql.session.timeZone", "UTC")
-
-
-def shared_by_streams(spark: "SparkSession") -> dict[str, str]:
-    """A copy of the map that Spark keeps for the source."""
-    manager = spark._jsparkSession.sessionState().dataSourceManager()
-    return dict(manager.lookupDataSource(SOURCE).dataSourceCls().envVars())
 
 
 def test_streams_add_no_name_to_the_map_they_share(spark: "SparkSession", broker: EmbeddedBroker) -> None:

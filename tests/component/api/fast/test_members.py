@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 from tests.support.broker import BrokerThread
+from tests.support.kio_codec import HEADER_TAGS, kio_bytes
 from tests.support.random_messages import random_message
 from tests.support.raw import Connection, fitting
-from tests.unit.wire.fast.test_produce_fetch import HEADER_TAGS, kio_bytes
 
 from levada.api import groups
 from levada.api.fast import members as usual_members

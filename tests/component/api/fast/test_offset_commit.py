@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 from tests.support.broker import BrokerThread
+from tests.support.kio_codec import HEADER_TAGS, kio_bytes
 from tests.support.random_messages import random_message, read_response_header
-from tests.unit.wire.fast.test_produce_fetch import HEADER_TAGS, kio_bytes
 
 from levada.errors import ErrorCode
 from levada.wire.fast import offset_commit

@@ -6,8 +6,8 @@ from struct import Struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.kio_codec import HEADER_TAGS, kio_bytes
 from tests.support.random_messages import random_message
-from tests.unit.wire.fast.test_produce_fetch import FETCH, HEADER_TAGS, kio_bytes
 
 from levada.errors import ErrorCode
 from levada.wire.fast import fetch
@@ -18,6 +18,8 @@ VERSIONS = range(fetch.FLEXIBLE_FROM, fetch.VERSIONS.stop)
 LIMITS = Struct(">iiibii")
 PARTITION = Struct(">iiqiqi")
 OFFSETS = st.integers(-(2**63), 2**63 - 1)
+
+FETCH = 1
 
 
 def topic_key(version: int) -> bytes:

@@ -1,12 +1,11 @@
 """Produce and Fetch by hand, against the general codec: the same bytes mean the same, in every version."""
 
-import io
 from contextlib import suppress
 from datetime import timedelta
 from random import Random
 
 import pytest
-from kio.serial import entity_writer
+from tests.support.kio_codec import HEADER_TAGS, kio_bytes
 from tests.support.random_messages import random_message, read_response_header
 
 from levada.errors import ErrorCode, KafkaError
@@ -18,7 +17,6 @@ from levada.wire.schema.versions import APIS
 PRODUCE, FETCH = 0, 1
 EXAMPLES = 30
 MILLISECOND = timedelta(milliseconds=1)
-HEADER_TAGS = b"\x00"
 
 
 def topic_key(topic: object, name: str, by_id: bool) -> bytes:
@@ -64,12 +62,6 @@ def test_unknown_fields_are_passed_over_if_they_are_few(count: int, allowed: boo
     else:
         with pytest.raises(KafkaError):
             produce.read_request(view, 0, len(view), 9)
-
-
-def kio_bytes(message: object) -> bytes:
-    buffer = io.BytesIO()
-    entity_writer(type(message))(buffer, message)  # type: ignore[type-var]
-    return buffer.getvalue()
 
 
 @pytest.mark.parametrize("version", fetch.VERSIONS)

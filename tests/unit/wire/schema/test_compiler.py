@@ -1,12 +1,12 @@
 """The compiled writers and readers against kio's, for every API and version."""
 
 import dataclasses
-import io
 from random import Random
 from typing import Any
 
 import pytest
-from kio.serial import entity_reader, entity_writer
+from kio.serial import entity_reader
+from tests.support.kio_codec import IDS, READ, kio_bytes
 from tests.support.random_messages import MESSAGES, kio_class, random_message, random_struct
 
 from levada.errors import ErrorCode, KafkaError
@@ -21,16 +21,7 @@ EMPTY_FOR_NULL = {
     "metadata.request.topics",
     "metadata.response.topics.name",
 }
-IDS = [f"{api.name}-{kind}" for api, kind in MESSAGES]
-
-READ = {"request": messages.read_request, "response": messages.read_response}
 WRITE = {"request": messages.write_request, "response": messages.write_response}
-
-
-def kio_bytes(message: Any) -> bytes:
-    buffer = io.BytesIO()
-    entity_writer(type(message))(buffer, message)
-    return buffer.getvalue()
 
 
 def assert_carries(shape: Any, old: Any, path: str) -> None:

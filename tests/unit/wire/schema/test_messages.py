@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.kio_codec import IDS, READ, kio_bytes
 from tests.support.random_messages import MESSAGES, random_message
-from tests.unit.wire.schema.test_compiler import IDS, READ, kio_bytes
 
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.primitives import ELEMENTS_MAX, encode_uvarint
