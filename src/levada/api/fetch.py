@@ -115,7 +115,7 @@ class FetchRead:
         else:
             watched: list[Watched] = list(self.found)
             if request.isolation_level == READ_COMMITTED:
-                watched = [partition.stable_end for partition in self.found]
+                watched = [partition.last_stable_watch for partition in self.found]
             delayed = DelayedFetch(self._connection, missing, self.read_again)
             delayed.watch(watched, request.max_wait_ms, self._broker.call_later)
             self._connection.respond(delayed)

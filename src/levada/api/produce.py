@@ -3,11 +3,11 @@
 from asyncio import TimerHandle
 from typing import Any, NamedTuple
 
-from levada.api.parked_produce import Parked, unopened
 from levada.api.registry import handles_frames
+from levada.api.unverified_produce import await_verification
 from levada.broker.broker import Broker
 from levada.broker.partition.partition import Partition
-from levada.broker.partition.validation import RefusedRecordsError
+from levada.broker.partition.validation import InvalidRecordsError
 from levada.broker.purgatory import PENDING, DelayedResponse
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
@@ -81,9 +81,9 @@ class DelayedProduce(DelayedResponse):
             results = [self._result(each) if isinstance(each, AppendedBatch) else each for each in entries]
             return write_response(self._version, self._correlation_id, results)
         _, partition, base_offset, _, append_time_ms = entry
-        fill = partition.templates.get(self._version)
+        fill = partition.response_templates.get(self._version)
         if fill is None:
-            fill = partition.templates[self._version] = answer_template(
+            fill = partition.response_templates[self._version] = answer_template(
                 entry.topic, partition.index, self._version
             )
         return fill(self._correlation_id, base_offset, append_time_ms, partition.log.log_start_offset)
@@ -135,9 +135,12 @@ def append(
 ) -> None:
     """Append the batches of a request, whose positions are those of `view`; respond as its acks demand."""
     acks, timeout_ms, transactional_id, parts = request
-    if transactional_id is not None and not verified and (places := unopened(broker, view, parts, version)):
-        parked = Parked(broker, connection, version, correlation_id, append)
-        if parked.waits(transactional_id, places, view, request):
+    if transactional_id is not None and not verified:
+
+        def verified_append(copy: memoryview, request: ProduceRequest) -> None:
+            append(broker, connection, copy, request, version, correlation_id, verified=True)
+
+        if await_verification(broker, connection, view, request, version, verified_append):
             return
     now_ms = broker.clock.now_ms()
     entries: list[AppendedBatch | PartitionResult] = []
@@ -154,7 +157,7 @@ def append(
         except KafkaError as error:
             entries.append(_failure(topic, index, error))
         else:
-            append_time_ms = now_ms if partition.stamps_append_time else -1
+            append_time_ms = now_ms if partition.rules.log_append_time else -1
             entries.append(
                 AppendedBatch(topic, partition, base_offset, partition.log.next_offset, append_time_ms)
             )
@@ -191,6 +194,6 @@ def _check_codec(view: memoryview, start: int, end: int) -> None:
 
 
 def _failure(topic: bytes, index: int, error: KafkaError) -> PartitionResult:
-    record_errors = tuple(error.record_errors) if isinstance(error, RefusedRecordsError) else ()
+    record_errors = tuple(error.record_errors) if isinstance(error, InvalidRecordsError) else ()
     message = error.detail or None
     return PartitionResult(topic, index, error.code, error_message=message, record_errors=record_errors)

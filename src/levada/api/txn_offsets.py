@@ -8,12 +8,11 @@ from functools import partial
 from typing import Any
 
 from levada.api.groups import error_of
-from levada.api.parked_produce import told_to
 from levada.api.registry import handles
 from levada.api.request import RequestContext
 from levada.api.throttling import UNTHROTTLED
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
-from levada.broker.partition.verification import Question
+from levada.broker.partition.verification import Verification, produce_error
 from levada.broker.purgatory import DelayedResult
 from levada.core.groups.offsets import CommitRequest, Place
 from levada.core.transactions.state import ProducerIdAndEpoch
@@ -64,12 +63,12 @@ def _ask(
         except KafkaError as error:
             answer.complete([error])
 
-    if partition.transactions.is_open(*client):
+    if partition.transactions.has_open(*client):
         hear([ErrorCode.NONE])
         return
     version = 2 if context.api_version >= VERSION_2_FROM else 1
-    told = partial(told_to, version=AS_PRODUCE.get(context.api_version, 0))
-    Question(broker, request.transactional_id, client, [partition], version, told, hear).ask()
+    map_error = partial(produce_error, version=AS_PRODUCE.get(context.api_version, 0))
+    Verification(broker, request.transactional_id, client, [partition], version, map_error, hear).start()
 
 
 def _commit(

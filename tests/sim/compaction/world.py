@@ -155,7 +155,7 @@ class CleanerWorld:
     def produce(self) -> None:
         writer = self.random.choice(self.busy)
         base, count = self.partition.log.next_offset, self.random.choice((1, 1, 3))
-        append_time = self.partition.stamps_append_time
+        append_time = self.partition.rules.log_append_time
         records = tuple(
             Record(
                 base + number,
@@ -177,7 +177,7 @@ class CleanerWorld:
             attributes=TRANSACTIONAL_BIT if writer.transactional else 0,
         )
         if writer.transactional:
-            self.partition.transactions.ask(writer.producer_id, 0).granted = True
+            self.partition.transactions.guard(writer.producer_id, 0).verified = True
         try:
             got = self.partition.append(memoryview(data), 0, len(data), self.now_ms)
         except KafkaError as error:

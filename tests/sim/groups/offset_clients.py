@@ -9,7 +9,7 @@ from tests.sim.seeds import Violation
 
 from levada.broker.broker import Broker
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
-from levada.broker.partition.verification import Question
+from levada.broker.partition.verification import Verification
 from levada.core.groups.offsets import CommitRequest
 from levada.core.machine import Outcome
 from levada.core.transactions.machine import EndRequest, InitRequest, NeedsProducerIdError
@@ -289,11 +289,11 @@ class Transactor(OffsetClient):
             except KafkaError as error:
                 give(error)
 
-        if partition.transactions.is_open(*identity):
+        if partition.transactions.has_open(*identity):
             hear([ErrorCode.NONE])
         else:
             asker = cast(Broker, broker)
-            Question(asker, self.name, identity, [partition], 2, lambda error: error, hear).ask()
+            Verification(asker, self.name, identity, [partition], 2, lambda error: error, hear).start()
 
     def refused(self, error: KafkaError) -> None:
         """Whatever is fatal or abortable begins anew; the rest is asked again."""

@@ -14,7 +14,7 @@ from tests.sim.seeds import Violation
 from levada.broker.broker import Broker
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.partition.partition import Partition
-from levada.broker.partition.verification import Question
+from levada.broker.partition.verification import Verification
 from levada.core.groups.offsets import CommitRequest
 from levada.core.transactions.machine import EndRequest, InitRequest, NeedsProducerIdError
 from levada.core.transactions.state import ProducerIdAndEpoch
@@ -242,13 +242,13 @@ class Client:
             else:
                 self.proceed(call, go_on)
 
-        if partition.transactions.may_write(*self.identity):
+        if partition.transactions.is_verified(*self.identity):
             hear([ErrorCode.NONE])
         else:
             asker = cast(Broker, broker)
-            Question(
+            Verification(
                 asker, self.name, self.identity, [partition], self.version, lambda error: error, hear
-            ).ask()
+            ).start()
 
     def proceed(self, call: Call, go_on: Callable[[], None]) -> None:
         if self.call is not call:

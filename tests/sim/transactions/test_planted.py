@@ -96,7 +96,7 @@ def a_fence_leaves_the_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 def batches_are_not_verified(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Transactions, "may_write", lambda self, producer_id, producer_epoch: True)
+    patch.setattr(Transactions, "is_verified", lambda self, producer_id, producer_epoch: True)
 
 
 def old_epochs_write(patch: pytest.MonkeyPatch) -> None:

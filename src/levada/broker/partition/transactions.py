@@ -1,8 +1,8 @@
-"""Transactions as a partition sees them: who may write in one, how a marker ends it, and how far it can be read.
+"""The transactions of a partition: verification guards, markers, and the last stable offset.
 
-A batch of a transaction enters only if its transaction is open here already, or if the coordinator has said that the
-partition belongs to it (KIP-890). Between that question and the append a marker may come: it takes back every
-permission that was given before it, so a late batch can never open a transaction that nobody will end.
+A transactional batch is appended only if its transaction is open here, or the coordinator has verified that the
+partition belongs to it (KIP-890). A marker that comes between verification and append removes the guard, so that a
+late batch never opens a transaction that no marker will end.
 """
 
 from collections import deque
@@ -21,69 +21,68 @@ if TYPE_CHECKING:
 
 log = EventLog(__name__)
 
-PERMISSIONS_MAX: Final = 1_000  # a partition; they live for the time of a question
+GUARDS_MAX: Final = 1_000  # a partition; they live as long as a verification
 
 
-class Permission:
-    """Asked of the coordinator for one producer in one epoch; it counts once it is granted, until a marker comes."""
+class VerificationGuard:
+    """The verification of one producer in one epoch: it allows a batch once verified, until a marker comes."""
 
-    __slots__ = ("granted", "refused")
+    __slots__ = ("error", "verified")
 
     def __init__(self) -> None:
-        self.granted = False
-        self.refused: ErrorCode | None = None  # how the batch that waits is to be refused
+        self.verified = False
+        self.error: ErrorCode | None = None  # of the batch that waits
 
 
 class Transactions:
     """The transactional side of one partition."""
 
-    __slots__ = ("_ending", "_partition", "_permissions")
+    __slots__ = ("_guards", "_partition", "_pending_markers")
 
     def __init__(self, partition: "Partition") -> None:
         self._partition = partition
-        self._permissions: dict[tuple[int, int], Permission] = {}  # by producer id and epoch
-        # Where the log ends with a marker, and who waits for that to be committed.
-        self._ending: deque[tuple[int, DelayedResult]] = deque()
+        self._guards: dict[tuple[int, int], VerificationGuard] = {}  # by producer id and epoch
+        # Where the log ends with a marker, and what completes when that is committed.
+        self._pending_markers: deque[tuple[int, DelayedResult]] = deque()
 
-    def is_open(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether a producer has a transaction open here: then its batches need no permission."""
+    def has_open(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether a producer has a transaction open here: then its batches need no verification."""
         return self._partition.producers.has_open(producer_id, producer_epoch)
 
-    def ask(self, producer_id: int, producer_epoch: int) -> Permission:
-        """Begin to ask the coordinator; what it answers is to be set in what this gives."""
-        key, permissions = (producer_id, producer_epoch), self._permissions
-        permission = permissions.get(key)
-        if permission is None or permission.refused is not None:
-            if len(permissions) >= PERMISSIONS_MAX:
-                del permissions[next(iter(permissions))]
-            permission = permissions[key] = Permission()
-        return permission
+    def guard(self, producer_id: int, producer_epoch: int) -> VerificationGuard:
+        """The guard of a verification that starts; its result is set in the guard."""
+        key, guards = (producer_id, producer_epoch), self._guards
+        guard = guards.get(key)
+        if guard is None or guard.error is not None:
+            if len(guards) >= GUARDS_MAX:
+                del guards[next(iter(guards))]
+            guard = guards[key] = VerificationGuard()
+        return guard
 
-    def may_write(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether a batch of this producer need not wait: its transaction is open, or may be opened."""
-        if self._permissions:
-            permission = self._permissions.get((producer_id, producer_epoch))
-            if permission is not None and permission.granted:
+    def is_verified(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether a batch of this producer need not wait: its transaction is open, or verified."""
+        if self._guards:
+            guard = self._guards.get((producer_id, producer_epoch))
+            if guard is not None and guard.verified:
                 return True
         return self._partition.producers.has_open(producer_id, producer_epoch)
 
     def check(self, producer_id: int, producer_epoch: int) -> None:
         """KafkaError unless the producer may write in a transaction here."""
-        if self.may_write(producer_id, producer_epoch):
+        if self.is_verified(producer_id, producer_epoch):
             return
-        permission, refused = self._permissions.get((producer_id, producer_epoch)), None
-        if permission is not None and permission.refused is not None:
-            refused = permission.refused
-            del self._permissions[producer_id, producer_epoch]
+        guard, code = self._guards.get((producer_id, producer_epoch)), None
+        if guard is not None and guard.error is not None:
+            code = guard.error
+            del self._guards[producer_id, producer_epoch]
         raise KafkaError(
-            refused or ErrorCode.INVALID_TXN_STATE,
+            code or ErrorCode.INVALID_TXN_STATE,
             f"no transaction of producer {producer_id} (epoch {producer_epoch}) is open",
         )
 
-    def _forget(self, producer_id: int) -> None:
-        """Take back every permission of a producer."""
-        for key in [key for key in self._permissions if key[0] == producer_id]:
-            del self._permissions[key]
+    def _remove_guards(self, producer_id: int) -> None:
+        for key in [key for key in self._guards if key[0] == producer_id]:
+            del self._guards[key]
 
     def append(
         self,
@@ -96,7 +95,7 @@ class Transactions:
         epoch: int,
         sequence: int,
     ) -> int:
-        """Queue a client's batch, checked but for its producer; its base offset, also when it is a duplicate."""
+        """Queue a client's batch after validation; its base offset, also when it is a duplicate."""
         partition, producers = self._partition, self._partition.producers
         first = producers.check_transactional(producer_id, epoch, sequence, count)
         if first >= 0:
@@ -105,39 +104,41 @@ class Transactions:
         base_offset = partition.take(batch, length, count, max_timestamp, now_ms)
         producers.apply(producer_id, epoch, sequence, base_offset + count - 1, count, max_timestamp)
         producers.begin(producer_id, base_offset)
-        if self._permissions:
-            self._forget(producer_id)
+        if self._guards:
+            self._remove_guards(producer_id)
         return base_offset
 
     def end(
         self, producer_id: int, producer_epoch: int, marker: Marker, bumped: bool, now_ms: int
     ) -> DelayedResult:
-        """Queue the marker that ends a producer's transaction; answered when it is committed."""
+        """Queue the marker that ends a producer's transaction; the result completes when it is committed."""
         self._partition.producers.check_marker(producer_id, producer_epoch, marker, bumped)
-        goal = self._partition.append_own(encode_marker(marker, producer_id, producer_epoch, now_ms), now_ms)
+        batch = encode_marker(marker, producer_id, producer_epoch, now_ms)
+        required_offset = self._partition.append_own(batch, now_ms)
         committed = DelayedResult()
-        self._ending.append((goal, committed))
+        self._pending_markers.append((required_offset, committed))
         self._partition.watchers.add(self)
         return committed
 
     def try_complete(self, published_bytes: int) -> None:
         """Complete the markers that are committed, or fail them all if the partition is offline."""
-        partition, ending = self._partition, self._ending
-        while ending and (ending[0][0] <= partition.high_watermark or partition.offline):
-            goal, committed = ending.popleft()
-            committed.complete(None if goal <= partition.high_watermark else partition.storage_error())
-        if not ending:
+        partition, pending = self._partition, self._pending_markers
+        while pending and (pending[0][0] <= partition.high_watermark or partition.offline):
+            required_offset, committed = pending.popleft()
+            is_committed = required_offset <= partition.high_watermark
+            committed.complete(None if is_committed else partition.storage_error())
+        if not pending:
             partition.watchers.discard(self)
 
     def observe(self, header: BatchHeader, batch: memoryview) -> None:
-        """A batch that this broker wrote in the name of a producer is queued: a marker, or a coordinator's records."""
+        """Apply a queued batch that this broker wrote for a producer: a marker, or a group coordinator's records."""
         marker = decode_marker(batch) if header.is_control else None
-        self._forget(header.producer_id)
+        self._remove_guards(header.producer_id)
         self._partition.producers.replay([(header, marker)], self._partition.log.reader.add_aborted)
 
 
-class StableEnd:
-    """Where readers of committed records stop: who waits here hears only of what they may read."""
+class LastStableWatch:
+    """The watchers of the last stable offset: read_committed fetches, which are notified of what they may read."""
 
     __slots__ = ("_bytes_in", "_offset", "watchers")
 
@@ -146,8 +147,8 @@ class StableEnd:
         self._offset = 0
         self._bytes_in = 0
 
-    def moved(self, offset: int, bytes_in: int) -> None:
-        """The last stable offset is this now; `bytes_in` counts all bytes that the partition ever got."""
+    def advance(self, offset: int, bytes_in: int) -> None:
+        """Notify of the last stable offset; `bytes_in` counts all bytes appended to the partition."""
         if offset > self._offset:
             fresh = max(1, bytes_in - self._bytes_in)
             self._offset, self._bytes_in = offset, bytes_in
@@ -156,9 +157,9 @@ class StableEnd:
 
 
 def load_producers(segments: Log) -> ProducerStates:
-    """The producers of a log: its newest good snapshot, and the batches after it.
+    """The producer states of a log: its newest valid snapshot, and the batches after it.
 
-    Where it must be found out which transactions were aborted, the batches are read from there on.
+    Where the index of aborted transactions is stale, an older snapshot is taken and the index rebuilt on the way.
     """
     reader = segments.reader
     stale_from = reader.stale_from()

@@ -10,7 +10,7 @@ from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import NOW_MS, split, topic_config
 
 from levada.broker.partition.partition import Partition, PartitionContext
-from levada.broker.partition.validation import RefusedRecordsError
+from levada.broker.partition.validation import InvalidRecordsError
 from levada.config.topic import TopicConfig
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
@@ -214,10 +214,10 @@ def test_records_without_keys_are_told_one_by_one(world: World) -> None:
     partition = world.open(cleanup_policy="compact")
     records = [Record(i, NOW_MS, key, b"v") for i, key in enumerate([b"k", None, b"", None])]
     error = refused(partition, encode(records), ErrorCode.INVALID_RECORD)
-    assert isinstance(error, RefusedRecordsError)
+    assert isinstance(error, InvalidRecordsError)
     assert [position for position, _ in error.record_errors] == [1, 3]
     compressed = refused(partition, encode(records, codec=Codec.ZSTD), ErrorCode.INVALID_RECORD)
-    assert isinstance(compressed, RefusedRecordsError)
+    assert isinstance(compressed, InvalidRecordsError)
     assert append(partition, batch_of(b"v", key=b"k")) == 0
 
 
@@ -226,7 +226,7 @@ def test_times_far_from_now_are_told_one_by_one(world: World) -> None:
     for shift, positions in ((2_000, [0, 1]), (1_000, [1]), (-5_001, [0]), (-6_000, [0, 1])):
         batch = batch_of(b"a", b"b", timestamp=NOW_MS + shift)
         error = refused(partition, batch, ErrorCode.INVALID_TIMESTAMP)
-        assert isinstance(error, RefusedRecordsError)
+        assert isinstance(error, InvalidRecordsError)
         assert [position for position, _ in error.record_errors] == positions
     assert append(partition, batch_of(b"a", timestamp=NOW_MS - 5_000)) == 0
 

@@ -75,7 +75,7 @@ def write(
 
 
 def allow(partition: Partition, producer_id: int, epoch: int) -> None:
-    partition.transactions.ask(producer_id, epoch).granted = True
+    partition.transactions.guard(producer_id, epoch).verified = True
 
 
 def end(
@@ -136,24 +136,24 @@ def test_a_batch_enters_only_with_the_coordinators_word_or_when_its_transaction_
     """KIP-890 part 1: no transaction hangs because of a batch that came late."""
     partition = world.open()
     assert refused(lambda: write(partition, b"a", producer=(7, 0, 0))) == ErrorCode.INVALID_TXN_STATE
-    asked = partition.transactions.ask(7, 0)
+    asked = partition.transactions.guard(7, 0)
     assert refused(lambda: write(partition, b"a", producer=(7, 0, 0))) == ErrorCode.INVALID_TXN_STATE
-    asked.granted = True
+    asked.verified = True
     assert refused(lambda: write(partition, b"a", producer=(8, 0, 0))) == ErrorCode.INVALID_TXN_STATE
     assert refused(lambda: write(partition, b"a", producer=(7, 1, 0))) == ErrorCode.INVALID_TXN_STATE
     assert write(partition, b"a", producer=(7, 0, 0)) == 0
-    assert partition.transactions.is_open(7, 0) and not partition.transactions.is_open(7, 1)
+    assert partition.transactions.has_open(7, 0) and not partition.transactions.has_open(7, 1)
     assert write(partition, b"b", producer=(7, 0, 1)) == 1
     end(partition, 7, 0, committed=True)
     assert refused(lambda: write(partition, b"c", producer=(7, 0, 2))) == ErrorCode.INVALID_TXN_STATE
 
 
-def test_a_marker_takes_back_what_was_granted_before_it(world: World) -> None:
+def test_a_marker_removes_the_verification_before_it(world: World) -> None:
     """Invariant 9: a batch verified before the end of its transaction does not open the next."""
     partition = world.open()
-    asked = partition.transactions.ask(7, 0)
+    asked = partition.transactions.guard(7, 0)
     end(partition, 7, 0, committed=False)
-    asked.granted = True
+    asked.verified = True
     assert refused(lambda: write(partition, b"late", producer=(7, 0, 0))) == ErrorCode.INVALID_TXN_STATE
     allow(partition, 7, 0)
     end(partition, 7, 0, committed=False)
@@ -162,30 +162,30 @@ def test_a_marker_takes_back_what_was_granted_before_it(world: World) -> None:
 
 def test_a_refused_question_leaves_nothing_behind(world: World) -> None:
     partition = world.open()
-    partition.transactions.ask(7, 0).refused = ErrorCode.TRANSACTION_ABORTABLE
-    assert not partition.transactions.may_write(7, 0)
+    partition.transactions.guard(7, 0).error = ErrorCode.TRANSACTION_ABORTABLE
+    assert not partition.transactions.is_verified(7, 0)
     assert refused(lambda: write(partition, b"a", producer=(7, 0, 0))) == ErrorCode.TRANSACTION_ABORTABLE
     assert refused(lambda: write(partition, b"a", producer=(7, 0, 0))) == ErrorCode.INVALID_TXN_STATE
-    assert partition.transactions._permissions == {}
+    assert partition.transactions._guards == {}
 
 
 def test_a_producer_of_an_old_epoch_takes_no_permission_away(world: World) -> None:
     """A zombie asks while the first batch of its successor waits for the coordinator."""
     partition = world.open()
-    asked = partition.transactions.ask(7, 1)
-    zombie = partition.transactions.ask(7, 0)
-    zombie.refused = ErrorCode.INVALID_PRODUCER_EPOCH
-    asked.granted = True
+    asked = partition.transactions.guard(7, 1)
+    zombie = partition.transactions.guard(7, 0)
+    zombie.error = ErrorCode.INVALID_PRODUCER_EPOCH
+    asked.verified = True
     assert refused(lambda: write(partition, b"old", producer=(7, 0, 0))) == ErrorCode.INVALID_PRODUCER_EPOCH
     assert write(partition, b"new", producer=(7, 1, 0)) == 0
-    assert partition.transactions._permissions == {}
+    assert partition.transactions._guards == {}
 
 
 def test_questions_that_are_never_used_do_not_pile_up(world: World) -> None:
     partition = world.open()
     for producer_id in range(5_000):
-        partition.transactions.ask(producer_id, 0)
-    assert len(partition.transactions._permissions) <= 1_000
+        partition.transactions.guard(producer_id, 0)
+    assert len(partition.transactions._guards) <= 1_000
 
 
 def test_a_retry_is_answered_with_its_first_offset_even_after_the_end(world: World) -> None:
@@ -289,7 +289,7 @@ def test_readers_that_wait_hear_only_of_what_they_may_read(world: World) -> None
 
     partition = world.open()
     listening = Listening()
-    partition.stable_end.watchers.add(listening)
+    partition.last_stable_watch.watchers.add(listening)
     allow(partition, 7, 0)
     write(partition, b"a", producer=(7, 0, 0))
     write(partition, b"b", producer=(7, 0, 1))
@@ -331,7 +331,7 @@ def test_a_restart_knows_open_and_aborted_transactions(world: World, clean: bool
         segment.base_offset: list(segment.txn_index.since(0)) for segment in reopened.log.segments
     } == before
     for number in open_first:
-        assert reopened.transactions.is_open(number, 0)
+        assert reopened.transactions.has_open(number, 0)
         end(reopened, number, 0, committed=True)
     assert committed_values(reopened) == [b"v%d" % number for number in range(20) if number % 3 != 2]
 
