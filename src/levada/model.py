@@ -20,6 +20,9 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
+TopicPartitionKey = tuple[str, int]  # a TopicPartition, or the plain tuple that equals it: cheaper to create
+
+
 class ConsumerRecord(NamedTuple):
     """One message and where it stands."""
 

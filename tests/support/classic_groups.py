@@ -4,9 +4,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from levada.core.groups.classic.draft import GroupLimits, JoinResult
+from levada.core.groups.classic.draft import JoinResult
 from levada.core.groups.classic.group import ClassicGroup, State
-from levada.core.groups.classic.requests import JoinRequest, LeavingMember, SyncRequest
+from levada.core.groups.classic.join import JoinRequest
+from levada.core.groups.classic.requests import LeavingMember, SyncRequest
+from levada.core.groups.group import GroupLimits
 from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.offsets import CommitRequest
 from levada.core.machine import JournalRecord, Outcome, ProducerFields, VolatileOutcome
@@ -93,7 +95,7 @@ class World:
             "protocol_type": "consumer",
             "protocols": RANGE,
             "new_member_id": f"new-{next(self._ids)}",
-            "must_know_id": False,
+            "require_member_id": False,
             **more,
         }
         request = JoinRequest(group, member_id, **fields)
@@ -155,7 +157,7 @@ class World:
 
     @property
     def group(self) -> ClassicGroup:
-        group = self.machine.classic("g")
+        group = self.machine.classic_group("g")
         assert group is not None
         return group
 

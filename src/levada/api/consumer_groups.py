@@ -21,7 +21,7 @@ from levada.api.throttling import UNTHROTTLED
 from levada.broker.purgatory import DelayedResult
 from levada.core.groups.consumer import requests as consumer_requests
 from levada.core.groups.consumer.assignors import Partitions
-from levada.core.groups.consumer.group import ConsumerGroup, plain
+from levada.core.groups.consumer.group import ConsumerGroup, without_epochs
 from levada.core.groups.consumer.member import ConsumerMember
 from levada.core.groups.consumer.requests import HeartbeatRequest, HeartbeatResult
 from levada.core.groups.machine import GroupsMachine
@@ -168,7 +168,7 @@ def _described_member(context: RequestContext, group: ConsumerGroup, member: Con
         client_host=metadata.client_host,
         subscribed_topic_names=metadata.subscribed_topic_names,
         subscribed_topic_regex=member.regex,
-        assignment=_assignment(context, plain(member.assigned)),
+        assignment=_assignment(context, without_epochs(member.assigned)),
         target_assignment=_assignment(context, group.target(member.id)),
         member_type=CLASSIC_MEMBER if member.is_classic else CONSUMER_MEMBER,
     )

@@ -16,9 +16,11 @@ from levada.api.throttling import UNTHROTTLED
 from levada.broker.purgatory import DelayedResult, gather
 from levada.core.groups.classic.draft import JoinResult, SyncResult
 from levada.core.groups.classic.group import UNKNOWN_MEMBER, ClassicGroup, State
-from levada.core.groups.classic.requests import JoinRequest, LeavingMember, SyncRequest
+from levada.core.groups.classic.join import JoinRequest
+from levada.core.groups.classic.requests import LeavingMember, SyncRequest
 from levada.core.groups.events import GroupEvent
-from levada.core.groups.machine import Group, GroupsMachine
+from levada.core.groups.group import Group
+from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.memory_limit import NAME_BYTES_MAX
 from levada.core.machine import Outcome, ResponseHandle, VolatileOutcome
 from levada.errors import ErrorCode, KafkaError
@@ -95,7 +97,7 @@ def joining(
         request.protocol_type,
         tuple([(protocol.name, protocol.metadata) for protocol in request.protocols]),
         new_member_id,
-        must_know_id=version >= MEMBER_ID_REQUIRED_FROM,
+        require_member_id=version >= MEMBER_ID_REQUIRED_FROM,
         may_skip_assignment=version >= SKIP_ASSIGNMENT_FROM,
     )
 

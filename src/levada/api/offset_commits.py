@@ -15,10 +15,10 @@ from levada.api.throttling import UNTHROTTLED
 from levada.broker.purgatory import DelayedResult
 from levada.config.settings import LONG_MAX
 from levada.core.cluster.image import ClusterImage
-from levada.core.groups.consumer.group import Reader
 from levada.core.groups.machine import GroupsMachine
-from levada.core.groups.offsets import CommitRequest, FetchedOffset, Place
+from levada.core.groups.offsets import CommitRequest, FetchedOffset
 from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartitionKey
 from levada.wire.internal.group_records import NO_EXPIRY, OffsetCommitValue
 from levada.wire.schema.lazy_imports import lazy_imports
 
@@ -57,7 +57,7 @@ def offset_commit(
     expire_ms = NO_EXPIRY
     if request.retention_time != NO_RETENTION:
         expire_ms = min(now_ms + request.retention_time // MILLISECOND, LONG_MAX)
-    offsets: list[tuple[Place, OffsetCommitValue]] = []
+    offsets: list[tuple[TopicPartitionKey, OffsetCommitValue]] = []
     errors: list[ErrorCode | None] = []  # of each partition in the request; None where the group decides
     for topic in request.topics:
         name, count, error = known_topic(context.broker.image, topic.name, topic.topic_id)
@@ -139,8 +139,14 @@ def offset_fetch(context: RequestContext, request: "offset_fetch_v10.OffsetFetch
 
     def look(machine: GroupsMachine, group_id: str) -> tuple[tuple[()], list[FetchedOffset]]:
         places = _places(context, asked[group_id])
-        reader = Reader(asked[group_id].member_id, asked[group_id].member_epoch)
-        return (), machine.fetch(group_id, places, stable=request.require_stable, reader=reader)
+        group = asked[group_id]
+        return (), machine.fetch(
+            group_id,
+            places,
+            require_stable=request.require_stable,
+            member_id=group.member_id,
+            member_epoch=group.member_epoch,
+        )
 
     def fetched(results: dict[str, Any]) -> Any:
         return offset_fetch_v10.OffsetFetchResponse(
@@ -151,7 +157,9 @@ def offset_fetch(context: RequestContext, request: "offset_fetch_v10.OffsetFetch
     return each_group(context, asked, look, fetched)
 
 
-def _places(context: RequestContext, group: "offset_fetch_v10.OffsetFetchRequestGroup") -> list[Place] | None:
+def _places(
+    context: RequestContext, group: "offset_fetch_v10.OffsetFetchRequestGroup"
+) -> list[TopicPartitionKey] | None:
     """What a group is asked for; topics that are not known by their id are left out."""
     if group.topics is None:
         return None
@@ -231,7 +239,7 @@ def offset_delete(context: RequestContext, request: "offset_delete_v0.OffsetDele
     """Forget offsets of topics that the group does not read (KIP-496)."""
     check_group_id(request.group_id)
     image = context.broker.image
-    places: list[Place] = [
+    places: list[TopicPartitionKey] = [
         (topic.name, part.partition_index)
         for topic in request.topics
         if topic.name in image.topics
@@ -244,7 +252,9 @@ def offset_delete(context: RequestContext, request: "offset_delete_v0.OffsetDele
     )
 
 
-def _deleted(request: "offset_delete_v0.OffsetDeleteRequest", errors: dict[Place, ErrorCode]) -> Any:
+def _deleted(
+    request: "offset_delete_v0.OffsetDeleteRequest", errors: dict[TopicPartitionKey, ErrorCode]
+) -> Any:
     answer = offset_delete_v0.response
     return answer.OffsetDeleteResponse(
         throttle_time=UNTHROTTLED,

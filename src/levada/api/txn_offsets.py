@@ -14,9 +14,10 @@ from levada.api.throttling import UNTHROTTLED
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.partition.verification import Verification, produce_error
 from levada.broker.purgatory import DelayedResult
-from levada.core.groups.offsets import CommitRequest, Place
+from levada.core.groups.offsets import CommitRequest
 from levada.core.transactions.state import ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartitionKey
 from levada.wire.internal.group_records import OffsetCommitValue
 from levada.wire.schema.lazy_imports import lazy_imports
 
@@ -94,7 +95,7 @@ def _commit(
 
 def _offsets(
     context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest"
-) -> list[tuple[Place, OffsetCommitValue]]:
+) -> list[tuple[TopicPartitionKey, OffsetCommitValue]]:
     """What is committed: everything in topics that exist."""
     now_ms = context.broker.clock.now_ms()
     return [

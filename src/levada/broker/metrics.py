@@ -124,7 +124,6 @@ class Collector:
             if shard.machine is not None:
                 offsets += shard.machine.offsets.total
                 for group in shard.machine.groups.values():
-                    assert isinstance(group, ClassicGroup | ConsumerGroup)
                     states[group.kind, group.state] += 1
                     members[group.kind] += len(group.members)
         prefix, figures = "kafka_server_group_coordinator_metrics", self._broker.coordination

@@ -9,7 +9,7 @@ from tests.sim.seeds import Violation
 from levada.core.groups.consumer import requests as consumer_requests
 from levada.core.groups.consumer.group import ConsumerGroup
 from levada.core.groups.consumer.requests import HeartbeatRequest, HeartbeatResult
-from levada.core.groups.machine import Group
+from levada.core.groups.group import Group
 from levada.errors import ErrorCode, KafkaError
 
 LEFT, AWAY = -1, -2

@@ -13,10 +13,11 @@ from tests.support.consumer_groups import subscription
 
 from levada.core.groups.classic.draft import JoinResult, SyncResult
 from levada.core.groups.classic.group import ClassicGroup
-from levada.core.groups.classic.requests import JoinRequest, LeavingMember, SyncRequest
+from levada.core.groups.classic.join import JoinRequest
+from levada.core.groups.classic.requests import LeavingMember, SyncRequest
 from levada.core.groups.classic.subscription import read_assignment, read_subscription, write_assignment
 from levada.core.groups.consumer.group import ConsumerGroup
-from levada.core.groups.machine import Group
+from levada.core.groups.group import Group
 from levada.core.groups.offsets import CommitRequest
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.internal.group_records import OffsetCommitValue
@@ -249,7 +250,7 @@ class ClassicMember(Member):
                 "consumer",
                 protocols,
                 new_member_id=f"{self.name}-{next(world.ids)}",
-                must_know_id=flavour.knows_id_first,
+                require_member_id=flavour.knows_id_first,
                 may_skip_assignment=flavour.may_skip_assignment,
             )
             world.submit(self.group, lambda machine, *rest: machine.join(request, *rest), give)

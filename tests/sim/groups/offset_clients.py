@@ -108,7 +108,7 @@ class Reader(OffsetClient):
             world.submit(
                 group,
                 lambda machine, _, handle: Outcome(
-                    responses=[(handle, machine.fetch(group, places, stable=stable))]
+                    responses=[(handle, machine.fetch(group, places, require_stable=stable))]
                 ),
                 give,
             )

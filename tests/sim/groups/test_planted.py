@@ -8,7 +8,7 @@ from tests.sim.groups.world import simulate
 from tests.sim.seeds import Plant, must_be_found
 
 from levada.broker.coordinator.journal import Journal
-from levada.core.groups.classic import requests as group_requests
+from levada.core.groups.classic import join as classic_join
 from levada.core.groups.classic.draft import Draft
 from levada.core.groups.classic.group import ClassicGroup
 from levada.core.groups.consumer import member as consumer_member
@@ -16,9 +16,8 @@ from levada.core.groups.consumer.draft import ConsumerDraft
 from levada.core.groups.consumer.group import ConsumerGroup
 from levada.core.groups.events import GroupChanged, OffsetPut
 from levada.core.groups.machine import GroupsMachine
-from levada.core.groups.migration import classic_members
-from levada.core.groups.migration import conversion as protocol_changes
-from levada.core.groups.offsets import Offsets
+from levada.core.groups.migration import classic_members, conversion
+from levada.core.groups.offsets import CommitRequest, Offsets
 from levada.core.machine import Outcome
 
 SEEDS_MAX = 150
@@ -35,25 +34,25 @@ FIRST_SEEDS = {
 
 
 def a_stale_generation_commits(patch: pytest.MonkeyPatch) -> None:
-    check = ClassicGroup.check_commit
+    validate = ClassicGroup.validate_offset_commit
 
-    def lenient(self: ClassicGroup, member_id: str, instance_id: str | None, _: int, **more: Any) -> object:
-        return check(self, member_id, instance_id, self.generation, **more)
+    def lenient(self: ClassicGroup, request: CommitRequest, image: Any) -> int | None:
+        return validate(self, replace(request, generation=self.generation), image)
 
-    patch.setattr(ClassicGroup, "check_commit", lenient)
+    patch.setattr(ClassicGroup, "validate_offset_commit", lenient)
 
 
 def a_stale_epoch_commits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ConsumerGroup, "check_commit", lambda self, committer, places, **more: None)
+    patch.setattr(ConsumerGroup, "validate_offset_commit", lambda self, request, image: None)
 
 
 def a_transaction_commits_for_whoever_it_says(patch: pytest.MonkeyPatch) -> None:
     """What a member's transaction commits is not checked against its generation (KIP-447)."""
-    commit = GroupsMachine._committer
+    validate = GroupsMachine._validate_commit
     patch.setattr(
         GroupsMachine,
-        "_committer",
-        lambda self, request, now_ms: [] if request.is_transactional else commit(self, request, now_ms),
+        "_validate_commit",
+        lambda self, request, now_ms: [] if request.is_transactional else validate(self, request, now_ms),
     )
 
 
@@ -65,23 +64,23 @@ def a_partition_is_given_before_it_is_given_back(patch: pytest.MonkeyPatch) -> N
 
 
 def partitions_count_as_given_back_when_asked_for(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(consumer_member, "_still_reads", lambda lost, owned: False)
+    patch.setattr(consumer_member, "_may_own", lambda revoked, owned: False)
 
 
 def a_generation_is_used_twice(patch: pytest.MonkeyPatch) -> None:
-    complete = Draft.complete
+    complete = Draft.complete_join
 
     def again(self: Draft) -> None:
         self.group.generation = max(0, self.group.generation - 1)
         complete(self)
 
-    patch.setattr(Draft, "complete", again)
+    patch.setattr(Draft, "complete_join", again)
 
 
 def an_upgrade_forgets_what_members_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        protocol_changes,
-        "_held",
+        conversion,
+        "_owned",
         lambda members: {member_id: dict(member.assigned) for member_id, member in members.items()},
     )
 
@@ -90,7 +89,7 @@ def an_upgrade_forgets_what_members_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def silent_members_stay(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Draft, "stay", lambda self, member: None)
+    patch.setattr(Draft, "renew_session", lambda self, member: None)
 
 
 def silent_members_stay_after_a_restart(patch: pytest.MonkeyPatch) -> None:
@@ -98,11 +97,11 @@ def silent_members_stay_after_a_restart(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_static_member_restarts_and_what_it_was_to_give_up_is_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(group_requests, "_was_to_give_up", lambda group, member: False)
+    patch.setattr(classic_join, "_was_revoking", lambda group, member: False)
 
 
 def a_group_goes_back_halfway_and_nobody_joins_again(patch: pytest.MonkeyPatch) -> None:
-    downgrade = protocol_changes.downgrade
+    downgrade = conversion.downgrade
     patch.setattr(
         classic_members,
         "downgrade",
@@ -111,7 +110,7 @@ def a_group_goes_back_halfway_and_nobody_joins_again(patch: pytest.MonkeyPatch) 
 
 
 def new_partitions_are_not_seen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ConsumerDraft, "look_at_topics", lambda self: False)
+    patch.setattr(ConsumerDraft, "refresh_topics", lambda self: False)
 
 
 # What offsets are.
@@ -127,13 +126,15 @@ def offsets_of_a_transaction_count_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def offsets_of_an_aborted_transaction_count(patch: pytest.MonkeyPatch) -> None:
-    end = Offsets.end
-    patch.setattr(Offsets, "end", lambda self, producer_id, committed: end(self, producer_id, True))
+    end = Offsets.end_transaction
+    patch.setattr(
+        Offsets, "end_transaction", lambda self, producer_id, committed: end(self, producer_id, True)
+    )
 
 
 def an_older_commit_wins_when_its_transaction_ends(patch: pytest.MonkeyPatch) -> None:
     """Whatever was committed since then is overwritten."""
-    end = Offsets.end
+    end = Offsets.end_transaction
 
     def backwards(self: Offsets, producer_id: int, committed: bool) -> None:
         for pending in self._pending.get(producer_id, {}).values():
@@ -141,7 +142,7 @@ def an_older_commit_wins_when_its_transaction_ends(patch: pytest.MonkeyPatch) ->
                 pending[place] = replace(commit, order=self._order + 1)
         end(self, producer_id, committed)
 
-    patch.setattr(Offsets, "end", backwards)
+    patch.setattr(Offsets, "end_transaction", backwards)
 
 
 def undecided_offsets_pass_for_stable(patch: pytest.MonkeyPatch) -> None:
@@ -150,7 +151,7 @@ def undecided_offsets_pass_for_stable(patch: pytest.MonkeyPatch) -> None:
 
 def offsets_in_use_expire(patch: pytest.MonkeyPatch) -> None:
     for group in (ClassicGroup, ConsumerGroup):
-        patch.setattr(group, "kept_since", lambda self, topic, value: value.commit_timestamp)
+        patch.setattr(group, "retained_since_ms", lambda self, topic, value: value.commit_timestamp)
 
 
 def offsets_never_expire(patch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,10 @@ from levada.api.fast.request import FastPathRequest
 from levada.api.groups import joined, joining, synced, syncing
 from levada.api.registry import FastPath, fast_path
 from levada.broker.broker import Broker
-from levada.core.groups.classic import waits as group_waits
 from levada.core.groups.classic.draft import JoinResult, SyncResult
 from levada.core.groups.classic.group import NO_GENERATION
-from levada.core.groups.classic.requests import JoinRequest, SyncRequest
+from levada.core.groups.classic.join import JoinRequest, rejoin
+from levada.core.groups.classic.requests import SyncRequest, sync_follower
 from levada.core.groups.machine import GroupsMachine
 from levada.core.machine import Outcome, ResponseHandle, VolatileOutcome
 from levada.errors import ErrorCode, KafkaError
@@ -127,8 +127,8 @@ class UsualJoin(FastPathRequest):
     __slots__ = ()
 
     def decide(self, machine: GroupsMachine, now_ms: int, handle: ResponseHandle) -> VolatileOutcome:
-        group = machine.classic(self.request.group_id)
-        return (group and group_waits.join(machine, group, self.request, handle)) or _not_usual()
+        group = machine.classic_group(self.request.group_id)
+        return (group and rejoin(machine, group, self.request, handle)) or _not_usual()
 
     def size(self, result: Any) -> int:
         """A leader is told all that members say."""
@@ -192,9 +192,9 @@ class UsualSync(FastPathRequest):
     __slots__ = ()
 
     def decide(self, machine: GroupsMachine, now_ms: int, handle: ResponseHandle) -> VolatileOutcome:
-        group = machine.classic(self.request.group_id)
+        group = machine.classic_group(self.request.group_id)
         said = self.request, self.generation
-        return (group and group_waits.sync(machine, group, *said, now_ms, handle)) or _not_usual()
+        return (group and sync_follower(machine, group, *said, now_ms, handle)) or _not_usual()
 
     def size(self, result: Any) -> int:
         """That of the part, which may be of a generation that is long over when it leaves."""

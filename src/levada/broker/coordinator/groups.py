@@ -7,8 +7,8 @@ from levada.broker.coordinator.runtime import Coordinators, InternalTopic
 from levada.broker.coordinator.shard import Shard
 from levada.config.groups import ASSIGNOR_CLASSES, ASSIGNORS, MINUTE_MS, GroupSettings
 from levada.core.cluster.image import ClusterImage
-from levada.core.groups.classic.draft import GroupLimits
 from levada.core.groups.consumer.draft import ConsumerLimits
+from levada.core.groups.group import GroupLimits
 from levada.core.groups.machine import GroupsMachine
 
 if TYPE_CHECKING:
@@ -37,14 +37,19 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
 
     def forget_gone_topics(shard: Shard[GroupsMachine]) -> None:
         topics = broker.image.topics
-        shard.submit(lambda machine, _, handle: machine.topics_gone(lambda name: name not in topics, handle))
+        shard.submit(
+            lambda machine, _, handle: machine.on_topics_deleted(lambda name: name not in topics, handle)
+        )
 
-    def held() -> int:
+    def total_memory_bytes() -> int:
         return sum([shard.machine.memory_bytes for shard in coordinators if shard.machine is not None])
 
     def new_machine() -> GroupsMachine:
         machine = CountedGroups(
-            limits, consumer_limits=consumer_limits, image=lambda: broker.image, held=held
+            limits,
+            consumer_limits=consumer_limits,
+            image=lambda: broker.image,
+            total_memory_bytes=total_memory_bytes,
         )
         machine.figures = broker.coordination
         return machine
@@ -56,7 +61,9 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
         if gone:
             for shard in coordinators:
                 if shard.machine is not None:
-                    shard.submit(lambda machine, _, handle: machine.topics_gone(gone.__contains__, handle))
+                    shard.submit(
+                        lambda machine, _, handle: machine.on_topics_deleted(gone.__contains__, handle)
+                    )
 
     broker.followers.append(follow)
     return coordinators

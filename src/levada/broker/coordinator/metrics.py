@@ -6,9 +6,16 @@ Events are counted as they happen, not when a journal is read again: a machine t
 from dataclasses import dataclass
 from typing import Final
 
-from levada.core.groups.classic.waits import JoinReceived, SyncReceived
 from levada.core.groups.consumer.draft import ConsumerRecord
-from levada.core.groups.events import GroupChanged, GroupEvent, OffsetPut, TimersChanged, TimerScheduled
+from levada.core.groups.events import (
+    GroupChanged,
+    GroupEvent,
+    JoinReceived,
+    OffsetPut,
+    SyncReceived,
+    TimersChanged,
+    TimerScheduled,
+)
 from levada.core.groups.machine import GroupsMachine
 from levada.wire.internal.consumer_group_records import ConsumerGroupMetadataKey
 
@@ -40,7 +47,7 @@ class CountedGroups(GroupsMachine):
         elif type(event) in QUIET:
             pass
         elif isinstance(event, GroupChanged):
-            former = self.classic(event.group.id)
+            former = self.classic_group(event.group.id)
             self.figures.classic_rebalances += event.group.generation > (former.generation if former else 0)
         elif isinstance(event, ConsumerRecord):
             is_epoch = isinstance(event.key, ConsumerGroupMetadataKey) and event.value is not None

@@ -1,6 +1,7 @@
-"""What happens to the groups of a shard. Each event knows its record, if it has one, and what it changes.
+"""The events of a group shard. Each event knows its journal record, if it has one, and applies itself.
 
-A machine with other kinds of groups adds events of its own: all that is asked of one is `record` and `apply`.
+A new kind of group adds events of its own; an event needs no more than `record` and `apply`. Events carry ids and
+values, never live objects; `GroupChanged` hands over a copy of a classic group that becomes the new state.
 """
 
 from collections.abc import Mapping
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from levada.core.groups.classic.draft import Timer
 from levada.core.groups.classic.group import ClassicGroup
-from levada.core.groups.memory_limit import forget, keep
-from levada.core.groups.offsets import Place
-from levada.core.machine import JournalRecord
+from levada.core.groups.group import Timer
+from levada.core.groups.memory_limit import put_group, remove_group
+from levada.core.machine import JournalRecord, ResponseHandle
+from levada.model import TopicPartitionKey
 from levada.wire.control_records import Marker
 from levada.wire.internal.consumer_group_records import CONSUMER_GROUP_RECORD_TYPES
 from levada.wire.internal.group_records import (
@@ -36,34 +37,34 @@ FORMAT: Final[RecordFormat[Any]] = RecordFormat(
 
 
 class GroupEvent(Protocol):
-    """Something that happens in a shard."""
+    """A change of the state of a shard."""
 
     def record(self) -> JournalRecord | None:
-        """Its record in the journal; None if it lives in memory only."""
+        """The journal record of the event; None if the event is kept in memory only."""
         ...
 
     def apply(self, machine: "GroupsMachine") -> None:
-        """Let it happen. Cannot fail."""
+        """Change the state. Cannot fail."""
         ...
 
 
 class GroupChanged(msgspec.Struct, frozen=True):
-    """A classic group is now this one; `saved` if that must survive."""
+    """A classic group has a new state; `journaled` if the state must survive a restart."""
 
     group: ClassicGroup
-    saved: bool = False
+    journaled: bool = False
 
     def record(self) -> JournalRecord | None:
-        return group_record(self.group.id, self.group.record()) if self.saved else None
+        return group_record(self.group.id, self.group.record()) if self.journaled else None
 
     def apply(self, machine: "GroupsMachine") -> None:
-        keep(machine, self.group)
-        machine.forget_if_bare(self.group.id)
+        put_group(machine, self.group)
+        machine.remove_if_unused(self.group.id)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRemoved:
-    """A group is gone."""
+    """A classic group is removed."""
 
     group_id: str
 
@@ -71,11 +72,45 @@ class GroupRemoved:
         return FORMAT.encode(GroupMetadataKey(self.group_id), None)
 
     def apply(self, machine: "GroupsMachine") -> None:
-        forget(machine, self.group_id)
+        remove_group(machine, self.group_id)
+
+
+class JoinReceived(msgspec.Struct, frozen=True):
+    """A member of a classic group has rejoined; its JoinGroup awaits the other members."""
+
+    group_id: str
+    member_id: str
+    handle: ResponseHandle
+
+    def record(self) -> JournalRecord | None:
+        return None
+
+    def apply(self, machine: "GroupsMachine") -> None:
+        group = machine.classic_group(self.group_id)
+        if group is not None:
+            group.pending_joins[self.member_id] = self.handle
+
+
+class SyncReceived(msgspec.Struct, frozen=True):
+    """A member of a classic group has sent SyncGroup; with a handle, the request awaits the leader's assignment."""
+
+    group_id: str
+    member_id: str
+    handle: ResponseHandle | None = None
+
+    def record(self) -> JournalRecord | None:
+        return None
+
+    def apply(self, machine: "GroupsMachine") -> None:
+        group = machine.classic_group(self.group_id)
+        if group is not None:
+            group.pending_sync_members.discard(self.member_id)
+            if self.handle is not None:
+                group.pending_syncs[self.member_id] = self.handle
 
 
 class TimerScheduled(msgspec.Struct, frozen=True):
-    """A deadline is set."""
+    """A timer is started or moved."""
 
     timer: Timer
     at_ms: int
@@ -88,7 +123,7 @@ class TimerScheduled(msgspec.Struct, frozen=True):
 
 
 class TimersChanged(msgspec.Struct, frozen=True):
-    """Deadlines are set, or ended with None."""
+    """Timers are started, moved, or cancelled (None)."""
 
     timers: Mapping[Timer, int | None]
 
@@ -105,21 +140,21 @@ class TimersChanged(msgspec.Struct, frozen=True):
 
 
 class OffsetPut(msgspec.Struct, frozen=True):
-    """An offset is committed, by a producer if in a transaction, or taken back with None."""
+    """An offset is committed, by a producer if in a transaction, or removed (None)."""
 
     group_id: str
-    place: Place
+    topic_partition: TopicPartitionKey
     value: OffsetCommitValue | None
     producer_id: int = -1
 
     def record(self) -> JournalRecord | None:
-        return offset_record(self.group_id, *self.place, self.value)
+        return offset_record(self.group_id, *self.topic_partition, self.value)
 
     def apply(self, machine: "GroupsMachine") -> None:
         group_id, value = self.group_id, self.value
-        machine.offsets.put(group_id, self.place, value, self.producer_id)
+        machine.offsets.put(group_id, self.topic_partition, value, self.producer_id)
         if value is None:
-            machine.forget_if_bare(group_id)
+            machine.remove_if_unused(group_id)
         elif group_id not in machine.groups:
             machine.groups[group_id] = ClassicGroup(group_id)
 
@@ -137,6 +172,6 @@ class TransactionEnded:
 
     def apply(self, machine: "GroupsMachine") -> None:
         groups = list(machine.offsets.pending_groups(self.producer_id))
-        machine.offsets.end(self.producer_id, self.committed)
+        machine.offsets.end_transaction(self.producer_id, self.committed)
         for group_id in groups:
-            machine.forget_if_bare(group_id)
+            machine.remove_if_unused(group_id)

@@ -1,75 +1,86 @@
-"""The machine behind a partition of `__consumer_offsets`: its groups, their committed offsets, their deadlines.
+"""The state machine of a partition of `__consumer_offsets`: its groups, their committed offsets, their timers.
 
-Deciding methods take the request, the time and the handle of who waits, change nothing and return an outcome, or raise
-what the client is told. A group is found by its id and is of the classic or of the consumer protocol; members of the
-one may be in a group of the other. Offsets ask a group mostly what every kind can answer (`Group`).
+Deciding methods take the request, the time and a response handle, change nothing, and return an outcome or raise the
+error of the response. `KINDS` lists the kinds of groups and their decisions. A request of one protocol may meet a group
+of another: classic members can be in a consumer group (`levada.core.groups.migration`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from operator import methodcaller
-from typing import ClassVar, Final, Protocol
-
-from msgspec.structs import replace
+from typing import Any, Final, NamedTuple
 
 from levada.core.cluster.image import ClusterImage
-from levada.core.groups.classic import requests as group_requests
-from levada.core.groups.classic import waits as group_waits
-from levada.core.groups.classic.draft import Draft, GroupLimits, Timer, TimerKind
-from levada.core.groups.classic.group import PREPARING, STABLE, UNKNOWN_MEMBER, ClassicGroup, restored
-from levada.core.groups.classic.requests import JoinRequest, LeavingMember, SyncRequest
+from levada.core.groups.classic import join as classic_join
+from levada.core.groups.classic import requests as classic_requests
+from levada.core.groups.classic.draft import SESSION_SLACK_MS
+from levada.core.groups.classic.group import ClassicGroup, restored
+from levada.core.groups.classic.join import JoinRequest
+from levada.core.groups.classic.requests import LeavingMember, SyncRequest
 from levada.core.groups.consumer import requests as consumer_requests
 from levada.core.groups.consumer.draft import ConsumerDraft, ConsumerLimits, ConsumerRecord
-from levada.core.groups.consumer.group import ANYBODY, ConsumerGroup, Reader
+from levada.core.groups.consumer.group import ConsumerGroup
 from levada.core.groups.events import (
     FORMAT,
-    GroupChanged,
     GroupEvent,
-    GroupRemoved,
     OffsetPut,
     TimersChanged,
     TimerScheduled,
     TransactionEnded,
 )
-from levada.core.groups.memory_limit import Crowd, check_new_group, check_room, forget, keep
+from levada.core.groups.group import Group, GroupLimits, Timer, TimerKind, session_timer
+from levada.core.groups.memory_limit import put_group, remove_group, validate_group_id_size
 from levada.core.groups.migration import classic_members
-from levada.core.groups.offsets import CommitRequest, FetchedOffset, Offsets, Place
+from levada.core.groups.offsets import CommitRequest, FetchedOffset, Offsets
 from levada.core.machine import Deadlines, Outcome, ProducerFields, ResponseHandle, VolatileOutcome
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
+from levada.model import TopicPartitionKey
 from levada.wire.batches import TRANSACTIONAL_BIT, BatchHeader
 from levada.wire.control_records import MARKER_ATTRIBUTES, read_marker
-from levada.wire.internal.group_records import GroupMetadataKey, OffsetCommitKey, OffsetCommitValue
+from levada.wire.internal.group_records import GroupMetadataKey, OffsetCommitKey
 
 log = EventLog(__name__)
 
-REMOVALS_PER_CHECK_MAX: Final = 5_000  # offsets removed at once; the rest goes a moment later
+REMOVALS_PER_CHECK_MAX: Final = 5_000  # offsets removed by one check; the next one follows soon
 NEXT_CHECK_MS: Final = 1_000
-EXPIRIES_MAX: Final = 100  # at once, so that the loop stays free
+EXPIRIES_MAX: Final = 100  # timers handled by one `expire`, so that the event loop is not blocked
 RETENTION: Final = Timer("", TimerKind.RETENTION)
-HEARING: Final = (STABLE, PREPARING)  # a commit of a member says that it is alive
-NONE: Final = ErrorCode.NONE  # members of enums are slow to look up
-REBALANCES: Final = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group rebalances")  # told, never raised
+NONE: Final = ErrorCode.NONE  # faster than an attribute of the enum
 
 
-class Group(Crowd, Protocol):
-    """What every kind of group answers."""
+class GroupKind(NamedTuple):
+    """The decisions of one kind of group. All functions take the machine and the group first, except tombstones."""
 
-    kind: ClassVar[str]
+    join: Callable[..., Outcome | VolatileOutcome]  # requests of the classic protocol
+    sync: Callable[..., Outcome | VolatileOutcome]
+    heartbeat: Callable[..., Outcome | VolatileOutcome]
+    leave: Callable[..., Outcome]
+    on_loaded: Callable[..., Sequence[GroupEvent]]  # start timers after the journal was replayed
+    expire: Callable[..., Outcome]  # expired timers of the group
+    tombstones: Callable[[Any], list[GroupEvent]]  # the events that remove the group
 
-    @property
-    def state(self) -> StrEnum: ...
 
-    @property
-    def protocol_type(self) -> str | None: ...
-
-    @property
-    def is_empty(self) -> bool: ...
-
-    def subscribes_to(self, topic: str) -> bool: ...
-
-    def kept_since(self, topic: str, value: OffsetCommitValue) -> int | None: ...
+KINDS: Final[Mapping[str, GroupKind]] = {
+    ClassicGroup.kind: GroupKind(
+        classic_join.join,
+        classic_requests.sync,
+        classic_requests.heartbeat,
+        classic_requests.leave,
+        classic_requests.on_loaded,
+        classic_requests.expire,
+        classic_requests.tombstones,
+    ),
+    ConsumerGroup.kind: GroupKind(
+        classic_members.join,
+        classic_members.sync,
+        classic_members.heartbeat,
+        classic_members.leave,
+        consumer_requests.on_loaded,
+        consumer_requests.expire,
+        consumer_requests.tombstones,
+    ),
+}
 
 
 @dataclass(slots=True)
@@ -81,52 +92,58 @@ class GroupsMachine:
     offsets: Offsets = field(default_factory=Offsets)
     deadlines: Deadlines[Timer] = field(default_factory=Deadlines)
     consumer_limits: ConsumerLimits = field(default_factory=ConsumerLimits)
-    image: Callable[[], ClusterImage] = ClusterImage  # the topics, which consumer groups divide
-    held: Callable[[], int] = int  # what members make all machines of the broker hold, in bytes
-    memory_bytes: int = field(default=0, compare=False)  # and this one
+    image: Callable[[], ClusterImage] = ClusterImage  # the topics that consumer groups assign
+    total_memory_bytes: Callable[[], int] = int  # of the groups of all shards of the broker
+    memory_bytes: int = field(default=0, compare=False)  # of the groups of this shard
 
-    # The classic protocol.
+    # Groups.
 
-    def classic(self, group_id: str) -> ClassicGroup | None:
+    def classic_group(self, group_id: str) -> ClassicGroup | None:
         """The classic group of that id, if there is one."""
         group = self.groups.get(group_id)
         return group if isinstance(group, ClassicGroup) else None
 
+    def consumer_group(self, group_id: str) -> ConsumerGroup | None:
+        """The consumer group of that id, if there is one."""
+        group = self.groups.get(group_id)
+        return group if isinstance(group, ConsumerGroup) else None
+
+    def consumer_draft(self, group: ConsumerGroup, now_ms: int) -> ConsumerDraft:
+        """A draft of a consumer group."""
+        return ConsumerDraft(group, self.limits_of(group.id), self.image(), now_ms)
+
+    def limits_of(self, group_id: str) -> ConsumerLimits:
+        """The limits of a consumer group: its group configs override the broker's settings."""
+        own = self.image().group_configs.get(group_id)
+        return self.consumer_limits if own is None else self.consumer_limits.with_own(own)
+
+    def _existing(self, group_id: str, error: ErrorCode) -> Group:
+        group = self.groups.get(group_id)
+        if group is None:
+            raise KafkaError(error, f"group {group_id!r} does not exist")
+        return group
+
+    def renew_session(
+        self, group_id: str, member_id: str, session_timeout_ms: int, now_ms: int
+    ) -> list[GroupEvent]:
+        """Restart the session timer of a classic member, unless it was restarted within the slack."""
+        timer, until_ms = session_timer(group_id, member_id), now_ms + session_timeout_ms
+        if until_ms <= (self.deadlines.get(timer) or 0) <= until_ms + SESSION_SLACK_MS:
+            return []
+        return [TimerScheduled(timer, until_ms + SESSION_SLACK_MS)]
+
+    # Requests of the classic protocol. Those of the consumer protocol: `levada.core.groups.consumer.requests`.
+
     def join(self, request: JoinRequest, now_ms: int, handle: ResponseHandle) -> Outcome | VolatileOutcome:
-        """JoinGroup. The first member makes the group."""
-        group_requests.check_join(request, self.limits)
-        group = self.groups.get(request.group_id)
-        former: list[GroupEvent] = []
-        if isinstance(group, ConsumerGroup):
-            if group.members:
-                return classic_members.join(self, group, request, now_ms, handle)
-            former = [ConsumerRecord(key, value) for key, value in group.tombstones()]
-            group = None
-        if not isinstance(group, ClassicGroup):
-            if request.member_id != UNKNOWN_MEMBER:
-                raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"there is no group {request.group_id!r}")
-            check_new_group(request.group_id)
-            group = ClassicGroup(request.group_id)
-        if waits := group_waits.join(self, group, request, handle):
-            return waits
-        draft = Draft(group, self.limits, now_ms)
-        group_requests.join(draft, request, handle, self.limits)
-        if not group_requests.comes_back(group, request):
-            check_room(self, draft.group, request.member_id, request.instance_id)
-        outcome = _outcome(draft)
-        return replace(outcome, events=[*former, *outcome.events]) if former else outcome
+        """JoinGroup. The first member creates the group."""
+        classic_join.validate_join(request, self.limits)
+        group = self.groups.get(request.group_id) or classic_join.new_group(request)
+        return KINDS[group.kind].join(self, group, request, now_ms, handle)
 
     def sync(self, request: SyncRequest, now_ms: int, handle: ResponseHandle) -> Outcome | VolatileOutcome:
         """SyncGroup."""
-        group = self._member_group(request.group_id)
-        if isinstance(group, ConsumerGroup):
-            return classic_members.sync(self, group, request, now_ms, handle)
-        if waits := group_waits.sync(self, group, request, request.generation, now_ms, handle):
-            return waits
-        draft = Draft(group, self.limits, now_ms)
-        group_requests.sync(draft, request, handle)
-        check_room(self, draft.group)
-        return _outcome(draft)
+        group = self._existing(request.group_id, ErrorCode.UNKNOWN_MEMBER_ID)
+        return KINDS[group.kind].sync(self, group, request, now_ms, handle)
 
     def heartbeat(
         self,
@@ -137,100 +154,75 @@ class GroupsMachine:
         now_ms: int,
         handle: ResponseHandle,
     ) -> Outcome | VolatileOutcome:
-        """Heartbeat: the session begins anew, and the member is told when it must join again."""
-        group = self._member_group(group_id)
-        if isinstance(group, ConsumerGroup):
-            return classic_members.heartbeat(self, group, member_id, instance_id, generation, now_ms, handle)
-        member = group.check_member(member_id, instance_id)
-        if generation != group.generation:
-            raise group.illegal(generation)
-        reply = None
-        if group.state is PREPARING:
-            reply = REBALANCES
-        return VolatileOutcome(group_waits.heard(self, group_id, member, now_ms), [(handle, reply)])
+        """Heartbeat."""
+        group = self.groups.get(group_id)
+        if group is None:
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"group {group_id!r} does not exist")
+        return KINDS[group.kind].heartbeat(self, group, member_id, instance_id, generation, now_ms, handle)
 
     def leave(
         self, group_id: str, leaving: Sequence[LeavingMember], now_ms: int, handle: ResponseHandle
     ) -> Outcome:
-        """LeaveGroup; the reply is an error code for each who leaves."""
+        """LeaveGroup; the response has an error code for each member."""
         group = self.groups.get(group_id)
-        if isinstance(group, ConsumerGroup):
-            return classic_members.leave(self, group, leaving, now_ms, handle)
-        if not isinstance(group, ClassicGroup):
+        if group is None:
             return Outcome(responses=[(handle, [ErrorCode.UNKNOWN_MEMBER_ID] * len(leaving))])
-        draft = Draft(group, self.limits, now_ms)
-        errors = group_requests.leave(draft, leaving)
-        draft.responses.append((handle, errors))
-        return _outcome(draft)
-
-    def _member_group(self, group_id: str) -> ClassicGroup | ConsumerGroup:
-        group = self.groups.get(group_id)
-        if isinstance(group, (ClassicGroup, ConsumerGroup)):  # a union would be slow
-            return group
-        raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"there is no group {group_id!r}")
-
-    def consumer_draft(self, group: ConsumerGroup, now_ms: int) -> ConsumerDraft:
-        """A consumer group, to be changed."""
-        return ConsumerDraft(group, self.limits_of(group.id), self.image(), now_ms)
-
-    def limits_of(self, group_id: str) -> ConsumerLimits:
-        """What holds for a consumer group: what was set for it before what holds for all."""
-        own = self.image().group_configs.get(group_id)
-        return self.consumer_limits if own is None else self.consumer_limits.with_own(own)
+        return KINDS[group.kind].leave(self, group, leaving, now_ms, handle)
 
     # Offsets.
 
     def commit(self, request: CommitRequest, now_ms: int, handle: ResponseHandle) -> Outcome:
-        """OffsetCommit and TxnOffsetCommit; the reply is an error code for each offset."""
-        events: list[GroupEvent] = self._committer(request, now_ms)
+        """OffsetCommit and TxnOffsetCommit; the response has an error code for each offset."""
+        events: list[GroupEvent] = self._validate_commit(request, now_ms)
         errors = []
         group_id, producer_id = request.group_id, request.producer_id
-        for place, value in request.offsets:
+        for topic_partition, value in request.offsets:
             if value.metadata and len(value.metadata) > self.limits.offset_metadata_max_bytes:
                 errors.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
                 continue
             errors.append(NONE)
-            events.append(OffsetPut(group_id, place, value, producer_id))
+            events.append(OffsetPut(group_id, topic_partition, value, producer_id))
         if producer_id < 0:
             return Outcome(events, [(handle, errors)])
         producer = ProducerFields(producer_id, request.producer_epoch, TRANSACTIONAL_BIT)
         return Outcome(events, [(handle, errors)], producer)
 
-    def _committer(self, request: CommitRequest, now_ms: int) -> list[GroupEvent]:
-        """Check who commits; a member's session begins anew."""
-        group = self.groups.get(request.group_id)
-        if isinstance(group, ClassicGroup):
-            member = group.check_commit(
-                request.member_id,
-                request.instance_id,
-                request.generation,
-                transactional=request.is_transactional,
-            )
-            if member is None or group.state not in HEARING:
+    def _validate_commit(self, request: CommitRequest, now_ms: int) -> list[GroupEvent]:
+        """Raise KafkaError if the commit is not allowed; the events that renew the member's session."""
+        group_id = request.group_id
+        group = self.groups.get(group_id)
+        if group is not None:
+            session_timeout_ms = group.validate_offset_commit(request, self.image)
+            if session_timeout_ms is None:
                 return []
-            return group_waits.heard(self, group.id, member, now_ms)
-        if isinstance(group, ConsumerGroup):
-            consumer_requests.check_commit(self.image().topics, group, request)
-        elif request.generation >= 0:
-            gone = ErrorCode.ILLEGAL_GENERATION if request.is_transactional else ErrorCode.GROUP_ID_NOT_FOUND
-            raise KafkaError(gone, f"there is no group {request.group_id!r}")
-        elif group is None:
-            check_new_group(request.group_id)
+            return self.renew_session(group_id, request.member_id, session_timeout_ms, now_ms)
+        if request.generation >= 0:
+            error = ErrorCode.ILLEGAL_GENERATION if request.is_transactional else ErrorCode.GROUP_ID_NOT_FOUND
+            raise KafkaError(error, f"group {group_id!r} does not exist")
+        validate_group_id_size(group_id)
         return []
 
     def fetch(
-        self, group_id: str, places: Iterable[Place] | None, *, stable: bool, reader: Reader = ANYBODY
+        self,
+        group_id: str,
+        topic_partitions: Iterable[TopicPartitionKey] | None,
+        *,
+        require_stable: bool,
+        member_id: str | None = None,
+        member_epoch: int = -1,
     ) -> list[FetchedOffset]:
-        """OffsetFetch: committed offsets of these partitions, or of all; `stable` waits for open transactions."""
+        """OffsetFetch: the committed offsets of these partitions, or of all (None)."""
         group = self.groups.get(group_id)
-        if isinstance(group, ConsumerGroup):
-            group.check_fetch(reader)
+        if group is not None:
+            group.validate_offset_fetch(member_id, member_epoch)
+        if topic_partitions is None:
+            topic_partitions = [topic_partition for topic_partition, _ in self.offsets.of(group_id)]
         found = []
-        for place in [place for place, _ in self.offsets.of(group_id)] if places is None else places:
-            if stable and self.offsets.is_pending(group_id, place):
-                found.append(FetchedOffset(place, None, ErrorCode.UNSTABLE_OFFSET_COMMIT))
+        for topic_partition in topic_partitions:
+            if require_stable and self.offsets.is_pending(group_id, topic_partition):
+                found.append(FetchedOffset(topic_partition, None, ErrorCode.UNSTABLE_OFFSET_COMMIT))
             else:
-                found.append(FetchedOffset(place, self.offsets.get(group_id, place)))
+                found.append(FetchedOffset(topic_partition, self.offsets.get(group_id, topic_partition)))
         return found
 
     def end_transaction(
@@ -241,129 +233,106 @@ class GroupsMachine:
         coordinator_epoch: int,
         handle: ResponseHandle,
     ) -> Outcome:
-        """A marker for this shard: what the producer committed counts, or is gone."""
+        """A transaction marker for this shard: the producer's pending offsets are committed, or dropped."""
         event = TransactionEnded(producer_id, committed, coordinator_epoch)
-        return Outcome(
-            [event], [(handle, None)], ProducerFields(producer_id, producer_epoch, MARKER_ATTRIBUTES)
-        )
+        producer = ProducerFields(producer_id, producer_epoch, MARKER_ATTRIBUTES)
+        return Outcome([event], [(handle, None)], producer)
 
-    def delete_offsets(self, group_id: str, places: Sequence[Place], handle: ResponseHandle) -> Outcome:
-        """OffsetDelete; the reply is an error code for each partition."""
-        group = self._existing(group_id)
-        if isinstance(group, ClassicGroup) and not group.is_empty and group.topics is None:
-            raise KafkaError(
-                ErrorCode.NON_EMPTY_GROUP, f"{group_id!r} has members, and their topics are unknown"
-            )
+    def delete_offsets(
+        self, group_id: str, topic_partitions: Sequence[TopicPartitionKey], handle: ResponseHandle
+    ) -> Outcome:
+        """OffsetDelete; the response has an error code for each partition."""
+        group = self._existing(group_id, ErrorCode.GROUP_ID_NOT_FOUND)
+        group.validate_offset_delete()
         errors, events = [], []
-        for place in places:
-            subscribed = group.subscribes_to(place[0])
+        for topic_partition in topic_partitions:
+            subscribed = group.subscribes_to(topic_partition[0])
             errors.append(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if subscribed else ErrorCode.NONE)
-            if not subscribed and self.offsets.get(group_id, place) is not None:
-                events.append(OffsetPut(group_id, place, None))
+            if not subscribed and self.offsets.get(group_id, topic_partition) is not None:
+                events.append(OffsetPut(group_id, topic_partition, None))
         return Outcome(events, [(handle, errors)], atomic=False)
 
     def delete_group(self, group_id: str) -> list[GroupEvent]:
-        """DeleteGroups for one group: with all its offsets, if nobody is in it."""
-        group = self._existing(group_id)
+        """DeleteGroups for one group: remove an empty group and its offsets."""
+        group = self._existing(group_id, ErrorCode.GROUP_ID_NOT_FOUND)
         if not group.is_empty:
-            raise KafkaError(ErrorCode.NON_EMPTY_GROUP, f"{group_id!r} has members")
-        return [*self._without_offsets(group_id), *_removal(group)]
+            raise KafkaError(ErrorCode.NON_EMPTY_GROUP, f"group {group_id!r} has members")
+        removed = [OffsetPut(group_id, found, None) for found in self.offsets.topic_partitions(group_id)]
+        return [*removed, *KINDS[group.kind].tombstones(group)]
 
-    def _existing(self, group_id: str) -> Group:
-        group = self.groups.get(group_id)
-        if group is None:
-            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id!r}")
-        return group
-
-    def _without_offsets(self, group_id: str) -> list[GroupEvent]:
-        return [OffsetPut(group_id, place, None) for place in self.offsets.places(group_id)]
-
-    def topics_gone(self, is_gone: Callable[[str], bool], handle: ResponseHandle) -> Outcome:
-        """Topics were deleted: nobody will ask for their offsets, and a new topic of the name starts anew."""
+    def on_topics_deleted(self, is_deleted: Callable[[str], bool], handle: ResponseHandle) -> Outcome:
+        """Remove the offsets of deleted topics: a new topic of the same name starts without offsets."""
         events = [
-            OffsetPut(group_id, place, None)
+            OffsetPut(group_id, topic_partition, None)
             for group_id in list(self.offsets.groups())
-            for place in self.offsets.places(group_id)
-            if is_gone(place[0])
+            for topic_partition in self.offsets.topic_partitions(group_id)
+            if is_deleted(topic_partition[0])
         ]
         return Outcome(events, [(handle, None)], atomic=False)
 
-    # Time.
+    # Timers.
 
     def next_deadline_ms(self) -> int | None:
         return self.deadlines.next_ms()
 
     def on_loaded(self, now_ms: int) -> Outcome:
-        """Whoever was a member has a session's time to be heard of.
-
-        A group over its size rebalances, and one whose rebalance had not found a leader.
-        """
+        """Start the retention check and the timers of all groups."""
         events: list[GroupEvent] = [self._next_check(now_ms)]
         for group in self.groups.values():
-            if isinstance(group, ConsumerGroup):
-                events += consumer_requests.await_members(self.consumer_draft(group, now_ms))
-            if isinstance(group, ClassicGroup) and group.members:
-                draft = Draft(group, self.limits, now_ms)
-                for member in group.members.values():
-                    draft.stay(member)
-                if len(group.members) > self.limits.max_size or group.leader is None:
-                    draft.prepare()
-                events += _outcome(draft).events
+            events += KINDS[group.kind].on_loaded(self, group, now_ms)
         return Outcome(events, atomic=False)
 
     def expire(self, now_ms: int) -> Outcome:
-        """What is due; where it is much, the rest stays due and comes a moment later."""
+        """Handle expired timers; beyond `EXPIRIES_MAX` they stay due for the next call."""
         events: list[GroupEvent] = []
-        drafts: dict[str, Draft] = {}
-        lapsed: dict[str, list[Timer]] = {}  # of consumer groups
+        responses: list[tuple[ResponseHandle, Any]] = []
+        expired: dict[str, list[Timer]] = {}
         for timer in self.deadlines.due(now_ms)[:EXPIRIES_MAX]:
-            group = self.groups.get(timer.group)
             if timer == RETENTION:
                 events += self._remove_expired(now_ms)
-            elif isinstance(group, ClassicGroup):
-                draft = drafts.setdefault(timer.group, Draft(group, self.limits, now_ms))
-                group_requests.expire(draft, timer)
-            elif isinstance(group, ConsumerGroup):
-                lapsed.setdefault(timer.group, []).append(timer)
+            elif timer.group in self.groups:
+                expired.setdefault(timer.group, []).append(timer)
             else:
                 events.append(TimersChanged({timer: None}))
-        outcomes = [_outcome(draft) for draft in drafts.values()]
-        outcomes += [consumer_requests.expire(self, *one, now_ms) for one in lapsed.items()]
-        responses = [reply for outcome in outcomes for reply in outcome.responses]
-        events += [event for outcome in outcomes for event in outcome.events]
+        for group_id, timers in expired.items():
+            group = self.groups[group_id]
+            outcome = KINDS[group.kind].expire(self, group, timers, now_ms)
+            events += outcome.events
+            responses += outcome.responses
         return Outcome(events, responses, atomic=False)
 
     def _next_check(self, now_ms: int) -> TimerScheduled:
         return TimerScheduled(RETENTION, now_ms + self.limits.offsets_retention_check_interval_ms)
 
     def _remove_expired(self, now_ms: int) -> list[GroupEvent]:
-        """Take back offsets that are kept no longer, and groups that have neither members nor offsets."""
+        """Remove expired offsets, and empty groups without offsets."""
         events: list[GroupEvent] = []
+        retention_ms = self.limits.offsets_retention_ms
         for group in self.groups.values():
             if len(events) >= REMOVALS_PER_CHECK_MAX:
                 return [*events, TimerScheduled(RETENTION, now_ms + NEXT_CHECK_MS)]
-            gone = self.offsets.expired(group.id, now_ms, self.limits.offsets_retention_ms, group.kept_since)
-            events += [OffsetPut(group.id, place, None) for place in gone]
+            expired = self.offsets.expired(group.id, now_ms, retention_ms, group.retained_since_ms)
+            events += [OffsetPut(group.id, topic_partition, None) for topic_partition in expired]
             if (
                 group.is_empty
-                and not (isinstance(group, ClassicGroup) and group.pending)
-                and len(gone) == self.offsets.count(group.id)
+                and not group.has_pending_members
+                and len(expired) == self.offsets.count(group.id)
                 and not self.offsets.has_pending(group.id)
             ):
-                events += _removal(group)
+                events += KINDS[group.kind].tombstones(group)
         return [*events, self._next_check(now_ms)]
 
-    # Applying.
+    # Applying and replaying events.
 
-    encode = staticmethod(methodcaller("record"))  # of any event, by no function of Python's
+    encode = staticmethod(methodcaller("record"))  # cheaper than a function of Python's
 
     def apply(self, event: GroupEvent) -> None:
         event.apply(self)
 
-    def forget_if_bare(self, group_id: str) -> None:
-        """A group that was only its offsets, or ids of members to come, ends with them; others stay until removed."""
+    def remove_if_unused(self, group_id: str) -> None:
+        """Remove a simple group without offsets; other groups stay until their tombstones."""
         group = self.groups.get(group_id)
-        if isinstance(group, ClassicGroup) and group.is_bare and not self.offsets.has(group_id):
+        if group is not None and group.is_simple and not self.offsets.has(group_id):
             del self.groups[group_id]
 
     def replay(self, key: bytes | None, value: bytes | None, batch: BatchHeader) -> None:
@@ -374,33 +343,25 @@ class GroupsMachine:
             return
         found = FORMAT.decode(key or b"", value)
         if found is None:
-            log.warning("a record of an unknown kind is left out", key=(key or b"")[:16].hex())
+            log.warning("a record of an unknown type is skipped", key=(key or b"")[:16].hex())
             return
         name, content = found
         if isinstance(name, OffsetCommitKey):
             producer_id = batch.producer_id if batch.is_transactional else -1
             OffsetPut(name.group, (name.topic, name.partition), content, producer_id).apply(self)
         elif isinstance(name, GroupMetadataKey):
-            self._replay_group(name.group, restored(name.group, content) if content is not None else None)
+            self._replay_classic(name.group, restored(name.group, content) if content is not None else None)
         else:
             ConsumerRecord(name, content).apply(self)
 
-    def _replay_group(self, group_id: str, group: ClassicGroup | None) -> None:
+    def _replay_classic(self, group_id: str, group: ClassicGroup | None) -> None:
+        """A classic group, or its tombstone, which does not concern a group of another kind."""
+        former = self.groups.get(group_id)
         if group is not None:
-            keep(self, group)
-        elif isinstance(self.groups.get(group_id), ConsumerGroup):
+            put_group(self, group)
+        elif former is not None and former.kind != ClassicGroup.kind:
             return
         elif self.offsets.has(group_id):
-            keep(self, ClassicGroup(group_id))
+            put_group(self, ClassicGroup(group_id))
         else:
-            forget(self, group_id)
-
-
-def _removal(group: Group) -> list[GroupEvent]:
-    if isinstance(group, ConsumerGroup):
-        return [ConsumerRecord(key, value) for key, value in group.tombstones()]
-    return [GroupRemoved(group.id)]
-
-
-def _outcome(draft: Draft) -> Outcome:
-    return Outcome([GroupChanged(draft.group, draft.saved), TimersChanged(draft.timers)], draft.responses)
+            remove_group(self, group_id)

@@ -1,8 +1,8 @@
 """Committed offsets of the groups of a shard, plain and in open transactions.
 
-An offset committed in a transaction is pending until its marker: then it becomes the group's offset, or is gone.
-Who asks for stable offsets meanwhile is told to ask again. Of a pending and a plain commit for the same partition the
-one that was written later counts, as in Kafka, whichever transaction ends when.
+An offset committed in a transaction is pending until its marker arrives; then it replaces the group's offset, or is
+dropped. Until then, fetches of stable offsets fail with UNSTABLE_OFFSET_COMMIT. Of a pending and a plain commit of the
+same partition the one that was written later wins, as in Kafka, regardless of when the transaction ends.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,22 +12,21 @@ from typing import NamedTuple
 import msgspec
 
 from levada.errors import ErrorCode
+from levada.model import TopicPartitionKey
 from levada.wire.internal.group_records import NO_EXPIRY, OffsetCommitValue
-
-Place = tuple[str, int]  # topic and partition
 
 
 class CommitRequest(msgspec.Struct, frozen=True):
-    """Offsets to commit, by a member or by a client that only keeps them here."""
+    """Offsets to commit, by a member or by a client that only stores offsets (no member id, generation -1)."""
 
     group_id: str
     member_id: str
     instance_id: str | None
-    generation: int
-    offsets: Sequence[tuple[Place, OffsetCommitValue]]
-    producer_id: int = -1  # of the transaction that the commit is part of
+    generation: int  # or member epoch
+    offsets: Sequence[tuple[TopicPartitionKey, OffsetCommitValue]]
+    producer_id: int = -1  # of the transaction that the commit belongs to
     producer_epoch: int = -1
-    api_version: int = 9  # from which on members of the consumer protocol may commit
+    api_version: int = 9  # members of consumer groups commit from version 9 on
 
     @property
     def is_transactional(self) -> bool:
@@ -37,13 +36,13 @@ class CommitRequest(msgspec.Struct, frozen=True):
 class FetchedOffset(NamedTuple):
     """A committed offset, none, or UNSTABLE_OFFSET_COMMIT while a transaction is open."""
 
-    place: Place
+    topic_partition: TopicPartitionKey
     value: OffsetCommitValue | None
     error: ErrorCode = ErrorCode.NONE
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """An offset and where in the order of all commits it was written."""
+    """An offset and its position in the order of all commits."""
 
     value: OffsetCommitValue
     order: int
@@ -51,50 +50,53 @@ class Committed(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Offsets:
-    """The offsets of a shard. `put`, `end` and `forget` are the only mutators."""
+    """The offsets of a shard. `put` and `end_transaction` are the only mutators."""
 
-    _groups: dict[str, dict[Place, Committed]] = field(default_factory=dict)
-    # By producer id, then group: commits of transactions that have not ended.
-    _pending: dict[int, dict[str, dict[Place, Committed]]] = field(default_factory=dict)
-    _open: dict[str, set[int]] = field(default_factory=dict)  # by group: the producers with pending commits
+    _groups: dict[str, dict[TopicPartitionKey, Committed]] = field(default_factory=dict)
+    # By producer id, then group: commits of open transactions.
+    _pending: dict[int, dict[str, dict[TopicPartitionKey, Committed]]] = field(default_factory=dict)
+    _open: dict[str, set[int]] = field(default_factory=dict)  # by group: producers with pending commits
     _order: int = 0
 
-    def get(self, group: str, place: Place) -> OffsetCommitValue | None:
+    def get(self, group: str, topic_partition: TopicPartitionKey) -> OffsetCommitValue | None:
         """The committed offset of a partition."""
-        committed = self._groups.get(group, {}).get(place)
+        committed = self._groups.get(group, {}).get(topic_partition)
         return None if committed is None else committed.value
 
-    def of(self, group: str) -> Iterator[tuple[Place, OffsetCommitValue]]:
+    def of(self, group: str) -> Iterator[tuple[TopicPartitionKey, OffsetCommitValue]]:
         """All committed offsets of a group."""
-        return ((place, committed.value) for place, committed in self._groups.get(group, {}).items())
+        offsets = self._groups.get(group, {})
+        return ((topic_partition, committed.value) for topic_partition, committed in offsets.items())
 
     def count(self, group: str) -> int:
-        """How many offsets a group has committed."""
+        """The number of committed offsets of a group."""
         return len(self._groups.get(group, ()))
 
     @property
     def total(self) -> int:
-        """How many offsets all groups have committed."""
+        """The number of committed offsets of all groups."""
         return sum(map(len, self._groups.values()))
 
-    def places(self, group: str) -> list[Place]:
-        """The partitions with an offset of the group, also a pending one."""
-        places = dict.fromkeys(self._groups.get(group, ()))
+    def topic_partitions(self, group: str) -> list[TopicPartitionKey]:
+        """The partitions with a committed or pending offset of the group."""
+        found = dict.fromkeys(self._groups.get(group, ()))
         for producer in self._open.get(group, ()):
-            places |= dict.fromkeys(self._pending[producer][group])
-        return list(places)
+            found |= dict.fromkeys(self._pending[producer][group])
+        return list(found)
 
     def groups(self) -> Iterable[str]:
-        """The groups that have offsets."""
+        """The groups that have offsets, also pending ones."""
         return self._groups.keys() | self._open.keys()
 
     def has(self, group: str) -> bool:
         """Whether a group has offsets, also pending ones."""
         return group in self._groups or group in self._open
 
-    def is_pending(self, group: str, place: Place) -> bool:
+    def is_pending(self, group: str, topic_partition: TopicPartitionKey) -> bool:
         """Whether an open transaction has committed an offset of this partition."""
-        return any(place in self._pending[producer][group] for producer in self._open.get(group, ()))
+        return any(
+            topic_partition in self._pending[producer][group] for producer in self._open.get(group, ())
+        )
 
     def has_pending(self, group: str) -> bool:
         """Whether an open transaction has committed any offset of the group."""
@@ -109,68 +111,73 @@ class Offsets:
         group: str,
         now_ms: int,
         retention_ms: int,
-        kept_since: Callable[[str, OffsetCommitValue], int | None],
-    ) -> list[Place]:
-        """The offsets no longer kept: `kept_since` tells from when retention counts, None while an offset is in use.
+        retained_since_ms: Callable[[str, OffsetCommitValue], int | None],
+    ) -> list[TopicPartitionKey]:
+        """The offsets whose retention is over: `retained_since_ms` tells when it started, None while in use.
 
-        An offset with a time of its own goes then, as old clients asked for it.
+        An offset with an expiry timestamp (of clients before OffsetCommit v5) expires then.
         """
         found = []
-        for place, value in self.of(group):
+        for topic_partition, value in self.of(group):
             if value.expire_timestamp != NO_EXPIRY:
-                gone = value.expire_timestamp <= now_ms
+                expired = value.expire_timestamp <= now_ms
             else:
-                since_ms = kept_since(place[0], value)
-                gone = since_ms is not None and since_ms + retention_ms <= now_ms
-            if gone and not self.is_pending(group, place):
-                found.append(place)
+                since_ms = retained_since_ms(topic_partition[0], value)
+                expired = since_ms is not None and since_ms + retention_ms <= now_ms
+            if expired and not self.is_pending(group, topic_partition):
+                found.append(topic_partition)
         return found
 
-    # Changing.
+    # Changes.
 
-    def put(self, group: str, place: Place, value: OffsetCommitValue | None, producer_id: int = -1) -> None:
-        """A commit, plain or in a transaction; without a value the plain offset and what is pending are gone."""
+    def put(
+        self,
+        group: str,
+        topic_partition: TopicPartitionKey,
+        value: OffsetCommitValue | None,
+        producer_id: int = -1,
+    ) -> None:
+        """Store a commit, plain or in a transaction; None removes the plain and the pending offset."""
         self._order += 1
         if value is None:
-            self._remove(group, place)
+            self._remove(group, topic_partition)
         elif producer_id >= 0:
-            self._pending.setdefault(producer_id, {}).setdefault(group, {})[place] = Committed(
-                value, self._order
-            )
+            pending = self._pending.setdefault(producer_id, {}).setdefault(group, {})
+            pending[topic_partition] = Committed(value, self._order)
             self._open.setdefault(group, set()).add(producer_id)
         else:
             offsets = self._groups.get(group)
             if offsets is None:
                 offsets = self._groups[group] = {}
-            offsets[place] = Committed(value, self._order)
+            offsets[topic_partition] = Committed(value, self._order)
 
-    def end(self, producer_id: int, committed: bool) -> None:
-        """A producer's transaction has ended: what it committed counts now, or never did."""
+    def end_transaction(self, producer_id: int, committed: bool) -> None:
+        """Make the pending offsets of a producer's transaction the groups' offsets, or drop them."""
         for group, pending in self._pending.pop(producer_id, {}).items():
-            self._forget_producer(group, producer_id)
+            self._remove_producer(group, producer_id)
             if not committed:
                 continue
             offsets = self._groups.setdefault(group, {})
-            for place, commit in pending.items():
-                former = offsets.get(place)
+            for topic_partition, commit in pending.items():
+                former = offsets.get(topic_partition)
                 if former is None or former.order < commit.order:
-                    offsets[place] = commit
+                    offsets[topic_partition] = commit
 
-    def _remove(self, group: str, place: Place) -> None:
+    def _remove(self, group: str, topic_partition: TopicPartitionKey) -> None:
         offsets = self._groups.get(group, {})
-        offsets.pop(place, None)
+        offsets.pop(topic_partition, None)
         if not offsets:
             self._groups.pop(group, None)
         for producer in list(self._open.get(group, ())):
             pending = self._pending[producer][group]
-            pending.pop(place, None)
+            pending.pop(topic_partition, None)
             if not pending:
                 del self._pending[producer][group]
                 if not self._pending[producer]:
                     del self._pending[producer]
-                self._forget_producer(group, producer)
+                self._remove_producer(group, producer)
 
-    def _forget_producer(self, group: str, producer_id: int) -> None:
+    def _remove_producer(self, group: str, producer_id: int) -> None:
         producers = self._open[group]
         producers.discard(producer_id)
         if not producers:

@@ -24,8 +24,10 @@ from levada.broker.coordinator.shard import Shard
 from levada.broker.partition.partition import Partition
 from levada.broker.purgatory import DelayedResult, gather
 from levada.config.broker import BrokerConfig
-from levada.core.groups.classic.draft import MOMENT_MS, GroupLimits
-from levada.core.groups.classic.requests import JoinRequest, SyncRequest
+from levada.core.groups.classic.draft import SESSION_SLACK_MS
+from levada.core.groups.classic.join import JoinRequest
+from levada.core.groups.classic.requests import SyncRequest
+from levada.core.groups.group import GroupLimits
 from levada.core.groups.machine import GroupsMachine
 from levada.core.machine import Deadlines
 from levada.errors import ErrorCode, KafkaError
@@ -313,7 +315,7 @@ def group_size(one: BrokerThread) -> int:
 
     def size() -> int:
         machine = one.broker.groups.shard("g").ready
-        group = machine.classic("g")
+        group = machine.classic_group("g")
         return 0 if group is None else len(group.members)
 
     while (count := one.call(size)) < 2:
@@ -514,7 +516,7 @@ def test_a_process_that_stood_still_hears_its_members_before_it_removes_them() -
         broker.publish()
 
     request = JoinRequest(
-        "g", "", None, "c", "/h", 10_000, 60_000, "consumer", RANGE, "m", must_know_id=False
+        "g", "", None, "c", "/h", 10_000, 60_000, "consumer", RANGE, "m", require_member_id=False
     )
     ask(lambda machine, now_ms, handle: machine.join(request, now_ms, handle))
     sync = SyncRequest("g", "m", None, 1, None, None, {"m": b""})
@@ -531,7 +533,7 @@ def test_a_process_that_stood_still_hears_its_members_before_it_removes_them() -
     broker.ring()
     broker.ring()
     assert len(broker.written) == 1, "a session ends a moment late, never early"
-    broker.time_ms += MOMENT_MS
+    broker.time_ms += SESSION_SLACK_MS
     broker.ring()
     broker.ring()
     assert len(broker.written) == 2, "who is silent is"

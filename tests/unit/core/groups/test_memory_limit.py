@@ -6,7 +6,7 @@ from tests.support.classic_groups import World
 from tests.support.consumer_groups import ConsumerWorld, subscription
 
 from levada.core.groups.classic.group import State
-from levada.core.groups.memory_limit import NAME_BYTES_MAX, SHARE
+from levada.core.groups.memory_limit import GROUP_SHARE, NAME_BYTES_MAX
 from levada.errors import ErrorCode
 
 KIB = 1024
@@ -23,16 +23,16 @@ class Crowd(World):
 
     def __init__(self) -> None:
         super().__init__(members_bytes_max=LIMIT)
-        self.machine.held = lambda: self.machine.memory_bytes
+        self.machine.total_memory_bytes = lambda: self.machine.memory_bytes
 
 
 def test_a_member_that_says_too_much_is_refused_and_the_others_go_on() -> None:
     world = Crowd()
     (member_id,) = world.stable()
-    assert world.error(world.join(**says(LIMIT // SHARE))) is FULL
+    assert world.error(world.join(**says(LIMIT // GROUP_SHARE))) is FULL
     assert world.is_in(State.STABLE)
     assert world.heartbeat(member_id, world.group.generation) is ErrorCode.NONE
-    assert world.error(world.join(member_id, **says(LIMIT // SHARE))) is FULL, "nor may one who is in"
+    assert world.error(world.join(member_id, **says(LIMIT // GROUP_SHARE))) is FULL, "nor may one who is in"
     assert world.is_in(State.STABLE)
 
 
@@ -45,7 +45,9 @@ def test_a_protocol_that_is_not_chosen_counts_too() -> None:
 def test_an_assignment_that_is_too_large_is_refused() -> None:
     world = Crowd()
     joined = world.joined(world.join())
-    assert world.error(world.sync(joined.member_id, 1, {joined.member_id: bytes(LIMIT // SHARE)})) is FULL
+    assert (
+        world.error(world.sync(joined.member_id, 1, {joined.member_id: bytes(LIMIT // GROUP_SHARE)})) is FULL
+    )
     assert world.error(world.sync(joined.member_id, 1, {joined.member_id: b"little"})) is ErrorCode.NONE
 
 
@@ -62,12 +64,12 @@ def test_many_groups_share_the_room_and_give_it_back() -> None:
 
 def test_ids_of_members_to_come_count_until_they_come_no_more() -> None:
     world = Crowd()
-    handles = [world.join(group=f"g{number}", must_know_id=True) for number in range(1_000)]
+    handles = [world.join(group=f"g{number}", require_member_id=True) for number in range(1_000)]
     assert world.error(handles[-1]) is FULL
     assert world.machine.memory_bytes <= LIMIT
     world.wait(11_000)
     assert (world.machine.memory_bytes, world.machine.groups) == (0, {})
-    assert world.error(world.join(must_know_id=True)) is ErrorCode.MEMBER_ID_REQUIRED
+    assert world.error(world.join(require_member_id=True)) is ErrorCode.MEMBER_ID_REQUIRED
 
 
 def test_a_group_that_is_over_a_lowered_limit_goes_on_but_does_not_grow() -> None:
@@ -101,7 +103,7 @@ def test_a_classic_member_in_a_consumer_group_counts() -> None:
 
 def test_topics_that_a_pattern_finds_are_no_members_doing() -> None:
     world = ConsumerWorld(members_bytes_max=LIMIT)
-    world.machine.held = lambda: LIMIT
+    world.machine.total_memory_bytes = lambda: LIMIT
     world.limits = world.machine.limits = world.limits._replace(members_bytes_max=1 << 30)
     world.topic("t-1", 1)
     epoch = world.enter("a", topic_names=None, topic_regex="t-.*").member_epoch
@@ -148,8 +150,8 @@ def test_ids_of_members_of_the_consumer_protocol_count() -> None:
 def test_no_group_begins_with_an_id_that_is_too_long() -> None:
     world = World()
     longest, too_long = "g" * NAME_BYTES_MAX, "g" * (NAME_BYTES_MAX - 1) + "ü"
-    for must_know_id in (False, True):
-        joined = world.join(group=too_long, must_know_id=must_know_id)
+    for require_member_id in (False, True):
+        joined = world.join(group=too_long, require_member_id=require_member_id)
         assert world.error(joined) is ErrorCode.INVALID_GROUP_ID
     assert world.commit(1, group_id=too_long) is ErrorCode.INVALID_GROUP_ID
     assert world.commit(1, group_id=too_long, producer_id=7, producer_epoch=0) is ErrorCode.INVALID_GROUP_ID

@@ -6,7 +6,8 @@ import pytest
 from tests.support.classic_groups import World, header
 
 from levada.core.groups.classic.group import State
-from levada.core.groups.classic.requests import PENDING_MEMBERS_MAX, LeavingMember
+from levada.core.groups.classic.join import PENDING_MEMBERS_MAX
+from levada.core.groups.classic.requests import LeavingMember
 from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.offsets import FetchedOffset
 from levada.core.machine import NO_PRODUCER, Outcome
@@ -27,7 +28,7 @@ def delete(world: World, *places: tuple[str, int]) -> Any:
 
 
 def fetch(world: World, *places: tuple[str, int], stable: bool = False) -> list[FetchedOffset]:
-    return world.machine.fetch("g", places or None, stable=stable)
+    return world.machine.fetch("g", places or None, require_stable=stable)
 
 
 def test_a_client_without_a_group_keeps_its_offsets_here() -> None:
@@ -35,7 +36,7 @@ def test_a_client_without_a_group_keeps_its_offsets_here() -> None:
     assert world.commit(5, metadata="where I am") is ErrorCode.NONE
     (found,) = fetch(world)
     assert found.value is not None
-    assert (found.place, found.value.offset, found.value.metadata) == (("t", 0), 5, "where I am")
+    assert (found.topic_partition, found.value.offset, found.value.metadata) == (("t", 0), 5, "where I am")
     assert world.is_in(State.EMPTY)
     assert world.group.protocol_type is None
 
@@ -66,10 +67,10 @@ def test_members_may_commit_until_the_next_generation_begins() -> None:
     world = World()
     (member,) = world.stable()
     world.join()
-    assert world.is_in(State.PREPARING)
+    assert world.is_in(State.PREPARING_REBALANCE)
     assert world.commit(1, member, 1) is ErrorCode.NONE
     world.join(member)
-    assert world.is_in(State.COMPLETING)
+    assert world.is_in(State.COMPLETING_REBALANCE)
     assert world.commit(2, member, 1) is ErrorCode.ILLEGAL_GENERATION
     assert world.commit(2, member, 2) is ErrorCode.REBALANCE_IN_PROGRESS
     assert world.committed() == 1
@@ -164,7 +165,7 @@ def test_offsets_of_a_client_without_a_group_are_kept_for_a_while_after_each_com
     world.wait(DAY_MS - 1_000_000)
     world.commit(2, place=("t", 1))
     world.wait(2_000_000)
-    assert [found.place for found in fetch(world)] == [("t", 1)]
+    assert [found.topic_partition for found in fetch(world)] == [("t", 1)]
     world.wait(DAY_MS)
     assert "g" not in world.machine.groups
     assert world.replayed().groups == {}
@@ -195,7 +196,7 @@ def test_offsets_of_topics_that_members_do_not_read_are_forgotten() -> None:
     for _ in range(100):
         world.wait(1_000_000)
         world.heartbeat(member, 1)
-    assert [found.place for found in fetch(world)] == [("t", 0)]
+    assert [found.topic_partition for found in fetch(world)] == [("t", 0)]
 
 
 def test_an_offset_with_a_time_of_its_own_goes_then() -> None:
@@ -203,7 +204,7 @@ def test_an_offset_with_a_time_of_its_own_goes_then() -> None:
     world.commit(1, expire_ms=world.now_ms + 10_000)
     world.commit(1, place=("t", 1))
     world.wait(700_000)
-    assert [found.place for found in fetch(world)] == [("t", 1)]
+    assert [found.topic_partition for found in fetch(world)] == [("t", 1)]
 
 
 def test_offsets_in_an_open_transaction_are_not_forgotten() -> None:
@@ -240,8 +241,10 @@ def test_offsets_are_deleted_on_request_where_nobody_reads() -> None:
         ErrorCode.NONE,
         ErrorCode.NONE,
     ]
-    assert [found.place for found in fetch(world)] == [("t", 0)]
-    assert [found.place for found in world.replayed().fetch("g", None, stable=False)] == [("t", 0)]
+    assert [found.topic_partition for found in fetch(world)] == [("t", 0)]
+    assert [found.topic_partition for found in world.replayed().fetch("g", None, require_stable=False)] == [
+        ("t", 0)
+    ]
 
 
 def test_offsets_of_members_with_a_protocol_of_their_own_are_not_deleted() -> None:
@@ -279,16 +282,16 @@ def test_a_deleted_topic_takes_its_offsets_along() -> None:
     world.commit(1)
     world.commit(1, place=("u", 0))
     world.commit(2, place=("t", 7), group_id="h")
-    world.submit(lambda machine, _, handle: machine.topics_gone(lambda name: name == "t", handle))
-    assert [found.place for found in fetch(world)] == [("u", 0)]
+    world.submit(lambda machine, _, handle: machine.on_topics_deleted(lambda name: name == "t", handle))
+    assert [found.topic_partition for found in fetch(world)] == [("u", 0)]
     assert set(world.machine.groups) == set(world.replayed().groups) == {"g"}
 
 
 def test_clients_that_were_given_ids_cannot_fill_the_memory() -> None:
     world = World()
     for _ in range(PENDING_MEMBERS_MAX):
-        assert world.error(world.join(must_know_id=True)) is ErrorCode.MEMBER_ID_REQUIRED
-    assert world.error(world.join(must_know_id=True)) is ErrorCode.GROUP_MAX_SIZE_REACHED
+        assert world.error(world.join(require_member_id=True)) is ErrorCode.MEMBER_ID_REQUIRED
+    assert world.error(world.join(require_member_id=True)) is ErrorCode.GROUP_MAX_SIZE_REACHED
 
 
 def test_deciding_changes_nothing() -> None:
@@ -306,7 +309,7 @@ def test_deciding_changes_nothing() -> None:
     for decide in (
         lambda machine, now_ms, handle: machine.leave("g", [LeavingMember(member)], now_ms, handle),
         lambda machine, now_ms, handle: machine.heartbeat("g", member, None, 1, now_ms, handle),
-        lambda machine, now_ms, handle: machine.topics_gone(lambda _: True, handle),
+        lambda machine, now_ms, handle: machine.on_topics_deleted(lambda _: True, handle),
         lambda machine, now_ms, handle: machine.end_transaction(1, 1, True, 0, handle),
     ):
         world.submit(decide)

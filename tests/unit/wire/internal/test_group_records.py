@@ -225,4 +225,4 @@ def test_of_a_protocol_that_is_named_twice_the_first_counts() -> None:
     group = restored("g", GroupMetadataValue("consumer", 3, "range", None, -1, ()))
     group.members["m"] = member = Member("m", None, "", "", 1, 1, said)
     assert member.metadata("range") == group.record().members[0].subscription == subscription("a")
-    assert group.subscribed("range") == frozenset({"a"})
+    assert group.compute_topics("range") == frozenset({"a"})

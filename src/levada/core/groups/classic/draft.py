@@ -1,83 +1,37 @@
-"""How a classic group moves from one generation to the next, worked out on a copy.
+"""How a classic group rebalances, worked out on a copy.
 
-A `Draft` holds the copy, the responses that become due on the way and the timers to set.
-`levada.core.groups.classic.requests` decides on requests with it; what it gathered becomes one outcome, or nothing if
-the request is refused halfway.
+A `Draft` holds the copy, the responses to send and the timers to change. The request modules (`.join`, `.requests`)
+decide with it; a complete draft becomes one outcome, and a request that fails halfway leaves the group unchanged.
 """
 
-from enum import IntEnum
-from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from levada.core.groups.classic.group import (
-    COMPLETING,
+    COMPLETING_REBALANCE,
     EMPTY,
     NO_GENERATION,
-    PREPARING,
+    PREPARING_REBALANCE,
     STABLE,
     ClassicGroup,
     InitialDelay,
     Member,
     State,
 )
+from levada.core.groups.events import GroupChanged, TimersChanged
+from levada.core.groups.group import GroupLimits, Timer, TimerKind, session_timer
 from levada.core.groups.memory_limit import pending_member_bytes
-from levada.core.machine import ResponseHandle
+from levada.core.machine import Outcome, ResponseHandle
 from levada.errors import ErrorCode, KafkaError
 
-NEW_MEMBER_JOIN_TIMEOUT_MS: Final = (
-    300_000  # a new member cannot heartbeat while it waits for its first generation
-)
-MOMENT_MS: Final = (
-    50  # that a session may end late, never early: who is heard of again at once need not move it
-)
-
-
-class GroupLimits(NamedTuple):
-    """What groups may ask for, by Kafka's settings."""
-
-    min_session_timeout_ms: int = 6_000
-    max_session_timeout_ms: int = 1_800_000
-    initial_rebalance_delay_ms: int = 3_000
-    max_size: int = (1 << 31) - 1
-    offset_metadata_max_bytes: int = 4_096
-    offsets_retention_ms: int = 604_800_000
-    offsets_retention_check_interval_ms: int = 600_000
-    members_bytes_max: int = 128 << 20
-
-
-class TimerKind(IntEnum):
-    """What a deadline is for."""
-
-    MEMBER = 0  # a member's session, or the time a new one has to join
-    JOIN = 1  # members that have not joined by then are left behind
-    SYNC = 2  # members that have not asked for their assignment by then are removed
-    RETENTION = 3  # offsets that are kept no longer are looked for
-    REVOKE = 4  # a member of the consumer protocol that has not given partitions back by then is removed
-    MEMBER_JOIN = 5  # so is a member of the classic protocol in such a group that has not joined again
-    MEMBER_SYNC = 6  # or has not asked for its assignment
-
-    __hash__ = int.__hash__  # an enum's own is slow, and deadlines are found by it
-
-
-class Timer(NamedTuple):
-    """A deadline of a group, or of one of its members."""
-
-    group: str
-    kind: TimerKind
-    member: str = ""
-
-
-@lru_cache(10_000)
-def session(group_id: str, member_id: str) -> Timer:
-    """By when a member must be heard of; the same deadline is moved at each of its heartbeats and commits."""
-    return Timer(group_id, TimerKind.MEMBER, member_id)
+NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 300_000  # a new member cannot heartbeat before its first generation
+SESSION_SLACK_MS: Final = 50  # a session may end this late, so that frequent requests need not move its timer
 
 
 class JoinedMember(msgspec.Struct, frozen=True):
-    """A member as the leader is told of it."""
+    """A member in the leader's JoinGroup response."""
 
     id: str
     instance_id: str | None
@@ -85,25 +39,25 @@ class JoinedMember(msgspec.Struct, frozen=True):
 
 
 class JoinResult(msgspec.Struct, frozen=True):
-    """The generation a member is in."""
+    """The result of JoinGroup: the generation of a member."""
 
     generation: int
     protocol_type: str | None
     protocol: str | None
     leader: str
     member_id: str
-    members: tuple[JoinedMember, ...] = ()  # the leader is told all
+    members: tuple[JoinedMember, ...] = ()  # only in the leader's result
     skip_assignment: bool = False
     error: ErrorCode = ErrorCode.NONE
 
     @classmethod
-    def id_required(cls, member_id: str) -> "JoinResult":
-        """Join again with this id."""
+    def member_id_required(cls, member_id: str) -> "JoinResult":
+        """The client has to join again with this member id (KIP-394)."""
         return cls(NO_GENERATION, None, None, "", member_id, error=ErrorCode.MEMBER_ID_REQUIRED)
 
 
 class SyncResult(msgspec.Struct, frozen=True):
-    """What a member is assigned."""
+    """The result of SyncGroup: the assignment of a member."""
 
     protocol_type: str | None
     protocol: str | None
@@ -111,47 +65,49 @@ class SyncResult(msgspec.Struct, frozen=True):
 
 
 class Draft:
-    """A group as it would be after a decision."""
+    """A copy of a classic group with the changes of a decision."""
 
-    __slots__ = ("_limits", "group", "now_ms", "responses", "saved", "timers")
+    __slots__ = ("_limits", "group", "journaled", "now_ms", "responses", "timers")
 
     def __init__(self, group: ClassicGroup, limits: GroupLimits, now_ms: int) -> None:
         self.group = group.copy()
         self.now_ms = now_ms
         self.responses: list[tuple[ResponseHandle, Any]] = []
-        self.timers: dict[Timer, int | None] = {}  # when, or None to end it
-        self.saved = False  # whether the group must be journaled
+        self.timers: dict[Timer, int | None] = {}  # time, or None to cancel
+        self.journaled = False  # whether the group must be written to the journal
         self._limits = limits
+
+    def outcome(self) -> Outcome:
+        events = [GroupChanged(self.group, self.journaled), TimersChanged(self.timers)]
+        return Outcome(events, self.responses)
 
     # Members.
 
-    def expect(self, member_id: str, timeout_ms: int) -> None:
-        """A member has that long to be heard of again."""
-        self.timers[session(self.group.id, member_id)] = self.now_ms + timeout_ms
+    def start_session(self, member_id: str, timeout_ms: int) -> None:
+        self.timers[session_timer(self.group.id, member_id)] = self.now_ms + timeout_ms
 
-    def stay(self, member: Member) -> None:
-        """A member was heard of: its session begins anew."""
-        self.expect(member.id, member.session_timeout_ms + MOMENT_MS)
+    def renew_session(self, member: Member) -> None:
+        self.start_session(member.id, member.session_timeout_ms + SESSION_SLACK_MS)
 
-    def add(self, member: Member, protocol_type: str, handle: ResponseHandle) -> None:
-        """A new member joins; its JoinGroup waits, and the group prepares a new generation."""
+    def add_member(self, member: Member, protocol_type: str, handle: ResponseHandle) -> None:
+        """Add a new member, whose JoinGroup is pending, and start a rebalance."""
         group = self.group
-        group.joins[member.id] = handle
+        group.pending_joins[member.id] = handle
         if not group.members:
             group.protocol_type = protocol_type
-        self.update(member)
-        self.forget_pending(member.id)
+        self.put_member(member)
+        self.remove_pending_member(member.id)
         if member.instance_id is not None:
-            group.instances[member.instance_id] = member.id
+            group.static_members[member.instance_id] = member.id
         if group.leader is None:
             group.leader = member.id
         if group.initial_delay is not None and group.generation == 0:
-            group.initial_delay = group.initial_delay._replace(more_came=True)
-        self.expect(member.id, NEW_MEMBER_JOIN_TIMEOUT_MS)
-        self.prepare()
+            group.initial_delay = group.initial_delay._replace(new_member_joined=True)
+        self.start_session(member.id, NEW_MEMBER_JOIN_TIMEOUT_MS)
+        self.prepare_rebalance()
 
-    def update(self, member: Member) -> Member:
-        """Keep a new or changed member."""
+    def put_member(self, member: Member) -> Member:
+        """Add or replace a member."""
         group = self.group
         former = group.members.get(member.id)
         if former is None:
@@ -163,55 +119,58 @@ class Draft:
         group.members[member.id] = member
         return member
 
-    def await_pending(self, member_id: str, timeout_ms: int) -> None:
-        """A client is given this id, to join with it."""
-        self.group.pending |= {member_id}
+    def add_pending_member(self, member_id: str, timeout_ms: int) -> None:
+        """Reserve a member id that a client was told to join with."""
+        self.group.pending_members |= {member_id}
         self.group.memory_bytes += pending_member_bytes(member_id)
-        self.expect(member_id, timeout_ms)
+        self.start_session(member_id, timeout_ms)
 
-    def forget_pending(self, member_id: str) -> None:
-        """It has joined with it, or never will."""
-        if member_id in self.group.pending:
-            self.group.pending -= {member_id}
+    def remove_pending_member(self, member_id: str) -> None:
+        if member_id in self.group.pending_members:
+            self.group.pending_members -= {member_id}
             self.group.memory_bytes -= pending_member_bytes(member_id)
 
-    def remove(self, member_id: str) -> None:
-        """Take a member out; a JoinGroup that waits is told, so that a living member starts over."""
+    def remove_member(self, member_id: str) -> None:
+        """Remove a member; its pending requests fail, so that a live client joins as a new member."""
         group = self.group
         member = group.members.pop(member_id)
         group.memory_bytes -= member.memory_bytes
-        self.timers[session(group.id, member_id)] = None
+        self.timers[session_timer(group.id, member_id)] = None
         error = KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "the member was removed from the group")
-        for waiting in (group.joins, group.syncs):
-            handle = waiting.pop(member_id, None)
-            if handle is not None:
-                self.responses.append((handle, error))
-        if member.instance_id is not None and group.instances.get(member.instance_id) == member_id:
-            del group.instances[member.instance_id]
+        self.fail_pending(member_id, error)
+        if member.instance_id is not None and group.static_members.get(member.instance_id) == member_id:
+            del group.static_members[member.instance_id]
         if group.leader == member_id:
             group.leader = next(iter(group.members), None)
-        group.unsynced.discard(member_id)
+        group.pending_sync_members.discard(member_id)
 
-    def remove_and_go_on(self, member_id: str) -> None:
-        """Take a member out, and let the others go on without it."""
-        self.remove(member_id)
-        if self.group.state is PREPARING:
-            self.complete_if_all_joined()
+    def fail_pending(self, member_id: str, error: KafkaError) -> None:
+        """Fail the pending JoinGroup and SyncGroup of a member."""
+        for pending in (self.group.pending_joins, self.group.pending_syncs):
+            handle = pending.pop(member_id, None)
+            if handle is not None:
+                self.responses.append((handle, error))
+
+    def remove_and_rebalance(self, member_id: str) -> None:
+        """Remove a member, and rebalance the others."""
+        self.remove_member(member_id)
+        if self.group.state is PREPARING_REBALANCE:
+            self.maybe_complete_join()
         else:
-            self.prepare()
+            self.prepare_rebalance()
 
     # Generations.
 
-    def turn(self, state: State) -> None:
+    def transition_to(self, state: State) -> None:
         self.group.state = state
         self.group.state_since_ms = self.now_ms
 
-    def prepare(self) -> None:
-        """Begin a new generation: everybody must join again. Does nothing while one is being prepared."""
+    def prepare_rebalance(self) -> None:
+        """Start a rebalance: all members must rejoin. Does nothing while one is being prepared."""
         group = self.group
-        if group.state is PREPARING:
+        if group.state is PREPARING_REBALANCE:
             return
-        if group.state is COMPLETING:
+        if group.state is COMPLETING_REBALANCE:
             self._cancel_syncs()
         if group.state is EMPTY:
             delay_ms = self._limits.initial_rebalance_delay_ms
@@ -219,78 +178,83 @@ class Draft:
         else:
             group.initial_delay = None
             delay_ms = group.rebalance_timeout_ms
-        self.turn(PREPARING)
+        self.transition_to(PREPARING_REBALANCE)
         self.timers[Timer(group.id, TimerKind.SYNC)] = None
-        self._wait_for_joins(delay_ms)
-        self.complete_if_all_joined()
+        self._start_join_timer(delay_ms)
+        self.maybe_complete_join()
 
     def _cancel_syncs(self) -> None:
-        error = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group rebalances")
-        members, syncs = self.group.members, self.group.syncs
+        error = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the group is rebalancing")
+        members, syncs = self.group.members, self.group.pending_syncs
         for member_id, handle in syncs.items():
             self.responses.append((handle, error))
-            self.stay(members[member_id])
+            self.renew_session(members[member_id])
         syncs.clear()
         for member in list(members.values()):
-            self.update(member.given(b""))
+            self.put_member(member.with_assignment(b""))
 
-    def _wait_for_joins(self, delay_ms: int) -> None:
+    def _start_join_timer(self, delay_ms: int) -> None:
         self.timers[Timer(self.group.id, TimerKind.JOIN)] = self.now_ms + delay_ms
 
-    def complete_if_all_joined(self) -> None:
-        """Go on as soon as nobody is missing; a first generation waits its delay for more."""
+    def maybe_complete_join(self) -> None:
+        """Complete the join phase once all members have joined; a first generation waits for its initial delay."""
         delay = self.group.initial_delay
-        if self.group.all_joined and (delay is None or delay.step_ms == 0):
-            self.complete()
+        if self.group.have_all_members_joined and (delay is None or delay.step_ms == 0):
+            self.complete_join()
 
-    def join_deadline(self) -> None:
-        """The time to join is over, unless a first generation still grows."""
+    def on_join_timeout(self) -> None:
+        """Complete the join phase, or extend the initial delay if new members joined."""
         group = self.group
         delay = group.initial_delay
-        if delay is not None and delay.more_came and delay.remaining_ms:
+        if delay is not None and delay.new_member_joined and delay.remaining_ms:
             step_ms = min(self._limits.initial_rebalance_delay_ms, delay.remaining_ms)
-            remaining_ms = max(delay.remaining_ms - step_ms, 0)
-            group.initial_delay = InitialDelay(step_ms, remaining_ms)
-            self._wait_for_joins(step_ms)
+            group.initial_delay = InitialDelay(step_ms, max(delay.remaining_ms - step_ms, 0))
+            self._start_join_timer(step_ms)
         else:
-            self.complete()
+            self.complete_join()
 
-    def complete(self) -> None:
-        """Leave behind who has not joined, and begin the generation. A static member keeps its place."""
+    def complete_join(self) -> None:
+        """Remove members that have not rejoined, except static ones, and begin the generation."""
         group = self.group
         group.initial_delay = None
-        if len(group.joins) < len(group.members):
+        if len(group.pending_joins) < len(group.members):
             for member in list(group.members.values()):
-                if member.id not in group.joins and member.instance_id is None:
-                    self.remove(member.id)
-        if group.members and not group.joins:
-            self._wait_for_joins(group.rebalance_timeout_ms)
+                if member.id not in group.pending_joins and member.instance_id is None:
+                    self.remove_member(member.id)
+        if group.members and not group.pending_joins:
+            self._start_join_timer(group.rebalance_timeout_ms)
             return
         self.timers[Timer(group.id, TimerKind.JOIN)] = None
         group.generation += 1
         if not group.members:
-            group.protocol, group.leader, group.unsynced = None, None, set()
+            group.protocol, group.leader, group.pending_sync_members = None, None, set()
             group.topics = frozenset()
-            self.turn(EMPTY)
-            self.saved = True
+            self.transition_to(EMPTY)
+            self.journaled = True
             return
-        if group.leader not in group.joins:
-            group.leader = next(member_id for member_id in group.members if member_id in group.joins)
+        self._begin_generation()
+
+    def _begin_generation(self) -> None:
+        group = self.group
+        if group.leader not in group.pending_joins:
+            group.leader = next(member_id for member_id in group.members if member_id in group.pending_joins)
         group.protocol = group.select_protocol()
-        group.topics = group.subscribed(group.protocol)
-        group.unsynced = set(group.members)
-        self.turn(COMPLETING)
+        group.topics = group.compute_topics(group.protocol)
+        group.pending_sync_members = set(group.members)
+        self.transition_to(COMPLETING_REBALANCE)
         self.timers[Timer(group.id, TimerKind.SYNC)] = self.now_ms + group.rebalance_timeout_ms
-        until_ms = self.now_ms + MOMENT_MS
+        until_ms = self.now_ms + SESSION_SLACK_MS
         for member in list(group.members.values()):
             if member.is_new:
-                self.update(replace(member, is_new=False))
-            self.timers[session(group.id, member.id)] = until_ms + member.session_timeout_ms
-        self.responses += [(handle, self.joined(member_id)) for member_id, handle in group.joins.items()]
-        group.joins.clear()
+                self.put_member(replace(member, is_new=False))
+            self.timers[session_timer(group.id, member.id)] = until_ms + member.session_timeout_ms
+        self.responses += [
+            (handle, self.join_result(member_id)) for member_id, handle in group.pending_joins.items()
+        ]
+        group.pending_joins.clear()
 
-    def joined(self, member_id: str) -> JoinResult:
-        """The current generation, as a member is told of it."""
+    def join_result(self, member_id: str) -> JoinResult:
+        """The current generation as the JoinGroup result of a member."""
         group = self.group
         members: tuple[JoinedMember, ...] = ()
         if member_id == group.leader:
@@ -302,26 +266,25 @@ class Draft:
             group.generation, group.protocol_type, group.protocol, group.leader or "", member_id, members
         )
 
-    def assign(self, assignments: dict[str, bytes]) -> None:
-        """The leader's assignment is there: the generation is stable, and whoever waits is told its part."""
+    def set_assignments(self, assignments: dict[str, bytes]) -> None:
+        """Store the leader's assignment, complete pending SyncGroups and make the generation stable."""
         group = self.group
-        self.turn(STABLE)
-        self.saved = True
+        self.transition_to(STABLE)
+        self.journaled = True
         for member in list(group.members.values()):
-            kept = self.update(member.given(assignments.get(member.id, b"")))
-            handle = group.syncs.get(member.id)
+            assigned = self.put_member(member.with_assignment(assignments.get(member.id, b"")))
+            handle = group.pending_syncs.get(member.id)
             if handle is not None:
-                self.stay(kept)
-                self.responses.append((handle, self.assigned(kept)))
-        group.syncs.clear()
+                self.renew_session(assigned)
+                self.responses.append((handle, self.sync_result(assigned)))
+        group.pending_syncs.clear()
 
-    def assigned(self, member: Member) -> SyncResult:
-        """What a member is assigned."""
+    def sync_result(self, member: Member) -> SyncResult:
         return SyncResult(self.group.protocol_type, self.group.protocol, member.assignment)
 
-    def synced(self, member_id: str) -> None:
-        """A member has asked for its assignment; when all have, nobody is waited for."""
+    def sync_received(self, member_id: str) -> None:
+        """Note the SyncGroup of a member; with the last one the sync timer ends."""
         group = self.group
-        group.unsynced.discard(member_id)
-        if not group.unsynced:
+        group.pending_sync_members.discard(member_id)
+        if not group.pending_sync_members:
             self.timers[Timer(group.id, TimerKind.SYNC)] = None

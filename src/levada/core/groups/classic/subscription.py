@@ -1,14 +1,14 @@
-"""What members of the classic protocol tell each other: the coordinator reads which topics they subscribe to.
+"""Subscriptions and assignments of the classic protocol: Kafka's ConsumerProtocolSubscription and -Assignment.
 
-In a group of the newer protocol it also reads what they have, and writes their assignments itself.
-
-The metadata of the protocol type `consumer` is a version and a list of topics, with more behind it in newer
-versions. Whatever cannot be read is left unread: it belongs to the members.
+Members of the protocol type `consumer` send these formats as metadata in JoinGroup and SyncGroup. The coordinator
+decodes the subscribed topics, to tell which offsets are in use. In a consumer group with classic members it also
+decodes the owned partitions, and encodes the assignments. Metadata that cannot be decoded is left alone: other clients
+use formats of their own.
 """
 
 from collections.abc import Mapping
 from struct import error as StructError
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from levada.wire.internal.record_types import (
     INT16,
@@ -20,10 +20,11 @@ from levada.wire.internal.record_types import (
     struct,
 )
 
+CONSUMER_PROTOCOL_TYPE: Final = "consumer"  # the protocol type of consumers, whose metadata has these formats
 _TOPICS = array(STRING)
 _PARTITIONS = array(INT32)
 _USER_DATA = NULLABLE_BYTES
-NEWEST_VERSION = 3
+VERSION_MAX = 3
 
 
 class _TopicPartitions(NamedTuple):
@@ -35,7 +36,7 @@ _TOPIC_PARTITIONS = array(struct(_TopicPartitions, {"topic": STRING, "partitions
 
 
 class Subscription(NamedTuple):
-    """What a member says when it joins: version 1 tells what it has, 3 its rack."""
+    """A member's metadata in JoinGroup. Version 1 adds the owned partitions (KIP-429), version 3 the rack."""
 
     version: int
     topics: tuple[str, ...]
@@ -44,14 +45,14 @@ class Subscription(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """What a member was assigned, and what the assignor added for itself."""
+    """A member's assignment in SyncGroup, and the data that the assignor added."""
 
     partitions: dict[str, frozenset[int]]
     user_data: bytes
 
 
 def subscribed_topics(subscription: bytes) -> frozenset[str] | None:
-    """The topics of a subscription, or None if it is of another make."""
+    """The topics of a subscription; None if it cannot be decoded."""
     try:
         version, position = INT16.read(subscription, 0)
         if version < 0:
@@ -63,7 +64,7 @@ def subscribed_topics(subscription: bytes) -> frozenset[str] | None:
 
 
 def read_subscription(data: bytes) -> Subscription | None:
-    """All that a subscription says here, or None if it is of another make."""
+    """Decode a subscription; None if that fails."""
     try:
         version, position = INT16.read(data, 0)
         if version < 0:
@@ -75,7 +76,7 @@ def read_subscription(data: bytes) -> Subscription | None:
         if version >= 1:
             owned, position = _TOPIC_PARTITIONS.read(data, position)
         if version >= 2:
-            _, position = INT32.read(data, position)  # the generation in which it got them
+            _, position = INT32.read(data, position)  # generation
         if version >= 3:
             rack_id, _ = NULLABLE_STRING.read(data, position)
     except (IndexError, ValueError, StructError):
@@ -84,7 +85,7 @@ def read_subscription(data: bytes) -> Subscription | None:
 
 
 def read_assignment(data: bytes) -> Assignment | None:
-    """An assignment, or None if it is of another make."""
+    """Decode an assignment; None if that fails."""
     if not data:
         return Assignment({}, b"")
     try:
@@ -103,9 +104,9 @@ def _by_topic(found: tuple[_TopicPartitions, ...]) -> dict[str, frozenset[int]]:
 
 
 def write_assignment(version: int, partitions: Mapping[str, frozenset[int]]) -> bytes:
-    """An assignment as a member of the classic protocol reads it."""
+    """Encode an assignment."""
     target = bytearray()
-    INT16.write(target, min(version, NEWEST_VERSION))
+    INT16.write(target, min(version, VERSION_MAX))
     _TOPIC_PARTITIONS.write(
         target, [_TopicPartitions(topic, tuple(sorted(found))) for topic, found in sorted(partitions.items())]
     )

@@ -1,7 +1,7 @@
-"""How a consumer group moves on, worked out on a copy.
+"""How a consumer group changes, worked out on a copy.
 
-A `ConsumerDraft` holds the copy and gathers what becomes of it: records, timers, responses. Each record changes the
-copy as it will change the group, so what is decided later in a request sees what was decided before.
+A `ConsumerDraft` holds the copy and collects records, timers and responses. Each record changes the copy as it will
+change the group, so later steps of a decision see the earlier ones.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from levada.config.groups import GROUP_SETTINGS
 from levada.core.cluster.image import ClusterImage
-from levada.core.groups.classic.draft import Timer, TimerKind
 from levada.core.groups.classic.group import ClassicGroup
 from levada.core.groups.consumer.assignors import ASSIGNORS, Partitions, Subscriber
 from levada.core.groups.consumer.group import (
@@ -18,12 +17,13 @@ from levada.core.groups.consumer.group import (
     ConsumerKey,
     ConsumerValue,
     Topics,
-    hash_topics,
+    metadata_hash_of,
     target_value,
 )
 from levada.core.groups.consumer.member import ConsumerMember, MemberState, Target, reconcile
 from levada.core.groups.events import FORMAT, GroupEvent, TimersChanged
-from levada.core.groups.memory_limit import forget, keep
+from levada.core.groups.group import Timer, TimerKind
+from levada.core.groups.memory_limit import put_group, remove_group
 from levada.core.machine import JournalRecord, Outcome, ResponseHandle
 from levada.core.regex.matcher import WORK_MAX, Pattern
 from levada.errors import KafkaError
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 log = EventLog(__name__)
 
-# For all patterns of a group together: members may have one each, and other clients wait for as long.
+# Of all regular expressions of a group together: each member may have one, and matching blocks the event loop.
 REFRESH_WORK_MAX: Final = 10 * WORK_MAX
 MEMBER_TIMERS: Final = (
-    TimerKind.MEMBER,
+    TimerKind.SESSION,
     TimerKind.REVOKE,
     TimerKind.MEMBER_JOIN,
     TimerKind.MEMBER_SYNC,
@@ -58,18 +58,18 @@ MEMBER_TIMERS: Final = (
 
 
 class ConsumerLimits(NamedTuple):
-    """What groups of this protocol are told and may ask for, by Kafka's settings."""
+    """The broker's settings of consumer groups."""
 
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 5_000
     max_size: int = (1 << 31) - 1
-    classic_max_size: int = (1 << 31) - 1  # of a group that goes back to the classic protocol
-    assignors: tuple[str, ...] = ("uniform", "range")  # the first where members ask for none
-    upgrade: bool = True  # whether a classic group becomes this one when a member of this protocol joins
-    downgrade: bool = True  # and back when the last of these leaves
+    classic_max_size: int = (1 << 31) - 1  # of a group that is downgraded to a classic one
+    assignors: tuple[str, ...] = ("uniform", "range")  # the first is the default
+    upgrade: bool = True  # whether a classic group is upgraded when a consumer group member joins
+    downgrade: bool = True  # and downgraded when the last of these leaves
 
     def with_own(self, configs: Mapping[str, str]) -> "ConsumerLimits":
-        """These limits for a group with settings of its own."""
+        """These limits with the group configs of a group."""
         values: dict[str, Any] = {}
         for name, text in configs.items():
             setting = GROUP_SETTINGS[name]
@@ -79,7 +79,7 @@ class ConsumerLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerRecord:
-    """A record of a consumer group is there; without a value what its key had is gone."""
+    """A record of a consumer group is written, or its tombstone (None)."""
 
     key: ConsumerKey
     value: ConsumerValue | None
@@ -88,18 +88,18 @@ class ConsumerRecord:
         return FORMAT.encode(self.key, self.value)
 
     def apply(self, machine: "GroupsMachine") -> None:
-        """Simple and classic groups give way: only what a group has journaled says what it is."""
+        """A record replaces a group of another kind: the journal defines the kind of a group."""
         group_id = self.key.group_id
-        group = machine.groups.get(group_id)
-        if not isinstance(group, ConsumerGroup):
+        group = machine.consumer_group(group_id)
+        if group is None:
             if self.value is None:
                 return
             group = ConsumerGroup(group_id)
-            keep(machine, group)
+            put_group(machine, group)
         if isinstance(self.key, ConsumerGroupMetadataKey) and self.value is None:
-            forget(machine, group_id)
+            remove_group(machine, group_id)
             if machine.offsets.has(group_id):
-                keep(machine, ClassicGroup(group_id))
+                put_group(machine, ClassicGroup(group_id))
         else:
             machine.memory_bytes -= group.memory_bytes
             group.put(self.key, self.value)
@@ -107,8 +107,8 @@ class ConsumerRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicsSeen:
-    """A group has looked at the topics as they are now."""
+class TopicsEvaluated:
+    """A group has evaluated its subscriptions with these topics."""
 
     group_id: str
     topics: Topics
@@ -117,13 +117,13 @@ class TopicsSeen:
         return None
 
     def apply(self, machine: "GroupsMachine") -> None:
-        group = machine.groups.get(self.group_id)
-        if isinstance(group, ConsumerGroup):
-            group.seen = self.topics
+        group = machine.consumer_group(self.group_id)
+        if group is not None:
+            group.evaluated_topics = self.topics
 
 
 class ConsumerDraft:
-    """A group as it would be after a decision."""
+    """A copy of a consumer group with the changes of a decision."""
 
     __slots__ = ("events", "group", "image", "limits", "now_ms", "responses", "timers", "topics")
 
@@ -136,46 +136,45 @@ class ConsumerDraft:
         self.topics = image.topics
         self.now_ms = now_ms
         self.events: list[GroupEvent] = []
-        self.timers: dict[Timer, int | None] = {}  # when, or None to end it
+        self.timers: dict[Timer, int | None] = {}  # time, or None to cancel
         self.responses: list[tuple[ResponseHandle, Any]] = []
 
     def put(self, key: ConsumerKey, value: ConsumerValue | None) -> None:
-        """Write a record."""
+        """Write a record, or a tombstone (None)."""
         self.group.put(key, value)
         self.events.append(ConsumerRecord(key, value))
 
     # Members.
 
     def put_metadata(self, member_id: str, metadata: MemberMetadataValue) -> None:
-        """What a member says of itself."""
+        """Write the metadata of a member."""
         self.put(MemberMetadataKey(self.group.id, member_id), metadata)
 
     def put_current(self, member: ConsumerMember) -> None:
-        """What a member has."""
+        """Write the current assignment of a member."""
         self.put(CurrentMemberAssignmentKey(self.group.id, member.id), member.current())
 
     def remove(self, member_id: str) -> None:
-        """A member is gone, and so is whatever was waited for."""
+        """Remove a member and its timers."""
         self.put(CurrentMemberAssignmentKey(self.group.id, member_id), None)
         self.put(TargetAssignmentMemberKey(self.group.id, member_id), None)
         self.put(MemberMetadataKey(self.group.id, member_id), None)
-        self.forget(member_id)
+        self.cancel_timers(member_id)
 
-    def wait(self, kind: TimerKind, member_id: str, timeout_ms: int | None) -> None:
-        """Wait for a member from now on; None not to wait any more."""
+    def schedule(self, kind: TimerKind, member_id: str, timeout_ms: int | None) -> None:
+        """Start a timer of a member, or cancel it (None)."""
         self.timers[self.timer(kind, member_id)] = None if timeout_ms is None else self.now_ms + timeout_ms
 
     def timer(self, kind: TimerKind, member_id: str) -> Timer:
-        """What a member is waited for with."""
         return Timer(self.group.id, kind, member_id)
 
-    def forget(self, member_id: str) -> None:
-        """Wait for a member no more."""
+    def cancel_timers(self, member_id: str) -> None:
+        """Cancel all timers of a member."""
         for kind in MEMBER_TIMERS:
-            self.wait(kind, member_id, None)
+            self.schedule(kind, member_id, None)
 
     def replace_static(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
-        """A static member is back under a new id, with what its former self had."""
+        """Move the assignment of a restarted static member to its new member id."""
         target = self.group.target(old.id)
         self.remove(old.id)
         self.put_metadata(member_id, old.metadata)
@@ -185,25 +184,25 @@ class ConsumerDraft:
 
     # Epochs.
 
-    def look_at_topics(self) -> bool:
-        """See what has become of the topics that members subscribe to; True if the group needs a new epoch."""
+    def refresh_topics(self) -> bool:
+        """Evaluate subscriptions with the current topics; True if the group needs a new epoch."""
         group = self.group
-        if group.seen is self.topics:
+        if group.evaluated_topics is self.topics:
             return False
         changed = self._refresh_regexes()
-        self._see_topics()
-        return changed or hash_topics(group.subscribed_topics(), self.topics) != group.metadata_hash
+        self._set_evaluated_topics()
+        return changed or metadata_hash_of(group.subscribed_topics(), self.topics) != group.metadata_hash
 
-    def _see_topics(self) -> None:
-        self.group.seen = self.topics
-        self.events.append(TopicsSeen(self.group.id, self.topics))
+    def _set_evaluated_topics(self) -> None:
+        self.group.evaluated_topics = self.topics
+        self.events.append(TopicsEvaluated(self.group.id, self.topics))
 
     def _refresh_regexes(self) -> bool:
-        """Match new topics, and leave out those that are gone; True if a pattern has other topics than before."""
+        """Match new topics and drop deleted ones; True if the topics of a regular expression changed."""
         group, changed = self.group, False
-        seen: Iterable[str] = () if group.seen is None else group.seen
-        fresh = self.topics.keys() - seen
-        work_left, refused = REFRESH_WORK_MAX, 0
+        evaluated_topics: Iterable[str] = () if group.evaluated_topics is None else group.evaluated_topics
+        fresh = self.topics.keys() - evaluated_topics
+        work_left, skipped = REFRESH_WORK_MAX, 0
         for regex in sorted(group.used_regexes() & group.regexes.keys()):
             former = frozenset(group.regexes[regex].topics)
             work_max = max(0, min(work_left, WORK_MAX))
@@ -211,18 +210,18 @@ class ConsumerDraft:
                 matched, spent = Pattern(regex, work_max).matching(fresh - former)
             except KafkaError:
                 matched, spent = frozenset[str](), work_max
-                refused += 1
+                skipped += 1
             work_left -= spent
             found = (former & self.topics.keys()).union(matched)
             if found != former:
                 changed = True
                 self._put_regex(regex, found)
-        if refused:
-            log.warning("patterns cost too much to match with new topics", group=group.id, patterns=refused)
+        if skipped:
+            log.warning("regular expressions exceed the matching limit", group=group.id, count=skipped)
         return changed
 
     def resolve(self, regex: str) -> None:
-        """Find the topics of a pattern that the group does not know. INVALID_REGULAR_EXPRESSION if it is none."""
+        """Resolve a new regular expression. INVALID_REGULAR_EXPRESSION."""
         if regex not in self.group.regexes:
             found, _ = Pattern(regex).matching(self.topics)
             self._put_regex(regex, found)
@@ -232,22 +231,22 @@ class ConsumerDraft:
         self.put(RegularExpressionKey(self.group.id, regex), value)
 
     def drop_unused_regexes(self) -> None:
-        """Forget the patterns that nobody subscribes to any more."""
+        """Remove regular expressions without subscribers."""
         for regex in sorted(self.group.regexes.keys() - self.group.used_regexes()):
             self.put(RegularExpressionKey(self.group.id, regex), None)
 
-    def bump(self) -> None:
-        """Begin a new epoch, for the topics as they are now."""
+    def bump_epoch(self) -> None:
+        """Begin a new epoch with the current topics."""
         group = self.group
         if group.has_old_metadata:
             self.put(PartitionMetadataKey(group.id), None)
-        metadata_hash = hash_topics(group.subscribed_topics(), self.topics)
+        metadata_hash = metadata_hash_of(group.subscribed_topics(), self.topics)
         self.put(
             ConsumerGroupMetadataKey(group.id), ConsumerGroupMetadataValue(group.epoch + 1, metadata_hash)
         )
 
-    def assign(self) -> None:
-        """Compute the targets for the group's epoch, if they are not."""
+    def update_target_assignment(self) -> None:
+        """Compute the target assignment of the group's epoch, unless it is up to date."""
         group = self.group
         if group.target_epoch == group.epoch:
             return
@@ -269,7 +268,7 @@ class ConsumerDraft:
         )
 
     def _ids_by_subscription(self) -> Callable[[ConsumerMember], frozenset[Any]]:
-        """The ids of a member's topics; members that subscribe alike are looked up once."""
+        """The ids of a member's topics; equal subscriptions are resolved once."""
         known: dict[tuple[tuple[str, ...], str], frozenset[Any]] = {}
 
         def ids(member: ConsumerMember) -> frozenset[Any]:
@@ -282,7 +281,7 @@ class ConsumerDraft:
         return ids
 
     def reconcile(self, member_id: str, owned: Partitions | None) -> ConsumerMember:
-        """Let a member take the next step to its target; it has its rebalance timeout to give partitions back."""
+        """Reconcile a member with its target; it has its rebalance timeout to revoke partitions."""
         group = self.group
         member = group.members[member_id]
         target = Target(group.target_epoch, group.target(member_id))
@@ -293,11 +292,10 @@ class ConsumerDraft:
         self.put_current(following)
         if not following.is_classic:
             revoking = following.state is MemberState.UNREVOKED_PARTITIONS
-            self.wait(
+            self.schedule(
                 TimerKind.REVOKE, member_id, following.metadata.rebalance_timeout_ms if revoking else None
             )
         return following
 
     def outcome(self) -> Outcome:
-        """What was gathered."""
         return Outcome([*self.events, TimersChanged(self.timers)], self.responses)

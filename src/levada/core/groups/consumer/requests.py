@@ -1,29 +1,28 @@
-"""What a consumer group answers its members: the rules of ConsumerGroupHeartbeat (KIP-848).
+"""ConsumerGroupHeartbeat (KIP-848) and timers of a consumer group.
 
-One request does everything: it joins (epoch 0), stays, says what the member subscribes to and reads, and leaves (-1,
-or -2 for a static member that will be back). The answer tells the member its epoch and, when it changed, what it may
-read. Most heartbeats say nothing new; those are answered without working anything out.
+One request does everything: a member joins (epoch 0), renews its session, changes its subscription, reports its owned
+partitions, and leaves (epoch -1, or -2 for a static member that will return). The response has the member epoch and,
+if it changed, the assignment. Most heartbeats change nothing and are decided without a copy of the group.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from levada.core.groups.classic.draft import Timer, TimerKind
-from levada.core.groups.classic.group import ClassicGroup
 from levada.core.groups.consumer.assignors import Partitions
-from levada.core.groups.consumer.draft import ConsumerDraft, ConsumerLimits
-from levada.core.groups.consumer.group import Committer, ConsumerGroup, Topics, plain
+from levada.core.groups.consumer.draft import ConsumerDraft, ConsumerLimits, ConsumerRecord
+from levada.core.groups.consumer.group import ConsumerGroup, without_epochs
 from levada.core.groups.consumer.member import (
-    AWAY_EPOCH,
-    JOINING_EPOCH,
-    LEFT_EPOCH,
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    LEAVE_STATIC_EPOCH,
     ConsumerMember,
     MemberState,
-    Owned,
+    PartitionEpochs,
 )
 from levada.core.groups.events import GroupEvent, GroupRemoved, TimerScheduled
-from levada.core.groups.memory_limit import check_room
+from levada.core.groups.group import Timer, TimerKind, session_timer
+from levada.core.groups.memory_limit import check_memory
 from levada.core.groups.migration.conversion import downgrade, may_downgrade, upgrade
 from levada.core.machine import Outcome, ResponseHandle
 from levada.errors import ErrorCode, KafkaError
@@ -31,13 +30,12 @@ from levada.wire.internal.consumer_group_records import MemberMetadataValue
 
 if TYPE_CHECKING:
     from levada.core.groups.machine import GroupsMachine
-    from levada.core.groups.offsets import CommitRequest
 
-UNCHANGED = -1  # a rebalance timeout that is what it was
+UNCHANGED = -1  # a rebalance timeout that did not change
 
 
 class HeartbeatRequest(NamedTuple):
-    """A member is alive; whatever is None is what it was."""
+    """A ConsumerGroupHeartbeat request; None stands for unchanged."""
 
     group_id: str
     member_id: str
@@ -48,17 +46,17 @@ class HeartbeatRequest(NamedTuple):
     topic_names: tuple[str, ...] | None
     topic_regex: str | None
     server_assignor: str | None
-    owned: Partitions | None  # what it reads
+    owned: Partitions | None
     client_id: str
     client_host: str
 
     @property
     def joins(self) -> bool:
-        return self.member_epoch == JOINING_EPOCH
+        return self.member_epoch == JOIN_EPOCH
 
     @property
     def is_full(self) -> bool:
-        """Whether the member says everything, as it does when it is not sure of what was heard."""
+        """Whether all fields are set, as after a lost response; the response then has the assignment."""
         return (
             self.rebalance_timeout_ms != UNCHANGED
             and (self.topic_names is not None or self.topic_regex is not None)
@@ -66,7 +64,7 @@ class HeartbeatRequest(NamedTuple):
         )
 
     def metadata(self, former: MemberMetadataValue) -> MemberMetadataValue:
-        """What the member says of itself, where it says nothing what it said before."""
+        """The member's metadata; unchanged fields come from the former metadata."""
         names = former.subscribed_topic_names
         timeout_ms = self.rebalance_timeout_ms
         return MemberMetadataValue(
@@ -82,7 +80,7 @@ class HeartbeatRequest(NamedTuple):
 
 
 class HeartbeatResult(NamedTuple):
-    """Where the member is, and what it may read if that changed or it may not know."""
+    """The member epoch, and the assignment if it changed or the member may not know it."""
 
     member_id: str
     member_epoch: int
@@ -90,8 +88,8 @@ class HeartbeatResult(NamedTuple):
     assignment: Partitions | None = None
 
 
-def check(request: HeartbeatRequest, limits: ConsumerLimits) -> None:
-    """What is wrong with a request whatever the group. INVALID_REQUEST, UNSUPPORTED_ASSIGNOR."""
+def _validate(request: HeartbeatRequest, limits: ConsumerLimits) -> None:
+    """Validate what does not depend on the group. INVALID_REQUEST, UNSUPPORTED_ASSIGNOR."""
     if not request.group_id:
         raise _invalid("GroupId can't be empty.")
     if request.instance_id == "":
@@ -109,9 +107,9 @@ def check(request: HeartbeatRequest, limits: ConsumerLimits) -> None:
             raise _invalid(
                 "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
             )
-    elif request.member_epoch == AWAY_EPOCH and request.instance_id is None:
+    elif request.member_epoch == LEAVE_STATIC_EPOCH and request.instance_id is None:
         raise _invalid("InstanceId can't be null.")
-    elif request.member_epoch < AWAY_EPOCH:
+    elif request.member_epoch < LEAVE_STATIC_EPOCH:
         raise _invalid("MemberEpoch is invalid.")
     if request.server_assignor is not None and request.server_assignor not in limits.assignors:
         raise KafkaError(
@@ -129,25 +127,25 @@ def heartbeat(
     machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int, handle: ResponseHandle
 ) -> Outcome:
     """ConsumerGroupHeartbeat."""
-    check(request, machine.consumer_limits)
-    if request.member_epoch in (LEFT_EPOCH, AWAY_EPOCH):
+    _validate(request, machine.consumer_limits)
+    if request.member_epoch in (LEAVE_EPOCH, LEAVE_STATIC_EPOCH):
         return _leave(machine, request, now_ms, handle)
-    quiet = _nothing_new(machine, request)
-    if quiet is not None:
-        timer = Timer(request.group_id, TimerKind.MEMBER, request.member_id)
+    unchanged = _unchanged(machine, request)
+    if unchanged is not None:
         at_ms = now_ms + machine.limits_of(request.group_id).session_timeout_ms
-        return Outcome([TimerScheduled(timer, at_ms)], [(handle, quiet)])
-    draft = _opened(machine, request, now_ms)
-    reply = _beat(draft, request)
-    check_room(machine, draft.group, request.member_id, request.instance_id)
-    draft.responses.append((handle, reply))
+        timer = session_timer(request.group_id, request.member_id)
+        return Outcome([TimerScheduled(timer, at_ms)], [(handle, unchanged)])
+    draft = _open_draft(machine, request, now_ms)
+    result = _heartbeat(draft, request)
+    check_memory(machine, draft.group, request.member_id, request.instance_id)
+    draft.responses.append((handle, result))
     return draft.outcome()
 
 
-def _nothing_new(machine: "GroupsMachine", request: HeartbeatRequest) -> HeartbeatResult | None:
-    """The answer to a member that has all it shall have and says what it said before."""
-    group = machine.groups.get(request.group_id)
-    if not isinstance(group, ConsumerGroup) or group.seen is not machine.image().topics:
+def _unchanged(machine: "GroupsMachine", request: HeartbeatRequest) -> HeartbeatResult | None:
+    """The result for a member that has its target assignment and changes nothing; None for any other."""
+    group = machine.consumer_group(request.group_id)
+    if group is None or group.evaluated_topics is not machine.image().topics:
         return None
     member = group.members.get(request.member_id)
     if (
@@ -158,59 +156,69 @@ def _nothing_new(machine: "GroupsMachine", request: HeartbeatRequest) -> Heartbe
         or request.metadata(member.metadata) != member.metadata
     ):
         return None
-    return _reply(machine.limits_of(group.id), member, tell=request.is_full)
+    return _result(machine.limits_of(group.id), member, with_assignment=request.is_full)
 
 
-def _reply(limits: ConsumerLimits, member: ConsumerMember, *, tell: bool) -> HeartbeatResult:
+def _result(limits: ConsumerLimits, member: ConsumerMember, *, with_assignment: bool) -> HeartbeatResult:
     return HeartbeatResult(
-        member.id, member.epoch, limits.heartbeat_interval_ms, plain(member.assigned) if tell else None
+        member.id,
+        member.epoch,
+        limits.heartbeat_interval_ms,
+        without_epochs(member.assigned) if with_assignment else None,
     )
 
 
-def _opened(machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int) -> ConsumerDraft:
-    """The group, to be changed. A new member makes it, also from a classic one. GROUP_ID_NOT_FOUND."""
-    group = machine.groups.get(request.group_id)
-    if isinstance(group, ConsumerGroup):
+def _open_draft(machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int) -> ConsumerDraft:
+    """A draft of the group. A joining member creates it, or upgrades a classic group. GROUP_ID_NOT_FOUND."""
+    group = machine.consumer_group(request.group_id)
+    if group is not None:
         return machine.consumer_draft(group, now_ms)
     if not request.joins:
-        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no consumer group {request.group_id!r}")
+        raise _not_found(request.group_id)
     draft = machine.consumer_draft(ConsumerGroup(request.group_id), now_ms)
-    if isinstance(group, ClassicGroup):
-        if group.members:
-            upgrade(draft, group)
-        elif not group.is_bare:
-            draft.events.append(GroupRemoved(group.id))
+    classic = machine.classic_group(request.group_id)
+    if classic is not None:
+        if classic.members:
+            upgrade(draft, classic)
+        elif not classic.is_simple:
+            draft.events.append(GroupRemoved(classic.id))
     return draft
 
 
-def _beat(draft: ConsumerDraft, request: HeartbeatRequest) -> HeartbeatResult:
+def _not_found(group_id: str) -> KafkaError:
+    return KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"consumer group {group_id!r} does not exist")
+
+
+def _heartbeat(draft: ConsumerDraft, request: HeartbeatRequest) -> HeartbeatResult:
     group = draft.group
     if len(group.members) >= draft.limits.max_size and request.member_id not in group.members:
         raise KafkaError(
             ErrorCode.GROUP_MAX_SIZE_REACHED, f"{group.id!r} has {draft.limits.max_size} members"
         )
     former = _member(draft, request)
-    stale = draft.look_at_topics()
-    if subscribe(draft, request.member_id, former, request.metadata(former.metadata)) or stale:
-        draft.bump()
-    draft.assign()
+    topics_changed = draft.refresh_topics()
+    if subscribe(draft, request.member_id, former, request.metadata(former.metadata)) or topics_changed:
+        draft.bump_epoch()
+    draft.update_target_assignment()
     member = draft.reconcile(request.member_id, request.owned)
-    draft.wait(TimerKind.MEMBER, member.id, draft.limits.session_timeout_ms)
-    tell = request.joins or request.is_full or plain(member.assigned) != plain(former.assigned)
-    return _reply(draft.limits, member, tell=tell)
+    draft.schedule(TimerKind.SESSION, member.id, draft.limits.session_timeout_ms)
+    with_assignment = (
+        request.joins or request.is_full or without_epochs(member.assigned) != without_epochs(former.assigned)
+    )
+    return _result(draft.limits, member, with_assignment=with_assignment)
 
 
 def subscribe(
     draft: ConsumerDraft, member_id: str, former: ConsumerMember, metadata: MemberMetadataValue
 ) -> bool:
-    """Keep what a member says of itself; True if the group needs a new epoch for it."""
+    """Update the metadata of a member; True if the group needs a new epoch."""
     group = draft.group
     if metadata == former.metadata and member_id in group.members:
         return group.epoch == 0
     draft.put_metadata(member_id, metadata)
     if former.is_classic and metadata.classic_member_metadata is None:
-        draft.wait(TimerKind.MEMBER_JOIN, member_id, None)
-        draft.wait(TimerKind.MEMBER_SYNC, member_id, None)
+        draft.schedule(TimerKind.MEMBER_JOIN, member_id, None)
+        draft.schedule(TimerKind.MEMBER_SYNC, member_id, None)
     regex = metadata.subscribed_topic_regex or ""
     if regex:
         draft.resolve(regex)
@@ -224,7 +232,7 @@ def subscribe(
 
 
 def _member(draft: ConsumerDraft, request: HeartbeatRequest) -> ConsumerMember:
-    """The member that sends this, new or as it was. UNKNOWN_MEMBER_ID, or an error that it is another's."""
+    """The member of a request, new or existing. UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, FENCED_MEMBER_EPOCH."""
     group = draft.group
     if request.instance_id is not None:
         member = _static_member(draft, request, request.instance_id)
@@ -240,10 +248,10 @@ def _static_member(draft: ConsumerDraft, request: HeartbeatRequest, instance_id:
     group = draft.group
     if not request.joins:
         return group.static_member(instance_id, request.member_id)
-    if instance_id not in group.instances:
+    if instance_id not in group.static_members:
         return group.members.get(request.member_id) or ConsumerMember(request.member_id)
     member = group.static_member(instance_id)
-    if member.epoch != AWAY_EPOCH and not member.is_classic:
+    if member.epoch != LEAVE_STATIC_EPOCH and not member.is_classic:
         raise KafkaError(
             ErrorCode.UNRELEASED_INSTANCE_ID, f"member {member.id!r} still has instance id {instance_id!r}"
         )
@@ -251,12 +259,14 @@ def _static_member(draft: ConsumerDraft, request: HeartbeatRequest, instance_id:
 
 
 def _check_epoch(member: ConsumerMember, request: HeartbeatRequest) -> None:
-    """A member in another epoch starts over, unless it does so already or only missed the answer that took it here."""
+    """FENCED_MEMBER_EPOCH for another epoch, unless the member rejoins or missed the last response."""
     if member.state is MemberState.UNKNOWN and (request.owned is None or request.owned):
         raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, "the member's state is not known: it must rejoin")
     epoch = request.member_epoch
-    missed = request.joins or (epoch == member.previous_epoch and _is_part(request.owned, member.assigned))
-    if epoch > member.epoch or (epoch < member.epoch and not missed):
+    is_retry = request.joins or (
+        epoch == member.previous_epoch and _is_subset(request.owned, member.assigned)
+    )
+    if epoch > member.epoch or (epoch < member.epoch and not is_retry):
         raise KafkaError(
             ErrorCode.FENCED_MEMBER_EPOCH,
             f"member epoch {epoch}, but the member is in {member.epoch}: "
@@ -264,44 +274,34 @@ def _check_epoch(member: ConsumerMember, request: HeartbeatRequest) -> None:
         )
 
 
-def _is_part(owned: Partitions | None, assigned: Owned) -> bool:
+def _is_subset(owned: Partitions | None, assigned: PartitionEpochs) -> bool:
     return owned is not None and all(
         topic in assigned and partitions <= assigned[topic].keys() for topic, partitions in owned.items()
     )
 
 
-def check_commit(topics: Topics, group: ConsumerGroup, request: "CommitRequest") -> None:
-    """Whether a member, or somebody else while there is none, may commit these offsets."""
-    group.check_commit(
-        Committer(request.member_id, request.instance_id, request.generation),
-        [(topics[name].id, index) for (name, index), _ in request.offsets if name in topics],
-        version=request.api_version,
-        transactional=request.is_transactional,
-    )
-
-
-# Leaving.
+# Members that leave.
 
 
 def _leave(
     machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int, handle: ResponseHandle
 ) -> Outcome:
-    group = machine.groups.get(request.group_id)
-    if not isinstance(group, ConsumerGroup):
-        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no consumer group {request.group_id!r}")
+    group = machine.consumer_group(request.group_id)
+    if group is None:
+        raise _not_found(request.group_id)
     member = group.find(request.member_id, request.instance_id)
     draft = machine.consumer_draft(group, now_ms)
-    if request.member_epoch == AWAY_EPOCH:
-        draft.put_current(replace(member, epoch=AWAY_EPOCH, revoking={}))
-        draft.wait(TimerKind.REVOKE, member.id, None)
+    if request.member_epoch == LEAVE_STATIC_EPOCH:
+        draft.put_current(replace(member, epoch=LEAVE_STATIC_EPOCH, pending_revocation={}))
+        draft.schedule(TimerKind.REVOKE, member.id, None)
     else:
-        fence(machine, draft, [member.id])
+        remove_members(machine, draft, [member.id])
     draft.responses.append((handle, HeartbeatResult(request.member_id, request.member_epoch, 0)))
     return draft.outcome()
 
 
-def fence(machine: "GroupsMachine", draft: ConsumerDraft, member_ids: Collection[str]) -> None:
-    """Members are gone. If only members of the classic protocol are left, the group goes back to it."""
+def remove_members(machine: "GroupsMachine", draft: ConsumerDraft, member_ids: Collection[str]) -> None:
+    """Remove members. If only classic members are left, the group is downgraded."""
     if not member_ids:
         return
     if may_downgrade(draft, member_ids):
@@ -310,25 +310,29 @@ def fence(machine: "GroupsMachine", draft: ConsumerDraft, member_ids: Collection
     for member_id in member_ids:
         draft.remove(member_id)
     draft.drop_unused_regexes()
-    draft.bump()
+    draft.bump_epoch()
 
 
-def expire(machine: "GroupsMachine", group_id: str, timers: Sequence[Timer], now_ms: int) -> Outcome:
-    """Deadlines of a group have come: whoever was waited for is gone."""
-    group = machine.groups[group_id]
-    assert isinstance(group, ConsumerGroup)
+def tombstones(group: ConsumerGroup) -> list[GroupEvent]:
+    """The events that remove a group."""
+    return [ConsumerRecord(key, value) for key, value in group.tombstones()]
+
+
+def expire(machine: "GroupsMachine", group: ConsumerGroup, timers: Sequence[Timer], now_ms: int) -> Outcome:
+    """Remove the members whose timers have expired."""
     draft = machine.consumer_draft(group, now_ms)
     draft.timers.update(dict.fromkeys(timers))
-    fence(machine, draft, {timer.member: None for timer in timers if timer.member in group.members})
+    remove_members(machine, draft, {timer.member: None for timer in timers if timer.member in group.members})
     return draft.outcome()
 
 
-def await_members(draft: ConsumerDraft) -> Sequence[GroupEvent]:
-    """The journal is read: whoever was a member has its time to be heard of."""
-    for member in draft.group.members.values():
+def on_loaded(machine: "GroupsMachine", group: ConsumerGroup, now_ms: int) -> Sequence[GroupEvent]:
+    """Start the session and revocation timers of all members."""
+    draft = machine.consumer_draft(group, now_ms)
+    for member in group.members.values():
         classic = member.metadata.classic_member_metadata
         session_ms = draft.limits.session_timeout_ms if classic is None else classic.session_timeout_ms
-        draft.wait(TimerKind.MEMBER, member.id, session_ms)
+        draft.schedule(TimerKind.SESSION, member.id, session_ms)
         if classic is None and member.state is MemberState.UNREVOKED_PARTITIONS:
-            draft.wait(TimerKind.REVOKE, member.id, member.metadata.rebalance_timeout_ms)
+            draft.schedule(TimerKind.REVOKE, member.id, member.metadata.rebalance_timeout_ms)
     return draft.outcome().events

@@ -1,22 +1,25 @@
-"""Members of the classic protocol in a group of the consumer protocol.
+"""Classic members of a consumer group: JoinGroup, SyncGroup, Heartbeat and LeaveGroup (KIP-848).
 
-They join, sync and heartbeat as ever, but nobody waits for anybody and none of them is the leader: a generation is
-the member's own epoch, and SyncGroup tells what the coordinator has given it. A heartbeat says when to join again:
-because the group has a new epoch, or partitions are to be given back, or those that others had are free now.
+These members have no leader and no common generation: a member's generation is its member epoch, and SyncGroup returns
+the assignment that the coordinator computed. A heartbeat tells a member to rejoin when the group has a new epoch, when
+it has to revoke partitions, or when partitions that it waits for were released.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from levada.core.groups.classic.draft import JoinResult, SyncResult, TimerKind
-from levada.core.groups.classic.group import CONSUMER_PROTOCOL, UNKNOWN_MEMBER
-from levada.core.groups.classic.requests import JoinRequest, LeavingMember, SyncRequest
-from levada.core.groups.classic.subscription import Subscription, read_subscription
+from levada.core.groups.classic import join as classic_join
+from levada.core.groups.classic.draft import JoinResult, SyncResult
+from levada.core.groups.classic.group import UNKNOWN_MEMBER
+from levada.core.groups.classic.join import JoinRequest
+from levada.core.groups.classic.requests import LeavingMember, SyncRequest
+from levada.core.groups.classic.subscription import CONSUMER_PROTOCOL_TYPE, Subscription, read_subscription
 from levada.core.groups.consumer.draft import ConsumerDraft
-from levada.core.groups.consumer.group import ConsumerGroup, GroupState, plain
+from levada.core.groups.consumer.group import ConsumerGroup, GroupState, without_epochs
 from levada.core.groups.consumer.member import ConsumerMember, MemberState
-from levada.core.groups.consumer.requests import fence, subscribe
-from levada.core.groups.memory_limit import check_room
+from levada.core.groups.consumer.requests import remove_members, subscribe, tombstones
+from levada.core.groups.group import TimerKind
+from levada.core.groups.memory_limit import check_memory
 from levada.core.groups.migration.conversion import (
     assignment_bytes,
     by_id,
@@ -35,39 +38,42 @@ if TYPE_CHECKING:
 def join(
     machine: "GroupsMachine", group: ConsumerGroup, request: JoinRequest, now_ms: int, handle: ResponseHandle
 ) -> Outcome:
-    """JoinGroup: answered at once with the epoch that the member is in."""
-    subscription = _check_join(machine, group, request)
+    """JoinGroup: the response has the member epoch and is sent at once. An empty group becomes a classic one."""
+    if not group.members:
+        outcome = classic_join.join(machine, classic_join.new_group(request), request, now_ms, handle)
+        return Outcome([*tombstones(group), *outcome.events], outcome.responses)
+    subscription = _validate_join(machine, group, request)
     is_new = request.member_id == UNKNOWN_MEMBER
-    if is_new and request.must_know_id and request.instance_id is None:
-        return Outcome(responses=[(handle, JoinResult.id_required(request.new_member_id))])
+    if is_new and request.require_member_id and request.instance_id is None:
+        return Outcome(responses=[(handle, JoinResult.member_id_required(request.new_member_id))])
     draft = machine.consumer_draft(group, now_ms)
     member_id = request.new_member_id if is_new else request.member_id
     replaced = None
     former = draft.group.members.get(member_id) or ConsumerMember(member_id)
     if request.instance_id is not None:
-        if is_new and request.instance_id in group.instances:
+        if is_new and request.instance_id in group.static_members:
             replaced = group.static_member(request.instance_id)
             former = draft.replace_static(replaced, member_id)
         elif not is_new:
             former = group.static_member(request.instance_id, member_id)
-    stale = draft.look_at_topics()
-    if subscribe(draft, member_id, former, classic_metadata(request, subscription)) or stale:
-        draft.bump()
-    draft.assign()
-    check_room(machine, draft.group, member_id, request.instance_id)
+    topics_changed = draft.refresh_topics()
+    if subscribe(draft, member_id, former, classic_metadata(request, subscription)) or topics_changed:
+        draft.bump_epoch()
+    draft.update_target_assignment()
+    check_memory(machine, draft.group, member_id, request.instance_id)
     member = draft.reconcile(member_id, by_id(draft, subscription.owned))
     draft.responses.append((handle, _joined(member)))
     if replaced is not None and not replaced.is_classic and may_downgrade(draft):
         downgrade(machine.limits, draft, rebalance=draft.group.state is not GroupState.STABLE)
     else:
-        draft.wait(TimerKind.MEMBER_JOIN, member_id, None)
-        draft.wait(TimerKind.MEMBER, member_id, request.session_timeout_ms)
-        draft.wait(TimerKind.MEMBER_SYNC, member_id, request.rebalance_timeout_ms)
+        draft.schedule(TimerKind.MEMBER_JOIN, member_id, None)
+        draft.schedule(TimerKind.SESSION, member_id, request.session_timeout_ms)
+        draft.schedule(TimerKind.MEMBER_SYNC, member_id, request.rebalance_timeout_ms)
     return draft.outcome()
 
 
-def _check_join(machine: "GroupsMachine", group: ConsumerGroup, request: JoinRequest) -> Subscription:
-    """What is wrong with a JoinGroup; what the member subscribes to otherwise."""
+def _validate_join(machine: "GroupsMachine", group: ConsumerGroup, request: JoinRequest) -> Subscription:
+    """The subscription of a JoinGroup. GROUP_MAX_SIZE_REACHED, INCONSISTENT_GROUP_PROTOCOL, UNKNOWN_MEMBER_ID."""
     limit = machine.consumer_limits.max_size
     if len(group.members) >= limit and request.member_id not in group.members:
         raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"{group.id!r} has {limit} members")
@@ -79,19 +85,19 @@ def _check_join(machine: "GroupsMachine", group: ConsumerGroup, request: JoinReq
     ]
     common = names.intersection(*others)
     subscription = read_subscription(request.protocols[0][1]) if request.protocols else None
-    if request.protocol_type != CONSUMER_PROTOCOL or not common or subscription is None:
+    if request.protocol_type != CONSUMER_PROTOCOL_TYPE or not common or subscription is None:
         raise KafkaError(
-            ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the members of the group have no such protocol"
+            ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the member has no protocol in common with the group"
         )
     is_known = request.member_id in (UNKNOWN_MEMBER, *group.members)
     if subscription.owned and request.instance_id is None and not is_known:
-        # It was removed and does not know: what it reads may be another's by now.
-        raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"{request.member_id!r} is no member any more")
+        # The member was removed without noticing; its partitions may have another owner by now.
+        raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"{request.member_id!r} is not a member any more")
     return subscription
 
 
 def _joined(member: ConsumerMember) -> JoinResult:
-    return JoinResult(member.epoch, CONSUMER_PROTOCOL, _protocol(member), "", member.id)
+    return JoinResult(member.epoch, CONSUMER_PROTOCOL_TYPE, _protocol(member), "", member.id)
 
 
 def _classic(member: ConsumerMember) -> ClassicMemberMetadata:
@@ -106,7 +112,7 @@ def _protocol(member: ConsumerMember) -> str:
 
 
 def _member(group: ConsumerGroup, member_id: str, instance_id: str | None, generation: int) -> ConsumerMember:
-    """A member of the classic protocol in its epoch."""
+    """A classic member in its epoch. ILLEGAL_GENERATION."""
     member = group.find(member_id, instance_id)
     _classic(member)
     if generation != member.epoch:
@@ -119,23 +125,23 @@ def _member(group: ConsumerGroup, member_id: str, instance_id: str | None, gener
 def sync(
     machine: "GroupsMachine", group: ConsumerGroup, request: SyncRequest, now_ms: int, handle: ResponseHandle
 ) -> Outcome:
-    """SyncGroup: what the member has been given."""
+    """SyncGroup: the response has the current assignment."""
     member = _member(group, request.member_id, request.instance_id, request.generation)
-    if (request.protocol_type or CONSUMER_PROTOCOL) != CONSUMER_PROTOCOL or (
+    if (request.protocol_type or CONSUMER_PROTOCOL_TYPE) != CONSUMER_PROTOCOL_TYPE or (
         request.protocol or _protocol(member)
     ) != _protocol(member):
         raise KafkaError(
             ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
-            f"the member's protocol is {CONSUMER_PROTOCOL}/{_protocol(member)}",
+            f"the member's protocol is {CONSUMER_PROTOCOL_TYPE}/{_protocol(member)}",
         )
     draft = machine.consumer_draft(group, now_ms)
     if group.epoch > member.epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
-        _ask_to_join(draft, machine, member, handle)
+        _request_rejoin(draft, machine, member, handle)
         return draft.outcome()
-    draft.wait(TimerKind.MEMBER_SYNC, member.id, None)
-    draft.wait(TimerKind.MEMBER, member.id, _classic(member).session_timeout_ms)
-    assigned = assignment_bytes(draft, member, plain(member.assigned))
-    draft.responses.append((handle, SyncResult(CONSUMER_PROTOCOL, _protocol(member), assigned)))
+    draft.schedule(TimerKind.MEMBER_SYNC, member.id, None)
+    draft.schedule(TimerKind.SESSION, member.id, _classic(member).session_timeout_ms)
+    assigned = assignment_bytes(draft, member, without_epochs(member.assigned))
+    draft.responses.append((handle, SyncResult(CONSUMER_PROTOCOL_TYPE, _protocol(member), assigned)))
     return draft.outcome()
 
 
@@ -148,25 +154,25 @@ def heartbeat(
     now_ms: int,
     handle: ResponseHandle,
 ) -> Outcome:
-    """Heartbeat: the session begins anew, and the member is told when it must join again."""
+    """Heartbeat: renew the session; REBALANCE_IN_PROGRESS tells the member to rejoin."""
     member = _member(group, member_id, instance_id, generation)
     draft = machine.consumer_draft(group, now_ms)
-    draft.wait(TimerKind.MEMBER, member.id, _classic(member).session_timeout_ms)
-    if _should_join(group, member):
-        _ask_to_join(draft, machine, member, handle)
+    draft.schedule(TimerKind.SESSION, member.id, _classic(member).session_timeout_ms)
+    if _should_rejoin(group, member):
+        _request_rejoin(draft, machine, member, handle)
     else:
         draft.responses.append((handle, None))
     return draft.outcome()
 
 
-def _should_join(group: ConsumerGroup, member: ConsumerMember) -> bool:
+def _should_rejoin(group: ConsumerGroup, member: ConsumerMember) -> bool:
     if member.epoch < group.epoch or member.state is MemberState.UNREVOKED_PARTITIONS:
         return True
-    return member.state is MemberState.UNRELEASED_PARTITIONS and not _waits_for_others(group, member)
+    return member.state is MemberState.UNRELEASED_PARTITIONS and not _waits_for_release(group, member)
 
 
-def _waits_for_others(group: ConsumerGroup, member: ConsumerMember) -> bool:
-    """Whether somebody still has what this member shall have."""
+def _waits_for_release(group: ConsumerGroup, member: ConsumerMember) -> bool:
+    """Whether other members own partitions of this member's target."""
     return any(
         group.owner(topic, partition) not in (None, member.id)
         for topic, partitions in group.target(member.id).items()
@@ -174,14 +180,14 @@ def _waits_for_others(group: ConsumerGroup, member: ConsumerMember) -> bool:
     )
 
 
-def _ask_to_join(
+def _request_rejoin(
     draft: ConsumerDraft, machine: "GroupsMachine", member: ConsumerMember, handle: ResponseHandle
 ) -> None:
-    """A member has its rebalance timeout to join again, from the first time that it is told to."""
+    """Tell a member to rejoin, within its rebalance timeout from the first time on."""
     timer = draft.timer(TimerKind.MEMBER_JOIN, member.id)
     if machine.deadlines.get(timer) is None:
-        draft.wait(TimerKind.MEMBER_JOIN, member.id, member.metadata.rebalance_timeout_ms)
-    error = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the member must join again")
+        draft.schedule(TimerKind.MEMBER_JOIN, member.id, member.metadata.rebalance_timeout_ms)
+    error = KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, "the member must rejoin")
     draft.responses.append((handle, error))
 
 
@@ -192,9 +198,9 @@ def leave(
     now_ms: int,
     handle: ResponseHandle,
 ) -> Outcome:
-    """LeaveGroup; the reply is an error code for each who leaves."""
+    """LeaveGroup; the response has an error code for each member."""
     draft = machine.consumer_draft(group, now_ms)
-    gone: dict[str, None] = {}
+    removed: dict[str, None] = {}
     errors = []
     for member_id, instance_id in leaving:
         try:
@@ -205,8 +211,8 @@ def leave(
         except KafkaError as error:
             errors.append(error.code)
             continue
-        gone[member.id] = None
+        removed[member.id] = None
         errors.append(ErrorCode.NONE)
-    fence(machine, draft, gone)
+    remove_members(machine, draft, removed)
     draft.responses.append((handle, errors))
     return draft.outcome()

@@ -7,7 +7,7 @@ import pytest
 from tests.support.classic_groups import RANGE, World
 from tests.support.consumer_groups import subscription
 
-from levada.core.groups.classic.draft import MOMENT_MS, NEW_MEMBER_JOIN_TIMEOUT_MS
+from levada.core.groups.classic.draft import NEW_MEMBER_JOIN_TIMEOUT_MS, SESSION_SLACK_MS
 from levada.core.groups.classic.group import State
 from levada.core.groups.classic.subscription import write_assignment
 from levada.errors import ErrorCode
@@ -35,7 +35,7 @@ def test_a_second_member_makes_the_first_join_again() -> None:
     (first,) = world.stable()
     second = world.join()
     assert second not in world.responses
-    assert world.is_in(State.PREPARING)
+    assert world.is_in(State.PREPARING_REBALANCE)
     assert world.heartbeat(first, 1) is ErrorCode.REBALANCE_IN_PROGRESS
     again = world.join(first)
     assert world.joined(again).generation == world.joined(second).generation == 2
@@ -56,53 +56,53 @@ def test_for_members_who_only_wait_the_group_is_not_copied() -> None:
     group = world.group
     world.join(second)
     assert world.group is group
-    assert list(group.joins) == [leader, second]
+    assert list(group.pending_joins) == [leader, second]
     world.join(third)
     group, generation = world.group, world.group.generation
     waiting = world.sync(second, generation)
     assert world.group is group
-    assert list(group.syncs) == [second]
+    assert list(group.pending_syncs) == [second]
     world.sync(leader, generation, {second: b"2", third: b"3"})
     assert world.responses[waiting].assignment == b"2"
     group = world.group
     late = world.sync(third, generation)
     assert world.group is group
     assert world.responses[late].assignment == b"3"
-    assert not group.unsynced
+    assert not group.pending_sync_members
 
 
 def test_a_new_member_is_given_its_id_first() -> None:
     """KIP-394: clients that never come back leave no member behind."""
     world = World()
-    asked = world.join(must_know_id=True)
+    asked = world.join(require_member_id=True)
     assert world.error(asked) is ErrorCode.MEMBER_ID_REQUIRED
     member_id = world.joined(asked).member_id
-    assert world.group.pending == {member_id}
-    joined = world.join(member_id, must_know_id=True)
+    assert world.group.pending_members == {member_id}
+    joined = world.join(member_id, require_member_id=True)
     assert world.joined(joined).generation == 1
-    assert world.group.pending == frozenset()
+    assert world.group.pending_members == frozenset()
 
 
 def test_a_client_that_never_joins_with_its_id_is_forgotten() -> None:
     world = World()
     (first,) = world.stable()
-    world.join(must_know_id=True)
+    world.join(require_member_id=True)
     world.heartbeat(first, 1)
     world.wait(9_999)
     world.heartbeat(first, 1)
-    assert world.group.pending
+    assert world.group.pending_members
     world.wait(1)
-    assert not world.group.pending
+    assert not world.group.pending_members
     assert world.is_in(State.STABLE)
 
 
 def test_a_generation_waits_for_a_client_that_was_given_an_id() -> None:
     world = World()
     (first,) = world.stable()
-    pending = world.joined(world.join(must_know_id=True)).member_id
+    pending = world.joined(world.join(require_member_id=True)).member_id
     again = world.join(first)
     assert again not in world.responses
-    second = world.join(pending, must_know_id=True)
+    second = world.join(pending, require_member_id=True)
     assert world.joined(again).generation == world.joined(second).generation == 2
 
 
@@ -165,7 +165,7 @@ def test_a_member_that_shares_no_protocol_is_refused(other: dict[str, Any]) -> N
 def test_a_first_member_must_have_a_protocol(nothing: dict[str, Any]) -> None:
     world = World()
     assert world.error(world.join(**nothing)) is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    assert world.machine.classic("g") is None
+    assert world.machine.classic_group("g") is None
 
 
 def test_the_protocol_is_what_all_know_and_most_prefer() -> None:
@@ -216,14 +216,14 @@ def test_a_member_that_repeats_its_join_hears_of_the_same_generation() -> None:
     assert world.joined(world.join(follower)).generation == generation
     assert world.is_in(State.STABLE)
     assert world.join(leader) not in world.responses, "a leader joins to have partitions assigned anew"
-    assert world.is_in(State.PREPARING)
+    assert world.is_in(State.PREPARING_REBALANCE)
 
 
 def test_a_member_that_subscribes_to_something_else_starts_a_rebalance() -> None:
     world = World()
     _, follower = world.stable(2)
     world.join(follower, protocols=(("range", b"other topics"),))
-    assert world.is_in(State.PREPARING)
+    assert world.is_in(State.PREPARING_REBALANCE)
 
 
 def test_who_asks_for_an_assignment_is_sent_back_when_the_group_rebalances() -> None:
@@ -244,8 +244,8 @@ def test_a_member_not_heard_of_is_removed() -> None:
     world.wait(9_000)
     generation = world.group.generation
     assert world.heartbeat(first, generation) is ErrorCode.NONE
-    world.wait(1_000 + MOMENT_MS)
-    assert world.is_in(State.PREPARING)
+    world.wait(1_000 + SESSION_SLACK_MS)
+    assert world.is_in(State.PREPARING_REBALANCE)
     assert set(world.group.members) == {first}
     assert world.heartbeat(second, generation) is ErrorCode.UNKNOWN_MEMBER_ID
     assert world.joined(world.join(first)).generation == generation + 1
@@ -254,7 +254,7 @@ def test_a_member_not_heard_of_is_removed() -> None:
 def test_the_last_member_not_heard_of_leaves_an_empty_group() -> None:
     world = World()
     world.stable()
-    world.wait(10_000 + MOMENT_MS)
+    world.wait(10_000 + SESSION_SLACK_MS)
     assert world.is_in(State.EMPTY)
     assert (world.group.generation, world.group.leader, world.group.protocol) == (2, None, None)
 
@@ -340,7 +340,7 @@ def test_a_group_read_back_over_its_size_rebalances_and_goes_on_without_the_last
     ids = world.stable(3)
     world.limits = world.limits._replace(max_size=2)
     world.restart()
-    assert world.is_in(State.PREPARING)
+    assert world.is_in(State.PREPARING_REBALANCE)
     handles = [world.join(member) for member in ids]
     assert world.error(handles[2]) is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert world.joined(handles[0]).generation == world.joined(handles[1]).generation
@@ -358,7 +358,7 @@ def test_a_static_member_that_restarts_keeps_its_place() -> None:
     assert (back.generation, back.leader, back.skip_assignment) == (1, back.member_id, True)
     assert world.is_in(State.STABLE)
     assert world.responses[world.sync(back.member_id, 1, instance_id="one")].assignment == old.encode()
-    assert world.replayed().classic("g").members.keys() == {back.member_id}  # type: ignore[union-attr]
+    assert world.replayed().classic_group("g").members.keys() == {back.member_id}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("gives_up", [True, False])
@@ -409,9 +409,9 @@ def test_a_static_member_that_returns_while_the_leader_assigns_starts_over() -> 
     first = world.join(instance_id="one")
     second = world.join(instance_id="two")
     world.join(world.joined(first).member_id, instance_id="one")
-    assert world.is_in(State.COMPLETING)
+    assert world.is_in(State.COMPLETING_REBALANCE)
     back = world.join(instance_id="two")
-    assert world.is_in(State.PREPARING)
+    assert world.is_in(State.PREPARING_REBALANCE)
     again = world.join(world.joined(first).member_id, instance_id="one")
     assert world.joined(again).generation == world.joined(back).generation == 3
     assert world.joined(second).member_id not in world.group.members
@@ -430,7 +430,7 @@ def test_a_session_ends_a_moment_after_its_time_and_never_before(seed: int) -> N
         heard_ms = world.now_ms
     world.wait(10_000 - 1)
     assert member_id in world.group.members
-    world.wait(1 + MOMENT_MS)
+    world.wait(1 + SESSION_SLACK_MS)
     assert not world.group.members, f"{world.now_ms - heard_ms} ms later"
 
 
@@ -472,7 +472,7 @@ def test_a_stable_generation_survives_a_restart() -> None:
     }
     for one in ids:
         assert world.heartbeat(one, generation) is ErrorCode.NONE
-    world.wait(10_000 + MOMENT_MS)
+    world.wait(10_000 + SESSION_SLACK_MS)
     assert world.is_in(State.EMPTY)
 
 

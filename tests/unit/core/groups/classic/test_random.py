@@ -77,7 +77,7 @@ class Crowd:
                 client.member_id,
                 instance_id=client.instance_id,
                 protocols=client.protocols,
-                must_know_id=self.random.random() < 0.5,
+                require_member_id=self.random.random() < 0.5,
             )
         elif client.owned is None:
             client.waits_for = self.world.sync(
@@ -146,7 +146,7 @@ class Crowd:
         if client.generation < 0:
             return
         self.offset += 1
-        before = self.world.machine.classic("g")
+        before = self.world.machine.classic_group("g")
         error = self.world.commit(
             self.offset, client.member_id, client.generation, instance_id=client.instance_id
         )
@@ -191,8 +191,8 @@ class Crowd:
     def check(self) -> None:
         world = self.world
         assert world.committed() == self.committed
-        group = world.machine.classic("g")
-        replayed = world.replayed().classic("g")
+        group = world.machine.classic_group("g")
+        replayed = world.replayed().classic_group("g")
         if group is None or replayed is None:
             assert group is None or group.state is not State.STABLE
             return
@@ -204,25 +204,31 @@ class Crowd:
             assert (replayed.generation, replayed.members) == (group.generation, {})
 
     def check_shape(self, group: ClassicGroup) -> None:
-        assert group.instances == {
+        assert group.static_members == {
             member.instance_id: member.id
             for member in group.members.values()
             if member.instance_id is not None
         }
-        assert not group.pending & group.members.keys()
+        assert not group.pending_members & group.members.keys()
         held = [member.memory_bytes for member in group.members.values()] + [
-            *map(pending_member_bytes, group.pending)
+            *map(pending_member_bytes, group.pending_members)
         ]
         assert self.world.machine.memory_bytes == group.memory_bytes == sum(held)
-        assert group.unsynced <= group.members.keys() >= group.joins.keys() | group.syncs.keys()
+        assert (
+            group.pending_sync_members
+            <= group.members.keys()
+            >= group.pending_joins.keys() | group.pending_syncs.keys()
+        )
         assert (group.leader in group.members) if group.members else group.leader is None
-        if group.state in (State.STABLE, State.COMPLETING):
+        if group.state in (State.STABLE, State.COMPLETING_REBALANCE):
             assert group.members
-            assert not group.joins
-        if group.state is not State.COMPLETING:
-            assert not group.syncs
-        if group.state is State.PREPARING:
-            assert not group.all_joined or group.initial_delay is not None, "nobody is missing, yet it waits"
+            assert not group.pending_joins
+        if group.state is not State.COMPLETING_REBALANCE:
+            assert not group.pending_syncs
+        if group.state is State.PREPARING_REBALANCE:
+            assert not group.have_all_members_joined or group.initial_delay is not None, (
+                "nobody is missing, yet it waits"
+            )
 
 
 def durable(group: ClassicGroup) -> Any:

@@ -10,7 +10,7 @@ from levada.core.groups.classic.draft import SyncResult
 from levada.core.groups.classic.group import ClassicGroup, State
 from levada.core.groups.classic.subscription import read_assignment, write_assignment
 from levada.core.groups.consumer.draft import REFRESH_WORK_MAX, ConsumerLimits, ConsumerRecord
-from levada.core.groups.consumer.group import GroupState, Reader
+from levada.core.groups.consumer.group import GroupState
 from levada.core.groups.consumer.member import MemberState
 from levada.core.groups.consumer.requests import HeartbeatResult
 from levada.core.groups.machine import EXPIRIES_MAX, GroupsMachine
@@ -116,7 +116,7 @@ def test_leaving_frees_partitions_at_once(world: ConsumerWorld) -> None:
     assert told(world.stay("b", 2)) == {topic: {0, 1}}
     world.beat("b", -1)
     assert world.consumers.state is GroupState.EMPTY
-    assert world.consumers.seen is None, "a group without members keeps no topics"
+    assert world.consumers.evaluated_topics is None, "a group without members keeps no topics"
     assert world.refused("b", 3) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
@@ -366,15 +366,17 @@ def test_offsets_are_committed_by_members_in_their_epoch(world: ConsumerWorld) -
 
 def test_offsets_are_read_by_members_in_their_epoch_and_by_anybody_else(world: ConsumerWorld) -> None:
     world.enter("a", "t")
-    world.machine.fetch("g", [("t", 0)], stable=False)
-    world.machine.fetch("g", [("t", 0)], stable=False, reader=Reader("a", 1))
-    for reader, code in (
-        (Reader("a", 2), ErrorCode.STALE_MEMBER_EPOCH),
-        (Reader("z", 1), ErrorCode.UNKNOWN_MEMBER_ID),
-        (Reader("", -1), ErrorCode.UNKNOWN_MEMBER_ID),
+    world.machine.fetch("g", [("t", 0)], require_stable=False)
+    world.machine.fetch("g", [("t", 0)], require_stable=False, member_id="a", member_epoch=1)
+    for member_id, epoch, code in (
+        ("a", 2, ErrorCode.STALE_MEMBER_EPOCH),
+        ("z", 1, ErrorCode.UNKNOWN_MEMBER_ID),
+        ("", -1, ErrorCode.UNKNOWN_MEMBER_ID),
     ):
         with pytest.raises(KafkaError) as caught:
-            world.machine.fetch("g", [("t", 0)], stable=False, reader=reader)
+            world.machine.fetch(
+                "g", [("t", 0)], require_stable=False, member_id=member_id, member_epoch=epoch
+            )
         assert caught.value.code is code
 
 
@@ -480,7 +482,7 @@ def classic_group(world: ConsumerWorld, count: int) -> list[str]:
     for member_id in list(world.group.members):
         world.join(member_id, protocols=protocols)
     ids = list(world.group.members)
-    assert world.is_in(State.COMPLETING)
+    assert world.is_in(State.COMPLETING_REBALANCE)
     assignments = {
         member_id: write_assignment(3, {"t": frozenset({2 * position, 2 * position + 1})})
         for position, member_id in enumerate(ids)
@@ -536,7 +538,7 @@ def test_a_group_goes_back_when_the_last_member_of_the_new_protocol_leaves(world
     world.beat("new", -1)
     assert world.is_classic
     group = world.group
-    assert group.state is State.PREPARING and list(group.members) == [old.member_id]
+    assert group.state is State.PREPARING_REBALANCE and list(group.members) == [old.member_id]
     assert group.protocol_type == "consumer" and group.generation == 2
     again = world.joined(world.join(old.member_id, protocols=cooperative(world, "t")))
     assert again.leader == old.member_id and again.generation == 3
@@ -559,7 +561,7 @@ def test_a_static_member_comes_back_with_the_old_protocol(world: ConsumerWorld) 
     world.enter("new", "t", instance_id="one")
     reply = world.joined(world.join(instance_id="one", protocols=cooperative(world, "t")))
     assert world.is_classic
-    assert world.group.state is State.STABLE and world.group.instances == {"one": reply.member_id}
+    assert world.group.state is State.STABLE and world.group.static_members == {"one": reply.member_id}
     assert reply.generation == world.group.generation
     assert world.heartbeat(reply.member_id, reply.generation, "one") is ErrorCode.NONE
 
@@ -602,7 +604,7 @@ def test_a_classic_member_that_does_not_go_on_is_removed(world: ConsumerWorld, s
 
 def test_a_first_join_is_given_an_id(world: ConsumerWorld) -> None:
     world.enter("new", "t")
-    handle = world.join(protocols=cooperative(world, "t"), must_know_id=True)
+    handle = world.join(protocols=cooperative(world, "t"), require_member_id=True)
     assert world.error(handle) is ErrorCode.MEMBER_ID_REQUIRED
     given = world.joined(handle).member_id
     assert world.joined(world.join(given, protocols=cooperative(world, "t"))).member_id == given
@@ -694,7 +696,7 @@ def test_what_a_cooperative_member_reads_through_a_rebalance_is_its_own_after_an
     joining = world.join(protocols=reads)
     world.join(leaver, protocols=cooperative(world, "t"))
     reader = world.joined(joining)
-    assert world.is_in(State.COMPLETING)
+    assert world.is_in(State.COMPLETING_REBALANCE)
     world.leave((leaver, None))
     assert told(world.enter("new", "t")) == {}, "it waits until the other has given something up"
     assert world.reads(reader.member_id) == {"t": [0, 1]}
@@ -726,7 +728,7 @@ def test_a_group_that_goes_back_halfway_to_its_target_rebalances(world: Consumer
     assert told_partitions(world, world.sync(waits.member_id, waits.generation)) == frozenset()
     world.beat("new", -2, instance_id="one")
     world.join(instance_id="one", protocols=cooperative(world, "t"))
-    assert world.is_classic and world.is_in(State.PREPARING)
+    assert world.is_classic and world.is_in(State.PREPARING_REBALANCE)
     assert world.heartbeat(waits.member_id, waits.generation) is ErrorCode.REBALANCE_IN_PROGRESS
 
 
@@ -738,7 +740,7 @@ def test_a_group_that_went_back_rebalances_also_after_a_restart(world: ConsumerW
     world.settle("new")
     world.beat("new", -1)
     world.restart()
-    assert world.is_classic and world.is_in(State.PREPARING)
+    assert world.is_classic and world.is_in(State.PREPARING_REBALANCE)
     assert world.heartbeat(old.member_id, 2) is ErrorCode.REBALANCE_IN_PROGRESS
     again = world.joined(world.join(old.member_id, protocols=cooperative(world, "t")))
     assert (again.leader, again.generation) == (old.member_id, 3)

@@ -304,7 +304,7 @@ class Crowd:
     def check_owners(self, group: ConsumerGroup) -> None:
         owners: dict[Part, str] = {}
         for member in group.members.values():
-            for owned in (member.assigned, member.revoking):
+            for owned in (member.assigned, member.pending_revocation):
                 for topic, found in owned.items():
                     assert found
                     for one, epoch in found.items():

@@ -1,4 +1,4 @@
-"""Members who only wait: the short way of `group_waits` decides as drafts do, whatever is asked (R32).
+"""`rejoin` and `sync_follower` decide as drafts do, whatever the request.
 
 Each request is decided both ways on copies of the same machine. Most say what a member said before, but for one field;
 some come twice, from nobody, from the leader, for another generation or in another's name.
@@ -12,16 +12,21 @@ from typing import Any
 import pytest
 from tests.support.classic_groups import World
 
-from levada.core.groups.classic import waits as group_waits
-from levada.core.groups.classic.draft import MOMENT_MS, TimerKind
-from levada.core.groups.classic.group import PREPARING, Member
-from levada.core.groups.classic.requests import JoinRequest, SyncRequest
+from levada.core.groups.classic import join as classic_join
+from levada.core.groups.classic import requests as classic_requests
+from levada.core.groups.classic.draft import SESSION_SLACK_MS
+from levada.core.groups.classic.group import PREPARING_REBALANCE, Member
+from levada.core.groups.classic.join import JoinRequest
+from levada.core.groups.classic.requests import SyncRequest
+from levada.core.groups.events import JoinReceived, SyncReceived
+from levada.core.groups.group import TimerKind
 from levada.core.groups.machine import GroupsMachine
 from levada.core.machine import VolatileOutcome
 from levada.errors import ErrorCode, KafkaError
 
 STEPS = 250
-SHORT = (group_waits.JoinReceived, group_waits.SyncReceived)
+SHORT = (JoinReceived, SyncReceived)
+VOLATILE = {"join": (classic_join, "rejoin"), "sync": (classic_requests, "sync_follower")}
 RANGE, BOTH, OTHER = (("range", b"t"),), (("range", b"t"), ("sticky", b"u")), (("other", b""),)
 OTHERWISE: dict[str, list[Any]] = {  # what a JoinGroup may say that the member did not say before
     "instance_id": [None, "one", "two", "nobody"],
@@ -56,10 +61,10 @@ class Asking:
     def run(self) -> None:
         world, random = self.world, self.random
         for step in range(STEPS):
-            group = world.machine.classic("g")
+            group = world.machine.classic_group("g")
             others = [*group.members.values()] if group is not None else []
-            if group is not None and group.state is PREPARING and random.random() < 0.7:
-                others = [member for member in others if member.id not in group.joins] or others
+            if group is not None and group.state is PREPARING_REBALANCE and random.random() < 0.7:
+                others = [member for member in others if member.id not in group.pending_joins] or others
             member = random.choice(others) if others else None
             action = random.choices((self.join, self.sync, self.live_on), (50, 35, 15))[0]
             action(member, step)
@@ -69,7 +74,7 @@ class Asking:
         if member is None or self.random.random() < 0.1:
             instance_id = self.random.choice((None, None, "one", "two"))
             member = Member("", instance_id, "client", "/host", 10_000, 60_000, RANGE)
-        request = as_said(member, f"new-{step}")._replace(must_know_id=False)
+        request = as_said(member, f"new-{step}")._replace(require_member_id=False)
         if self.random.random() < 0.3:
             name = self.random.choice(list(OTHERWISE))
             request = request._replace(**{name: self.random.choice(OTHERWISE[name])})
@@ -111,22 +116,24 @@ class Asking:
         """Decide twice, compare, and go on with the first."""
         short, said = self.decided(kind, request)
         with self.patch.context() as patched:
-            patched.setattr(group_waits, kind, lambda *_: None)
+            patched.setattr(*VOLATILE[kind], lambda *_: None)
             long, said_long = self.decided(kind, request)
         assert said == said_long, f"step {step}: {request}"
         assert short.groups == long.groups, f"step {step}: {request}"
         assert short.memory_bytes == long.memory_bytes
         assert self.order(short) == self.order(long)
         self.check_deadlines(short, long)
-        group = self.world.machine.classic("g")
+        group = self.world.machine.classic_group("g")
         before = deepcopy(group)
         self.world.submit(lambda machine, now_ms, handle: getattr(machine, kind)(request, now_ms, handle))
-        assert group is self.world.machine.classic("g") or group == before, "a draft and its group share"
+        assert group is self.world.machine.classic_group("g") or group == before, (
+            "a draft and its group share"
+        )
 
     def order(self, machine: GroupsMachine) -> list[str]:
         """Of members and of those who wait, which equal dicts may not share."""
-        group = machine.classic("g")
-        return [] if group is None else [*group.joins, *group.syncs, *group.members]
+        group = machine.classic_group("g")
+        return [] if group is None else [*group.pending_joins, *group.pending_syncs, *group.members]
 
     def decided(self, kind: str, request: Any) -> tuple[GroupsMachine, Any]:
         """A copy of the machine as it is afterwards, and all that is told and written."""
@@ -152,7 +159,7 @@ class Asking:
         at, elsewhere = short.deadlines._at, long.deadlines._at
         assert at.keys() == elsewhere.keys()
         for timer, at_ms in at.items():
-            late_ms = MOMENT_MS if timer.kind is TimerKind.MEMBER else 0
+            late_ms = SESSION_SLACK_MS if timer.kind is TimerKind.SESSION else 0
             assert elsewhere[timer] - late_ms <= at_ms <= elsewhere[timer]
 
 
@@ -180,6 +187,6 @@ def test_a_session_timeout_that_is_no_longer_allowed_is_left_to_who_refuses_it()
     world.join(leader)
     member = world.group.members[second]
     request = as_said(member)
-    assert group_waits.join(world.machine, world.group, request, 1) is not None
+    assert classic_join.rejoin(world.machine, world.group, request, 1) is not None
     world.machine.limits = world.limits._replace(max_session_timeout_ms=member.session_timeout_ms - 1)
-    assert group_waits.join(world.machine, world.group, request, 1) is None
+    assert classic_join.rejoin(world.machine, world.group, request, 1) is None
