@@ -14,17 +14,17 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as Place
+from tests.spark.support import reference_decoder as reference
 
 from bench.brokers import Levada
 from levada.client.client import Client
 from levada.model import Codec, TopicPartition
 from levada.spark import blocking
-from levada.spark.formats import reference as twin
-from levada.spark.formats.decoding import decode_chunk
-from levada.spark.formats.encoding import Rows, Spread, encode_rows, partitions_of
-from levada.spark.read.columns import read_columns
+from levada.spark.formats.decoder import decode_chunk
+from levada.spark.formats.encoder import Rows, StickyPartition, assign_partitions, encode_rows
 from levada.spark.read.fetcher import fetch_range
-from levada.spark.write.producer import Pipeline
+from levada.spark.read.rows import read_columns
+from levada.spark.write.sender import Pipeline
 from levada.spark.write.task import PIECE_BYTES
 from levada.wire.batches import Record, encode
 
@@ -80,7 +80,7 @@ def decoding() -> None:
             seconds = best(lambda data=data, rows=rows: decode_chunk(data, 0, rows, (), False))  # type: ignore[misc]
             show(f"decode {codec.name.lower()}, batches of 16 KiB", size, rows, seconds)
         data, rows = chunk(size, Codec.NONE, BATCH_BYTES // (size + 20))
-        seconds = best(lambda data=data, rows=rows: twin.decode_chunk(data, 0, rows, (), False), 2)  # type: ignore[misc]
+        seconds = best(lambda data=data, rows=rows: reference.decode_chunk(data, 0, rows, (), False), 2)  # type: ignore[misc]
         show("the plain twin, batches of 16 KiB", size, rows, seconds)
     for per_batch in (1, 10, 10_000):
         data, rows = chunk(100, Codec.NONE, per_batch)
@@ -105,9 +105,9 @@ def encoding() -> None:
 
 
 def encoded(source: Rows, partitions: int, codec: Codec = Codec.NONE) -> None:
-    spread = Spread()
+    spread = StickyPartition()
     for piece in pieces(source):
-        where = partitions_of(piece, partitions, spread)
+        where = assign_partitions(piece, partitions, spread)
         drained(encode_rows(piece, where, now_ms=NOW_MS, codec=codec, max_batch_bytes=512 << 10))
 
 
@@ -181,11 +181,11 @@ def sent(broker: Levada, source: Rows) -> None:
             topic = f"sent-{time.monotonic_ns()}"
             await client.admin.create_topic(topic, partitions=4)
             pipeline = Pipeline(client, None)
-            spread = Spread()
+            spread = StickyPartition()
             for piece in pieces(source):
                 batches = encode_rows(
                     piece,
-                    partitions_of(piece, 4, spread),
+                    assign_partitions(piece, 4, spread),
                     now_ms=NOW_MS,
                     max_batch_bytes=512 << 10,
                 )

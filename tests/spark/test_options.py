@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from levada.model import TopicPartition
-from levada.spark.options import ConnectionOptions, Option, OptionError, declared, duration, moment, size
-from levada.spark.read.offsets import from_json, resolve, to_json
-from levada.spark.read.options import ReadOptions, for_batch, for_stream, matcher, read_options
+from levada.spark.options import ConnectionOptions, Option, OptionError, declared, duration, size, timestamp
+from levada.spark.read.offsets import from_json, resolve_offsets, to_json
+from levada.spark.read.options import ReadOptions, for_batch, for_stream, read_options, topic_matcher
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 DEEP = '{"a":' * 100_000
@@ -51,32 +51,38 @@ def test_defaults_are_those_of_the_documentation() -> None:
         ({"kafka.auto.offset.reset": "latest"}, "use startingOffsets"),
         (
             {"kafka.security.protocol": "SSL"},
-            "option kafka.security.protocol: the client speaks PLAINTEXT only",
+            "option kafka.security.protocol: the client supports PLAINTEXT only",
         ),
-        ({"kafka.ssl.truststore.location": "/x"}, "does not speak TLS or SASL yet"),
+        ({"kafka.ssl.truststore.location": "/x"}, "does not support TLS or SASL yet"),
         ({"kafka.isolation.level": "any"}, "option isolation: write read_committed or read_uncommitted"),
         ({"valueFormat": "xml"}, "option valueFormat: write json or avro"),
         ({"valueFormat": "avro"}, "needs valueSchema"),
         ({"deadLetterTopic": "dead"}, "deadLetterTopic needs valueFormat"),
-        ({"valueFormat": "json", "deadLetterTopic": "t"}, "deadLetterTopic: t is among the topics that are"),
+        (
+            {"valueFormat": "json", "deadLetterTopic": "t"},
+            "deadLetterTopic: t is one of the topics that the query reads",
+        ),
         ({"header": "novalue"}, "option header: write name=value"),
         ({"fromTime": "yesterday"}, "option fromTime: write milliseconds since 1970"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "minOffsetsPerTrigger is greater"),
         ({"subscribe": ","}, "option subscribe: write at least one name"),
-        ({"subscribe": "x" * 40_000}, "option subscribe: 32767 bytes are the most"),
-        ({"kafka.client.id": "é" * 20_000}, "option kafka.client.id: 32767 bytes are the most"),
+        ({"subscribe": "x" * 40_000}, "option subscribe: the maximum is 32767 bytes"),
+        ({"kafka.client.id": "é" * 20_000}, "option kafka.client.id: the maximum is 32767 bytes"),
         (
             {"kafka.fetch.max.wait.ms": "2147483648"},
-            "kafka.fetch.max.wait.ms: 2147483647 is the most",
+            "kafka.fetch.max.wait.ms: the maximum is 2147483647",
         ),
         ({"kafka.request.timeout.ms": "9" * 5_000}, "option kafka.request.timeout.ms: write a whole number"),
-        ({"kafka.fetch.max.bytes": "2g"}, "option kafka.fetch.max.bytes: 2147483647 bytes are the most"),
-        ({"maxOffsetsPerTrigger": str(2**63)}, "option maxOffsetsPerTrigger: 9223372036854775807 is"),
+        ({"kafka.fetch.max.bytes": "2g"}, "option kafka.fetch.max.bytes: the maximum is 2147483647 bytes"),
+        (
+            {"maxOffsetsPerTrigger": str(2**63)},
+            "option maxOffsetsPerTrigger: the maximum is 9223372036854775807",
+        ),
         ({"maxTriggerDelay": "9" * 400 + "d"}, "option maxTriggerDelay: write a duration"),
-        ({"valueSkipBytes": "99999999999"}, "option valueSkipBytes: 2147483647 is the most"),
+        ({"valueSkipBytes": "99999999999"}, "option valueSkipBytes: the maximum is 2147483647"),
         ({"startingTimestamp": str(2**63)}, "option startingTimestamp: write milliseconds since 1970"),
         ({"fromTime": "-" + "9" * 20}, "option fromTime: write milliseconds since 1970"),
-        ({"startingOffsetsByTimestamp": '{"t": {"0": 9223372036854775808}}'}, "beyond all offsets and times"),
+        ({"startingOffsetsByTimestamp": '{"t": {"0": 9223372036854775808}}'}, "does not fit into 64 bits"),
         ({"startingOffsets": DEEP}, 'option startingOffsets: it is too deep or too large; found \'{"a":'),
         ({"header": DEEP}, "option header: it is too deep"),
         ({"assign": DEEP}, "option assign: it is too deep"),
@@ -86,7 +92,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
         ),
         (
             {"valueFormat": "json", "valueSchema": "a foat"},
-            "valueSchema: foat is no type; did you mean float?",
+            "valueSchema: foat is not a type; did you mean float?",
         ),
     ],
 )
@@ -98,7 +104,7 @@ def test_a_mistake_is_told_with_the_name_of_the_option(given: dict[str, str], me
 
 
 def test_topics_and_servers_must_be_given() -> None:
-    with pytest.raises(OptionError, match="which topics"):
+    with pytest.raises(OptionError, match="no topics are given"):
         read_options(HERE)
     with pytest.raises(OptionError, match=r"kafka\.bootstrap\.servers is missing"):
         read_options({"subscribe": "t"})
@@ -112,7 +118,7 @@ def test_a_setting_without_effect_is_warned_of() -> None:
 
 
 def test_what_is_for_a_stream_is_refused_in_a_batch_and_the_other_way_round() -> None:
-    with pytest.raises(OptionError, match=r"group is for a stream and means nothing to spark\.read"):
+    with pytest.raises(OptionError, match=r"group is for a stream and has no meaning for spark\.read"):
         for_batch(options(group="g"))
     with pytest.warns(UserWarning, match="maxOffsetsPerTrigger is for a stream and has no effect"):
         for_batch(options(maxOffsetsPerTrigger="5"))
@@ -132,7 +138,7 @@ def test_the_names_of_a_group_are_that_of_the_client() -> None:
 def test_units() -> None:
     assert (size("5"), size("2k"), size("64M"), size("1gb")) == (5, 2048, 64 << 20, 1 << 30)
     assert (duration("500ms"), duration("15m"), duration("2h")) == (500, 900_000, 7_200_000)
-    assert moment("1970-01-01T00:00:01Z") == moment("1970-01-01 00:00:01") == moment("1000") == 1000
+    assert timestamp("1970-01-01T00:00:01Z") == timestamp("1970-01-01 00:00:01") == timestamp("1000") == 1000
 
 
 @pytest.mark.parametrize(
@@ -140,7 +146,7 @@ def test_units() -> None:
 )
 def test_columns_that_spark_could_not_read_are_told(schema: str) -> None:
     with pytest.raises(
-        OptionError, match=r"option valueSchema: (b is no type|foo is no type|each < needs a >)"
+        OptionError, match=r"option valueSchema: (b is not a type|foo is not a type|each < needs a >)"
     ):
         options(valueFormat="json", valueSchema=schema)
 
@@ -164,8 +170,8 @@ def test_columns_are_left_to_spark_otherwise(schema: str) -> None:
 
 def test_times_are_exact() -> None:
     times = [f"2026-11-15T12:00:10.{number:03}Z" for number in range(1_000)]
-    assert [moment(time) for time in times] == [1_794_744_010_000 + number for number in range(1_000)]
-    assert moment("1969-12-31T23:59:59.999Z") == -1
+    assert [timestamp(time) for time in times] == [1_794_744_010_000 + number for number in range(1_000)]
+    assert timestamp("1969-12-31T23:59:59.999Z") == -1
 
 
 @pytest.mark.parametrize(
@@ -179,7 +185,7 @@ def test_times_are_exact() -> None:
 )
 def test_patterns_match_whole_names(pattern: str, yes: str, no: str) -> None:
     """The first would take longer than anybody lives if it were tried way by way."""
-    matches = matcher(read_options(HERE | {"subscribePattern": pattern}).subscribe_pattern)
+    matches = topic_matcher(read_options(HERE | {"subscribePattern": pattern}).subscribe_pattern)
     assert matches(yes) and not matches(no)
 
 
@@ -196,11 +202,11 @@ def test_positions_are_the_stock_connectors_json() -> None:
 def test_written_offsets_must_name_what_is_read() -> None:
     zero, one = TopicPartition("t", 0), TopicPartition("t", 1)
     earliest, latest = {zero: 7, one: 0}, {zero: 8, one: 9}
-    assert resolve({zero: -2, one: -1}, earliest, latest, "x") == {zero: 7, one: 9}
+    assert resolve_offsets({zero: -2, one: -1}, earliest, latest, "x") == {zero: 7, one: 9}
     with pytest.raises(OptionError, match=r"option x .* nothing for t-1"):
-        resolve({zero: 1}, earliest, latest, "x")
+        resolve_offsets({zero: 1}, earliest, latest, "x")
     with pytest.raises(OptionError, match="no partition t-2 is read"):
-        resolve({zero: 1, one: 1, TopicPartition("t", 2): 1}, earliest, latest, "x")
+        resolve_offsets({zero: 1, one: 1, TopicPartition("t", 2): 1}, earliest, latest, "x")
 
 
 def told(one: Option) -> str:

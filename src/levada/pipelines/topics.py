@@ -8,7 +8,7 @@ from uuid import UUID
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.pipelines.lake.lake import LakeError
-from levada.spark.read.logs import Logs
+from levada.spark.read.offset_reader import OffsetReader
 from levada.spark.read.options import read_options
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ def beginnings(
 ) -> dict[TopicPartition, int]:
     """Where the logs of topics begin; `options` are those of `format("levada")`."""
     logs = _logs(bootstrap, topics, options)
-    return logs.earliest(list(logs.partitions(missing_is_wrong=True)))
+    return logs.earliest(list(logs.partitions(missing_is_error=True)))
 
 
 def topic_ids(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> dict[str, UUID]:
     """The ids of those topics that are there, as far as brokers give them; one made again has another."""
-    found = _logs(bootstrap, topics, options).partitions(missing_is_wrong=False)
+    found = _logs(bootstrap, topics, options).partitions(missing_is_error=False)
     return {place.topic: topic_id for place, topic_id in found.items() if topic_id is not None}
 
 
@@ -80,7 +80,7 @@ def kept_ms(bootstrap: str, topic: str) -> int | None:
     return kept if kept >= 0 and deletes and by_own_time else None
 
 
-def _logs(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> Logs:
+def _logs(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> OffsetReader:
     asked = {"kafka.bootstrap.servers": bootstrap, "subscribe": ",".join(topics)}
     asked |= {name.lower(): value for name, value in options.items() if name.lower().startswith("kafka.")}
-    return Logs(read_options(asked))
+    return OffsetReader(read_options(asked))

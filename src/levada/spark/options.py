@@ -1,7 +1,7 @@
-"""Options of `format("levada")`: each is declared once, with its name, words and check; docs and errors come from that.
+"""Options of `format("levada")`: each is declared once, with name, documentation and parser.
 
-Names are those of Spark's own Kafka connector wherever it has one, so that a query moves over by its format alone.
-Spark hands keys over in lower case. A mistake is told with the name of the option and what would be right.
+Names are those of Spark's own Kafka connector wherever it has one, so that a query changes only its format. Spark
+passes keys in lower case. An error names the option and what would be right.
 """
 
 import difflib
@@ -17,16 +17,16 @@ from levada.spark.warning import warn
 
 T = TypeVar("T", bound="ConnectionOptions")
 
-# Settings that Spark adds to those of a stream or a table; a table also has each of its options a second time.
-SPARKS_OWN = frozenset(
+# Options that Spark adds to those of a stream or a table; a table has each of its options a second time.
+SPARK_OPTIONS = frozenset(
     {"checkpointlocation", "queryname", "outputmode", "path", "provider", "owner", "comment", "location"}
 )
-OF_A_TABLE = "option."
-OF_NO_USE_IN_A_TABLE = (
-    "no options came: Spark does not hand those of CREATE TABLE on to a source in Python. Use CREATE TEMPORARY VIEW "
+TABLE_OPTION_PREFIX = "option."
+NO_OPTIONS = (
+    "there are no options: Spark does not pass those of CREATE TABLE to a Python source. Use CREATE TEMPORARY VIEW "
     "... USING levada OPTIONS (...), or give them in the query: SELECT ... FROM a_table WITH (...)"
 )
-INSTEAD = {
+ALTERNATIVES = {
     "kafka.auto.offset.reset": "use startingOffsets",
     "kafka.enable.auto.commit": "use group to commit progress as a consumer group",
     "kafka.key.deserializer": "use valueFormat, or a schema with `key string`",
@@ -34,11 +34,11 @@ INSTEAD = {
     "kafka.key.serializer": "cast the column to binary or string",
     "kafka.value.serializer": "cast the column to binary or string",
     "kafka.interceptor.classes": "there are no interceptors",
-    "kafka.transactional.id": "use delivery=exactly_once: tasks get ids of their own",
+    "kafka.transactional.id": "use delivery=exactly_once: each task has its own transactional id",
     "kafka.partitioner.class": "write a column partition",
 }
-# Settings of Kafka's own clients that mean nothing to this one: kept quiet about would mislead, refused would annoy.
-WITHOUT_EFFECT = frozenset(
+# Settings of Kafka's clients that have no meaning here: accepted with a warning.
+IGNORED = frozenset(
     {
         "fetchoffset.numretries",
         "fetchoffset.retryintervalms",
@@ -72,13 +72,13 @@ WITHOUT_EFFECT = frozenset(
 )
 INT32_MAX, INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
 NAME_BYTES_MAX = (1 << 15) - 1
-TOLD_MAX = 200  # characters of a wrong value that its message repeats
+SHOWN_CHARACTERS_MAX = 200  # of a wrong value, in its error message
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECURITY = ("kafka.ssl.", "kafka.sasl.")
 
 
 class OptionError(ValueError):
-    """An option is missing, unknown, or has a value that cannot be."""
+    """An option is missing, unknown, or has an invalid value."""
 
 
 class Option(NamedTuple):
@@ -92,19 +92,19 @@ class Option(NamedTuple):
 
 
 def option(
-    name: str, doc: str, parse: Callable[[str], Any], default: Any, *aliases: str, told: str | None = None
+    name: str, doc: str, parse: Callable[[str], Any], default: Any, *aliases: str, shown: str | None = None
 ) -> Any:
-    """Declare an option as a field; `told` is how its default is written."""
-    text = told if told is not None else ("" if default is None else str(default))
+    """Declare an option as a dataclass field; `shown` is its default in the documentation."""
+    text = shown if shown is not None else ("" if default is None else str(default))
     return field(default=default, metadata={"option": Option(name, doc, text, parse, aliases)})
 
 
 def declared(kind: type["ConnectionOptions"]) -> dict[str, Option]:
-    """The options of a kind by the field they fill."""
+    """The options of a dataclass by field name."""
     return {one.name: one.metadata["option"] for one in fields(kind)}
 
 
-# How a text becomes a value; ValueError says what would be right.
+# Parsers of values; their ValueError says what would be right.
 
 
 def boolean(text: str) -> bool:
@@ -114,14 +114,14 @@ def boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-def whole(minimum: int = 1, maximum: int = INT64_MAX) -> Callable[[str], int]:
-    """A whole number in these bounds."""
+def integer(minimum: int = 1, maximum: int = INT64_MAX) -> Callable[[str], int]:
+    """A whole number between these limits."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"-?[0-9]{1,20}", text) or int(text) < minimum:
             raise ValueError(f"write a whole number, {minimum} or more")
         if int(text) > maximum:
-            raise ValueError(f"{maximum} is the most")
+            raise ValueError(f"the maximum is {maximum}")
         return int(text)
 
     return parse
@@ -134,12 +134,12 @@ def size(text: str, maximum: int = INT64_MAX) -> int:
         raise ValueError("write a size such as 500000, 64m or 1g")
     count = int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[found[2]]
     if count > maximum:
-        raise ValueError(f"{maximum} bytes are the most")
+        raise ValueError(f"the maximum is {maximum} bytes")
     return count
 
 
 def int32_size(text: str) -> int:
-    """Bytes that the protocol counts in 32 bits."""
+    """Bytes in a 32-bit field of the protocol."""
     return size(text, INT32_MAX)
 
 
@@ -152,8 +152,8 @@ def duration(text: str) -> int:
     return int(found[1]) * unit
 
 
-def moment(text: str) -> int:
-    """Milliseconds since 1970, as such or as ISO 8601; without a zone it is UTC."""
+def timestamp(text: str) -> int:
+    """Milliseconds since 1970, as a number or in ISO 8601; the default time zone is UTC."""
     if re.fullmatch(r"-?[0-9]{1,20}", text) and -INT64_MAX <= int(text) <= INT64_MAX:
         return int(text)
     try:
@@ -163,8 +163,8 @@ def moment(text: str) -> int:
     return ((when if when.tzinfo else when.replace(tzinfo=UTC)) - EPOCH) // timedelta(milliseconds=1)
 
 
-def moment_told(time_ms: int) -> str:
-    """A time as people read it; one that no calendar has as it is."""
+def format_timestamp(time_ms: int) -> str:
+    """A timestamp in ISO 8601; as a number if it is beyond the calendar."""
     try:
         return (EPOCH + timedelta(milliseconds=time_ms)).isoformat()
     except OverflowError:
@@ -172,7 +172,7 @@ def moment_told(time_ms: int) -> str:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """One of some words, in any case."""
+    """One of these words, in any case."""
 
     def parse(text: str) -> str:
         if text.lower() not in choices:
@@ -182,30 +182,30 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-def words(text: str) -> tuple[str, ...]:
+def names(text: str) -> tuple[str, ...]:
     """Names separated by commas."""
     found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not found:
         raise ValueError("write at least one name; several are separated by commas")
-    return tuple(map(short_name, found))
+    return tuple(map(protocol_string, found))
 
 
-def text_of(text: str) -> str:
+def non_empty(text: str) -> str:
     """Any text but an empty one."""
     if not text.strip():
         raise ValueError("it must not be empty")
     return text
 
 
-def short_name(text: str) -> str:
-    """A text that fits where the protocol has names."""
-    if len(text_of(text).encode()) > NAME_BYTES_MAX:
-        raise ValueError(f"{NAME_BYTES_MAX} bytes are the most")
+def protocol_string(text: str) -> str:
+    """A text that fits into a STRING of the protocol."""
+    if len(non_empty(text).encode()) > NAME_BYTES_MAX:
+        raise ValueError(f"the maximum is {NAME_BYTES_MAX} bytes")
     return text
 
 
-def pairs(text: str) -> tuple[tuple[str, bytes], ...]:
-    """Names and values, as {"name": "value"} or name=value."""
+def header_pairs(text: str) -> tuple[tuple[str, bytes], ...]:
+    """Names and values of headers, as {"name": "value"} or name=value."""
     if not text.lstrip().startswith("{"):
         name, equals, value = text.partition("=")
         if not equals or not name:
@@ -220,7 +220,7 @@ def pairs(text: str) -> tuple[tuple[str, bytes], ...]:
     return tuple((name, value.encode()) for name, value in found.items())
 
 
-def servers(text: str) -> str:
+def bootstrap_servers(text: str) -> str:
     """Addresses of brokers."""
     parse_bootstrap(text)
     return text
@@ -228,36 +228,36 @@ def servers(text: str) -> str:
 
 def _protocol(text: str) -> str:
     if text.upper() != "PLAINTEXT":
-        raise ValueError("the client speaks PLAINTEXT only, so far")
+        raise ValueError("the client supports PLAINTEXT only, so far")
     return text.upper()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionOptions:
-    """How brokers are reached; what reads and what writes adds its own."""
+    """The options of every reader and writer: how brokers are reached."""
 
     bootstrap: str = option(
         "kafka.bootstrap.servers",
         "Brokers to begin with, `host:port` separated by commas. Required.",
-        servers,
+        bootstrap_servers,
         "",
         "bootstrap.servers",
     )
     client_id: str = option(
         "kafka.client.id",
-        "The name under which brokers see the connections.",
-        short_name,
+        "The client id of the connections.",
+        protocol_string,
         "levada-spark",
         "groupIdPrefix",
         "kafka.group.id",
     )
     request_timeout_ms: int = option(
-        "kafka.request.timeout.ms", "How long a broker may take to answer.", whole(1, INT32_MAX), 30_000
+        "kafka.request.timeout.ms", "How long a broker may take to respond.", integer(1, INT32_MAX), 30_000
     )
     connect_timeout_ms: int = option(
         "kafka.socket.connection.setup.timeout.ms",
         "How long a connection may take to open.",
-        whole(1, INT32_MAX),
+        integer(1, INT32_MAX),
         10_000,
     )
     security_protocol: str = option(
@@ -265,7 +265,7 @@ class ConnectionOptions:
     )
 
     def client_options(self) -> dict[str, Any]:
-        """What `blocking.client` takes besides the servers."""
+        """The arguments of `blocking.client` besides the servers."""
         return {
             "client_id": self.client_id,
             "request_timeout_ms": self.request_timeout_ms,
@@ -274,7 +274,7 @@ class ConnectionOptions:
 
 
 def parse(kind: type[T], given: Mapping[str, str]) -> T:
-    """The options of a reader or writer from what the user wrote; OptionError for anything that cannot be."""
+    """The options of a reader or writer from the user's; OptionError for an unknown one or an invalid value."""
     known = {
         name.lower(): (attribute, one)
         for attribute, one in declared(kind).items()
@@ -283,34 +283,34 @@ def parse(kind: type[T], given: Mapping[str, str]) -> T:
     values: dict[str, Any] = {}
     for key, text in given.items():
         if key.lower() not in known:
-            _foreign(key, known, declared(kind).values())
+            _check_unknown(key, known, declared(kind).values())
             continue
         attribute, one = known[key.lower()]
         if attribute in values and key.lower() != one.name.lower():
-            continue  # its own name wins over another's
+            continue  # the name takes precedence over aliases
         try:
             values[attribute] = one.parse(text.strip())
         except (ValueError, RecursionError, OverflowError) as error:
             why = str(error) if isinstance(error, ValueError) else "it is too deep or too large"
-            found = repr(text if len(text) <= TOLD_MAX else f"{text[:TOLD_MAX]}...")
+            found = repr(text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}...")
             raise OptionError(f"option {one.name}: {why}; found {found}") from None
     if not given:
-        raise OptionError(OF_NO_USE_IN_A_TABLE)
+        raise OptionError(NO_OPTIONS)
     if not values.get("bootstrap"):
         raise OptionError("option kafka.bootstrap.servers is missing; write for example 127.0.0.1:9092")
     return kind(**values)
 
 
-def _foreign(key: str, known: Iterable[str], options: Iterable[Option]) -> None:
-    """An option that is not among ours: somebody else's, or a mistake."""
+def _check_unknown(key: str, known: Iterable[str], options: Iterable[Option]) -> None:
+    """Accept options of Spark and ignored settings of Kafka's clients; OptionError for anything else."""
     name = key.lower()
-    if name in SPARKS_OWN or name.startswith(OF_A_TABLE):
+    if name in SPARK_OPTIONS or name.startswith(TABLE_OPTION_PREFIX):
         return
-    if name in INSTEAD:
-        raise OptionError(f"option {key} is not for this connector: {INSTEAD[name]}")
+    if name in ALTERNATIVES:
+        raise OptionError(f"option {key} has no meaning for this connector: {ALTERNATIVES[name]}")
     if name.startswith(_SECURITY):
-        raise OptionError(f"option {key}: the client does not speak TLS or SASL yet")
-    if name in WITHOUT_EFFECT:
+        raise OptionError(f"option {key}: the client does not support TLS or SASL yet")
+    if name in IGNORED:
         warn(f"option {key} has no effect with format('levada')")
         return
     names = {spelling.lower(): spelling for one in options for spelling in (one.name, *one.aliases)}

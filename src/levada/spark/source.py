@@ -1,14 +1,14 @@
-"""`format("levada")`: where Spark asks for readers and writers of topics.
+"""The DataSource behind `format("levada")`: gives Spark the readers and writers of topics.
 
-Spark asks in a new process each time, at the end of every micro-batch too. So what reads is imported where it is
-needed: numpy and pyarrow would cost each commit as much as all the rest of it.
+Spark calls it in a new process each time, also at the end of every micro-batch. So readers and writers are imported
+where they are needed: numpy and pyarrow would cost each commit as much as all the rest of it.
 """
 
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
-from levada.spark.failures import told_plainly
+from levada.spark.failures import spark_callback
 from levada.spark.options import OptionError
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ class LevadaDataSource(DataSource):
     def name(cls) -> str:
         return "levada"
 
-    @told_plainly()
+    @spark_callback()
     def schema(self) -> "StructType | str":
         from levada.spark.read.options import read_options
         from levada.spark.read.rows import table_schema
 
         return table_schema(read_options(self.options))
 
-    @told_plainly()
+    @spark_callback()
     def reader(self, schema: "StructType") -> DataSourceReader:
         from levada.spark.read.batch import BatchReader
         from levada.spark.read.options import for_batch, read_options
@@ -39,25 +39,25 @@ class LevadaDataSource(DataSource):
 
     def streamReader(self, schema: "StructType") -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
         from levada.spark.read.options import for_stream, read_options
-        from levada.spark.read.stream import RefusedReader, StreamReader
+        from levada.spark.read.stream import FailedReader, StreamReader
 
         try:
             return StreamReader(for_stream(read_options(self.options)), schema)
         except OptionError as error:
-            return RefusedReader(error)
+            return FailedReader(error)
 
-    @told_plainly()
+    @spark_callback()
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
         from levada.spark.write.sink import batch_writer
 
         writer = batch_writer(self.options, schema, overwrite)
-        writer.look_around()
+        writer.check_cluster()
         return writer
 
-    @told_plainly()
+    @spark_callback()
     def streamWriter(self, schema: "StructType", overwrite: bool) -> "DataSourceStreamWriter":  # noqa: N802
         from levada.spark.write.sink import stream_writer
 
         writer = stream_writer(self.options, schema, overwrite)
-        writer.look_around()
+        writer.check_cluster()
         return writer

@@ -20,7 +20,7 @@ from levada.pipelines.lake.archive import archive
 from levada.pipelines.lake.compaction import Sizes
 from levada.pipelines.runs.steps import Query
 from levada.spark import session
-from levada.spark.session.environment import let_streams_start_at_once
+from levada.spark.session.session import prepare_concurrent_streams
 
 TOPICS, PARQUET, DELTA = "topics", "parquet", "delta"  # where to
 SOURCE, COPIES, COUNTS = "messages", "copies", "counts"
@@ -117,7 +117,7 @@ def main() -> None:
     arguments = parser.parse_args()
     spark = session("chaos", master=arguments.master, **SETTINGS)
     spark.dataSource.register(ChaosSource)
-    let_streams_start_at_once(spark)
+    prepare_concurrent_streams(spark)
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     hidden = arguments.folder / ".pids"

@@ -26,9 +26,9 @@ PROJECT = ROOT / "examples" / "declarative"
 # Flows start at the same moment: what they put into the map they share must be there before (R60).
 PREPARED = """
 from pyspark.sql.session import SparkSession
-from levada.spark.session.environment import PUT_BY_STREAMS
+from levada.spark.session.session import STREAM_VARIABLES
 sources = SparkSession._instantiatedSession._jsparkSession.sessionState().dataSourceManager()
-assert PUT_BY_STREAMS.keys() <= dict(sources.lookupDataSource("levada").dataSourceCls().envVars()).keys()
+assert STREAM_VARIABLES.keys() <= dict(sources.lookupDataSource("levada").dataSourceCls().envVars()).keys()
 """
 
 
@@ -105,12 +105,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.session import SparkSession as ServersOwn
 from tests.spark.support.environment import shared_by_streams
 from levada.spark import session
-from levada.spark.session.environment import PUT_BY_STREAMS
+from levada.spark.session.session import STREAM_VARIABLES
 
 spark = SparkSession.builder.remote("local[1]").getOrCreate()
 assert session() is spark
 names = shared_by_streams(ServersOwn._instantiatedSession).keys()
-assert PUT_BY_STREAMS.keys() <= names
+assert STREAM_VARIABLES.keys() <= names
 bootstrap, topic = sys.argv[1:]
 frame = spark.readStream.format("levada").option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic).load()
 query = frame.writeStream.format("noop").trigger(availableNow=True).start()

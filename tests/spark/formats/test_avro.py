@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_type
 
-from levada.spark.formats.avro import AvroSchema, AvroValues
+from levada.spark.formats.avro import AvroDecoder, AvroSchema
 
 SCHEMA = {
     "type": "record",
@@ -88,7 +88,7 @@ FOUND = {
 def decode(*values: bytes | None, schema: Any = SCHEMA) -> tuple[list[Any], list[bool]]:
     avro = AvroSchema(json.dumps(schema))
     kind = to_arrow_type(avro.type, timezone="UTC")
-    structs, bad = AvroValues(avro, kind).decode(pa.array(values, pa.binary()))
+    structs, bad = AvroDecoder(avro, kind).decode(pa.array(values, pa.binary()))
     return structs.to_pylist(), bad.to_pylist()
 
 
@@ -132,7 +132,7 @@ def test_nothing_that_comes_crashes_it(noise: bytes, at: int, byte: int) -> None
     [
         ("[", "an Avro schema is JSON"),
         ('"string"', "must be a record"),
-        ('{"type": "record", "name": "R", "fields": []}', "without fields"),
+        ('{"type": "record", "name": "R", "fields": []}', "needs at least one field"),
         ('{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int8"}]}', "no Avro type 'int8'"),
         ('{"type": "record", "name": "R", "fields": [{"name": "a", "type": ["int", "string"]}]}', "union"),
         (

@@ -11,15 +11,14 @@ from crc32c import crc32c
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kio.records.readers import read_batch
+from tests.spark.support import reference_decoder as reference
 from tests.spark.support.random_logs import EXAMPLE, Log, batch, batch_bytes, lies, logs
 
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec, TopicPartition
-from levada.spark.formats import reference as twin
-from levada.spark.formats.columns import HEADERS_TYPE, Columns, Filter
-from levada.spark.formats.decoding import decode_all, decode_chunk
+from levada.spark.formats.decoder import HEADERS_TYPE, Columns, Filter, decode_all, decode_chunk
 from levada.spark.kernels.walk import offset_after
-from levada.spark.read.columns import read_columns
+from levada.spark.read.rows import read_columns
 from levada.testing import EmbeddedBroker
 from levada.wire.batches import ATTRIBUTES_OFFSET, HEADER_BYTES, Record, iterate_headers, read_header
 
@@ -58,14 +57,14 @@ def test_any_part_of_any_log_is_decoded_as_by_the_twin(log: Log, data: st.DataOb
     aborted = data.draw(st.sampled_from([log.aborted, ()]))
     piece = log.data[: max(len(log.data) - cut, 0)]
     found = outcome(decode_chunk, piece, start, end, aborted)
-    assert found == outcome(twin.decode_chunk, piece, start, end, aborted)
+    assert found == outcome(reference.decode_chunk, piece, start, end, aborted)
     assert isinstance(found, tuple)
 
 
 @THOROUGH
 @given(logs(), st.data())
 def test_a_filter_leaves_what_it_leaves_in_the_twin(log: Log, data: st.DataObject) -> None:
-    rows = records(twin.decode_chunk(log.data, 0, FOREVER)[0])
+    rows = records(reference.decode_chunk(log.data, 0, FOREVER)[0])
     one = data.draw(st.sampled_from(rows)) if rows else EXAMPLE[0]
     pairs = [pair for pair in one.headers if pair[1] is not None]
     where = Filter(
@@ -75,7 +74,7 @@ def test_a_filter_leaves_what_it_leaves_in_the_twin(log: Log, data: st.DataObjec
         data.draw(st.sampled_from([one.timestamp, one.timestamp + 1, FOREVER])),
     )
     found = outcome(decode_chunk, log.data, 0, FOREVER, (), True, where)
-    assert found == outcome(twin.decode_chunk, log.data, 0, FOREVER, (), True, where)
+    assert found == outcome(reference.decode_chunk, log.data, 0, FOREVER, (), True, where)
 
 
 @THOROUGH
@@ -173,7 +172,7 @@ def test_every_number_in_a_record_may_lie() -> None:
     refused = 0
     for name, data in lies():
         found = outcome(decode_chunk, memoryview(data), 0, FOREVER)
-        assert found == outcome(twin.decode_chunk, memoryview(data), 0, FOREVER), name
+        assert found == outcome(reference.decode_chunk, memoryview(data), 0, FOREVER), name
         refused += found is ErrorCode.CORRUPT_MESSAGE
     assert refused > 500
 
@@ -188,7 +187,7 @@ def test_any_byte_may_be_wrong_though_signed(log: Log, data: st.DataObject) -> N
         broken[data.draw(st.integers(HEADER_BYTES, size - 1))] = data.draw(st.integers(0, 255))
     Struct(">I").pack_into(broken, 17, crc32c(broken[ATTRIBUTES_OFFSET:size]))
     piece = memoryview(bytes(broken))
-    assert outcome(decode_chunk, piece, 0, FOREVER) == outcome(twin.decode_chunk, piece, 0, FOREVER)
+    assert outcome(decode_chunk, piece, 0, FOREVER) == outcome(reference.decode_chunk, piece, 0, FOREVER)
 
 
 @pytest.mark.parametrize("place", range(ATTRIBUTES_OFFSET, 130))
@@ -219,7 +218,7 @@ def test_batches_out_of_order_are_refused() -> None:
 def test_another_format_is_named(magic: int) -> None:
     data = bytearray(batch(EXAMPLE))
     data[16] = magic
-    with pytest.raises(KafkaError, match=f"UNSUPPORTED_FOR_MESSAGE_FORMAT.*offset 7 is of magic {magic}"):
+    with pytest.raises(KafkaError, match=f"UNSUPPORTED_FOR_MESSAGE_FORMAT.*offset 7 has magic {magic}"):
         decode_chunk(memoryview(data), 0, FOREVER)
 
 

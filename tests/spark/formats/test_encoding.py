@@ -19,9 +19,16 @@ from levada.client.producer.partitioner import partition_for_key
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.spark import blocking
-from levada.spark.formats.columns import HEADERS_TYPE
-from levada.spark.formats.encoding import Encoded, Identity, Rows, Spread, encode_rows, partitions_of
-from levada.spark.write.producer import Pipeline
+from levada.spark.formats.decoder import HEADERS_TYPE
+from levada.spark.formats.encoder import (
+    EncodedBatch,
+    ProducerIdentity,
+    Rows,
+    StickyPartition,
+    assign_partitions,
+    encode_rows,
+)
+from levada.spark.write.sender import Pipeline
 from levada.testing import EmbeddedBroker
 from levada.wire.batches import HEADER_BYTES, Record, crc_is_valid, decode, read_header
 
@@ -78,7 +85,7 @@ def plain(record: Record) -> Record:
     return record._replace(offset=0)
 
 
-def encode(case: Case, partitions: Any, **options: Any) -> list[Encoded]:
+def encode(case: Case, partitions: Any, **options: Any) -> list[EncodedBatch]:
     return list(encode_rows(case.rows, partitions, now_ms=NOW_MS, **options))
 
 
@@ -99,7 +106,7 @@ def test_what_is_encoded_is_what_was_given(case: Case, data: st.DataObject) -> N
         partitions,
         codec=codec,
         max_batch_bytes=limit,
-        identity=Identity(77, 3, transactional=True),
+        identity=ProducerIdentity(77, 3, transactional=True),
         sequences=sequences,
     )
     found: dict[int, list[Record]] = {}
@@ -153,7 +160,7 @@ def test_text_is_bytes() -> None:
 
 def test_no_rows_are_no_batches() -> None:
     rows = Rows(pa.array([], pa.binary()), pa.array([], pa.binary()), pa.array([], HEADERS_TYPE))
-    assert list(encode_rows(rows, partitions_of(rows, 3, Spread()), now_ms=NOW_MS)) == []
+    assert list(encode_rows(rows, assign_partitions(rows, 3, StickyPartition()), now_ms=NOW_MS)) == []
 
 
 # Partitions
@@ -164,7 +171,9 @@ def test_no_rows_are_no_batches() -> None:
 def test_keys_choose_as_in_the_client(keys: list[bytes], count: int) -> None:
     """R12."""
     rows = Rows(pa.array(keys, pa.binary()), pa.array(keys, pa.binary()))
-    assert partitions_of(rows, count, Spread()).tolist() == [partition_for_key(key, count) for key in keys]
+    assert assign_partitions(rows, count, StickyPartition()).tolist() == [
+        partition_for_key(key, count) for key in keys
+    ]
 
 
 def test_a_partition_column_goes_before_a_key() -> None:
@@ -173,22 +182,22 @@ def test_a_partition_column_goes_before_a_key() -> None:
         pa.array([b"", b"", b""]),
         partition=pa.array([4, None, 3], pa.int32()),
     )
-    assert partitions_of(rows, 5, Spread()).tolist() == [4, partition_for_key(b"b", 5), 3]
+    assert assign_partitions(rows, 5, StickyPartition()).tolist() == [4, partition_for_key(b"b", 5), 3]
 
 
 @pytest.mark.parametrize("wrong", [-1, 5, 2**31 - 1])
 def test_a_partition_that_is_not_there_is_refused(wrong: int) -> None:
     rows = Rows(None, pa.array([b"", b"", b""]), partition=pa.array([None, 4, wrong], pa.int32()))
     with pytest.raises(KafkaError, match=f"row 2 is for partition {wrong}, and the topic has 5") as refused:
-        partitions_of(rows, 5, Spread())
+        assign_partitions(rows, 5, StickyPartition())
     assert refused.value.code is ErrorCode.INVALID_PARTITIONS
 
 
 def test_rows_without_key_go_in_runs_to_every_partition() -> None:
     """Runs go on over Arrow batches, so that batches of records are large and partitions are filled evenly."""
-    spread = Spread()
+    spread = StickyPartition()
     rows = Rows(None, pa.array([b"." * 100] * 1_000))
-    found = np.concatenate([partitions_of(rows, 4, spread) for _ in range(40)])
+    found = np.concatenate([assign_partitions(rows, 4, spread) for _ in range(40)])
     changes = int(np.count_nonzero(np.diff(found)))
     assert changes < 60
     sizes = np.bincount(found, minlength=4)
@@ -198,12 +207,12 @@ def test_rows_without_key_go_in_runs_to_every_partition() -> None:
 
 def test_many_writers_of_few_rows_do_not_choose_one_partition() -> None:
     rows = Rows(None, pa.array([b"x"]))
-    assert {int(partitions_of(rows, 4, Spread())[0]) for _ in range(200)} == {0, 1, 2, 3}
+    assert {int(assign_partitions(rows, 4, StickyPartition())[0]) for _ in range(200)} == {0, 1, 2, 3}
 
 
 def test_large_rows_without_key_are_spread_one_by_one() -> None:
     rows = Rows(None, pa.array([b"." * 500_000] * 8))
-    assert np.bincount(partitions_of(rows, 4, Spread())).tolist() == [2, 2, 2, 2]
+    assert np.bincount(assign_partitions(rows, 4, StickyPartition())).tolist() == [2, 2, 2, 2]
 
 
 # What cannot be written
@@ -228,7 +237,7 @@ def test_a_time_before_1970_is_refused(kind: Any) -> None:
 # librdkafka
 
 
-def send(bootstrap: str, topic: str, batches: Iterable[Encoded]) -> None:
+def send(bootstrap: str, topic: str, batches: Iterable[EncodedBatch]) -> None:
     async def work() -> None:
         async with Client(bootstrap) as client:
             pipeline = Pipeline(client, None)
@@ -267,7 +276,7 @@ def test_librdkafka_reads_what_is_encoded(broker: EmbeddedBroker, codec: Codec) 
         pa.array([[{"key": k, "value": v} for k, v in record.headers] for record in records], HEADERS_TYPE),
         pa.array([record.timestamp for record in records], pa.timestamp("ms")),
     )
-    partitions = partitions_of(rows, 2, Spread())
+    partitions = assign_partitions(rows, 2, StickyPartition())
     send(
         broker.bootstrap,
         topic,
@@ -299,7 +308,7 @@ def test_librdkafka_chooses_the_same_partitions(broker: EmbeddedBroker) -> None:
         producer.produce(topic, b"", key, on_delivery=delivered)
     assert producer.flush(PATIENCE_S) == 0
     rows = Rows(pa.array(keys, pa.binary()), pa.array(keys, pa.binary()))
-    assert dict(zip(keys, partitions_of(rows, 7, Spread()).tolist(), strict=True)) == theirs
+    assert dict(zip(keys, assign_partitions(rows, 7, StickyPartition()).tolist(), strict=True)) == theirs
 
 
 def test_a_row_larger_than_a_batch_is_a_batch(broker: EmbeddedBroker) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from levada.spark.formats.json import JsonValues
+from levada.spark.formats.json import JsonDecoder
 
 KIND = pa.struct(
     [
@@ -26,7 +26,7 @@ NOTHING: dict[str, Any] = dict.fromkeys(GOOD)
 
 
 def decode(*values: bytes | None, kind: Any = KIND) -> tuple[list[Any], list[bool]]:
-    structs, bad = JsonValues(kind).decode(pa.array(values, pa.binary()))
+    structs, bad = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
     assert structs.type == kind
     structs.validate(full=True)
     return structs.to_pylist(), bad.to_pylist()

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 def fail(explained: bool) -> None:
     """On a worker, with an exception whose name ends as it likes."""
     from levada.errors import ErrorCode
-    from levada.spark.failures import told_plainly
+    from levada.spark.failures import spark_callback
     from levada.spark.read.fetcher import DataLoss
 
     class Odd(Exception):
         pass
 
     if explained:
-        with told_plainly():
+        with spark_callback():
             raise DataLoss(ErrorCode.OFFSET_OUT_OF_RANGE, "the value is odd")
     raise Odd("the value is odd")
 

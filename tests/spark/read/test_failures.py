@@ -55,7 +55,7 @@ def test_a_topic_that_is_deleted_under_a_query(topics: Levada, tmp_path: Path) -
             query.awaitTermination(PATIENCE_S)
     finally:
         query.stop()
-    assert f"{topic}-0 was read up to offset 1 and is not there any more" in said(str(failure.value))
+    assert f"{topic}-0 was read up to offset 1 and does not exist any more" in said(str(failure.value))
     topics.produce(other, ["b"])
     run(topics.stream(**options, failOnDataLoss="false"), tmp_path)
     assert written(topics, tmp_path) == ["a", "b"]

@@ -129,7 +129,7 @@ def test_a_group_that_cannot_be_committed_stops_nobody(plain: Plain) -> None:
     stream = start(plain, topic, group=f"spark-{topic}")
     plain.produce(topic, [1])
     plain.broker.fail_next("OffsetCommit", "GROUP_AUTHORIZATION_FAILED")
-    with pytest.warns(UserWarning, match="the progress of group .* was not committed"):
+    with pytest.warns(UserWarning, match="the offsets of group .* were not committed"):
         assert stream.batch() == ["1"]
     assert stream.batch() is None
     assert plain.broker.committed(f"spark-{topic}") == {(topic, 0): 1}
@@ -156,7 +156,7 @@ def test_retention_that_overtakes_the_reader(plain: Plain) -> None:
     ):
         stream.batch()
     again = start(plain, topic, stream.at, failOnDataLoss="false")
-    with pytest.warns(UserWarning, match="going on with what is left"):
+    with pytest.warns(UserWarning, match="the query continues with what is left"):
         assert again.batch() == texts(6, 7, 8, 9)
 
 
@@ -167,10 +167,10 @@ def test_a_topic_that_is_deleted(plain: Plain) -> None:
     assert stream.batch() == ["1"]
     plain.delete(topic)
     plain.produce(other, [2])
-    with pytest.raises(DataLoss, match=f"{topic}-0 was read up to offset 1 and is not there any more"):
+    with pytest.raises(DataLoss, match=f"{topic}-0 was read up to offset 1 and does not exist any more"):
         stream.batch()
     again = start(plain, f"{topic},{other}", stream.at, failOnDataLoss="false")
-    with pytest.warns(UserWarning, match="going on"):
+    with pytest.warns(UserWarning, match="the query continues"):
         assert again.batch() == ["2"]
     assert again.at == {other: {"0": 1}}
     assert again.batch() is None
@@ -185,9 +185,9 @@ def test_a_topic_that_is_made_again(plain: Plain) -> None:
     plain.delete(topic)
     plain.create(topic)
     plain.produce(topic, [10, 11, 12, 13, 14])
-    with pytest.raises(DataLoss, match=f"topic {topic} was deleted and made again"):
+    with pytest.raises(DataLoss, match=f"topic {topic} was deleted and created again"):
         strict.batch()
-    with pytest.warns(UserWarning, match="deleted and made again; going on"):
+    with pytest.warns(UserWarning, match="deleted and created again; the query continues"):
         assert stream.batch() == texts(10, 11, 12, 13, 14)
     assert stream.batch() is None
 
@@ -203,7 +203,7 @@ def test_a_topic_that_is_made_again_while_the_query_was_down(plain: Plain) -> No
     with pytest.raises(DataLoss, match=f"{topic}-0 ends at offset 1 and was read up to 3"):
         start(plain, topic, stream.at).batch()
     again = start(plain, topic, stream.at, failOnDataLoss="false")
-    with pytest.warns(UserWarning, match="going on"):
+    with pytest.warns(UserWarning, match="the query continues"):
         assert again.batch() == ["10"]
     assert again.batch() is None
 
@@ -218,7 +218,7 @@ def test_a_topic_that_goes_while_a_task_reads(plain: Plain) -> None:
     with pytest.raises(DataLoss, match=f"{topic}-0 is gone: its topic was deleted.*failOnDataLoss"):
         list(reader.read(part))
     plain.create(topic)
-    with pytest.raises(DataLoss, match=f"topic {topic} was deleted and made again"):
+    with pytest.raises(DataLoss, match=f"topic {topic} was deleted and created again"):
         list(reader.read(part))
 
 

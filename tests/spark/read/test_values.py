@@ -21,7 +21,7 @@ from tests.spark.support.plain import Plain
 from levada.errors import KafkaError
 from levada.spark import blocking
 from levada.spark.options import OptionError
-from levada.spark.read.rows import _without_first
+from levada.spark.read.rows import skip_bytes
 
 VALUE = StructType([StructField("user", StringType()), StructField("n", IntegerType())])
 OFFSET = StructField("offset", LongType())
@@ -108,7 +108,7 @@ def test_the_columns_that_a_user_sees(plain: Plain) -> None:
         found = plain.source({"subscribe": "t"} | options).schema()
         return found if isinstance(found, str) else found.simpleString()
 
-    headers = "`headers` array<struct<key: string, value: binary>>"
+    headers = "`headers` array<struct<key:string,value:binary>>"
     stock = (
         "`key` binary, `value` binary, `topic` string, `partition` int, `offset` bigint, "
         "`timestamp` timestamp, `timestampType` int"
@@ -126,7 +126,7 @@ def test_the_columns_that_a_user_sees(plain: Plain) -> None:
 
 @given(st.lists(st.none() | st.binary(max_size=9)), st.integers(0, 7), st.integers(0, 3))
 def test_bytes_before_a_value_are_left_out(values: list[bytes | None], count: int, sliced: int) -> None:
-    found = _without_first(pa.array(values, pa.binary()).slice(sliced), count)
+    found = skip_bytes(pa.array(values, pa.binary()).slice(sliced), count)
     found.validate(full=True)
     assert found.to_pylist() == [None if value is None else value[count:] for value in values[sliced:]]
 
@@ -151,7 +151,7 @@ def test_a_type_that_json_cannot_have_is_told(plain: Plain) -> None:
 
     for kind in (DayTimeIntervalType(), MapType(IntegerType(), DoubleType())):
         schema = StructType([StructField("value", StructType([StructField("x", kind)]))])
-        with pytest.raises(OptionError, match="option valueSchema: JSON has nothing for the type"):
+        with pytest.raises(OptionError, match="option valueSchema: JSON has no values of type"):
             plain.reader(schema, subscribe="t", valueFormat="json")
 
 

@@ -13,8 +13,7 @@ from tests.spark.support.environment import shared_by_streams
 
 from levada.spark import session
 from levada.spark.session import java
-from levada.spark.session.environment import PUT_BY_STREAMS
-from levada.spark.session.session import SETTINGS, session_or
+from levada.spark.session.session import SETTINGS, STREAM_VARIABLES, session_or
 from levada.spark.source import LevadaDataSource
 from levada.testing import EmbeddedBroker
 
@@ -55,7 +54,7 @@ def test_streams_add_no_name_to_the_map_they_share(spark: "SparkSession", broker
     """Two that add one at the same moment break it for good (R60)."""
     kept = spark.newSession()
     kept.dataSource.register(LevadaDataSource)  # a map that no stream has seen
-    assert not shared_by_streams(kept).keys() & PUT_BY_STREAMS.keys()
+    assert not shared_by_streams(kept).keys() & STREAM_VARIABLES.keys()
     session_or(kept)
     names = shared_by_streams(kept).keys()
     options = {"kafka.bootstrap.servers": broker.bootstrap, "subscribe": broker.topic()}
@@ -70,14 +69,14 @@ SESSIONS = """
 from pyspark.sql import SparkSession
 from tests.spark.session.test_session import shared_by_streams
 from levada.spark import session
-from levada.spark.session.environment import PUT_BY_STREAMS
+from levada.spark.session.session import STREAM_VARIABLES
 
 for make in (session, SparkSession.builder.master("local[1]").getOrCreate):
     spark = make()
     prepared = session()
     assert prepared is spark
     for one in (prepared, prepared.newSession()):
-        assert PUT_BY_STREAMS.keys() <= shared_by_streams(one).keys(), make
+        assert STREAM_VARIABLES.keys() <= shared_by_streams(one).keys(), make
     spark.stop()
 print("all")
 """

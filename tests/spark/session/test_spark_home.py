@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyspark
 import pytest
 
-from levada.spark.session.spark_home import quick_home
+from levada.spark.session.spark_home import linked_spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_home_is_made_once(cache: Path) -> None:
-    home = quick_home()
+    home = linked_spark_home()
     assert home is not None and Path(home).is_relative_to(cache)
     assert (Path(home) / "jars").resolve() == (PACKAGE / "jars").resolve()
     inner = Path(home) / "python" / "lib" / "pyspark.zip" / "pyspark"
@@ -33,13 +33,13 @@ def test_a_home_is_made_once(cache: Path) -> None:
         path.name for path in (PACKAGE / "python" / "lib").iterdir()
     }
     made = os.stat(home).st_ino
-    assert quick_home() == home and os.stat(home).st_ino == made
+    assert linked_spark_home() == home and os.stat(home).st_ino == made
     assert [path.name for path in (cache / "levada").iterdir()] == [Path(home).name]
 
 
 def test_what_the_user_set_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
-    assert quick_home() is None
+    assert linked_spark_home() is None
 
 
 def test_where_nothing_can_be_written_spark_starts_as_usual(
@@ -48,7 +48,7 @@ def test_where_nothing_can_be_written_spark_starts_as_usual(
     monkeypatch.delenv("SPARK_HOME", raising=False)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert quick_home() is None
+    assert linked_spark_home() is None
 
 
 def test_workers_import_compiled_files(spark: "SparkSession") -> None:

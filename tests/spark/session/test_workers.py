@@ -7,16 +7,16 @@ import sys
 
 import pytest
 
-from levada.spark.failures import told_plainly
+from levada.spark import worker
+from levada.spark.failures import spark_callback
 from levada.spark.read.batch import BatchReader
 from levada.spark.read.stream import StreamReader
-from levada.spark.session import workers
 from levada.spark.write.sink import JobWriter, NamedJobWriter, StreamWriter
 
 
 @pytest.fixture
 def unfrozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_loaded", 0)
+    monkeypatch.setattr(worker, "_modules_frozen", 0)
     assert gc.get_freeze_count() == 0
 
 
@@ -29,15 +29,15 @@ def test_a_worker_keeps_what_it_has_loaded(unfrozen: None, monkeypatch: pytest.M
     spec = importlib.util.spec_from_loader("pyspark.daemon", None)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
     try:
-        with told_plainly():
+        with spark_callback():
             pass
         assert gc.get_freeze_count() > 10_000
         task = [gc]
-        with told_plainly():
+        with spark_callback():
             pass
         assert is_walked(task), "what later tasks make is not kept"
         monkeypatch.setitem(sys.modules, "a_module_more", sys)
-        with told_plainly():
+        with spark_callback():
             pass
         assert not is_walked(task)
     finally:
@@ -45,7 +45,7 @@ def test_a_worker_keeps_what_it_has_loaded(unfrozen: None, monkeypatch: pytest.M
 
 
 def test_other_processes_are_left_alone(unfrozen: None) -> None:
-    with told_plainly():
+    with spark_callback():
         pass
     assert gc.get_freeze_count() == 0
 
@@ -53,7 +53,7 @@ def test_other_processes_are_left_alone(unfrozen: None) -> None:
 MEMORY = """
 import ctypes, importlib.util, resource, sys
 import numpy as np
-from levada.spark.session.workers import keep_memory
+from levada.spark.worker import retain_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -64,7 +64,7 @@ def faults():
 NO_HUGE_PAGES = 41  # prctl's number for it
 assert ctypes.CDLL(None).prctl(NO_HUGE_PAGES, 1, 0, 0, 0) == 0
 sys.modules["__main__"].__spec__ = importlib.util.spec_from_loader(sys.argv[1], None)
-keep_memory()
+retain_freed_memory()
 print([faults() for _ in range(4)][-1])
 """
 
@@ -82,9 +82,9 @@ def test_a_worker_keeps_the_memory_that_it_takes_over_and_over(process: str, kee
 
 ARRIVAL = """
 import importlib.util, pickle, socket, sys
-from levada.spark.session.workers import Travels
+from levada.spark.worker import QuickAck
 
-class Reader(Travels):
+class Reader(QuickAck):
     topic = ""
 
 def hears_late():  # whether the system waits before it acknowledges
@@ -117,4 +117,4 @@ def test_what_arrives_in_a_worker_is_acknowledged_at_once(spec: str) -> None:
 
 def test_all_that_spark_copies_into_workers_is_acknowledged() -> None:
     for kind in (BatchReader, StreamReader, StreamWriter, JobWriter, NamedJobWriter):
-        assert issubclass(kind, workers.Travels)
+        assert issubclass(kind, worker.QuickAck)

@@ -5,9 +5,8 @@ import pyarrow as pa
 from tests.spark.support.random_logs import EXAMPLE, batch, lies
 
 from levada.errors import KafkaError
-from levada.spark.formats.columns import HEADERS_TYPE, Filter
-from levada.spark.formats.decoding import decode_chunk
-from levada.spark.formats.encoding import Rows, Spread, encode_rows, partitions_of
+from levada.spark.formats.decoder import HEADERS_TYPE, Filter, decode_chunk
+from levada.spark.formats.encoder import Rows, StickyPartition, assign_partitions, encode_rows
 from levada.spark.kernels import decode as kernels
 from levada.spark.kernels import encode as encode_kernels
 from levada.spark.kernels import walk as walk_kernels
@@ -41,7 +40,9 @@ def main() -> None:
     cells = [None if size == 0 else b"." * size for size in chance.integers(0, 300, 500)]
     headers = [[{"key": "name", "value": cell}] * (index % 3) for index, cell in enumerate(cells)]
     rows = Rows(pa.array(cells, pa.binary()), pa.array(cells, pa.binary()), pa.array(headers, HEADERS_TYPE))
-    batches = list(encode_rows(rows, partitions_of(rows, 5, Spread()), now_ms=5, max_batch_bytes=3_000))
+    batches = list(
+        encode_rows(rows, assign_partitions(rows, 5, StickyPartition()), now_ms=5, max_batch_bytes=3_000)
+    )
     assert sum(len(decode(one.data)) for one in batches) == 500
     stats = [kernel.stats for kernel in KERNELS]  # type: ignore[attr-defined]
     hits = sum(sum(one.cache_hits.values()) for one in stats)

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructField, StructType
 from tests.spark.support.feeds import Feeds
 
 from levada.spark.read.batch import BatchReader
-from levada.spark.read.planning import Task
+from levada.spark.read.planner import TaskRanges
 from levada.spark.read.rows import COLUMNS
 from levada.spark.read.stream import StreamReader
 from levada.spark.source import LevadaDataSource
@@ -38,7 +38,7 @@ class Plain(Feeds):
         assert isinstance(found, BatchReader)
         return found
 
-    def tasks(self, **options: Any) -> list[Task]:
+    def tasks(self, **options: Any) -> list[TaskRanges]:
         """What the tasks of a batch would read."""
         return [part.value for part in self.reader(**options).partitions() if part.value]
 

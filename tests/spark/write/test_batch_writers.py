@@ -12,7 +12,7 @@ from tests.spark.support.feeds import Feeds
 from tests.spark.support.sink_tasks import BYTES, HEADERS, PLAIN, TEXT, Job, rows, structs, visible
 
 from levada.errors import KafkaError
-from levada.spark.formats.columns import HEADERS_TYPE
+from levada.spark.formats.decoder import HEADERS_TYPE
 from levada.spark.options import OptionError, declared
 from levada.spark.source import LevadaDataSource
 from levada.spark.write import transactions

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 from levada.pipelines.flows import flow
 from levada.pipelines.runs.queries import PipelineError
 from levada.spark.options import OptionError
-from levada.spark.read.logs import Logs
+from levada.spark.read.offset_reader import OffsetReader
 from levada.spark.read.options import read_options
 
 if TYPE_CHECKING:
@@ -120,9 +120,9 @@ class Tables:
         connection = {
             name: value for name, value in self._options.items() if name.lower().startswith("kafka.")
         }
-        logs = Logs(read_options(asked | {name.lower(): value for name, value in connection.items()}))
+        logs = OffsetReader(read_options(asked | {name.lower(): value for name, value in connection.items()}))
         try:
-            places = list(logs.partitions(missing_is_wrong=True))
+            places = list(logs.partitions(missing_is_error=True))
         except OptionError as error:
             raise PipelineError(str(error)) from None
         firsts, ends = logs.earliest(places), logs.latest(places)

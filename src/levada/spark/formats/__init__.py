@@ -1,1 +1,1 @@
-"""Record batches to Arrow columns and back; JSON and Avro values."""
+"""Record batches to and from Arrow columns, and the formats of values: JSON and Avro."""

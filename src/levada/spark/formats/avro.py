@@ -1,7 +1,7 @@
-"""Avro values as typed columns, by a schema that the user gives: the types Spark knows, without another dependency.
+"""Decodes Avro values into structs of Spark's types, with a schema that the user gives; no further dependency.
 
-A schema is compiled once into functions that read one part each. A registry is not asked: the schema given is the one
-that values were written with, and `valueSkipBytes` passes over the id that a registry's serializer puts before them.
+A schema is compiled once into functions, one per type. There is no schema registry: the schema is the one that values
+were written with, and `valueSkipBytes` skips the id that a registry's serializer writes before them.
 """
 
 import json
@@ -32,7 +32,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-Read = Callable[[bytes, int], tuple[Any, int]]  # data and where; the value and where it ends
+Read = Callable[[bytes, int], tuple[Any, int]]  # data, position -> value, end
 
 DEPTH_MAX = 64
 _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
@@ -42,7 +42,7 @@ MALFORMED = (ValueError, IndexError, struct.error, OverflowError, ArithmeticErro
 
 
 class AvroSchema:
-    """A record's schema: its type in Spark, and how it is read."""
+    """The schema of a record: its Spark type and its read function."""
 
     def __init__(self, text: str) -> None:
         try:
@@ -50,15 +50,15 @@ class AvroSchema:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"an Avro schema is JSON: {error}") from None
         self._named: dict[str, tuple[DataType, Read]] = {}
-        self._open: set[str] = set()
+        self._unfinished: set[str] = set()
         try:
-            self.type, self.read = self._part(found, "", 0)
+            self.type, self.read = self._compile(found, "", 0)
         except TypeError as error:
             raise ValueError(f"this is not an Avro schema: {error}") from None
         if not isinstance(self.type, StructType):
             raise ValueError("the Avro schema of a value must be a record")
 
-    def _part(self, found: Any, space: str, depth: int) -> tuple[DataType, Read]:
+    def _compile(self, found: Any, space: str, depth: int) -> tuple[DataType, Read]:
         if depth > DEPTH_MAX:
             raise ValueError("the Avro schema is nested too deeply")
         if isinstance(found, list):
@@ -69,27 +69,27 @@ class AvroSchema:
             raise ValueError(f"this is not an Avro type: {found!r}")
         kind = found["type"]
         if isinstance(kind, list | dict):
-            return self._part(kind, space, depth + 1)
+            return self._compile(kind, space, depth + 1)
         logical = _LOGICAL.get((kind, found.get("logicalType", "")))
         if logical is not None:
             return logical
         if kind in _PLAIN:
             return _decimal(found, _PLAIN[kind]) if found.get("logicalType") == "decimal" else _PLAIN[kind]
         if kind == "array":
-            item, read = self._part(found.get("items"), space, depth + 1)
+            item, read = self._compile(found.get("items"), space, depth + 1)
             return ArrayType(item), _blocks(read)
         if kind == "map":
-            item, read = self._part(found.get("values"), space, depth + 1)
+            item, read = self._compile(found.get("values"), space, depth + 1)
             return MapType(StringType(), item), _blocks(_pair(read))
         if kind in ("record", "enum", "fixed"):
-            return self._new(kind, found, space, depth)
-        return self._known(kind, space)
+            return self._named_type(kind, found, space, depth)
+        return self._reference(kind, space)
 
-    def _new(self, kind: str, found: dict[str, Any], space: str, depth: int) -> tuple[DataType, Read]:
+    def _named_type(self, kind: str, found: dict[str, Any], space: str, depth: int) -> tuple[DataType, Read]:
         name = str(found.get("name", ""))
         space = found.get("namespace") or (name.rpartition(".")[0] if "." in name else space)
         full = name if "." in name or not space else f"{space}.{name}"
-        self._open.add(full)
+        self._unfinished.add(full)
         if kind == "record":
             made = self._record(found.get("fields", []), space, depth)
         elif kind == "enum":
@@ -97,16 +97,16 @@ class AvroSchema:
         else:
             fixed: tuple[DataType, Read] = (BinaryType(), _fixed(int(found.get("size", 0))))
             made = _decimal(found, fixed) if found.get("logicalType") == "decimal" else fixed
-        self._open.discard(full)
+        self._unfinished.discard(full)
         self._named[full] = made
         return made
 
     def _record(self, fields: list[Any], space: str, depth: int) -> tuple[DataType, Read]:
         if not fields:
-            raise ValueError("an Avro record without fields has no columns")
+            raise ValueError("an Avro record needs at least one field")
         if not all(isinstance(field, dict) and {"name", "type"} <= field.keys() for field in fields):
             raise ValueError('a field is {"name": ..., "type": ...} in an Avro schema')
-        parts = [(str(field["name"]), *self._part(field["type"], space, depth + 1)) for field in fields]
+        parts = [(str(field["name"]), *self._compile(field["type"], space, depth + 1)) for field in fields]
         reads = [read for _, _, read in parts]
 
         def read_record(data: bytes, at: int) -> tuple[Any, int]:
@@ -121,8 +121,8 @@ class AvroSchema:
     def _union(self, branches: list[Any], space: str, depth: int) -> tuple[DataType, Read]:
         some = [branch for branch in branches if branch not in ("null", {"type": "null"})]
         if len(some) != 1:
-            raise ValueError(f"of an Avro union only null and one type can be read, and not {branches!r}")
-        kind, read = self._part(some[0], space, depth + 1)
+            raise ValueError(f"an Avro union can only have null and one other type; found {branches!r}")
+        kind, read = self._compile(some[0], space, depth + 1)
         reads: list[Read] = [
             (lambda _data, at: (None, at)) if branch in ("null", {"type": "null"}) else read
             for branch in branches
@@ -136,18 +136,18 @@ class AvroSchema:
 
         return kind, read_union
 
-    def _known(self, name: str, space: str) -> tuple[DataType, Read]:
+    def _reference(self, name: str, space: str) -> tuple[DataType, Read]:
         full = name if "." in name or not space else f"{space}.{name}"
         for candidate in (full, name):
-            if candidate in self._open:
+            if candidate in self._unfinished:
                 raise ValueError(f"the Avro type {name} contains itself, which has no type in Spark")
             if candidate in self._named:
                 return self._named[candidate]
         raise ValueError(f"there is no Avro type {name!r}")
 
 
-class AvroValues:
-    """Reads values as structs of one schema."""
+class AvroDecoder:
+    """Decodes values as structs of one schema."""
 
     def __init__(self, schema: AvroSchema, kind: Any) -> None:
         self._read = schema.read
@@ -241,7 +241,7 @@ def _enum(symbols: list[str]) -> Read:
 
 
 def _blocks(item: Read) -> Read:
-    """Items in blocks; a block that tells its size in bytes has a negative count."""
+    """Items in blocks; a negative count is followed by the size of the block in bytes."""
 
     def read(data: bytes, at: int) -> tuple[list[Any], int]:
         items: list[Any] = []
@@ -270,28 +270,28 @@ def _pair(item: Read) -> Read:
     return read
 
 
-def _mapped(read: Read, change: Callable[[Any], Any]) -> Read:
-    def changed(data: bytes, at: int) -> tuple[Any, int]:
+def _convert(read: Read, convert: Callable[[Any], Any]) -> Read:
+    def converted(data: bytes, at: int) -> tuple[Any, int]:
         value, at = read(data, at)
-        return change(value), at
+        return convert(value), at
 
-    return changed
+    return converted
 
 
 def _decimal(found: dict[str, Any], plain: tuple[DataType, Read]) -> tuple[DataType, Read]:
-    """Two's complement in bytes or fixed; of more digits than Spark has, the bytes themselves."""
+    """Two's complement in bytes or fixed; with more digits than Spark supports, the bytes themselves."""
     precision, scale = int(found.get("precision", 0)), int(found.get("scale", 0))
     if not isinstance(plain[0], BinaryType) or not 0 < precision <= 38 or not 0 <= scale <= precision:
         return plain
     limit = 10**precision
 
-    def change(digits: bytes) -> Decimal:
+    def convert(digits: bytes) -> Decimal:
         number = int.from_bytes(digits, "big", signed=True)
         if abs(number) >= limit:
             raise ValueError("too many digits")
         return Decimal(number).scaleb(-scale)
 
-    return DecimalType(precision, scale), _mapped(plain[1], change)
+    return DecimalType(precision, scale), _convert(plain[1], convert)
 
 
 _PLAIN: dict[str, tuple[DataType, Read]] = {
@@ -305,22 +305,22 @@ _PLAIN: dict[str, tuple[DataType, Read]] = {
 }
 _NAIVE_0 = _EPOCH.replace(tzinfo=None)
 _LOGICAL: dict[tuple[str, str], tuple[DataType, Read]] = {
-    ("int", "date"): (DateType(), _mapped(_int, lambda days: _DAY_0 + timedelta(days=days))),
+    ("int", "date"): (DateType(), _convert(_int, lambda days: _DAY_0 + timedelta(days=days))),
     ("long", "timestamp-millis"): (
         TimestampType(),
-        _mapped(_long, lambda ms: _EPOCH + timedelta(milliseconds=ms)),
+        _convert(_long, lambda ms: _EPOCH + timedelta(milliseconds=ms)),
     ),
     ("long", "timestamp-micros"): (
         TimestampType(),
-        _mapped(_long, lambda us: _EPOCH + timedelta(microseconds=us)),
+        _convert(_long, lambda us: _EPOCH + timedelta(microseconds=us)),
     ),
     ("long", "local-timestamp-millis"): (
         TimestampNTZType(),
-        _mapped(_long, lambda ms: _NAIVE_0 + timedelta(milliseconds=ms)),
+        _convert(_long, lambda ms: _NAIVE_0 + timedelta(milliseconds=ms)),
     ),
     ("long", "local-timestamp-micros"): (
         TimestampNTZType(),
-        _mapped(_long, lambda us: _NAIVE_0 + timedelta(microseconds=us)),
+        _convert(_long, lambda us: _NAIVE_0 + timedelta(microseconds=us)),
     ),
-    ("string", "uuid"): (StringType(), _mapped(_string, lambda text: str(UUID(text)))),
+    ("string", "uuid"): (StringType(), _convert(_string, lambda text: str(UUID(text)))),
 }

@@ -1,8 +1,8 @@
-"""JSON values as typed columns: Arrow's own reader where all is well, and row by row where something is not.
+"""Decodes JSON values into structs: with Arrow's reader if all values of a slice are valid, else value by value.
 
-What a value means is told by the slow way, `_converter`; the fast one is taken when it gives the same. What only the
-fast one can read, `_only_fast`, is read with it in both. Each object gets its number as its first field, under a name
-that nobody can guess: so a value that is no object, or two, can never shift those after it.
+The slow path, `_converter`, defines what a value means; the fast path is used where it gives the same. Values that only
+Arrow can read (`_only_arrow`) go through Arrow in both. The fast path adds the row number to each object as its first
+field, under a random name. So a value that is no object, or two objects, cannot shift the values after it.
 """
 
 import json
@@ -19,29 +19,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-SLICE_ROWS = 2_000  # one bad value makes this many take the slow way
-NO_VALUE = '{"":0}'  # in place of none
+SLICE_ROWS = 2_000  # one malformed value sends this many to the slow path
+NULL_OBJECT = '{"":0}'  # in place of null
 
 WHITESPACE = b" \t\r\n"
-NUMBER_WORDS = (b"NaN", b"Inf")
-DIGITS_MAX = 309  # the largest double has as many
+NUMBER_NAMES = (b"NaN", b"Inf")
+DIGITS_MAX = 309  # of the largest double
 
 Converter = Callable[[Any], Any]
 
 
-class JsonValues:
-    """Reads values as structs of one type."""
+class JsonDecoder:
+    """Decodes values as structs of one type."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
         self._convert = _converter(kind)
-        self._fast_kind = _read_as(kind)
-        self._mark = secrets.token_hex(8)
+        self._arrow_kind = _arrow_type(kind)
+        self._row_field = secrets.token_hex(8)
 
     def decode(self, values: Any) -> tuple[Any, Any]:
         """An array of structs, and an array that is true where a value is not JSON of this type.
 
-        No value is no struct, and nothing is wrong with that.
+        A null value is a null struct, which is not malformed.
         """
         pieces = [
             self._decode_slice(values.slice(start, SLICE_ROWS)) for start in range(0, len(values), SLICE_ROWS)
@@ -61,24 +61,24 @@ class JsonValues:
         return self._decode_slowly(values)
 
     def _decode_fast(self, values: Any) -> Any | None:
-        """All of them at once; None or ArrowInvalid if some are not as they should be."""
-        texts = pc.fill_null(values.cast(pa.string()), NO_VALUE)  # the cast checks that it is UTF-8
-        if self._fast_kind is None or not pc.all(pc.starts_with(texts, "{")).as_py():
+        """All values in one call of Arrow; None or ArrowInvalid if some are malformed."""
+        texts = pc.fill_null(values.cast(pa.string()), NULL_OBJECT)  # the cast checks for UTF-8
+        if self._arrow_kind is None or not pc.all(pc.starts_with(texts, "{")).as_py():
             return None
         numbers = pa.array(np.arange(len(values)))
         rest = pc.utf8_slice_codeunits(texts, 1)
         lines = pc.binary_join_element_wise(
-            f'{{"{self._mark}":', numbers.cast(pa.string()), ",", rest, "\n", ""
+            f'{{"{self._row_field}":', numbers.cast(pa.string()), ",", rest, "\n", ""
         )
-        # One block, so that no value is cut; its beginning and end are those of the slice.
+        # One block of exactly the slice, so that no value is split.
         block = pa.py_buffer(memoryview(lines.buffers()[2])[: pc.sum(pc.binary_length(lines)).as_py()])
-        schema = pa.schema([(self._mark, pa.int64()), *self._fast_kind])
+        schema = pa.schema([(self._row_field, pa.int64()), *self._arrow_kind])
         table = pj.read_json(
             pa.BufferReader(block),
             read_options=pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
             parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
         ).combine_chunks()
-        if table.num_rows != len(values) or not table[self._mark].combine_chunks().equals(numbers):
+        if table.num_rows != len(values) or not table[self._row_field].combine_chunks().equals(numbers):
             return None
         fields = [table[field.name].combine_chunks().cast(field.type) for field in self._kind]
         return pa.StructArray.from_arrays(fields, fields=list(self._kind), mask=values.is_null())
@@ -97,9 +97,9 @@ class JsonValues:
 
     def _decode_one(self, value: bytes) -> Any:
         try:
-            found = json.loads(value, object_pairs_hook=_object, parse_int=_whole)
+            found = json.loads(value, object_pairs_hook=_object, parse_int=_integer_literal)
         except (ValueError, RecursionError) as error:
-            if not _only_fast(value, error):
+            if not _only_arrow(value, error):
                 raise
             alone = self._decode_fast(pa.array([value.strip(WHITESPACE)], pa.binary()))
             if alone is None:
@@ -109,48 +109,48 @@ class JsonValues:
 
 
 class _Object(dict[str, Any]):
-    """An object and the names it has twice."""
+    """An object and its duplicate names."""
 
-    twice: frozenset[str] = frozenset()
+    duplicates: frozenset[str] = frozenset()
 
 
 def _object(pairs: list[tuple[str, Any]]) -> _Object:
     found = _Object(pairs)
     if len(found) < len(pairs):
         counts = Counter(name for name, _ in pairs)
-        found.twice = frozenset(name for name, count in counts.items() if count > 1)
+        found.duplicates = frozenset(name for name, count in counts.items() if count > 1)
     return found
 
 
 class _MinusZero(int):
-    """-0 without a point: 0 among integers, -0.0 among other numbers."""
+    """-0 without a point: 0 as an integer, -0.0 as a floating-point number."""
 
     def __float__(self) -> float:
         return -0.0
 
 
-def _whole(text: str) -> int | float:
-    """A number without a point; beyond all doubles it is infinite, as 1e999 is."""
+def _integer_literal(text: str) -> int | float:
+    """A number without a point; beyond the range of a double it is infinite, as 1e999 is."""
     if len(text) > DIGITS_MAX:
         return float(text)
     return _MinusZero() if text == "-0" else int(text)
 
 
-WHOLE = (int, _MinusZero)
+INTEGERS = (int, _MinusZero)
 
 
-def _only_fast(value: bytes, error: Exception) -> bool:
-    """Whether the fast way may read it nevertheless: deep nesting, and words for numbers such as -NaN."""
-    return isinstance(error, RecursionError) or any(word in value for word in NUMBER_WORDS)
+def _only_arrow(value: bytes, error: Exception) -> bool:
+    """Whether Arrow may still read it: deep nesting, and names of numbers such as -NaN."""
+    return isinstance(error, RecursionError) or any(word in value for word in NUMBER_NAMES)
 
 
-def _read_as(kind: Any) -> Any | None:
-    """The type under which Arrow's reader takes a field before it is cast; None if it cannot."""
+def _arrow_type(kind: Any) -> Any | None:
+    """The type with which Arrow reads a field before it is cast; None if it cannot."""
     if pa.types.is_struct(kind):
-        parts = [(field.name, _read_as(field.type) if field.nullable else None) for field in kind]
+        parts = [(field.name, _arrow_type(field.type) if field.nullable else None) for field in kind]
         return None if any(part is None for _, part in parts) else pa.struct(parts)
     if pa.types.is_list(kind):
-        part = _read_as(kind.value_type)
+        part = _arrow_type(kind.value_type)
         return None if part is None else pa.list_(part)
     if pa.types.is_boolean(kind) or pa.types.is_string(kind):
         return kind
@@ -160,7 +160,7 @@ def _read_as(kind: Any) -> Any | None:
 
 
 def _converter(kind: Any) -> Converter:
-    """What makes a value of a type from what JSON has; ValueError if that is something else."""
+    """A function from parsed JSON to a value of a type; it raises ValueError if the types differ."""
     if pa.types.is_struct(kind):
         return _struct([(field.name, _present(field, _converter(field.type))) for field in kind])
     if pa.types.is_list(kind):
@@ -170,7 +170,7 @@ def _converter(kind: Any) -> Converter:
     for test, convert in _PLAIN:
         if test(kind):
             return convert(kind)
-    raise ValueError(f"JSON has nothing for the type {kind}")
+    raise ValueError(f"JSON has no values of type {kind}")
 
 
 def _struct(fields: list[tuple[str, Converter]]) -> Converter:
@@ -179,7 +179,7 @@ def _struct(fields: list[tuple[str, Converter]]) -> Converter:
     def convert(found: Any) -> Any:
         if found is None:
             return None
-        if not isinstance(found, _Object) or found.twice & names:
+        if not isinstance(found, _Object) or found.duplicates & names:
             raise ValueError("not one object")
         return tuple(part(found.get(name)) for name, part in fields)
 
@@ -221,7 +221,7 @@ def _map(part: Converter) -> Converter:
 
 
 def _text(found: str) -> str:
-    """A text that is one: JSON can write half of a surrogate pair, which nothing else can."""
+    """A text that can be encoded as UTF-8: JSON can hold half of a surrogate pair."""
     found.encode()
     return found
 
@@ -250,7 +250,7 @@ def _integer(kind: Any) -> Converter:
     limit = 1 << (kind.bit_width - 1)
 
     def convert(found: Any) -> Any:
-        if found is not None and (type(found) not in WHOLE or not -limit <= found < limit):
+        if found is not None and (type(found) not in INTEGERS or not -limit <= found < limit):
             raise ValueError(f"not a {kind}")
         return found
 
@@ -261,7 +261,7 @@ def _floating(kind: Any) -> Converter:
     def convert(found: Any) -> Any:
         if found is None:
             return None
-        if type(found) not in (*WHOLE, float):
+        if type(found) not in (*INTEGERS, float):
             raise ValueError(f"not a {kind}")
         try:
             return float(found)
@@ -275,7 +275,7 @@ def _decimal(kind: Any) -> Converter:
     def convert(found: Any) -> Any:
         if found is None:
             return None
-        if type(found) not in (*WHOLE, float, str):
+        if type(found) not in (*INTEGERS, float, str):
             raise ValueError(f"not a {kind}")
         try:
             number = Decimal(str(found))
@@ -286,8 +286,8 @@ def _decimal(kind: Any) -> Converter:
     return convert
 
 
-def _instant(kind: Any) -> Converter:
-    """ISO 8601; without a zone it is UTC."""
+def _timestamp(kind: Any) -> Converter:
+    """ISO 8601; the default time zone is UTC."""
 
     def convert(found: Any) -> Any:
         if found is None:
@@ -301,7 +301,7 @@ def _instant(kind: Any) -> Converter:
     return convert
 
 
-def _day(_kind: Any) -> Converter:
+def _date(_kind: Any) -> Converter:
     def convert(found: Any) -> Any:
         if found is not None and type(found) is not str:
             raise ValueError("not a date")
@@ -325,7 +325,7 @@ _PLAIN: list[tuple[Callable[[Any], bool], Callable[[Any], Converter]]] = [
     (pa.types.is_integer, _integer),
     (pa.types.is_floating, _floating),
     (pa.types.is_decimal, _decimal),
-    (pa.types.is_timestamp, _instant),
-    (pa.types.is_date, _day),
+    (pa.types.is_timestamp, _timestamp),
+    (pa.types.is_date, _date),
     (pa.types.is_binary, _bytes),
 ]

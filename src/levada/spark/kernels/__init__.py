@@ -1,1 +1,1 @@
-"""The loops over records, compiled with numba."""
+"""Loops over record batches and records, compiled with numba."""

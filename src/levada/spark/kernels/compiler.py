@@ -1,9 +1,9 @@
-"""How kernels become machine code, once for each machine and user, and not again in each worker of Spark.
+"""Compiles kernels to machine code once per machine and user, and not again in each worker of Spark.
 
-numba keeps compiled code beside the module, or in the user's cache directory where an installation cannot be written,
-or in NUMBA_CACHE_DIR. Its files are put in place by rename, so workers that compile at once do not disturb each other.
-A place that is missing, full or damaged costs the time to compile and nothing else. What is kept goes by the content
-of the file that a kernel stands in and of no other: so the pieces of a kernel stand in its own file.
+numba caches compiled code beside the module, or in the user's cache directory if the installation is read-only, or in
+NUMBA_CACHE_DIR. It renames files into place, so workers may compile at the same time. A cache
+that is missing, full or damaged costs the time to compile and nothing else. The key of the cache is the content of the
+kernel's own file, so the helpers of a kernel are in the same file.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from numba.core import cgutils
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# `READ` takes bytes, the others are written to. Signatures are given, so that nothing is compiled at a first call.
+# `READ` is read-only, the others are written to. Signatures are explicit: nothing is compiled at a first call.
 READ = types.Array(types.uint8, 1, "C", readonly=True)
 BYTES = types.Array(types.uint8, 1, "C")
 INT8S = types.Array(types.int8, 1, "C")
@@ -30,33 +30,33 @@ _options = {"nogil": True, "error_model": "numpy"}
 
 
 def kernel(*arguments: Any, returns: Any = types.void) -> Callable[[Function], Function]:
-    """Compile for exactly these types; other Python threads run meanwhile."""
+    """Compile for exactly these types; the kernel releases the GIL."""
 
     def compiled(function: Function) -> Function:
         signature = returns(*arguments)
         try:
             made: Function = _njit(signature, cache=True, **_options)(function)
-        except Exception:  # noqa: BLE001 (whatever ails the cache, code can be had without it)
+        except Exception:  # noqa: BLE001 (any failure of the cache: compile without it)
             made = _njit(signature, **_options)(function)
         return made
 
     return compiled
 
 
-def part(function: Function) -> Function:
-    """A piece of kernels in the same file, compiled with them."""
+def helper(function: Function) -> Function:
+    """A function called by kernels of the same file, compiled with them."""
     made: Function = _njit(**_options)(function)
     return made
 
 
 def inlined(function: Function) -> Function:
-    """A piece that is put into its callers as if written there: quicker to run, slower to compile."""
+    """A helper that is inlined into its callers: faster to run, slower to compile."""
     made: Function = _njit(inline="always", **_options)(function)
     return made
 
 
 def tuple_of(kind: type, *fields: Any) -> Any:
-    """The type of a NamedTuple of arrays."""
+    """The numba type of a NamedTuple of arrays."""
     made: Any = types.NamedTuple
     return made(fields, kind)
 
@@ -67,7 +67,7 @@ _memcpy: Any = cgutils.raw_memcpy
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def copy_bytes(_typing: Any, target: Any, at: Any, source: Any, start: Any, size: Any) -> Any:
-    """memcpy, which numba has no word for: three times as fast as its loops for values of 100 bytes."""
+    """memcpy, which numba does not offer; faster than a compiled loop."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         into = context.make_array(signature.args[0])(context, builder, arguments[0])

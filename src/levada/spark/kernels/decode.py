@@ -1,8 +1,8 @@
-"""The loops over records, compiled: varints in, Arrow's buffers out, no Python object for any record.
+"""Kernels over records: varints in, Arrow buffers out, without a Python object for any record.
 
-Every length is checked against the bytes that remain before anything is read, because the code runs without bounds
-checks. What the caller promises: room for as many rows as the batches of the table claim, and for as many bytes of keys
-and of values as the batches have.
+The code runs without bounds checks, so every length is checked against the remaining bytes before anything is read.
+The caller allocates as many rows as the headers of the batches claim, and as many bytes for keys and for values as the
+batches have.
 """
 
 from typing import Any, NamedTuple
@@ -18,9 +18,9 @@ from levada.spark.kernels.compiler import (
     READ,
     TABLE,
     copy_bytes,
+    helper,
     inlined,
     kernel,
-    part,
     tuple_of,
 )
 
@@ -29,12 +29,12 @@ BODY, BODY_END, COUNT, BASE_OFFSET, LAST_DELTA, BASE_TIMESTAMP, APPEND_TIME, TIM
     range(9)
 )
 
-# Places of the state, which goes from call to call.
+# Indexes of the state, which is kept from call to call.
 ROWS, HEADERS, HEADER_BYTES, BAD_BATCH, BAD_RECORD, STATE_FIELDS = range(6)
 
-# Why a scan stopped.
-FINE = 0
-BAD_NUMBER = -1
+# The result of a scan: OK, or why it stopped.
+OK = 0
+INVALID_VARINT = -1
 RECORD_TOO_LONG = -2
 FIELD_TOO_LONG = -3
 LENGTH_WRONG = -4
@@ -43,19 +43,19 @@ OFFSET_WRONG = -6
 TIME_WRONG = -7
 BYTES_LEFT = -8
 REASONS = {
-    BAD_NUMBER: "a number has no end",
+    INVALID_VARINT: "an invalid varint",
     RECORD_TOO_LONG: "a record ends beyond its batch",
     FIELD_TOO_LONG: "a field ends beyond its record",
-    LENGTH_WRONG: "a record is longer or shorter than it says",
+    LENGTH_WRONG: "the length of a record is wrong",
     HEADERS_WRONG: "a header without a name, or more headers than bytes",
     OFFSET_WRONG: "the offset of a record is outside its batch",
-    TIME_WRONG: "the timestamp of a record is beyond all times",
+    TIME_WRONG: "the timestamp of a record overflows",
     BYTES_LEFT: "bytes after the last record",
 }
 
 
-class Blobs(NamedTuple):
-    """A nullable binary column: Arrow's offsets from the first 0 on, its data, and its validity, set all over."""
+class BinaryColumn(NamedTuple):
+    """A nullable binary column: Arrow's offsets, data and validity bitmap; the bitmap starts with all bits set."""
 
     ends: Any
     data: Any
@@ -63,7 +63,7 @@ class Blobs(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """What every row has, and where its headers are."""
+    """The fixed-size fields of every row, and the position of its headers."""
 
     offset: Any
     timestamp: Any
@@ -72,33 +72,33 @@ class Fields(NamedTuple):
     header_counts: Any
 
 
-BLOBS = tuple_of(Blobs, INT32S, BYTES, BYTES)
+BINARY_COLUMN = tuple_of(BinaryColumn, INT32S, BYTES, BYTES)
 FIELDS = tuple_of(Fields, INT64S, INT64S, INT8S, INT64S, INT32S)
 
 
 @inlined
 def _varint(data: Any, position: Any, end: Any) -> Any:
-    """A zigzag varint and the position after it, which is negative where there is none."""
+    """A zigzag varint and the position after it; a negative position is an error."""
     value = np.uint64(0)
     shift = np.uint64(0)
     while True:
         if position >= end:
-            return np.int64(0), np.int64(BAD_NUMBER)
+            return np.int64(0), np.int64(INVALID_VARINT)
         byte = data[position]
         position += 1
         value |= np.uint64(byte & 0x7F) << shift
         if byte < 0x80:
             if shift == 63 and byte > 1:
-                return np.int64(0), np.int64(BAD_NUMBER)
+                return np.int64(0), np.int64(INVALID_VARINT)
             return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), np.int64(position)
         shift += np.uint64(7)
         if shift > 63:
-            return np.int64(0), np.int64(BAD_NUMBER)
+            return np.int64(0), np.int64(INVALID_VARINT)
 
 
-@part
+@helper
 def _field(data: Any, position: Any, end: Any) -> Any:
-    """Length (-1: null) and start of a nullable field, its end is checked; a negative start says what is wrong."""
+    """Length (-1: null) and start of a nullable field, its end is checked; a negative start is an error."""
     size, position = _varint(data, position, end)
     if position < 0:
         return np.int64(0), position
@@ -109,8 +109,8 @@ def _field(data: Any, position: Any, end: Any) -> Any:
     return size, position
 
 
-@part
-def _pass_headers(data: Any, position: Any, end: Any, count: Any) -> Any:
+@helper
+def _skip_headers(data: Any, position: Any, end: Any, count: Any) -> Any:
     """The position after `count` headers."""
     if count < 0 or count > (end - position) // 2:
         return HEADERS_WRONG
@@ -130,7 +130,7 @@ def _pass_headers(data: Any, position: Any, end: Any, count: Any) -> Any:
 
 @inlined
 def _record(data: Any, position: Any, end: Any) -> Any:
-    """One record: where it ends (negative: what is wrong), times, and where its fields are."""
+    """One record: its end (negative: an error), its deltas, and the positions of its fields."""
     none = np.int64(0)
     length, position = _varint(data, position, end)
     if position < 0:
@@ -153,13 +153,13 @@ def _record(data: Any, position: Any, end: Any) -> Any:
     headers, position = _varint(data, value_at + max(value_size, 0), stop)
     if position < 0:
         return position, none, none, none, none, none, none, none, none
-    after = position if headers == 0 else _pass_headers(data, position, stop, headers)
+    after = position if headers == 0 else _skip_headers(data, position, stop, headers)
     if after >= 0 and after != stop:
         after = np.int64(LENGTH_WRONG)
     return after, time_delta, offset_delta, key_size, key_at, value_size, value_at, headers, position
 
 
-@part
+@helper
 def _equals(data: Any, at: Any, size: Any, wanted: Any, start: Any, end: Any) -> bool:
     if size != end - start:
         return False
@@ -169,9 +169,9 @@ def _equals(data: Any, at: Any, size: Any, wanted: Any, start: Any, end: Any) ->
     return True
 
 
-@part
+@helper
 def _has_headers(data: Any, at: Any, count: Any, stop: Any, wanted: Any, spans: Any) -> bool:
-    """Whether each wanted header is among these, which were checked before."""
+    """Whether each wanted header is among those of a record, whose bounds are checked."""
     for row in range(spans.shape[0]):
         found = False
         position = at
@@ -189,9 +189,9 @@ def _has_headers(data: Any, at: Any, count: Any, stop: Any, wanted: Any, spans: 
     return True
 
 
-@part
+@helper
 def _put(data: Any, at: Any, size: Any, row: Any, filled: Any, column: Any) -> Any:
-    """A field into its column, of which `filled` bytes are; the bytes filled then."""
+    """Append a field to its column, which has `filled` bytes; the bytes filled after it."""
     if size > 0:
         copy_bytes(column.data, filled, data, at, size)
         filled += size
@@ -201,10 +201,10 @@ def _put(data: Any, at: Any, size: Any, row: Any, filled: Any, column: Any) -> A
     return filled
 
 
-@kernel(READ, TABLE, INT64S, READ, TABLE, INT64S, FIELDS, BLOBS, BLOBS, returns=INT)
+@kernel(READ, TABLE, INT64S, READ, TABLE, INT64S, FIELDS, BINARY_COLUMN, BINARY_COLUMN, returns=INT)
 def scan_records(data: Any, batches: Any, wanted: Any, wanted_bytes: Any, wanted_headers: Any, state: Any,
                  rows: Any, keys: Any, values: Any) -> Any:  # fmt: skip
-    """The wanted records of some batches into columns; what is wrong, or FINE."""
+    """Decode the selected records of batches into columns; OK or an error."""
     row, headers, header_bytes = state[ROWS], state[HEADERS], state[HEADER_BYTES]
     start, past, time_from, time_to, key_wanted = wanted[0], wanted[1], wanted[2], wanted[3], wanted[4]
     key_filled, value_filled = np.int64(keys.ends[row]), np.int64(values.ends[row])
@@ -241,12 +241,12 @@ def scan_records(data: Any, batches: Any, wanted: Any, wanted_bytes: Any, wanted
             state[BAD_BATCH], state[BAD_RECORD] = batch, batches[batch, COUNT]
             return np.int64(BYTES_LEFT)
     state[ROWS], state[HEADERS], state[HEADER_BYTES] = row, headers, header_bytes
-    return FINE
+    return OK
 
 
-@kernel(READ, INT, INT, FIELDS, INT32S, BLOBS, BLOBS)
+@kernel(READ, INT, INT, FIELDS, INT32S, BINARY_COLUMN, BINARY_COLUMN)
 def copy_headers(data: Any, first: Any, last: Any, rows: Any, list_ends: Any, names: Any, values: Any) -> Any:
-    """The headers of the rows first <= row < last, which `scan_records` found, into columns."""
+    """Copy the headers of the rows first <= row < last, found by `scan_records`, into columns."""
     header = np.int64(list_ends[first])
     names_filled, values_filled = np.int64(names.ends[header]), np.int64(values.ends[header])
     for row in range(first, last):

@@ -1,7 +1,7 @@
-"""The loops over rows, compiled: Arrow's buffers in, records out.
+"""Kernels over rows: Arrow buffers in, records out.
 
-Sizes are reckoned first, so that every batch is written to its place in one buffer of exactly the right size. Nothing
-is checked while it is written: the caller promises that the cells lie within their data.
+Sizes are computed first, so that all batches are written into one buffer of exactly the right size. Nothing is checked
+while it is written: the caller guarantees that the cells lie within their data.
 """
 
 from typing import Any, NamedTuple
@@ -16,21 +16,21 @@ from levada.spark.kernels.compiler import (
     INT64S,
     READ,
     copy_bytes,
+    helper,
     inlined,
     kernel,
-    part,
     tuple_of,
 )
 from levada.wire.batches import HEADER_BYTES
 
-# Columns of the table of batches: rows by their places in the order, where it is written, and what its header says.
+# Columns of the table of batches: its rows by their index in the order, its position, and fields of its header.
 PARTITION, FIRST, ROWS, AT, SIZE, BASE_TIMESTAMP, MAX_TIMESTAMP, BATCH_FIELDS = range(8)
 
-# Places of the state.
-BATCH_COUNT, BYTES_IN_ALL, BAD_ROW, STATE_FIELDS = range(4)
+# Indexes of the state.
+BATCH_COUNT, TOTAL_BYTES, BAD_ROW, STATE_FIELDS = range(4)
 
-FINE = 0
-NAMELESS = -1  # a header without a name
+OK = 0
+HEADER_WITHOUT_NAME = -1
 
 
 class Cells(NamedTuple):
@@ -42,7 +42,7 @@ class Cells(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """The headers of each row: where they begin among all, how many they are; no rows at all if there are none."""
+    """The headers of each row: the index of the first and their number; empty if no row has headers."""
 
     starts: Any
     counts: Any
@@ -51,9 +51,9 @@ class Lists(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What records are made of."""
+    """The columns that become records."""
 
-    order: Any  # rows by partition, otherwise as they came
+    order: Any  # rows by partition, in their order within it
     partitions: Any
     timestamps: Any
     keys: Any
@@ -66,9 +66,9 @@ LISTS = tuple_of(Lists, INT64S, INT64S, CELLS, CELLS)
 SOURCE = tuple_of(Source, INT64S, INT32S, INT64S, CELLS, CELLS, LISTS)
 
 
-@part
+@helper
 def _murmur2(data: Any, start: Any, size: Any) -> Any:
-    """The hash of Kafka's clients; `levada.client.producer.partitioner` says more."""
+    """The hash of Kafka's clients, as in `levada.client.producer.partitioner`."""
     mask = np.uint64(0xFFFFFFFF)
     factor = np.uint64(0x5BD1E995)
     value = (np.uint64(0x9747B28C) ^ np.uint64(size)) & mask
@@ -95,9 +95,9 @@ def _murmur2(data: Any, start: Any, size: Any) -> Any:
 
 
 @kernel(INT32S, CELLS, INT, INT, INT64S, INT32S)
-def assign_partitions(given: Any, keys: Any, count: Any, run_rows: Any, spread: Any, found: Any) -> None:
-    """The partition of each row: as `given` (no rows: nowhere), by key, or as the run goes that `spread` tells of."""
-    partition, left = spread[0], spread[1]
+def assign_partitions(given: Any, keys: Any, count: Any, sticky_rows: Any, sticky: Any, found: Any) -> None:
+    """The partition of each row: as `given` (may be empty), by key, or the sticky partition and the next after it."""
+    partition, left = sticky[0], sticky[1]
     for row in range(found.size):
         if given.size and given[row] >= 0:
             found[row] = given[row]
@@ -107,24 +107,24 @@ def assign_partitions(given: Any, keys: Any, count: Any, run_rows: Any, spread: 
         else:
             if left == 0:
                 partition = (partition + 1) % count
-                left = run_rows
+                left = sticky_rows
             found[row] = partition
             left -= 1
-    spread[0], spread[1] = partition, left
+    sticky[0], sticky[1] = partition, left
 
 
 @kernel(INT32S, INT64S, INT64S)
-def order_rows(partitions: Any, places: Any, order: Any) -> None:
-    """Rows by partition; `places` says where the rows of each begin, and is moved along."""
+def order_rows(partitions: Any, starts: Any, order: Any) -> None:
+    """Rows by partition; `starts` has the index of the first row of each, and is advanced."""
     for row in range(partitions.size):
-        place = places[partitions[row]]
-        order[place] = row
-        places[partitions[row]] = place + 1
+        index = starts[partitions[row]]
+        order[index] = row
+        starts[partitions[row]] = index + 1
 
 
 @inlined
 def _varint_bytes(value: Any) -> Any:
-    """How many bytes a zigzag varint takes."""
+    """The size of a zigzag varint."""
     folded = np.uint64((value << 1) ^ (value >> 63))
     size = 1
     while folded >= 128:
@@ -138,23 +138,23 @@ def _cell_bytes(size: Any) -> Any:
     return _varint_bytes(size) + max(size, 0)
 
 
-@part
+@helper
 def _header_bytes(headers: Any, row: Any) -> Any:
-    """Of all headers of a row and their count; NAMELESS if one has no name."""
+    """The size of a row's headers and their count; HEADER_WITHOUT_NAME if one has no name."""
     if headers.counts.size == 0:
         return np.int64(1)
     total = np.int64(_varint_bytes(headers.counts[row]))
     first = headers.starts[row]
     for header in range(first, first + headers.counts[row]):
         if headers.names.sizes[header] < 0:
-            return np.int64(NAMELESS)
+            return np.int64(HEADER_WITHOUT_NAME)
         total += _cell_bytes(headers.names.sizes[header]) + _cell_bytes(headers.values.sizes[header])
     return total
 
 
 @kernel(SOURCE, INT, INT64S, BATCHES, INT64S, returns=INT)
 def plan_batches(source: Any, limit: Any, bodies: Any, batches: Any, state: Any) -> Any:
-    """The size of each record without its length, and the batches they go to; what is wrong, or FINE."""
+    """Compute the size of each record (without its length field) and divide them into batches; OK or an error."""
     batch, used, base = np.int64(-1), np.int64(0), np.int64(0)
     partition, index, at = np.int64(-1), np.int64(0), np.int64(0)
     for place in range(source.order.size):
@@ -163,14 +163,14 @@ def plan_batches(source: Any, limit: Any, bodies: Any, batches: Any, state: Any)
         headers = _header_bytes(source.headers, row)
         if headers < 0:
             state[BAD_ROW] = row
-            return NAMELESS
+            return HEADER_WITHOUT_NAME
         fields = 1 + _cell_bytes(source.keys.sizes[row]) + _cell_bytes(source.values.sizes[row]) + headers
         body = fields + _varint_bytes(time - base) + _varint_bytes(index)
         size = _varint_bytes(body) + body
         if partition != source.partitions[row] or used + size > limit:
             at += used
             batch += 1
-            body = fields + 2  # it is the first one
+            body = fields + 2  # the first of its batch has deltas of 0
             size = _varint_bytes(body) + body
             base, index, used = time, np.int64(0), np.int64(HEADER_BYTES)
             partition = np.int64(source.partitions[row])
@@ -181,13 +181,13 @@ def plan_batches(source: Any, limit: Any, bodies: Any, batches: Any, state: Any)
         index += 1
         batches[batch, ROWS], batches[batch, SIZE] = index, used
         batches[batch, MAX_TIMESTAMP] = max(batches[batch, MAX_TIMESTAMP], time)
-    state[BATCH_COUNT], state[BYTES_IN_ALL] = batch + 1, at + used
-    return FINE
+    state[BATCH_COUNT], state[TOTAL_BYTES] = batch + 1, at + used
+    return OK
 
 
 @inlined
 def _put_varint(out: Any, at: Any, value: Any) -> Any:
-    """The place after it."""
+    """The position after it."""
     folded = np.uint64((value << 1) ^ (value >> 63))
     while folded >= 128:
         out[at] = np.uint8(folded & np.uint64(0x7F)) | np.uint8(0x80)
@@ -197,7 +197,7 @@ def _put_varint(out: Any, at: Any, value: Any) -> Any:
     return at + 1
 
 
-@part
+@helper
 def _put_cell(out: Any, at: Any, cells: Any, row: Any) -> Any:
     size = cells.sizes[row]
     at = _put_varint(out, at, size)
@@ -209,7 +209,7 @@ def _put_cell(out: Any, at: Any, cells: Any, row: Any) -> Any:
 
 @kernel(SOURCE, INT64S, BATCHES, INT, BYTES)
 def write_records(source: Any, bodies: Any, batches: Any, count: Any, out: Any) -> None:
-    """The records of each batch to their place, behind the room for its header."""
+    """Write the records of each batch, after the space for its header."""
     headers = source.headers
     for batch in range(count):
         at = batches[batch, AT] + HEADER_BYTES

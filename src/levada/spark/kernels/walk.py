@@ -1,4 +1,4 @@
-"""The loops over the headers of batches, compiled: producers that do not wait make batches of one record each."""
+"""Kernels over batch headers: producers without linger write batches of one record each."""
 
 from typing import Any
 
@@ -7,16 +7,16 @@ import numpy as np
 from levada.spark.kernels.compiler import BATCHES, INT, INT64S, READ, inlined, kernel
 from levada.wire.batches import CONTROL_BIT, HEADER_BYTES, LOG_OVERHEAD, MAGIC
 
-# Columns of the table of headers.
+# Columns of the table of batch headers.
 AT, SIZE, OFFSET, LAST_OFFSET, CRC, ATTRIBUTES, TIMESTAMP, MAX_TIMESTAMP, PRODUCER, RECORDS, HEADER_FIELDS = (
     range(11)
 )
 
-# Places of the state: how many headers were found, the last offset seen, and where the walk ended.
+# Indexes of the state: the number of headers found, the last offset seen, and where the walk ended.
 FOUND, LAST_SEEN, BAD_AT, BAD_OFFSET, STATE_FIELDS = range(5)
 
 # Why a walk ended.
-INCOMPLETE = 0  # the next batch is not whole, or there is none
+INCOMPLETE = 0  # the next batch is incomplete, or there is none
 PAST_END = 1
 MAGIC_WRONG = -1
 TOO_SHORT = -2
@@ -41,9 +41,9 @@ def _int64(data: Any, at: Any) -> Any:
 
 @kernel(READ, INT, INT, BATCHES, INT64S, returns=INT)
 def walk_headers(data: Any, start: Any, end: Any, found: Any, state: Any) -> Any:
-    """The headers of whole batches before `end`, without those that end before `start` and are no markers.
+    """Find the headers of complete batches before `end`; data batches that end before `start` are left out.
 
-    The caller promises room for as many headers as may be in the data.
+    The caller allocates room for as many headers as the data can hold.
     """
     count, position, last_offset = np.int64(0), np.int64(0), np.int64(-1)
     outcome = INCOMPLETE
@@ -85,7 +85,7 @@ def walk_headers(data: Any, start: Any, end: Any, found: Any, state: Any) -> Any
 
 @kernel(READ, returns=INT)
 def offset_after(data: Any) -> Any:
-    """The offset after the last whole batch, -1 if there is none."""
+    """The offset after the last complete batch, -1 if there is none."""
     position, after = np.int64(0), np.int64(-1)
     while data.size - position >= HEADER_BYTES:
         size = _int32(data, position + 8) + LOG_OVERHEAD

@@ -1,61 +1,60 @@
-"""A batch: everything between two places in some logs, planned once and read by tasks."""
+"""The reader of a batch query: plans the offset ranges once, on the driver; tasks read them."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from levada.spark.failures import told_plainly
+from levada.spark.failures import spark_callback
 from levada.spark.options import OptionError
-from levada.spark.read.bounds import ending, lost, starting
-from levada.spark.read.logs import Logs
+from levada.spark.read.offset_reader import OffsetReader
+from levada.spark.read.offsets import end_offsets, report_data_loss, start_offsets
 from levada.spark.read.options import ReadOptions
-from levada.spark.read.planning import Range, Splitting, Task, average_sizes, tasks
-from levada.spark.read.rows import Rows
-from levada.spark.session.workers import Travels
+from levada.spark.read.planner import OffsetRange, TaskRanges, bytes_per_offset, plan_tasks
+from levada.spark.read.rows import RowReader
+from levada.spark.worker import QuickAck
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-class ReadTask(InputPartition):
-    """What a task reads; None where there is nothing to read, since Spark always has one task."""
+class RangesPartition(InputPartition):
+    """The offset ranges of one task; None if there is nothing to read, since Spark runs at least one task."""
 
-    def __init__(self, ranges: Task | None) -> None:
+    def __init__(self, ranges: TaskRanges | None) -> None:
         super().__init__(ranges)
 
 
-class BatchReader(Travels, DataSourceReader):
-    """`spark.read.format("levada")`. Spark plans with one of these and reads with copies of it."""
+class BatchReader(QuickAck, DataSourceReader):
+    """`spark.read.format("levada")`. Spark plans with one instance and reads with copies of it in its tasks."""
 
     def __init__(self, options: ReadOptions, schema: "StructType") -> None:
         self._options = options
-        self._rows = Rows(schema, options)
+        self._rows = RowReader(schema, options)
 
-    @told_plainly()
+    @spark_callback()
     def partitions(self) -> list[InputPartition]:
-        options, logs = self._options, Logs(self._options)
-        ids = logs.partitions(missing_is_wrong=True)
-        earliest, latest = logs.earliest(ids), logs.latest(ids)
-        start = starting(options, logs, earliest, latest, "earliest")
-        end = ending(options, logs, earliest, latest)
+        options, reader = self._options, OffsetReader(self._options)
+        ids = reader.partitions(missing_is_error=True)
+        earliest, latest = reader.earliest(ids), reader.latest(ids)
+        start = start_offsets(options, reader, earliest, latest, "earliest")
+        end = end_offsets(options, reader, earliest, latest)
         ranges = []
-        for place in sorted(ids):
-            first = start[place]
-            if first > latest[place]:
-                raise OptionError(f"option startingOffsets: {place} ends at {latest[place]}, before {first}")
-            if first < earliest[place]:
-                lost(options, f"{place} begins at {earliest[place]}, offsets from {first} on are gone")
-                first = earliest[place]
-            ranges.append(Range(place, first, max(first, end[place]), ids[place]))
-        sizes = average_sizes(logs.sizes(ids), earliest, latest)
-        return [ReadTask(task) for task in tasks(ranges, sizes, splitting(options))] or [ReadTask(None)]
+        for partition in sorted(ids):
+            first = start[partition]
+            if first > latest[partition]:
+                raise OptionError(
+                    f"option startingOffsets: {partition} ends at {latest[partition]}, before {first}"
+                )
+            if first < earliest[partition]:
+                what = f"{partition} begins at {earliest[partition]}, offsets from {first} on are gone"
+                report_data_loss(options, what)
+                first = earliest[partition]
+            ranges.append(OffsetRange(partition, first, max(first, end[partition]), ids[partition]))
+        sizes = bytes_per_offset(reader.log_bytes(ids), earliest, latest)
+        tasks = plan_tasks(ranges, sizes, options.split)
+        return [RangesPartition(task) for task in tasks] or [RangesPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        with told_plainly():
+        with spark_callback():
             yield from self._rows.read(partition.value)
-
-
-def splitting(options: ReadOptions) -> Splitting:
-    """How the options want tasks to be."""
-    return Splitting(options.split_bytes, options.min_partitions, options.max_records)

@@ -1,37 +1,42 @@
-"""What may be asked of a reader: which topics, from where to where, how much at a time, which rows, in which form."""
+"""The options of a reader: topics, start and end offsets, limits, filters and formats."""
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from levada.client.retry import CLUSTER_RETRIABLE, RetryPolicy
 from levada.core.regex.matcher import Pattern
 from levada.errors import KafkaError
-from levada.spark.formats.columns import TIMESTAMP_MAX, TIMESTAMP_MIN, Filter
+from levada.model import TopicPartition
 from levada.spark.options import (
     INT32_MAX,
     ConnectionOptions,
     OptionError,
     boolean,
     duration,
+    header_pairs,
     int32_size,
-    moment,
+    integer,
+    names,
     nearest,
+    non_empty,
     one_of,
     option,
-    pairs,
     parse,
-    short_name,
+    protocol_string,
     size,
-    text_of,
-    whole,
-    words,
+    timestamp,
 )
 from levada.spark.read.fetcher import FetchOptions
-from levada.spark.read.offsets import Assigned, Offsets, Place, parse_assign, parse_offsets, parse_times
+from levada.spark.read.offsets import Offsets, OffsetSpec, parse_assign, parse_offsets, parse_times
+from levada.spark.read.planner import SplitOptions
 from levada.spark.warning import warn
 
-PATTERN_WORK_MAX = 10_000_000  # steps, some seconds: patterns that people write take far less
+if TYPE_CHECKING:
+    from levada.spark.formats.decoder import Filter
+
+PATTERN_STEPS_MAX = 10_000_000  # some seconds; usual patterns take far less
 TYPES = frozenset(
     {"boolean", "byte", "tinyint", "short", "smallint", "int", "integer", "long", "bigint"}
     | {"float", "real", "double", "decimal", "dec", "numeric", "string", "char", "character", "varchar"}
@@ -42,18 +47,16 @@ TYPES = frozenset(
 
 def _pattern(text: str) -> str:
     try:
-        matcher(text)
+        topic_matcher(text)
     except re.error as error:
         raise ValueError(f"this is not a regular expression: {error}") from None
     return text
 
 
-def matcher(pattern: str) -> Callable[[str], bool]:
-    """Whether whole names match; what others name their topics cannot make it slow, unless only Python's own
-    expressions can say the pattern (with a look ahead, say).
-    """
+def topic_matcher(pattern: str) -> Callable[[str], bool]:
+    """Matches whole names of topics in linear time (RE2); with Python's engine if only that supports the pattern."""
     try:
-        return Pattern(pattern, PATTERN_WORK_MAX).matches
+        return Pattern(pattern, PATTERN_STEPS_MAX).matches
     except KafkaError:
         own = re.compile(pattern)
         return lambda name: own.fullmatch(name) is not None
@@ -63,29 +66,29 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 class ReadOptions(ConnectionOptions):
     """The options of a batch and of a stream."""
 
-    subscribe: tuple[str, ...] = option("subscribe", "Topics, separated by commas.", words, (), told="")
+    subscribe: tuple[str, ...] = option("subscribe", "Topics, separated by commas.", names, (), shown="")
     subscribe_pattern: str = option(
         "subscribePattern",
-        "A regular expression (RE2, or what Python has beyond it) that the whole name of a topic must match. Topics of "
-        "the brokers' own and those that Levada keeps (`__levada_...`) are read by name only.",
+        "A regular expression (RE2, or else Python's syntax) that the whole name of a topic must match. Internal "
+        "topics of brokers and of Levada (`__levada_...`) are read by name only.",
         _pattern,
         "",
     )
-    assign: Assigned = option(
-        "assign", 'Partitions by topic: `{"orders": [0, 1]}`.', parse_assign, (), told=""
+    assign: tuple[TopicPartition, ...] = option(
+        "assign", 'Partitions by topic: `{"orders": [0, 1]}`.', parse_assign, (), shown=""
     )
-    starting_offsets: Place = option(
+    starting_offsets: OffsetSpec = option(
         "startingOffsets",
         '`earliest`, `latest`, or offsets: `{"orders": {"0": 23, "1": -2}}`, -2 being earliest and -1 latest. '
-        "A stream heeds it in its first run only, later it goes on from its checkpoint.",
+        "A stream uses it in its first run only; later it continues from its checkpoint.",
         parse_offsets("earliest", "latest"),
         None,
-        told="earliest in a batch, latest in a stream",
+        shown="earliest in a batch, latest in a stream",
     )
     starting_timestamp: int | None = option(
         "startingTimestamp",
-        "Begin at the first record from this time on: milliseconds since 1970 or ISO 8601.",
-        moment,
+        "Start at the first record from this time on: milliseconds since 1970 or ISO 8601.",
+        timestamp,
         None,
     )
     starting_offsets_by_timestamp: Offsets | None = option(
@@ -96,19 +99,19 @@ class ReadOptions(ConnectionOptions):
     )
     timestamp_strategy: str = option(
         "startingOffsetsByTimestampStrategy",
-        "What to do where nothing was written since: `error`, or begin at the `latest`.",
+        "What to do in a partition without records since then: `error`, or start at the `latest` offset.",
         one_of("error", "latest"),
         "error",
     )
-    ending_offsets: Place = option(
+    ending_offsets: OffsetSpec = option(
         "endingOffsets",
         "Where a batch ends: `latest`, or offsets as for startingOffsets, -1 being latest.",
         parse_offsets("latest"),
         None,
-        told="latest",
+        shown="latest",
     )
     ending_timestamp: int | None = option(
-        "endingTimestamp", "A batch ends before the first record from this time on.", moment, None
+        "endingTimestamp", "A batch ends before the first record from this time on.", timestamp, None
     )
     ending_offsets_by_timestamp: Offsets | None = option(
         "endingOffsetsByTimestamp",
@@ -118,113 +121,115 @@ class ReadOptions(ConnectionOptions):
     )
     fail_on_data_loss: bool = option(
         "failOnDataLoss",
-        "Whether a query fails when records it had to read are gone (retention, a deleted topic), or goes on "
+        "Whether a query fails when records it had to read are gone (retention, a deleted topic), or continues "
         "with those that are left.",
         boolean,
         True,
-        told="true",
+        shown="true",
     )
     min_partitions: int = option(
-        "minPartitions", "At least so many tasks, about.", whole(1, INT32_MAX), 0, told=""
+        "minPartitions", "The least number of tasks, about.", integer(1, INT32_MAX), 0, shown=""
     )
-    max_records: int = option(
-        "maxRecordsPerPartition", "At most so many records in a task.", whole(), 0, told=""
-    )
+    max_records: int = option("maxRecordsPerPartition", "The most records of a task.", integer(), 0, shown="")
     split_bytes: int = option(
         "splitBytes",
-        "A task reads about so much of the log; a partition with more is read by several tasks.",
+        "About how much of the log a task reads; a partition with more is read by several tasks.",
         size,
         64 << 20,
-        told="64m",
+        shown="64m",
     )
     max_offsets: int = option(
-        "maxOffsetsPerTrigger", "At most so many records in a micro-batch.", whole(), 0, told=""
+        "maxOffsetsPerTrigger", "The most records of a micro-batch.", integer(), 0, shown=""
     )
     min_offsets: int = option(
-        "minOffsetsPerTrigger", "A micro-batch waits until there are so many records.", whole(), 0, told=""
+        "minOffsetsPerTrigger",
+        "The least records of a micro-batch; it waits for them.",
+        integer(),
+        0,
+        shown="",
     )
     max_trigger_delay_ms: int = option(
         "maxTriggerDelay",
-        "How long minOffsetsPerTrigger is waited for at most.",
+        "The longest wait for minOffsetsPerTrigger.",
         duration,
         900_000,
-        told="15m",
+        shown="15m",
     )
     max_bytes: int = option(
         "maxBytesPerTrigger",
-        "At most about so much of the log (compressed, if it is) in a micro-batch.",
+        "About how much of the log a micro-batch reads at most, in bytes as they are stored (compressed or not).",
         size,
         0,
-        told="",
+        shown="",
     )
     group: str = option(
         "group",
-        "Commit the progress of a stream as this consumer group, so that `levada group lag` and other tools "
-        "see it. Nothing is ever read from there.",
-        short_name,
+        "Commit the offsets of a stream for this consumer group, so that `levada group lag` and other tools "
+        "show its lag. A query never reads them.",
+        protocol_string,
         "",
     )
     key: str | None = option("key", "Only records with this key.", str, None)
     header: tuple[tuple[str, bytes], ...] = option(
         "header",
         'Only records with these headers: `name=value`, or `{"name": "value", ...}`.',
-        pairs,
+        header_pairs,
         (),
-        told="",
+        shown="",
     )
     from_time: int | None = option(
-        "fromTime", "Only records from this time on: milliseconds since 1970 or ISO 8601.", moment, None
+        "fromTime", "Only records from this time on: milliseconds since 1970 or ISO 8601.", timestamp, None
     )
-    to_time: int | None = option("toTime", "Only records before this time.", moment, None)
+    to_time: int | None = option("toTime", "Only records before this time.", timestamp, None)
     isolation: str = option(
         "isolation",
-        "`read_committed`: records of aborted transactions are left out, open ones are waited for; or "
-        "`read_uncommitted`.",
+        "`read_committed`: records of aborted transactions are left out, and a query reads up to the first open "
+        "transaction; or `read_uncommitted`.",
         one_of("read_committed", "read_uncommitted"),
         "read_committed",
         "kafka.isolation.level",
     )
     include_headers: bool = option(
-        "includeHeaders", "Whether there is a column `headers`.", boolean, True, told="true"
+        "includeHeaders", "Whether there is a column `headers`.", boolean, True, shown="true"
     )
     value_format: str = option(
         "valueFormat", "`json` or `avro`: the column `value` is typed.", one_of("json", "avro"), ""
     )
     value_schema: str = option(
         "valueSchema",
-        "What a value is: for json columns as in SQL (`user string, amount double`), for avro its schema.",
-        text_of,
+        "The type of a value: for json, columns as in SQL (`user string, amount double`); for avro, its schema.",
+        non_empty,
         "",
     )
     value_skip_bytes: int = option(
         "valueSkipBytes",
-        "Bytes before each value that are no part of it: 5 where a schema registry's serializer wrote it.",
-        whole(0, INT32_MAX),
+        "Bytes to skip at the start of each value: 5 for values written by a schema registry's serializer.",
+        integer(0, INT32_MAX),
         0,
     )
     dead_letter_topic: str = option(
         "deadLetterTopic",
-        "Where values go that are not of valueFormat; without it their rows have them in the column `malformed`.",
-        short_name,
+        "The topic for values that are not of valueFormat; without it they are in the column `malformed`.",
+        protocol_string,
         "",
     )
     fetch_bytes: int = option(
         "kafka.fetch.max.bytes",
-        "How much of the log a task asks for at once.",
+        "The most bytes of one Fetch request.",
         int32_size,
         8 << 20,
-        told="8m",
+        shown="8m",
     )
     fetch_wait_ms: int = option(
         "kafka.fetch.max.wait.ms",
-        "How long a broker may wait for records that are not there yet.",
-        whole(1, INT32_MAX),
+        "How long a broker may wait for new records before it responds to a Fetch.",
+        integer(1, INT32_MAX),
         500,
     )
     retry_timeout_ms: int = option(
         "kafka.default.api.timeout.ms",
-        "How long brokers that have answered before may be away until a query fails.",
-        whole(1, INT32_MAX),
+        "How long brokers that have responded before may be unavailable until a query fails.",
+        integer(1, INT32_MAX),
         60_000,
     )
 
@@ -238,8 +243,10 @@ class ReadOptions(ConnectionOptions):
         return self.isolation == "read_committed"
 
     @property
-    def where(self) -> Filter | None:
-        """What is asked of a row."""
+    def where(self) -> "Filter | None":
+        """The filter of key, header, fromTime and toTime, if any is given."""
+        from levada.spark.formats.decoder import TIMESTAMP_MAX, TIMESTAMP_MIN, Filter  # loads the kernels
+
         found = Filter(
             None if self.key is None else self.key.encode(),
             self.header,
@@ -247,6 +254,11 @@ class ReadOptions(ConnectionOptions):
             TIMESTAMP_MAX if self.to_time is None else self.to_time,
         )
         return None if found == Filter() else found
+
+    @property
+    def split(self) -> SplitOptions:
+        """How the planner splits offset ranges into tasks."""
+        return SplitOptions(self.split_bytes, self.min_partitions, self.max_records)
 
     @property
     def fetch_options(self) -> FetchOptions:
@@ -269,12 +281,12 @@ BATCH_ONLY = {
     "ending_offsets_by_timestamp": "endingOffsetsByTimestamp",
 }
 STREAM_ONLY = {"max_bytes": "maxBytesPerTrigger", "group": "group"}
-# The stock connector takes these in a batch and does nothing with them.
+# The stock connector accepts these in a batch without effect.
 STREAM_ONLY_OF_STOCK = {"max_offsets": "maxOffsetsPerTrigger", "min_offsets": "minOffsetsPerTrigger"}
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """The options of a reader, checked against each other."""
+    """The options of a reader; OptionError if they contradict each other."""
     options = parse(ReadOptions, given)
     chosen = [
         name
@@ -286,9 +298,9 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         if value
     ]
     if not chosen:
-        raise OptionError("which topics? Give one of the options subscribe, subscribePattern or assign")
+        raise OptionError("no topics are given: set one of the options subscribe, subscribePattern or assign")
     if len(chosen) > 1:
-        raise OptionError(f"the options {' and '.join(chosen)} exclude each other; give one")
+        raise OptionError(f"the options {' and '.join(chosen)} exclude each other; set only one")
     if options.max_offsets and options.min_offsets > options.max_offsets:
         raise OptionError("option minOffsetsPerTrigger is greater than maxOffsetsPerTrigger")
     if options.value_schema and not options.value_format:
@@ -297,8 +309,8 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         raise OptionError("option deadLetterTopic needs valueFormat: json or avro")
     if options.dead_letter_topic and _is_read(options, options.dead_letter_topic):
         raise OptionError(
-            f"option deadLetterTopic: {options.dead_letter_topic} is among the topics that are read, which would be "
-            "fed with what cannot be read of them; name another"
+            f"option deadLetterTopic: {options.dead_letter_topic} is one of the topics that the query reads, so it "
+            "would read its own dead letters; set another topic"
         )
     if options.value_format == "avro" and not options.value_schema:
         raise OptionError("option valueFormat avro needs valueSchema: the Avro schema, as JSON")
@@ -308,7 +320,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def _check_columns(schema: str) -> None:
-    """Spark reads columns in a text of ours, of which it would complain; so what is plainly wrong is told here."""
+    """Check valueSchema for plain mistakes; Spark would report them in the DDL of the whole table."""
     plain = re.sub(r"\([\d\s,]*\)", "", schema)  # decimal(8, 2)
     if not re.fullmatch(r"[\w\s,:<>]*", plain):
         return  # names and comments in quotes
@@ -317,21 +329,21 @@ def _check_columns(schema: str) -> None:
     for part in re.split(r"[,<>]+", plain):
         found = re.split(r"[\s:]+", part.strip())
         if found[-1] and len(found) <= 2 and found[-1].lower() not in TYPES:
-            wrong = f"{found[-1]} is no type{nearest(found[-1].lower(), TYPES)}"
+            wrong = f"{found[-1]} is not a type{nearest(found[-1].lower(), TYPES)}"
             raise OptionError(f"option valueSchema: {wrong}; found {schema!r}")
 
 
 def _is_read(options: ReadOptions, topic: str) -> bool:
     return (
         topic in options.subscribe
-        or any(place.topic == topic for place in options.assign)
-        or bool(options.subscribe_pattern and matcher(options.subscribe_pattern)(topic))
+        or any(partition.topic == topic for partition in options.assign)
+        or bool(options.subscribe_pattern and topic_matcher(options.subscribe_pattern)(topic))
     )
 
 
 def for_batch(options: ReadOptions) -> ReadOptions:
-    """Refuse what has no meaning in a batch."""
-    _refuse(options, STREAM_ONLY, "a stream", "read")
+    """Raise OptionError for options that have no meaning in a batch."""
+    _reject(options, STREAM_ONLY, "a stream", "read")
     for attribute, name in STREAM_ONLY_OF_STOCK.items():
         if getattr(options, attribute):
             warn(f"option {name} is for a stream and has no effect in a batch")
@@ -341,12 +353,12 @@ def for_batch(options: ReadOptions) -> ReadOptions:
 
 
 def for_stream(options: ReadOptions) -> ReadOptions:
-    """Refuse what has no meaning in a stream."""
-    _refuse(options, BATCH_ONLY, "a batch", "readStream")
+    """Raise OptionError for options that have no meaning in a stream."""
+    _reject(options, BATCH_ONLY, "a batch", "readStream")
     return options
 
 
-def _refuse(options: ReadOptions, names: Mapping[str, str], meant_for: str, used: str) -> None:
+def _reject(options: ReadOptions, names: Mapping[str, str], meant_for: str, used: str) -> None:
     for attribute, name in names.items():
         if getattr(options, attribute):
-            raise OptionError(f"option {name} is for {meant_for} and means nothing to spark.{used}")
+            raise OptionError(f"option {name} is for {meant_for} and has no meaning for spark.{used}")

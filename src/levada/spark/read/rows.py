@@ -1,11 +1,12 @@
-"""Columns of a log as the rows that Spark wants: the stock connector's columns, those that a user's schema names.
+"""Builds the Arrow record batches of a task: fetches and decodes offset ranges, and builds the columns of the schema.
 
-A schema given by the user is a projection: a column that is not in it is not made. `key` and `value` may be asked for
-as strings. With `valueFormat`, `value` is a struct, and `malformed` holds what could not be read as one.
+A schema given by the user is a projection: a column that is not in it is not built. `key` and `value` may be strings.
+With `valueFormat`, `value` is a struct, and `malformed` holds the values that are not of the format.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -22,16 +23,20 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from levada.errors import KafkaError
 from levada.model import TopicPartition
-from levada.spark.formats.avro import AvroSchema, AvroValues
-from levada.spark.formats.columns import Columns
-from levada.spark.formats.json import JsonValues
+from levada.spark.formats.avro import AvroDecoder, AvroSchema
+from levada.spark.formats.json import JsonDecoder
 from levada.spark.options import OptionError, nearest
+from levada.spark.read.fetcher import FetchOptions, fetch_range
 from levada.spark.read.options import ReadOptions
-from levada.spark.read.planning import Range, Task
-from levada.spark.session.workers import keep_memory
+from levada.spark.read.planner import TaskRanges
+from levada.spark.worker import retain_freed_memory
 
-ARROW_BATCH_BYTES = 16 << 20  # what is handed to the JVM at once, about
+if TYPE_CHECKING:
+    from levada.spark.formats.decoder import Columns, Filter
+
+ARROW_BATCH_BYTES = 16 << 20  # passed to the JVM at once, about
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 COLUMNS: dict[str, DataType] = {
@@ -45,21 +50,11 @@ COLUMNS: dict[str, DataType] = {
     "headers": HEADERS,
 }
 MALFORMED = "malformed"  # a column only with `valueFormat`
-DDL = {
-    "key": "binary",
-    "value": "binary",
-    "topic": "string",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-    "timestampType": "int",
-    "headers": "array<struct<key: string, value: binary>>",
-}
 
 
 def table_schema(options: ReadOptions) -> StructType | str:
-    """The columns of a topic when the user gives no schema; as text where types are the user's, for Spark to read."""
-    types: dict[str, str] = dict(DDL)
+    """The columns of a topic if the user gives no schema; as DDL if Spark has to parse the user's `valueSchema`."""
+    types = {name: kind.simpleString() for name, kind in COLUMNS.items()}
     if not options.include_headers:
         del types["headers"]
     if options.value_format:
@@ -85,94 +80,116 @@ def avro_schema(options: ReadOptions) -> AvroSchema:
         raise OptionError(f"option valueSchema: {error}") from None
 
 
-class Values(Protocol):
-    """Reads the values of a format."""
+def read_columns(
+    bootstrap: str,
+    partition: TopicPartition,
+    start: int,
+    end: int,
+    *,
+    want_headers: bool = True,
+    where: "Filter | None" = None,
+    options: FetchOptions = FetchOptions(),  # noqa: B008
+    topic_id: UUID | None = None,
+) -> "Iterator[Columns]":
+    """Fetch and decode the records of [start, end), in order.
+
+    See `fetch_range` for what it raises. Records that cannot be decoded raise a KafkaError with partition and offset.
+    """
+    from levada.spark.formats.decoder import decode_all  # loads the kernels, which only tasks need
+
+    for chunk in fetch_range(bootstrap, partition, start, end, options, topic_id):
+        pieces = decode_all(chunk.data, chunk.start, end, chunk.aborted, want_headers, where)
+        try:
+            yield from pieces
+        except KafkaError as error:
+            raise KafkaError(error.code, f"{partition}: {error.detail}") from None
+
+
+class ValueDecoder(Protocol):
+    """Decodes values of one format."""
 
     def decode(self, values: Any) -> tuple[Any, Any]:
         """An array of structs, and an array that is true where a value is not of the format."""
 
 
-class Part(NamedTuple):
-    """Some records of one partition; with `valueFormat` the structs that values are, and which are none."""
+class Decoded(NamedTuple):
+    """Records of one partition; with `valueFormat` also the structs, and where a value is not of the format."""
 
-    place: TopicPartition
-    columns: Columns
+    partition: TopicPartition
+    columns: "Columns"
     structs: Any = None
     bad: Any = None
 
 
-Maker = Callable[[Part], Any]
+ColumnBuilder = Callable[[Decoded], Any]
 
 
-class Rows:
-    """Makes Arrow batches of one schema; it travels to the tasks with the reader, so it holds no Arrow objects."""
+class RowReader:
+    """Builds Arrow record batches of one schema. Spark pickles it with the reader, so it holds no Arrow objects."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._schema = schema
         self._options = options
         for field in schema.fields:
             _check(field, options)
-        self._values(self._target())
+        self._value_decoder(self._arrow_schema())
 
-    def read(self, task: Task | None) -> Iterator[Any]:
-        """The batches of a task."""
-        keep_memory()
-        target = self._target()
-        values = self._values(target)
-        makers = [_maker(field.name, target.field(field.name).type) for field in self._schema.fields]
-        for part in task or ():
-            for columns in self._columns(part):
-                found = self._part(part.partition, columns, values)
-                batch = pa.RecordBatch.from_arrays([make(found) for make in makers], schema=target)
-                if self._options.dead_letter_topic and found.bad is not None and pc.any(found.bad).as_py():
-                    from levada.spark.formats.dead_letters import send_dead_letters
+    def read(self, task: TaskRanges | None) -> Iterator[Any]:
+        """The record batches of a task."""
+        retain_freed_memory()
+        schema = self._arrow_schema()
+        decoder = self._value_decoder(schema)
+        builders = [_builder(field.name, schema.field(field.name).type) for field in self._schema.fields]
+        options = self._options
+        for one in task or ():
+            pieces = read_columns(
+                options.bootstrap,
+                one.partition,
+                one.start,
+                one.end,
+                want_headers="headers" in self._schema.names or bool(options.dead_letter_topic),
+                where=options.where,
+                options=options.fetch_options,
+                topic_id=one.topic_id,
+            )
+            for columns in pieces:
+                found = self._decode_values(one.partition, columns, decoder)
+                batch = pa.RecordBatch.from_arrays([build(found) for build in builders], schema=schema)
+                if options.dead_letter_topic and found.bad is not None and pc.any(found.bad).as_py():
+                    from levada.spark.read.dead_letter_topic import send_dead_letters
 
-                    send_dead_letters(self._options, part.partition, columns, found.bad)
+                    send_dead_letters(options, one.partition, columns, found.bad)
                     batch = batch.filter(pc.invert(found.bad))
-                yield from _in_pieces(batch)
+                yield from _split(batch)
 
-    def _target(self) -> Any:
-        """The schema as Arrow has it."""
+    def _arrow_schema(self) -> Any:
         from pyspark.sql.pandas.types import to_arrow_schema
 
         return to_arrow_schema(self._schema, timezone="UTC")
 
-    def _values(self, target: Any) -> Values | None:
-        """What reads values, if they are to be read."""
-        if not self._options.value_format or "value" not in target.names:
+    def _value_decoder(self, schema: Any) -> ValueDecoder | None:
+        """The decoder of `valueFormat`, if the schema has the column `value`."""
+        if not self._options.value_format or "value" not in schema.names:
             return None
-        kind = target.field("value").type
+        kind = schema.field("value").type
         if self._options.value_format == "avro":
-            return AvroValues(avro_schema(self._options), kind)
+            return AvroDecoder(avro_schema(self._options), kind)
         try:
-            return JsonValues(kind)
+            return JsonDecoder(kind)
         except ValueError as error:
             raise OptionError(f"option valueSchema: {error}") from None
 
-    def _columns(self, part: Range) -> Iterator[Columns]:
-        options = self._options
-        from levada.spark.read.columns import read_columns  # loads kernels: only tasks need them
-
-        return read_columns(
-            options.bootstrap,
-            part.partition,
-            part.start,
-            part.end,
-            want_headers="headers" in self._schema.names or bool(options.dead_letter_topic),
-            where=options.where,
-            options=options.fetch_options,
-            topic_id=part.topic_id,
-        )
-
-    def _part(self, place: TopicPartition, columns: Columns, values: Values | None) -> Part:
-        if values is None:
-            return Part(place, columns)
-        structs, bad = values.decode(_without_first(columns.value, self._options.value_skip_bytes))
-        return Part(place, columns, structs, bad)
+    def _decode_values(
+        self, partition: TopicPartition, columns: "Columns", decoder: ValueDecoder | None
+    ) -> Decoded:
+        if decoder is None:
+            return Decoded(partition, columns)
+        structs, bad = decoder.decode(skip_bytes(columns.value, self._options.value_skip_bytes))
+        return Decoded(partition, columns, structs, bad)
 
 
 def _check(field: StructField, options: ReadOptions) -> None:
-    """A column that a user asks for is one of ours, in its type."""
+    """Raise OptionError unless a column of the user's schema exists and has its type."""
     name, kind = field.name, field.dataType
     known = dict(COLUMNS)
     if options.value_format and not options.dead_letter_topic:
@@ -194,34 +211,36 @@ def _check(field: StructField, options: ReadOptions) -> None:
         raise OptionError(f"column {name} is {wanted}, and the schema says {kind.simpleString()}")
 
 
-def _maker(name: str, kind: Any) -> Maker:
+def _builder(name: str, kind: Any) -> ColumnBuilder:
     if name == "value" and pa.types.is_struct(kind):
-        return lambda part: part.structs
+        return lambda found: found.structs
     if name in ("key", "value"):
         if pa.types.is_string(kind):
-            return lambda part: as_text(getattr(part.columns, name))
-        return lambda part: getattr(part.columns, name)
-    makers: dict[str, Maker] = {
-        "topic": lambda part: pa.repeat(pa.scalar(part.place.topic, pa.string()), part.columns.rows),
-        "partition": lambda part: pa.repeat(pa.scalar(part.place.partition, pa.int32()), part.columns.rows),
-        "offset": lambda part: part.columns.offset,
-        "timestamp": lambda part: pc.multiply(part.columns.timestamp, 1000).view(kind),
-        "timestampType": lambda part: part.columns.timestamp_type.cast(pa.int32()),
-        "headers": lambda part: _as_type(part.columns.headers, kind),
+            return lambda found: _as_text(getattr(found.columns, name))
+        return lambda found: getattr(found.columns, name)
+    builders: dict[str, ColumnBuilder] = {
+        "topic": lambda found: pa.repeat(pa.scalar(found.partition.topic, pa.string()), found.columns.rows),
+        "partition": lambda found: pa.repeat(
+            pa.scalar(found.partition.partition, pa.int32()), found.columns.rows
+        ),
+        "offset": lambda found: found.columns.offset,
+        "timestamp": lambda found: pc.multiply(found.columns.timestamp, 1000).view(kind),
+        "timestampType": lambda found: found.columns.timestamp_type.cast(pa.int32()),
+        "headers": lambda found: _as_type(found.columns.headers, kind),
         MALFORMED: _malformed,
     }
-    return makers[name]
+    return builders[name]
 
 
-def _malformed(part: Part) -> Any:
-    """Values that could not be read, as they are."""
-    if part.bad is None:
-        return pa.nulls(part.columns.rows, pa.binary())
-    return pc.if_else(part.bad, part.columns.value, pa.scalar(None, pa.binary()))
+def _malformed(found: Decoded) -> Any:
+    """The bytes of the values that are not of the format."""
+    if found.bad is None:
+        return pa.nulls(found.columns.rows, pa.binary())
+    return pc.if_else(found.bad, found.columns.value, pa.scalar(None, pa.binary()))
 
 
-def as_text(values: Any) -> Any:
-    """Binary as strings; what is not UTF-8 has U+FFFD in its place."""
+def _as_text(values: Any) -> Any:
+    """Binary as strings; bytes that are not UTF-8 become U+FFFD."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -229,8 +248,8 @@ def as_text(values: Any) -> Any:
         return pa.array(found, pa.string())
 
 
-def _without_first(values: Any, count: int) -> Any:
-    """Binary without its first bytes; what has fewer is empty. (Arrow's own slice fails on those.)"""
+def skip_bytes(values: Any, count: int) -> Any:
+    """Binary values without their first bytes; shorter ones become empty. (Arrow's own slice fails on those.)"""
     if not count:
         return values
     _, edges, data = values.buffers()
@@ -246,12 +265,12 @@ def _without_first(values: Any, count: int) -> Any:
 
 
 def _as_type(array: Any, kind: Any) -> Any:
-    """The same lists under the names that Spark has for their parts."""
+    """The same lists with Spark's names for their fields."""
     return array if array.type == kind else array.cast(kind)
 
 
-def _in_pieces(batch: Any) -> Iterator[Any]:
-    """The same rows in batches that the JVM takes easily; nothing is copied."""
+def _split(batch: Any) -> Iterator[Any]:
+    """The same rows in batches of about ARROW_BATCH_BYTES; nothing is copied."""
     count = -(-batch.nbytes // ARROW_BATCH_BYTES) or 1
     rows = -(-batch.num_rows // count) or 1
     for start in range(0, batch.num_rows, rows):

@@ -1,13 +1,14 @@
-"""A stream: where it begins, how far the next micro-batch goes, and who reads what of it.
+"""The reader of a streaming query: its first offsets, the end offsets of each micro-batch, and its input partitions.
 
-Spark asks one object of this class in the driver, and tasks read with copies that know nothing of it. Limits do not
-compose in Spark's interface, so all are weighed here. What Spark gives as the start of the next micro-batch is
-finished work: there, and not in `commit`, which comes late, a group's progress is kept.
+Spark calls one instance on the driver; tasks read with copies of it. Spark's interface cannot combine read limits, so
+all of them are applied here. When Spark passes the start offsets of a micro-batch, everything before them is finished:
+a consumer group's offsets are committed then, and not in `commit`, which Spark calls late.
 """
 
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -22,52 +23,60 @@ from pyspark.sql.streaming.datasource import (
 from levada.client.errors import FAILURES
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
-from levada.spark.failures import told_plainly
+from levada.spark.failures import spark_callback
 from levada.spark.options import OptionError
-from levada.spark.read.batch import ReadTask, splitting
-from levada.spark.read.bounds import lost, starting
-from levada.spark.read.logs import Logs
-from levada.spark.read.offsets import from_json, to_json
+from levada.spark.read.batch import RangesPartition
+from levada.spark.read.offset_reader import OffsetReader
+from levada.spark.read.offsets import from_json, report_data_loss, start_offsets, to_json
 from levada.spark.read.options import ReadOptions
-from levada.spark.read.planning import Limits, Range, Sizes, admitted, average_sizes, tasks
-from levada.spark.read.rows import Rows
-from levada.spark.session.workers import Travels
+from levada.spark.read.planner import (
+    BytesPerOffset,
+    OffsetRange,
+    ReadLimits,
+    bytes_per_offset,
+    plan_tasks,
+    rate_limit,
+)
+from levada.spark.read.rows import RowReader
 from levada.spark.warning import warn
+from levada.spark.worker import QuickAck
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-Positions = dict[TopicPartition, int]
+PartitionOffsets = dict[TopicPartition, int]
 
-SIZES_AGE_S = 30.0  # averages of whole logs move slowly
-LOOKS_MAX = 5  # while topics come and go under the reader
+SIZES_AGE_MAX_S = 30.0  # averages of whole logs change slowly
+METADATA_ATTEMPTS_MAX = 5  # while topics are deleted and created during a request
 
 
-class StreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(QuickAck, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("levada")`."""
 
     def __init__(self, options: ReadOptions, schema: "StructType") -> None:
         self._options = options
-        self._rows = Rows(schema, options)
-        self._logs = Logs(options)
-        self._ids: dict[TopicPartition, UUID | None] = {}  # as they were last seen
-        self._anew: Positions = {}  # where logs begin that were made again since the last micro-batch
-        self._seen: Positions | None = None  # where logs ended when last asked
-        self._target: Positions | None = None  # where to end for good
-        self._committed: Positions = {}
-        self._sizes: tuple[float, Sizes] = (-math.inf, {})
-        self._triggered = -math.inf
+        self._rows = RowReader(schema, options)
+        self._offsets = OffsetReader(options)
+        self._ids: dict[TopicPartition, UUID | None] = {}  # topic ids at the last request
+        self._recreated: PartitionOffsets = {}  # earliest offsets of logs recreated since the last micro-batch
+        self._latest: PartitionOffsets | None = None  # latest offsets at the last request
+        self._available_now: PartitionOffsets | None = None  # where a query with that trigger ends
+        self._committed: PartitionOffsets = {}
+        self._sizes: tuple[float, BytesPerOffset] = (-math.inf, {})
+        self._triggered_at = -math.inf
 
-    # Where it begins and goes
+    # Offsets
 
-    @told_plainly()
+    @spark_callback()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name, as those below)
-        self._ids = self._logs.partitions(missing_is_wrong=True)
-        earliest, latest = self._logs.earliest(self._ids), self._logs.latest(self._ids)
-        found = starting(self._options, self._logs, earliest, latest, "latest")
-        for place, offset in found.items():
-            if offset > latest[place]:
-                raise OptionError(f"option startingOffsets: {place} ends at {latest[place]}, before {offset}")
+        self._ids = self._offsets.partitions(missing_is_error=True)
+        earliest, latest = self._offsets.earliest(self._ids), self._offsets.latest(self._ids)
+        found = start_offsets(self._options, self._offsets, earliest, latest, "latest")
+        for partition, offset in found.items():
+            if offset > latest[partition]:
+                raise OptionError(
+                    f"option startingOffsets: {partition} ends at {latest[partition]}, before {offset}"
+                )
         return to_json(found)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -76,176 +85,186 @@ class StreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return ReadMaxRows(limits.max_offsets or 2**63 - 1)
         return ReadAllAvailable()
 
-    @told_plainly()
+    @spark_callback()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._look()
+        self._available_now = self._latest_offsets()
 
-    @told_plainly()
+    @spark_callback()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        begun = from_json(start)
-        latest = self._seen = self._look()
-        self._commit(begun)
-        if self._target is not None:
+        begin = from_json(start)
+        latest = self._latest = self._latest_offsets()
+        self._commit(begin)
+        if self._available_now is not None:
             latest = {
-                place: min(end, self._target[place]) for place, end in latest.items() if place in self._target
+                partition: min(end, self._available_now[partition])
+                for partition, end in latest.items()
+                if partition in self._available_now
             }
-        gone = self._find_gone(begun)
-        begun |= self._find_new(latest.keys() - begun.keys())
-        begun |= self._find_anew(begun, latest)
-        limits = Limits() if isinstance(limit, ReadAllAvailable) else self._limits
-        waited_ms = (time.monotonic() - self._triggered) * 1000
-        end = admitted(begun, latest, limits, self._weights() if limits.max_bytes else {}, waited_ms)
-        if not gone and not self._anew and all(end[place] == begun[place] for place in end):
+        some_deleted = self._check_deleted(begin)
+        begin |= self._new_partitions(latest.keys() - begin.keys())
+        begin |= self._recreated_partitions(begin, latest)
+        limits = ReadLimits() if isinstance(limit, ReadAllAvailable) else self._limits
+        waited_ms = (time.monotonic() - self._triggered_at) * 1000
+        sizes = self._bytes_per_offset() if limits.max_bytes else {}
+        end = rate_limit(begin, latest, limits, sizes, waited_ms)
+        changed = any(end[partition] != begin[partition] for partition in end)
+        if not some_deleted and not self._recreated and not changed:
             return start
-        self._triggered = time.monotonic()
+        self._triggered_at = time.monotonic()
         return to_json(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        return None if self._seen is None else to_json(self._seen)
+        return None if self._latest is None else to_json(self._latest)
 
     @property
-    def _limits(self) -> Limits:
+    def _limits(self) -> ReadLimits:
         options = self._options
-        waits = self._target is None  # what is there now will not become more
-        return Limits(
+        may_wait = self._available_now is None  # with trigger availableNow there will not be more records
+        return ReadLimits(
             options.max_offsets,
             options.max_bytes,
-            options.min_offsets if waits else 0,
+            options.min_offsets if may_wait else 0,
             options.max_trigger_delay_ms,
         )
 
-    def _look(self) -> Positions:
-        """Where the logs end now; topics that were made again meanwhile are noted."""
-        for attempt in range(LOOKS_MAX):
-            ids = self._logs.partitions(missing_is_wrong=False)
+    def _latest_offsets(self) -> PartitionOffsets:
+        """The latest offsets now; notes topics that were deleted and created again since the last request."""
+        for attempt in range(METADATA_ATTEMPTS_MAX):
+            ids = self._offsets.partitions(missing_is_error=False)
             try:
-                latest = self._logs.latest(ids)
-                for place, topic_id in ids.items():
-                    if self._ids.get(place, topic_id) != topic_id:
-                        lost(self._options, f"topic {place.topic} was deleted and made again")
-                        self._anew[place] = self._logs.earliest([place])[place]
+                latest = self._offsets.latest(ids)
+                for partition, topic_id in ids.items():
+                    if self._ids.get(partition, topic_id) != topic_id:
+                        what = f"topic {partition.topic} was deleted and created again"
+                        report_data_loss(self._options, what)
+                        self._recreated[partition] = self._offsets.earliest([partition])[partition]
                 self._ids = ids
                 return latest
             except KafkaError as error:
-                gone = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                if not gone or attempt == LOOKS_MAX - 1:
+                is_deleted = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if not is_deleted or attempt == METADATA_ATTEMPTS_MAX - 1:
                     raise
         raise AssertionError("unreachable")
 
-    def _find_gone(self, begun: Positions) -> bool:
-        gone = sorted(begun.keys() - self._ids.keys())
-        for place in gone:
-            lost(self._options, f"{place} was read up to offset {begun[place]} and is not there any more")
-        return bool(gone)
+    def _check_deleted(self, begin: PartitionOffsets) -> bool:
+        """Report partitions of the query that do not exist any more; whether there are any."""
+        deleted = sorted(begin.keys() - self._ids.keys())
+        for partition in deleted:
+            what = f"{partition} was read up to offset {begin[partition]} and does not exist any more"
+            report_data_loss(self._options, what)
+        return bool(deleted)
 
-    def _find_new(self, places: set[TopicPartition]) -> Positions:
-        """Partitions that came into being are read from their beginning."""
-        earliest = self._logs.earliest(places)
-        for place, offset in earliest.items():
+    def _new_partitions(self, partitions: set[TopicPartition]) -> PartitionOffsets:
+        """Partitions created since the query started are read from their earliest offset."""
+        earliest = self._offsets.earliest(partitions)
+        for partition, offset in earliest.items():
             if offset:
-                lost(self._options, f"{place} is new and begins at offset {offset} already")
+                report_data_loss(self._options, f"{partition} is new and begins at offset {offset} already")
         return earliest
 
-    def _find_anew(self, begun: Positions, latest: Positions) -> Positions:
-        """Logs that end before where we were are others than those we read."""
-        short = [place for place, end in latest.items() if end < begun[place] and place not in self._anew]
+    def _recreated_partitions(self, begin: PartitionOffsets, latest: PartitionOffsets) -> PartitionOffsets:
+        """The start offsets of logs that were created again. A log that ends before the start offset is one of them."""
+        short = [
+            partition
+            for partition, end in latest.items()
+            if end < begin[partition] and partition not in self._recreated
+        ]
         if short:
-            found = Logs(self._uncommitted).latest(short)
-            for place in short:
-                if found[place] >= begun[place]:
-                    latest[place] = begun[place]  # an open transaction, read over before
+            uncommitted = replace(self._options, isolation="read_uncommitted")
+            found = OffsetReader(uncommitted).latest(short)
+            for partition in short:
+                if found[partition] >= begin[partition]:
+                    latest[partition] = begin[partition]  # an open transaction, which was read before
                     continue
-                lost(
+                report_data_loss(
                     self._options,
-                    f"{place} ends at offset {found[place]} and was read up to {begun[place]}: its topic was "
-                    "deleted and made again, or its log was cut",
+                    f"{partition} ends at offset {found[partition]} and was read up to {begin[partition]}: its topic "
+                    "was deleted and created again, or its log was truncated",
                 )
-                self._anew[place] = self._logs.earliest([place])[place]
-        return {place: offset for place, offset in self._anew.items() if place in latest}
+                self._recreated[partition] = self._offsets.earliest([partition])[partition]
+        return {partition: offset for partition, offset in self._recreated.items() if partition in latest}
 
-    @property
-    def _uncommitted(self) -> ReadOptions:
-        from dataclasses import replace
+    # Input partitions
 
-        return replace(self._options, isolation="read_uncommitted")
-
-    # Who reads what
-
-    @told_plainly()
+    @spark_callback()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        begun, ended = from_json(start), from_json(end)
-        ids = self._logs.partitions(missing_is_wrong=False)
-        there = ended.keys() & ids.keys()
-        earliest = self._logs.earliest(there)
-        for place in sorted(ended.keys() - there):
-            if ended[place] != begun.get(place):
-                lost(self._options, f"{place} should be read up to {ended[place]} and is not there any more")
+        begin, until = from_json(start), from_json(end)
+        ids = self._offsets.partitions(missing_is_error=False)
+        there = until.keys() & ids.keys()
+        earliest = self._offsets.earliest(there)
+        for partition in sorted(until.keys() - there):
+            if until[partition] != begin.get(partition):
+                what = f"{partition} should be read up to {until[partition]} and does not exist any more"
+                report_data_loss(self._options, what)
         ranges = []
-        for place in sorted(there):
-            first = self._anew.pop(place, begun.get(place, earliest[place]))
-            if first > ended[place]:
-                first = earliest[place]  # it was made again, and that was told
-            if first < earliest[place] and first < ended[place]:
-                lost(
+        for partition in sorted(there):
+            first = self._recreated.pop(partition, begin.get(partition, earliest[partition]))
+            if first > until[partition]:
+                first = earliest[partition]  # it was created again, which was reported before
+            if first < earliest[partition] and first < until[partition]:
+                report_data_loss(
                     self._options,
-                    f"{place} begins at offset {earliest[place]} now, those from {first} on were deleted before "
-                    "they were read",
+                    f"{partition} begins at offset {earliest[partition]} now, those from {first} on were deleted "
+                    "before they were read",
                 )
-            first = max(first, earliest[place])
-            ranges.append(Range(place, first, max(first, ended[place]), ids[place]))
-        self._anew.clear()
-        return [ReadTask(task) for task in tasks(ranges, self._weights(), splitting(self._options))]
+            first = max(first, earliest[partition])
+            ranges.append(OffsetRange(partition, first, max(first, until[partition]), ids[partition]))
+        self._recreated.clear()
+        tasks = plan_tasks(ranges, self._bytes_per_offset(), self._options.split)
+        return [RangesPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        with told_plainly():
+        with spark_callback():
             yield from self._rows.read(partition.value)
 
-    def _weights(self) -> Sizes:
-        """Bytes of an offset in each log, asked for now and then."""
-        asked, found = self._sizes
-        if time.monotonic() - asked > SIZES_AGE_S:
-            places = self._ids or self._logs.partitions(missing_is_wrong=False)
-            logs = self._logs
-            found = average_sizes(logs.sizes(places), logs.earliest(places), logs.latest(places))
+    def _bytes_per_offset(self) -> BytesPerOffset:
+        """The average record size of each log, at most SIZES_AGE_MAX_S old."""
+        requested_at, found = self._sizes
+        if time.monotonic() - requested_at > SIZES_AGE_MAX_S:
+            offsets = self._offsets
+            partitions = self._ids or offsets.partitions(missing_is_error=False)
+            log_bytes = offsets.log_bytes(partitions)
+            found = bytes_per_offset(log_bytes, offsets.earliest(partitions), offsets.latest(partitions))
             self._sizes = (time.monotonic(), found)
         return found
 
-    # Who else is told
+    # The consumer group
 
-    def _commit(self, done: Positions) -> None:
-        """Keep what is finished as the group's offsets; a query does not fail because others cannot see it."""
+    def _commit(self, done: PartitionOffsets) -> None:
+        """Commit the finished offsets for the option `group`; a failure is a warning, as only other tools read them."""
         group = self._options.group
         if not group or done == self._committed:
             return
-        there = {place: offset for place, offset in done.items() if place in self._ids}
+        there = {partition: offset for partition, offset in done.items() if partition in self._ids}
         try:
             if there:
-                self._logs.commit(group, there)
+                self._offsets.commit(group, there)
             self._committed = done
         except FAILURES as error:
-            warn(f"the progress of group {group} was not committed: {error}")
+            warn(f"the offsets of group {group} were not committed: {error}")
 
 
-class RefusedReader(DataSourceStreamReader):
-    """In place of a reader that cannot be made. Spark loses what is raised while a reader is made, so it is raised
-    when the reader is first asked.
+class FailedReader(DataSourceStreamReader):
+    """Stands in for a reader whose options are wrong, and raises the error at the first call.
+
+    Spark drops what is raised while a reader is created.
     """
 
-    def __init__(self, why: OptionError) -> None:
-        self._why = why
+    def __init__(self, error: OptionError) -> None:
+        self._error = error
 
-    @told_plainly()
+    @spark_callback()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        raise self._why
+        raise self._error
 
-    @told_plainly()
+    @spark_callback()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        raise self._why
+        raise self._error
 
-    @told_plainly()
+    @spark_callback()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        raise self._why
+        raise self._error
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        with told_plainly():
-            raise self._why
+        with spark_callback():
+            raise self._error

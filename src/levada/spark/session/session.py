@@ -1,17 +1,22 @@
-"""A SparkSession set well for topics: what everybody would otherwise look up; what a user sets himself wins.
+"""Creates a SparkSession with settings that suit topics; settings of the user take precedence.
 
-Arrow: Spark measures a batch in bytes by walking it, which is quadratic when an array column is null (records
-without headers), so only the count of rows limits a batch. Checkpoints: the manager over FileSystem halves what a
-micro-batch spends on its journal. Time: records carry instants, so the session shows them in UTC.
+Arrow: Spark computes the bytes of a batch column by column, which is quadratic if an array column is null (records
+without headers), so only the number of rows limits a batch. Checkpoints: the FileSystem-based manager halves the time
+that a micro-batch spends on its offset and commit logs. Time zone: record timestamps are instants, shown in UTC.
+
+Streams that start at the same moment: Spark keeps one map of environment variables for a Python source. Each stream
+that starts puts its own variables there, from its own thread and without a lock. Two threads that add the same name
+corrupt the map's size, and from then on every task of the session fails (`java.io.OptionalDataException`). So the names
+are added beforehand: a new value under an existing name changes neither the size nor the structure of the map.
 """
 
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from levada.spark.session.java import java_home
-from levada.spark.session.spark_home import quick_home
+from levada.spark.session.spark_home import linked_spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,43 +34,50 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-# Where driver and executors are on one machine: no name is looked up, and no 200 tasks for a small shuffle.
+# If driver and executors are on one machine: no host names to resolve, and fewer than 200 tasks in a shuffle.
 LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
 }
-# What may be changed in a session that somebody else made, and Spark's own defaults of it.
-IN_A_GIVEN_SESSION = {
+# Changed also in an existing session if it has Spark's defaults, which these are.
+SPARK_DEFAULTS = {
     "spark.sql.execution.arrow.maxBytesPerBatch": "67108864b",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
 }
 
-DECLARING = (
-    "SESSION_MUTATION_IN_DECLARATIVE_PIPELINE"  # where nothing may be set: the project's own file says it
-)
+# The error of a declarative pipeline, whose settings are in its project file.
+IN_DECLARATIVE_PIPELINE = "SESSION_MUTATION_IN_DECLARATIVE_PIPELINE"
+SOURCE = "levada"
+# The variables of a stream that starts. Empty ones get their value before any worker reads them.
+STREAM_VARIABLES = {
+    "SPARK_LOCAL_DIRS": "",
+    "SPARK_AUTH_SOCKET_TIMEOUT": "",
+    "SPARK_BUFFER_SIZE": "",
+    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+}
 
 
 def session(app: str = "levada", master: str | None = None, **conf: str) -> "SparkSession":
-    """The session that is active, or a new one: on this machine, or where `master` says.
+    """The active session, or a new one: on this machine, or on `master`.
 
-    `conf` are Spark's settings, and win over those above: `session(**{"spark.ui.enabled": "true"})`. An active
-    session keeps its own settings; only `conf` and the limits of Arrow batches are set on it (not by the files of a
-    declarative pipeline, which may set nothing).
+    `conf` are Spark's settings and take precedence over those above: `session(**{"spark.ui.enabled": "true"})`. An
+    active session keeps its own settings; only `conf` and the limits of Arrow batches are set on it (not in a
+    declarative pipeline, which allows no changes).
     """
     _set_environment()
     from pyspark.sql import SparkSession
 
     active = _active()
     if active is not None:
-        return _given(active, conf)
+        return _configured(active, conf)
     settings = dict(SETTINGS)
-    if master is None and not _is_told_elsewhere(conf):
+    if master is None and not _has_other_master(conf):
         master = "local[*]"
     if master is not None and master.startswith("local"):
         settings |= LOCAL_SETTINGS
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        home = quick_home()
+        home = linked_spark_home()
         if home is not None:
             os.environ["SPARK_HOME"] = home
     builder = SparkSession.builder.appName(app)
@@ -77,17 +89,44 @@ def session(app: str = "levada", master: str | None = None, **conf: str) -> "Spa
 
 
 def session_or(spark: "SparkSession | None") -> "SparkSession":
-    """A session that somebody gave, ready for several streams, or that of `session()`."""
+    """The given session, prepared for concurrent streams, or that of `session()`."""
     if spark is None:
         return session()
-    from levada.spark.session.environment import let_streams_start_at_once  # which needs pyspark
-
-    let_streams_start_at_once(spark)
+    prepare_concurrent_streams(spark)
     return spark
 
 
+def prepare_concurrent_streams(spark: "SparkSession") -> None:
+    """Add the variables of streams to the data source that this session finds under Levada's name.
+
+    With Connect, all sessions of a server share the source that Spark has found by itself: it is prepared through the
+    session of a server in this process. A server elsewhere cannot be prepared. If Spark stores its sources in another
+    way, there is a warning.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    classic = getattr(spark, "_jsparkSession", None) or _local_connect_server()
+    if classic is None:
+        return
+    try:
+        source = classic.sessionState().dataSourceManager().lookupDataSource(SOURCE)
+        shared = source.dataSourceCls().envVars()
+        for name, value in STREAM_VARIABLES.items():
+            shared.putIfAbsent(name, value)
+    except (Py4JError, PySparkException) as error:
+        warnings.warn(f"do not start streams of this session at the same moment: {error}", stacklevel=2)
+
+
+def _local_connect_server() -> Any:
+    """The classic session behind `remote("local")` and declarative pipelines; None if there is none here."""
+    from pyspark.sql.session import SparkSession
+
+    return getattr(SparkSession._instantiatedSession, "_jsparkSession", None)
+
+
 def _active() -> "SparkSession | None":
-    """That of this thread or of the process, if there is one."""
+    """The session of this thread or of the process, if there is one."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -98,31 +137,31 @@ def _active() -> "SparkSession | None":
 
 
 def _set_environment() -> None:
-    """Workers run this Python, and the JVM starts; what the user set stays."""
+    """Choose Python for the workers and Java for the JVM, unless the user has."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise spark-submit has started the JVM
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit starts the JVM itself
         home = java_home()
         if home is not None:
             os.environ["JAVA_HOME"] = home
 
 
-def _is_told_elsewhere(conf: dict[str, str]) -> bool:
-    """Whether the master is among the settings, or spark-submit or a Spark installation may know it."""
+def _has_other_master(conf: dict[str, str]) -> bool:
+    """Whether the settings, spark-submit or a Spark installation may choose the master."""
     return "spark.master" in conf or bool(
         os.environ.keys() & {"PYSPARK_GATEWAY_PORT", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_REMOTE"}
     )
 
 
-def _given(active: "SparkSession", conf: dict[str, str]) -> "SparkSession":
+def _configured(active: "SparkSession", conf: dict[str, str]) -> "SparkSession":
     from pyspark.errors import PySparkException
 
-    for name, default in IN_A_GIVEN_SESSION.items():
+    for name, default in SPARK_DEFAULTS.items():
         if active.conf.get(name) in (default, default.rstrip("b")):
             try:
                 active.conf.set(name, SETTINGS[name])
             except PySparkException as error:
-                if not (error.getCondition() or "").startswith(DECLARING):
+                if not (error.getCondition() or "").startswith(IN_DECLARATIVE_PIPELINE):
                     raise
     for name, value in conf.items():
         _set(active, name, value)
@@ -137,6 +176,4 @@ def _set(active: "SparkSession", name: str, value: str) -> None:
     except PySparkException:
         kept = active.conf.get(name, None)
         if kept != value:
-            warnings.warn(
-                f"{name} stays {kept}: it counts when Spark starts, and Spark is running", stacklevel=4
-            )
+            warnings.warn(f"{name} stays {kept}: Spark reads it only when it starts", stacklevel=4)

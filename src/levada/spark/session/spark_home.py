@@ -1,8 +1,8 @@
-"""A SPARK_HOME from which Spark's Python processes start quickly.
+"""Makes a SPARK_HOME from which Spark's Python processes start faster.
 
-Spark gives its workers pyspark in a zip file, which Python compiles anew in each of them: 0.6 s of CPU for every
-worker, source and sink of a query. On this machine the installed package is the same and compiled already. So the home
-is a folder of links to what pip installed, with a folder of that name in the place of the zip file.
+Spark's workers import pyspark from a zip file, which each of them compiles again: every worker, source and sink of a
+query. The installed package has the same modules, compiled already. So this SPARK_HOME is a directory of links to the
+installed package, with a directory under the name of the zip file.
 """
 
 import hashlib
@@ -14,14 +14,14 @@ from pathlib import Path
 ZIP = "pyspark.zip"
 
 
-def quick_home() -> str | None:
-    """What SPARK_HOME should be; None where the user has one, or there is no place for it."""
+def linked_spark_home() -> str | None:
+    """The SPARK_HOME to use; None if the user has set one, or none can be made."""
     spec = find_spec("pyspark")
     if "SPARK_HOME" in os.environ or spec is None or spec.origin is None:
         return None
     package = Path(spec.origin).parent
     if not (package / "jars").is_dir() or not (package / "python" / "lib" / ZIP).is_file():
-        return None  # not as pip installs it
+        return None  # not installed by pip
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     home = Path(cache, "levada", f"spark-{hashlib.sha256(str(package).encode()).hexdigest()[:12]}")
     try:
@@ -36,7 +36,7 @@ def _is_made(home: Path, package: Path) -> bool:
 
 
 def _make(home: Path, package: Path) -> bool:
-    """Beside its place, and moved there in one step; somebody else may be doing the same."""
+    """Make it in a temporary directory and rename it; other processes may do the same."""
     home.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f"{home.name}-", dir=home.parent))
     for entry in ("bin", "data", "jars", "licenses", "sbin"):
@@ -50,7 +50,7 @@ def _make(home: Path, package: Path) -> bool:
             (lib / other.name).symlink_to(other)
     try:
         os.rename(made, home)
-    except OSError:  # it is there meanwhile
+    except OSError:  # another process was faster
         for path in sorted(made.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
         made.rmdir()

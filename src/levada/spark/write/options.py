@@ -11,12 +11,12 @@ from levada.spark.options import (
     ConnectionOptions,
     OptionError,
     duration,
+    integer,
+    non_empty,
     one_of,
     option,
     parse,
     size,
-    text_of,
-    whole,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class WriteOptions(ConnectionOptions):
     """The options of a batch and of a stream."""
 
     topic: str = option(
-        "topic", "Where all rows go; without it a column `topic` tells.", text_of, "", told=""
+        "topic", "Where all rows go; without it a column `topic` tells.", non_empty, "", shown=""
     )
     delivery: str = option(
         "delivery",
@@ -56,12 +56,12 @@ class WriteOptions(ConnectionOptions):
         "A record batch has at most so many bytes before it is compressed.",
         size,
         512 << 10,
-        told="512k",
+        shown="512k",
     )
     delivery_timeout_ms: int = option(
         "kafka.delivery.timeout.ms",
         "For how long a task tries to get records stored, and a driver to commit them.",
-        whole(),
+        integer(),
         120_000,
     )
 
@@ -103,18 +103,18 @@ class JobOptions(WriteOptions):
         "records wait for so long. At most the broker's transaction.max.timeout.ms.",
         duration,
         15 * 60_000,
-        told="15m",
+        shown="15m",
     )
     app: str = option(
         "txnAppId",
         "With txnVersion: the job is written once under this name and version. Done again it writes nothing, whoever "
         "died before; for foreachBatch. Versions rise: one below the last that was written counts as written.",
-        text_of,
+        non_empty,
         "",
-        told="",
+        shown="",
     )
     version: int | None = option(
-        "txnVersion", "Which version of the application's output this job is: its batch id.", whole(0), None
+        "txnVersion", "Which version of the application's output this job is: its batch id.", integer(0), None
     )
 
 

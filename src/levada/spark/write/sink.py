@@ -26,9 +26,9 @@ from levada.client.producer.transactions import PreparedTransaction
 from levada.client.retry import RetryPolicy
 from levada.errors import KafkaError
 from levada.spark import blocking
-from levada.spark.failures import told_plainly
+from levada.spark.failures import spark_callback
 from levada.spark.options import OptionError
-from levada.spark.session.workers import Travels
+from levada.spark.worker import QuickAck
 from levada.spark.write import transactions
 from levada.spark.write.checkpoints import location_of, plan_of
 from levada.spark.write.commit_protocol import UNKNOWN, CommitRefused, Content, Verdict
@@ -86,14 +86,14 @@ def batch_writer(
     return JobWriter(options, columns, uuid4().hex)
 
 
-class _Writer(Travels):
+class _Writer(QuickAck):
     """What all have in common."""
 
     def __init__(self, options: WriteOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
 
-    def look_around(self) -> None:
+    def check_cluster(self) -> None:
         """In the driver, before any task runs: whether brokers answer, and have the topic if one is named for all."""
         look_for(self._client(), self._options.topic, self._options.retry_policy)
 
@@ -171,7 +171,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         super().__init__(options, columns)
         self._checkpoint, self._counts = checkpoint, options.repeated_batch != SKIP
 
-    @told_plainly()
+    @spark_callback()
     def write(self, iterator: Iterator[Any]) -> Written:
         if not self._is_exactly_once:
             return self._write_plainly(iterator)
@@ -194,11 +194,11 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         _checked.add(key)
         return False
 
-    @told_plainly()
+    @spark_callback()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._end(messages, batchId, failed=False)
 
-    @told_plainly()
+    @spark_callback()
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._end(messages, batchId, failed=True)
 
@@ -222,19 +222,19 @@ class NamedJobWriter(_Writer, DataSourceArrowWriter):
         self._query, self._version = transactions.query_of(options.app), options.version
         self._name = f"{options.app} version {options.version}"
 
-    @told_plainly()
+    @spark_callback()
     def write(self, iterator: Iterator[Any]) -> Written:
         if self._ask(lambda client: transactions.last_batch(client, self._query)) >= self._version:
             return _skip(iterator, self._query, self._version)
         return self._write_once(iterator, self._query, self._version)
 
-    @told_plainly()
+    @spark_callback()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         verdict = self._settle(self._query, self._version, messages, failed=False)
         if verdict.refusal is not None and verdict.decision.batch < self._version:
             raise CommitRefused(f"{self._name}: {verdict.refusal}")
 
-    @told_plainly()
+    @spark_callback()
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._settle(self._query, self._version, messages, failed=True)
 
@@ -246,10 +246,10 @@ class JobWriter(_Writer, DataSourceArrowWriter):
         super().__init__(options, columns)
         self._job, self._timeout_ms = job, options.transaction_timeout_ms
 
-    def look_around(self) -> None:
+    def check_cluster(self) -> None:
         look_for(self._client(), self._options.topic, self._options.probe_policy)
 
-    @told_plainly()
+    @spark_callback()
     def write(self, iterator: Iterator[Any]) -> Written:
         if not self._is_exactly_once:
             return self._write_plainly(iterator)
@@ -261,11 +261,11 @@ class JobWriter(_Writer, DataSourceArrowWriter):
         )
         return Written(self._job, -1, rows, prepared)
 
-    @told_plainly()
+    @spark_callback()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._end(messages, committed=True)
 
-    @told_plainly()
+    @spark_callback()
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._end(messages, committed=False)
 

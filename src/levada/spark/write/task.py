@@ -11,9 +11,16 @@ from levada.clock import SystemClock
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.spark.blocking import run
-from levada.spark.formats.encoding import Identity, Rows, Spread, UnfitRow, encode_rows, partitions_of
+from levada.spark.formats.encoder import (
+    InvalidRow,
+    ProducerIdentity,
+    Rows,
+    StickyPartition,
+    assign_partitions,
+    encode_rows,
+)
 from levada.spark.write.options import ColumnError, WriteOptions
-from levada.spark.write.producer import Pipeline
+from levada.spark.write.sender import Pipeline
 from levada.spark.write.topics import partition_count
 
 if TYPE_CHECKING:
@@ -45,10 +52,10 @@ class RowWriter:
         self._codec = Codec[options.compression.upper()]
         self._clock = SystemClock()
         self._counts: dict[str, int] = {}  # partitions of a topic
-        self._spreads: dict[str, Spread] = {}
+        self._spreads: dict[str, StickyPartition] = {}
         self._sequences: dict[str, dict[int, int]] = {}
         _, producer_id, epoch = writer
-        self._identity = Identity(producer_id, epoch, transactional=bool(writer.transactional_id))
+        self._identity = ProducerIdentity(producer_id, epoch, transactional=bool(writer.transactional_id))
         self._pipeline = run(_pipeline(client, writer, options))
         self.rows = 0
 
@@ -69,7 +76,7 @@ class RowWriter:
             run(self._pipeline.stop())
             if (
                 isinstance(failure, KafkaError)
-                and not isinstance(failure, UnfitRow)
+                and not isinstance(failure, InvalidRow)
                 and failure.code in ADVICE
             ):
                 failure.add_note(ADVICE[failure.code])
@@ -100,9 +107,9 @@ class RowWriter:
         count = self._counts.get(topic)
         if count is None:
             count = self._counts[topic] = partition_count(self._client, topic, self._options.retry_policy)
-            self._spreads[topic] = Spread()
+            self._spreads[topic] = StickyPartition()
             self._sequences[topic] = {}
-        partitions = partitions_of(rows, count, self._spreads[topic])
+        partitions = assign_partitions(rows, count, self._spreads[topic])
         batches = list(
             encode_rows(
                 rows,

@@ -20,7 +20,7 @@ from levada.client.retry import PRODUCE_RETRIABLE, STALE_METADATA, Retries, Retr
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.spark.blocking import timed_out
-from levada.spark.formats.encoding import Encoded
+from levada.spark.formats.encoder import EncodedBatch
 
 if TYPE_CHECKING:
     from levada.client.client import Client
@@ -31,7 +31,7 @@ STORED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER  # to be expected after a batch that failed
 RETRIABLE = (PRODUCE_RETRIABLE | {OUT_OF_ORDER}) - {ErrorCode.UNKNOWN_PRODUCER_ID}
 
-Batches = dict[TopicPartition, Encoded]
+Batches = dict[TopicPartition, EncodedBatch]
 
 
 class Round:
@@ -43,12 +43,12 @@ class Round:
         self.left: Batches = {}
         self.size = 0
 
-    def takes(self, partition: TopicPartition, batch: Encoded) -> bool:
+    def takes(self, partition: TopicPartition, batch: EncodedBatch) -> bool:
         """Whether a batch may go with it."""
         fits = not self.left or self.size + len(batch.data) <= ROUND_BYTES
         return fits and partition not in self.left
 
-    def add(self, partition: TopicPartition, batch: Encoded) -> None:
+    def add(self, partition: TopicPartition, batch: EncodedBatch) -> None:
         self.left[partition] = batch
         self.size += len(batch.data)
 
@@ -75,7 +75,7 @@ class Pipeline:
         self._begun: set[TopicPartition] = set()  # a batch is stored there
         self.has_sent = False
 
-    async def send(self, topic: str, batches: Iterable[Encoded]) -> None:
+    async def send(self, topic: str, batches: Iterable[EncodedBatch]) -> None:
         """Take batches, in order; waits while much is on the way."""
         for batch in batches:
             partition = TopicPartition(topic, batch.partition)

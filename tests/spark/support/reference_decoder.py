@@ -1,12 +1,12 @@
-"""The decoder in plain Python, one object for each record: the oracle of the compiled one, and nothing else."""
+"""The reference implementation of the decoder: plain Python, one object per record; the tests' oracle."""
 
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
 from levada.errors import KafkaError
-from levada.spark.formats.columns import HEADERS_TYPE, TIMESTAMP_MAX, TIMESTAMP_MIN, Columns, Filter
-from levada.spark.kernels.batch_walk import corrupt, is_abort, wrong_magic
+from levada.spark.formats.batch_headers import corrupt_batch, is_abort, wrong_magic
+from levada.spark.formats.decoder import HEADERS_TYPE, TIMESTAMP_MAX, TIMESTAMP_MIN, Columns, Filter
 from levada.wire.batches import (
     CONTROL_BIT,
     HEADER_BYTES,
@@ -31,7 +31,7 @@ def decode_chunk(
     want_headers: bool = True,
     where: Filter | None = None,
 ) -> tuple[Columns, int]:
-    """As `levada.spark.formats.decoding.decode_chunk`, without a limit."""
+    """As `levada.spark.formats.decoder.decode_chunk`, without a limit."""
     where = where or Filter()
     walk = _Walk(data, start, end, aborted)
     rows: list[Record] = []
@@ -40,12 +40,12 @@ def decode_chunk(
         try:
             records = decode(data[position : position + header.size])
         except KafkaError as error:
-            raise corrupt(header.base_offset, error.detail) from None
+            raise corrupt_batch(header.base_offset, error.detail) from None
         for record in records:
             if not header.base_offset <= record.offset <= header.last_offset:
-                raise corrupt(header.base_offset, "the offset of a record is outside its batch")
+                raise corrupt_batch(header.base_offset, "the offset of a record is outside its batch")
             if not TIMESTAMP_MIN <= record.timestamp <= TIMESTAMP_MAX:
-                raise corrupt(header.base_offset, "the timestamp of a record is beyond all times")
+                raise corrupt_batch(header.base_offset, "the timestamp of a record overflows")
             if start <= record.offset < end and _is_wanted(record, where):
                 rows.append(record)
                 types.append(header.timestamp_type)
@@ -94,7 +94,7 @@ class _Walk:
         for position, header in self._whole_batches():
             base_offset, last_delta = header[0], header[6]
             if base_offset <= last_offset or last_delta < 0 or base_offset + last_delta > OFFSET_MAX:
-                raise corrupt(base_offset, "offsets go backwards")
+                raise corrupt_batch(base_offset, "offsets go backwards")
             if base_offset >= self._end:
                 self.next_offset = self._end
                 return
@@ -112,7 +112,7 @@ class _Walk:
             if magic != MAGIC:
                 raise wrong_magic(header[0], magic)
             if batch_length < HEADER_BYTES - LOG_OVERHEAD:
-                raise corrupt(header[0], f"a length of {batch_length}")
+                raise corrupt_batch(header[0], f"a length of {batch_length}")
             if batch_length > size - position - LOG_OVERHEAD:
                 return
             yield position, header
@@ -127,7 +127,7 @@ class _Walk:
             return False
         view = self._data[position : position + LOG_OVERHEAD + header[1]]
         if not crc_is_valid(view):
-            raise corrupt(header[0], "a wrong CRC")
+            raise corrupt_batch(header[0], "a wrong CRC")
         if attributes & CONTROL_BIT:
             if header.producer_id in self._aborted and is_abort(view, header.base_offset):
                 self._aborted.remove(header.producer_id)

@@ -1,7 +1,7 @@
-"""Raw record batches to Arrow columns, without an object for any record.
+"""Decodes record batches into Arrow columns, without a Python object for any record.
 
-Batches that follow one another go to the kernel in one call, compressed ones after they were unfolded side by side.
-Keys and values are copied once, from where they came to Arrow's buffers.
+Consecutive uncompressed batches go to the kernel in one call; compressed ones are first decompressed into one buffer.
+Keys and values are copied once, from the Fetch response into Arrow's buffers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,22 +10,56 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from levada.spark.formats.columns import HEADERS_TYPE, Columns, Filter
+from levada.spark.formats.batch_headers import (
+    BatchHeaders,
+    check_counts,
+    corrupt_batch,
+    decompress_records,
+    decompress_records_into,
+)
 from levada.spark.kernels import decode as kernels
 from levada.spark.kernels import walk
-from levada.spark.kernels.batch_walk import Headers, check_counts, corrupt, unfold, unfold_into
 from levada.wire.batches import CODEC_MASK, DECODED_BYTES_MAX, HEADER_BYTES, TIMESTAMP_TYPE_BIT
 
-__all__ = ["Columns", "Filter", "decode_all", "decode_chunk"]
-
-PIECE_BYTES = 4 << 20  # what is decoded at once, about: little enough for the caches, on its way to Spark
-UNFOLDED_RATIO = 4  # what compressed batches are likely to unfold to,
-UNFOLDED_BYTES = 64 << 10  # or this, if they are small
+# Exactly Spark's type of the headers column, so that nothing is converted.
+HEADERS_TYPE: Any = pa.list_(
+    pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+)
+TIMESTAMP_MIN = -(1 << 63)
+TIMESTAMP_MAX = (1 << 63) - 1
+PIECE_BYTES = 4 << 20  # decoded at once, about: fits into the CPU's caches on its way to Spark
+DECOMPRESSED_RATIO = 4  # the likely size of decompressed batches,
+DECOMPRESSED_BYTES_MIN = 64 << 10  # or this, if they are small
 DECODED_BYTES_HARD = 1 << 30  # with one more batch still within the 31 bits of Arrow's offsets
 
 
+class Columns(NamedTuple):
+    """Records as columns of one length, ordered by offset."""
+
+    key: Any  # pyarrow.BinaryArray, nullable
+    value: Any  # pyarrow.BinaryArray, nullable
+    offset: Any  # pyarrow.Int64Array
+    timestamp: Any  # pyarrow.Int64Array, milliseconds since 1970
+    timestamp_type: Any  # pyarrow.Int8Array: 0 CreateTime, 1 LogAppendTime
+    headers: Any | None  # pyarrow.ListArray of HEADERS_TYPE, never null; None if not wanted
+
+    @property
+    def rows(self) -> int:
+        """The number of records."""
+        return len(self.offset)
+
+
+class Filter(NamedTuple):
+    """Selects records while they are scanned: those for which all conditions hold."""
+
+    key: bytes | None = None  # None: any key
+    headers: tuple[tuple[str, bytes], ...] = ()  # each must be among the record's headers
+    timestamp_from: int = TIMESTAMP_MIN  # milliseconds, inclusive
+    timestamp_to: int = TIMESTAMP_MAX  # exclusive
+
+
 class _Body(NamedTuple):
-    """Bytes with the records of one or more batches, and the batches as the kernel knows them."""
+    """Bytes with the records of one or more batches, and the table of these batches for the kernel."""
 
     data: Any
     batches: Any
@@ -39,21 +73,21 @@ def decode_chunk(
     want_headers: bool = True,
     where: Filter | None = None,
 ) -> tuple[Columns, int]:
-    """The records of `data` with start <= offset < end, and the offset to go on from.
+    """The records of `data` with start <= offset < end, and the offset to continue from.
 
-    `data` is what a Fetch gave: batches in order, the first may begin before `start`, the last may be incomplete and is
-    then left alone. `aborted` is the answer's list of (producer id, first offset); empty for read_uncommitted. Markers
-    and aborted records make no rows. The offset returned is that after the last batch looked at (or `end`, if that is
-    less), whether or not it had rows. It is before the last whole batch only if the records unfold to more than
-    DECODED_BYTES_HARD: `decode_all` gives them all.
+    `data` are the records of a Fetch response: batches in order, the first may begin before `start`, the last may be
+    incomplete and is ignored then. `aborted` is the response's list of (producer id, first offset); empty for
+    read_uncommitted. Control records and aborted records give no rows. The returned offset is that after the last
+    batch decoded (or `end`, if that is less), whether or not it had rows. It is before the last whole batch only if
+    the records are larger than DECODED_BYTES_HARD when decompressed: `decode_all` decodes them all.
 
-    Broken data raises KafkaError(CORRUPT_MESSAGE) that names the offset.
+    Corrupt data raises KafkaError(CORRUPT_MESSAGE) with the offset.
     """
-    headers = Headers(data, start, end, aborted)
-    wanted = _Wanted(start, end, where or Filter())
-    columns, looked_at = _decode(data, headers.table, wanted, want_headers, DECODED_BYTES_HARD)
-    if looked_at < len(headers.table):
-        return columns, int(headers.table[looked_at, walk.OFFSET])
+    headers = BatchHeaders(data, start, end, aborted)
+    selection = _Selection(start, end, where or Filter())
+    columns, decoded = _decode(data, headers.table, selection, want_headers, DECODED_BYTES_HARD)
+    if decoded < len(headers.table):
+        return columns, int(headers.table[decoded, walk.OFFSET])
     return columns, headers.next_offset
 
 
@@ -66,34 +100,34 @@ def decode_all(
     where: Filter | None = None,
     piece_bytes: int = PIECE_BYTES,
 ) -> Iterator[Columns]:
-    """All of a chunk, in pieces of about so many bytes, none of them empty; the memory of each is its own."""
-    table = Headers(data, start, end, aborted).table
-    wanted = _Wanted(start, end, where or Filter())
+    """All records of a Fetch response, in non-empty pieces of about `piece_bytes`; each has its own memory."""
+    table = BatchHeaders(data, start, end, aborted).table
+    selection = _Selection(start, end, where or Filter())
     while len(table):
-        columns, looked_at = _decode(data, table, wanted, want_headers, piece_bytes)
-        table = table[looked_at:]
+        columns, decoded = _decode(data, table, selection, want_headers, piece_bytes)
+        table = table[decoded:]
         if columns.rows:
             yield columns
 
 
 def _decode(
-    data: memoryview, table: Any, wanted: "_Wanted", want_headers: bool, limit_bytes: int
+    data: memoryview, table: Any, selection: "_Selection", want_headers: bool, limit_bytes: int
 ) -> tuple[Columns, int]:
-    """The records of the first batches of a table, and how many batches that were: at least one."""
-    bodies, looked_at = _bodies(data, table, limit_bytes)
+    """The records of the first batches of a table, and how many batches these are: at least one."""
+    bodies, decoded = _bodies(data, table, limit_bytes)
     rows = _Rows(bodies)
-    spans = [rows.scan(body, wanted) for body in bodies]
-    return rows.columns(bodies, spans, want_headers), looked_at
+    spans = [rows.scan(body, selection) for body in bodies]
+    return rows.columns(bodies, spans, want_headers), decoded
 
 
 def _bodies(data: memoryview, table: Any, limit_bytes: int) -> tuple[list[_Body], int]:
-    """What the kernel shall scan, until the limit is passed, and how many batches that are."""
-    folded = table[:, walk.ATTRIBUTES] & CODEC_MASK != 0
-    ends = [*(np.flatnonzero(folded[1:] != folded[:-1]) + 1).tolist(), len(table)]
+    """The bodies that the kernel scans, up to the first beyond the limit, and how many batches they hold."""
+    compressed = table[:, walk.ATTRIBUTES] & CODEC_MASK != 0
+    ends = [*(np.flatnonzero(compressed[1:] != compressed[:-1]) + 1).tolist(), len(table)]
     bodies: list[_Body] = []
     first = 0
     for end in ends if len(table) else ():
-        make = _unfolded if folded[first] else _plain
+        make = _decompressed if compressed[first] else _uncompressed
         body, size = make(data, table[first:end], limit_bytes)
         bodies.append(body)
         first += len(body.batches)
@@ -103,8 +137,8 @@ def _bodies(data: memoryview, table: Any, limit_bytes: int) -> tuple[list[_Body]
     return bodies, first
 
 
-def _plain(data: memoryview, table: Any, limit_bytes: int) -> tuple[_Body, int]:
-    """Batches that are not compressed, where they are."""
+def _uncompressed(data: memoryview, table: Any, limit_bytes: int) -> tuple[_Body, int]:
+    """Uncompressed batches, in place."""
     starts = table[:, walk.AT] + HEADER_BYTES
     sizes = table[:, walk.SIZE] - HEADER_BYTES
     sums = np.cumsum(sizes)
@@ -113,30 +147,32 @@ def _plain(data: memoryview, table: Any, limit_bytes: int) -> tuple[_Body, int]:
     return _Body(np.frombuffer(data, np.uint8), batches), int(sums[count - 1])
 
 
-def _unfolded(data: memoryview, table: Any, limit_bytes: int) -> tuple[_Body, int]:
-    """Compressed batches, one after another in memory of their own."""
-    sizes = UNFOLDED_RATIO * table[:, walk.SIZE]
-    place = np.empty(min(limit_bytes, int(sizes.sum())) + max(int(sizes.max()), UNFOLDED_BYTES), np.uint8)
+def _decompressed(data: memoryview, table: Any, limit_bytes: int) -> tuple[_Body, int]:
+    """Compressed batches, decompressed one after another into a buffer."""
+    sizes = DECOMPRESSED_RATIO * table[:, walk.SIZE]
+    buffer = np.empty(
+        min(limit_bytes, int(sizes.sum())) + max(int(sizes.max()), DECOMPRESSED_BYTES_MIN), np.uint8
+    )
     ends = [0]
     for header in table.tolist():
         start = ends[-1]
         if start >= limit_bytes:
             break
-        size = unfold_into(data, header, place.data[start:])
+        size = decompress_records_into(data, header, buffer.data[start:])
         if size is None:
-            body = unfold(data, header, DECODED_BYTES_MAX)
+            body = decompress_records(data, header, DECODED_BYTES_MAX)
             size = len(body)
-            if start + size > len(place):
-                place = np.concatenate([place[:start], np.empty(max(len(place), size), np.uint8)])
-            place.data[start : start + size] = body
+            if start + size > len(buffer):
+                buffer = np.concatenate([buffer[:start], np.empty(max(len(buffer), size), np.uint8)])
+            buffer.data[start : start + size] = body
         ends.append(start + size)
     starts = np.array(ends[:-1], np.int64)
     batches = _entries(table[: len(starts)], starts, np.diff(ends))
-    return _Body(place[: ends[-1]], batches), ends[-1]
+    return _Body(buffer[: ends[-1]], batches), ends[-1]
 
 
 def _entries(table: Any, starts: Any, sizes: Any) -> Any:
-    """Batches as the kernel knows them, in the order of its columns."""
+    """The kernel's table of these batches."""
     check_counts(table[:, walk.OFFSET], table[:, walk.RECORDS], sizes)
     entries = np.empty((len(table), kernels.BATCH_FIELDS), np.int64)
     entries[:, kernels.BODY] = starts
@@ -150,8 +186,8 @@ def _entries(table: Any, starts: Any, sizes: Any) -> Any:
     return entries
 
 
-class _Wanted:
-    """A range of offsets and a filter, as the kernel knows them."""
+class _Selection:
+    """An offset range and a filter, in the form of the kernel's arguments."""
 
     __slots__ = ("data", "header_spans", "limits")
 
@@ -172,7 +208,7 @@ class _Wanted:
 
 
 class _Rows:
-    """The columns while they are filled: room for all that the batches claim; pages not needed are never touched."""
+    """The columns while they are filled: sized by the record counts in batch headers, touched only as needed."""
 
     def __init__(self, bodies: list[_Body]) -> None:
         count = sum(int(body.batches[:, kernels.COUNT].sum()) for body in bodies)
@@ -186,25 +222,25 @@ class _Rows:
             np.empty(count, np.int64),
             np.empty(count, np.int32),
         )
-        self.key = _blobs(count, room)
-        self.value = _blobs(count, room)
+        self.key = _binary_column(count, room)
+        self.value = _binary_column(count, room)
 
-    def scan(self, body: _Body, wanted: _Wanted) -> tuple[int, int]:
-        """The wanted records of a body; the rows that they became."""
+    def scan(self, body: _Body, selection: _Selection) -> tuple[int, int]:
+        """Decode the selected records of a body; the range of rows that they become."""
         first = int(self.state[kernels.ROWS])
         failure = kernels.scan_records(
-            body.data, body.batches, wanted.limits, wanted.data, wanted.header_spans, self.state,
+            body.data, body.batches, selection.limits, selection.data, selection.header_spans, self.state,
             self.fields, self.key, self.value,
         )  # fmt: skip
-        if failure != kernels.FINE:
+        if failure != kernels.OK:
             batch = body.batches[self.state[kernels.BAD_BATCH]].tolist()
             record = self.state[kernels.BAD_RECORD]
             why = f"record {record} of {batch[kernels.COUNT]}: {kernels.REASONS[failure]}"
-            raise corrupt(batch[kernels.BASE_OFFSET], why)
+            raise corrupt_batch(batch[kernels.BASE_OFFSET], why)
         return first, int(self.state[kernels.ROWS])
 
     def columns(self, bodies: list[_Body], spans: list[tuple[int, int]], want_headers: bool) -> Columns:
-        """What was filled, as Arrow has it."""
+        """The filled rows as Arrow arrays."""
         rows = int(self.state[kernels.ROWS])
         return Columns(
             _array(pa.binary(), self.key, rows),
@@ -219,7 +255,7 @@ class _Rows:
         rows, count = int(self.state[kernels.ROWS]), int(self.state[kernels.HEADERS])
         ends = np.zeros(rows + 1, np.int32)
         room = int(self.state[kernels.HEADER_BYTES]) if count else 0
-        names, values = _blobs(count, room), _blobs(count, room)
+        names, values = _binary_column(count, room), _binary_column(count, room)
         if count:
             for body, (first, last) in zip(bodies, spans, strict=True):
                 kernels.copy_headers(body.data, first, last, self.fields, ends, names, values)
@@ -230,7 +266,7 @@ class _Rows:
         return pa.Array.from_buffers(HEADERS_TYPE, rows, [None, pa.py_buffer(ends)], 0, children=[pairs])
 
     def _names(self, names: Any, ends: Any) -> Any:
-        """Checked to be UTF-8, which Spark relies on."""
+        """Check that header names are UTF-8, which Spark relies on."""
         try:
             names.validate(full=True)
         except pa.ArrowInvalid:
@@ -239,20 +275,20 @@ class _Rows:
                     name.decode()
                 except UnicodeDecodeError:
                     row = int(np.searchsorted(ends, index, side="right")) - 1
-                    raise corrupt(
+                    raise corrupt_batch(
                         int(self.fields.offset[row]), f"a header's name is not UTF-8: {name!r}"
                     ) from None
         return names
 
 
-def _blobs(rows: int, room: int) -> kernels.Blobs:
+def _binary_column(rows: int, room: int) -> kernels.BinaryColumn:
     ends = np.empty(rows + 1, np.int32)
     ends[0] = 0
-    return kernels.Blobs(ends, np.empty(room, np.uint8), np.full((rows + 7) // 8, 255, np.uint8))
+    return kernels.BinaryColumn(ends, np.empty(room, np.uint8), np.full((rows + 7) // 8, 255, np.uint8))
 
 
-def _array(kind: Any, column: kernels.Blobs, rows: int) -> Any:
-    """The first rows of a column, as Arrow has them."""
+def _array(kind: Any, column: kernels.BinaryColumn, rows: int) -> Any:
+    """The first rows of a column as an Arrow array."""
     ends, data = pa.py_buffer(column.ends[: rows + 1]), pa.py_buffer(column.data[: column.ends[rows]])
     array = pa.Array.from_buffers(kind, rows, [pa.py_buffer(column.bits), ends, data])
     return array if array.null_count else pa.Array.from_buffers(kind, rows, [None, ends, data], 0)

@@ -1,6 +1,6 @@
-"""Arrow columns to record batches, one run of a kernel for all rows of an Arrow batch.
+"""Encodes Arrow columns as record batches, with one kernel call for all rows of an Arrow batch.
 
-Only what there is one of for each batch is done in Python: its header, its CRC, its compression.
+Python does only what there is once per record batch: header, CRC and compression.
 """
 
 import random
@@ -25,16 +25,16 @@ from levada.wire.batches import (
 )
 from levada.wire.compression import compress
 
-RUN_BYTES = 128 << 10  # of rows without key that go to one partition before the next one's turn, about
-BATCH_BYTES_MAX = (1 << 31) - 1
-SEQUENCE_MASK = (1 << 31) - 1  # after it they begin at 0 again
+STICKY_BYTES = 128 << 10  # rows without key that go to one partition before the next, about
+BATCH_LENGTH_MAX = (1 << 31) - 1
+SEQUENCE_MASK = (1 << 31) - 1  # sequence numbers wrap to 0
 
-_PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}  # times, over
-_NOTHING = np.frombuffer(b"", np.uint8)
+_PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}  # multiply by, divide by
+_EMPTY = np.frombuffer(b"", np.uint8)
 
 
-class UnfitRow(KafkaError):  # noqa: N818
-    """A row that can be no record, whatever topic it is for."""
+class InvalidRow(KafkaError):  # noqa: N818
+    """A row that cannot become a record of any topic."""
 
 
 class Rows(NamedTuple):
@@ -47,56 +47,56 @@ class Rows(NamedTuple):
     partition: Any | None = None  # pyarrow int32, nullable; null: by key
 
 
-class Identity(NamedTuple):
-    """Which producer signs the batches."""
+class ProducerIdentity(NamedTuple):
+    """Producer id and epoch in the headers of the batches."""
 
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = -1
     transactional: bool = False
 
 
-class Spread:
-    """Where rows without key and partition go: runs of them stay together, the next run goes elsewhere.
+class StickyPartition:
+    """The partition of rows without key and partition: it changes after about STICKY_BYTES, as in Kafka's clients.
 
-    Keep one for each topic and writer, so that runs go on over Arrow batches. The first run goes anywhere: many
-    writers with few rows each do not all choose the same partition.
+    A writer keeps one for each topic, over all its Arrow batches. The first partition is random, so that many writers
+    with few rows each do not all choose the same one.
     """
 
     __slots__ = ("left", "partition")
 
     def __init__(self, partition: int | None = None) -> None:
-        self.partition = partition  # of the present run; None: any
-        self.left = 0  # rows of the present run still to come
+        self.partition = partition  # None: random
+        self.left = 0  # rows that still go to it
 
 
-class Encoded(NamedTuple):
+class EncodedBatch(NamedTuple):
     """One record batch, ready for Produce."""
 
     partition: int
-    data: memoryview  # the whole batch; its base offset is 0, the broker sets it
+    data: memoryview  # the whole batch; its base offset is 0, the broker assigns it
     rows: int
     base_sequence: int  # -1 without a producer id
 
 
-def partitions_of(rows: Rows, count: int, spread: Spread) -> Any:
+def assign_partitions(rows: Rows, count: int, sticky: StickyPartition) -> Any:
     """A numpy int32 array with the partition of each row in a topic of `count` partitions.
 
-    The partition column first, then murmur2 of the key as Kafka's clients have it, then `spread`. A partition that the
-    topic does not have raises KafkaError(INVALID_PARTITIONS).
+    The column `partition` comes first, then murmur2 of the key as in Kafka's clients, then the sticky partition. A
+    partition that the topic does not have raises KafkaError(INVALID_PARTITIONS).
     """
     found = np.empty(len(rows.value), np.int32)
     given = np.empty(0, np.int32) if rows.partition is None else _given(rows.partition, count)
-    if spread.partition is None:
-        spread.partition = random.randrange(count)
-    run = np.array([spread.partition % count, spread.left], np.int64)
-    run_rows = max(RUN_BYTES * len(found) // max(rows.value.nbytes, 1), 1)
-    kernels.assign_partitions(given, _cells(rows.key, len(found)), count, run_rows, run, found)
-    spread.partition, spread.left = int(run[0]), int(run[1])
+    if sticky.partition is None:
+        sticky.partition = random.randrange(count)
+    state = np.array([sticky.partition % count, sticky.left], np.int64)
+    sticky_rows = max(STICKY_BYTES * len(found) // max(rows.value.nbytes, 1), 1)
+    kernels.assign_partitions(given, _cells(rows.key, len(found)), count, sticky_rows, state, found)
+    sticky.partition, sticky.left = int(state[0]), int(state[1])
     return found
 
 
 def _given(partition: Any, count: int) -> Any:
-    """The partition column, -1 where it is null."""
+    """The column `partition`, -1 where it is null."""
     wrong = pc.or_(pc.less(partition, 0), pc.greater_equal(partition, count))
     if pc.any(wrong).as_py():
         row = pc.index(wrong, True).as_py()
@@ -112,15 +112,15 @@ def encode_rows(
     now_ms: int,
     codec: Codec = Codec.NONE,
     max_batch_bytes: int = 1 << 20,
-    identity: Identity = Identity(),  # noqa: B008
+    identity: ProducerIdentity = ProducerIdentity(),  # noqa: B008
     sequences: MutableMapping[int, int] | None = None,
-) -> Iterator[Encoded]:
+) -> Iterator[EncodedBatch]:
     """Record batches of at most `max_batch_bytes` before compression; a larger row is a batch by itself.
 
-    `partitions` is what `partitions_of` gives. Rows of a partition keep their order. `sequences` holds the next
-    sequence number of each partition, 0 if it is not there; it is moved on as batches are made. Without a producer id
-    it is not needed. A header without a name raises UnfitRow(INVALID_RECORD), a time before 1970
-    UnfitRow(INVALID_TIMESTAMP).
+    `partitions` is the result of `assign_partitions`. Rows of a partition keep their order. `sequences` holds the next
+    sequence number of each partition, 0 if it is missing, and is advanced by each batch. Without a producer id it is
+    not needed. A header without a name raises InvalidRow(INVALID_RECORD), a time before 1970
+    InvalidRow(INVALID_TIMESTAMP).
     """
     count = len(partitions)
     if not count:
@@ -136,9 +136,11 @@ def encode_rows(
     bodies = np.empty(count, np.int64)
     table = np.empty((count, kernels.BATCH_FIELDS), np.int64)
     state = np.zeros(kernels.STATE_FIELDS, np.int64)
-    if kernels.plan_batches(source, max_batch_bytes, bodies, table, state) != kernels.FINE:
-        raise UnfitRow(ErrorCode.INVALID_RECORD, f"row {state[kernels.BAD_ROW]} has a header without a name")
-    written = np.empty(state[kernels.BYTES_IN_ALL], np.uint8)
+    if kernels.plan_batches(source, max_batch_bytes, bodies, table, state) != kernels.OK:
+        raise InvalidRow(
+            ErrorCode.INVALID_RECORD, f"row {state[kernels.BAD_ROW]} has a header without a name"
+        )
+    written = np.empty(state[kernels.TOTAL_BYTES], np.uint8)
     kernels.write_records(source, bodies, table, state[kernels.BATCH_COUNT], written)
     view: memoryview = written.data
     for batch in table[: state[kernels.BATCH_COUNT]].tolist():
@@ -148,42 +150,42 @@ def encode_rows(
             sequence = sequences.get(partition, 0)
             sequences[partition] = (sequence + rows_in_it) & SEQUENCE_MASK
         data = _finish(view, batch, codec, identity, sequence)
-        yield Encoded(partition, data, rows_in_it, sequence)
+        yield EncodedBatch(partition, data, rows_in_it, sequence)
 
 
 def _finish(
-    view: memoryview, batch: list[int], codec: Codec, identity: Identity, sequence: int
+    view: memoryview, batch: list[int], codec: Codec, identity: ProducerIdentity, sequence: int
 ) -> memoryview:
-    """A batch with its header, compressed if need be."""
+    """Compress a batch if a codec is set, and write its header."""
     data = view[batch[kernels.AT] : batch[kernels.AT] + batch[kernels.SIZE]]
     if codec:
         data = memoryview(bytearray(HEADER_BYTES) + compress(codec, data[HEADER_BYTES:]))
     length = len(data) - LOG_OVERHEAD
-    if length > BATCH_BYTES_MAX:
+    if length > BATCH_LENGTH_MAX:
         raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"a row of {length} bytes")
     attributes = codec | TRANSACTIONAL_BIT if identity.transactional else int(codec)
     count = batch[kernels.ROWS]
-    signed = (
+    fields = (
         *(attributes, count - 1, batch[kernels.BASE_TIMESTAMP], batch[kernels.MAX_TIMESTAMP]),
         *(identity.producer_id, identity.producer_epoch, sequence, count),
     )
-    HEADER.pack_into(data, 0, 0, length, -1, MAGIC, 0, *signed)
-    HEADER.pack_into(data, 0, 0, length, -1, MAGIC, crc32c(data[ATTRIBUTES_OFFSET:]), *signed)
+    HEADER.pack_into(data, 0, 0, length, -1, MAGIC, 0, *fields)
+    HEADER.pack_into(data, 0, 0, length, -1, MAGIC, crc32c(data[ATTRIBUTES_OFFSET:]), *fields)
     return data
 
 
 def _order(partitions: Any) -> Any:
-    """Rows by partition, those of one partition as they were."""
+    """Row indexes by partition, in their order within each."""
     counts = np.bincount(partitions)
-    places = np.zeros(len(counts), np.int64)
-    np.cumsum(counts[:-1], out=places[1:])
+    starts = np.zeros(len(counts), np.int64)
+    np.cumsum(counts[:-1], out=starts[1:])
     order = np.empty(len(partitions), np.int64)
-    kernels.order_rows(partitions, places, order)
+    kernels.order_rows(partitions, starts, order)
     return order
 
 
 def _milliseconds(column: Any, now_ms: int, count: int) -> Any:
-    """Timestamps as the log has them."""
+    """Timestamps in milliseconds since 1970."""
     if column is None:
         return np.full(count, now_ms, np.int64)
     times, over = _PER_MS[column.type.unit] if pa.types.is_timestamp(column.type) else (1, 1)
@@ -194,28 +196,28 @@ def _milliseconds(column: Any, now_ms: int, count: int) -> Any:
         found[missing.to_numpy(zero_copy_only=False)] = now_ms
     if found.min() < 0:
         row = int(np.argmax(found < 0))
-        told = np.datetime64(int(found[row]), "ms")  # of any year: Python has none before 1
-        raise UnfitRow(ErrorCode.INVALID_TIMESTAMP, f"row {row} is from before 1970: {told}")
+        when = np.datetime64(int(found[row]), "ms")  # any year, unlike datetime
+        raise InvalidRow(ErrorCode.INVALID_TIMESTAMP, f"row {row} is from before 1970: {when}")
     return found
 
 
 def _cells(column: Any, count: int) -> kernels.Cells:
-    """A binary or string column as the kernel knows it; None is a column of nulls."""
+    """A binary or string column in the kernel's form; None is a column of nulls."""
     if column is None:
-        return kernels.Cells(np.zeros(count, np.int64), np.full(count, -1, np.int64), _NOTHING)
+        return kernels.Cells(np.zeros(count, np.int64), np.full(count, -1, np.int64), _EMPTY)
     is_large = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
     _, offsets, data = column.buffers()
     ends = _offsets(offsets, is_large, column.offset, count)
     sizes = np.diff(ends)
     if column.null_count:
         sizes[column.is_null().to_numpy(zero_copy_only=False)] = -1
-    content = _NOTHING if data is None else np.frombuffer(data, np.uint8)
-    content.flags.writeable = False  # as the kernel's type has it
+    content = _EMPTY if data is None else np.frombuffer(data, np.uint8)
+    content.flags.writeable = False  # as in the kernel's signature
     return kernels.Cells(ends[:-1], sizes, content)
 
 
 def _offsets(buffer: Any, is_large: bool, first: int, count: int) -> Any:
-    """Arrow's offsets of `count` rows, one more than these."""
+    """Arrow's `count` + 1 offsets of `count` rows."""
     if buffer is None or not count:
         return np.zeros(count + 1, np.int64)
     found = np.frombuffer(buffer, np.int64 if is_large else np.int32)
@@ -223,10 +225,10 @@ def _offsets(buffer: Any, is_large: bool, first: int, count: int) -> Any:
 
 
 def _lists(column: Any) -> kernels.Lists:
-    """The headers of rows as the kernel knows them."""
+    """The headers of rows in the kernel's form."""
     if column is None:
-        nothing = _cells(None, 0)
-        return kernels.Lists(np.empty(0, np.int64), np.empty(0, np.int64), nothing, nothing)
+        empty = _cells(None, 0)
+        return kernels.Lists(np.empty(0, np.int64), np.empty(0, np.int64), empty, empty)
     is_large = pa.types.is_large_list(column.type)
     ends = _offsets(column.buffers()[1], is_large, column.offset, len(column))
     counts = np.diff(ends)
