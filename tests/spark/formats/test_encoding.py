@@ -22,7 +22,7 @@ from levada.spark import blocking
 from levada.spark.formats.decoder import HEADERS_TYPE
 from levada.spark.formats.encoder import (
     EncodedBatch,
-    ProducerIdentity,
+    ProducerIdAndEpoch,
     Rows,
     StickyPartition,
     assign_partitions,
@@ -106,7 +106,7 @@ def test_what_is_encoded_is_what_was_given(case: Case, data: st.DataObject) -> N
         partitions,
         codec=codec,
         max_batch_bytes=limit,
-        identity=ProducerIdentity(77, 3, transactional=True),
+        identity=ProducerIdAndEpoch(77, 3, transactional=True),
         sequences=sequences,
     )
     found: dict[int, list[Record]] = {}

@@ -47,7 +47,7 @@ class Rows(NamedTuple):
     partition: Any | None = None  # pyarrow int32, nullable; null: by key
 
 
-class ProducerIdentity(NamedTuple):
+class ProducerIdAndEpoch(NamedTuple):
     """Producer id and epoch in the headers of the batches."""
 
     producer_id: int = NO_PRODUCER_ID
@@ -112,7 +112,7 @@ def encode_rows(
     now_ms: int,
     codec: Codec = Codec.NONE,
     max_batch_bytes: int = 1 << 20,
-    identity: ProducerIdentity = ProducerIdentity(),  # noqa: B008
+    identity: ProducerIdAndEpoch = ProducerIdAndEpoch(),  # noqa: B008
     sequences: MutableMapping[int, int] | None = None,
 ) -> Iterator[EncodedBatch]:
     """Record batches of at most `max_batch_bytes` before compression; a larger row is a batch by itself.
@@ -154,7 +154,7 @@ def encode_rows(
 
 
 def _finish(
-    view: memoryview, batch: list[int], codec: Codec, identity: ProducerIdentity, sequence: int
+    view: memoryview, batch: list[int], codec: Codec, identity: ProducerIdAndEpoch, sequence: int
 ) -> memoryview:
     """Compress a batch if a codec is set, and write its header."""
     data = view[batch[kernels.AT] : batch[kernels.AT] + batch[kernels.SIZE]]

@@ -13,7 +13,7 @@ from levada.model import Codec
 from levada.spark.blocking import run
 from levada.spark.formats.encoder import (
     InvalidRow,
-    ProducerIdentity,
+    ProducerIdAndEpoch,
     Rows,
     StickyPartition,
     assign_partitions,
@@ -55,7 +55,7 @@ class RowWriter:
         self._spreads: dict[str, StickyPartition] = {}
         self._sequences: dict[str, dict[int, int]] = {}
         _, producer_id, epoch = writer
-        self._identity = ProducerIdentity(producer_id, epoch, transactional=bool(writer.transactional_id))
+        self._identity = ProducerIdAndEpoch(producer_id, epoch, transactional=bool(writer.transactional_id))
         self._pipeline = run(_pipeline(client, writer, options))
         self.rows = 0
 
