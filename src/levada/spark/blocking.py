@@ -1,8 +1,8 @@
-"""From Spark's plain calls to the asynchronous client: one event loop and one client of each kind in a process.
+"""Runs the asyncio client for Spark's synchronous calls: one event loop per process, and one client per set of options.
 
-Spark reuses its Python workers for many tasks, so connections are kept here, in a module, and not in a reader or
-writer. Workers are also made by fork: what a parent opened is no use in its child, so everything is kept by process.
-The loop has a thread of its own: it fetches the next bytes while a task decodes the last ones.
+Spark reuses its Python workers for many tasks, so connections are kept in this module, and not in a reader or writer.
+Workers are forked, and a child cannot use its parent's connections: so everything belongs to one process. The loop has
+its own thread: it fetches the next records while a task decodes.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 CLIENT_ID = "levada-spark"
 _END = object()  # after the last item of an iterator
-CLOSING_S = 5.0  # at the end of a process, for what was written to leave
+CLOSING_S = 5.0  # at the end of a process, to send what is buffered
 
 
 class BrokersUnreachable(ConnectionError):  # noqa: N818
@@ -33,7 +33,7 @@ class BrokersUnreachable(ConnectionError):  # noqa: N818
 
 
 class _Process:
-    """What one process has: its loop, the thread that runs it, and clients by what they were asked with."""
+    """The event loop of one process, its thread, and the clients by servers and options."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -50,18 +50,18 @@ class _Process:
         try:
             asyncio.run_coroutine_threadsafe(close_all(), self.loop).result(CLOSING_S)
         except TimeoutError:
-            pass  # a broker that does not read; the system closes what is left
+            pass  # a broker does not read; the operating system closes the rest
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(CLOSING_S)
 
 
 _process: _Process | None = None
-_making = threading.Lock()
+_process_lock = threading.Lock()
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Do this on the loop of the process and wait for it; an interrupted wait cancels it."""
-    future = asyncio.run_coroutine_threadsafe(work, _here().loop)
+    """Run a coroutine on the loop of the process and wait for its result; an interrupted wait cancels it."""
+    future = asyncio.run_coroutine_threadsafe(work, _current().loop)
     try:
         return future.result()
     except BaseException:
@@ -97,7 +97,7 @@ def timed_out(client: "Client", failure: Failure, waited_s: float) -> BrokersUnr
 
 
 def iterate(items: AsyncIterator[T]) -> Iterator[T]:
-    """Take what an asynchronous generator gives, one by one; it is closed when the taker stops."""
+    """The items of an asynchronous iterator; it is closed with this one."""
     try:
         while (item := run(_next(items))) is not _END:
             yield cast(T, item)
@@ -108,17 +108,17 @@ def iterate(items: AsyncIterator[T]) -> Iterator[T]:
 
 
 def client(bootstrap: str, **options: Any) -> "Client":
-    """The client of this process for these servers and options of `levada.Client`; nobody closes it."""
-    here = _here()
+    """The client of this process for these servers and options of `levada.Client`; callers do not close it."""
+    here = _current()
     key = (bootstrap, tuple(sorted(options.items())))
     with here.lock:
         found = here.clients.get(key)
         if found is None or found.closed:
-            found = here.clients[key] = run(_make(bootstrap, options))
+            found = here.clients[key] = run(_create(bootstrap, options))
         return found
 
 
-async def _make(bootstrap: str, options: dict[str, Any]) -> "Client":
+async def _create(bootstrap: str, options: dict[str, Any]) -> "Client":
     from levada.client.client import Client
 
     return Client(bootstrap, **{"client_id": CLIENT_ID} | options)
@@ -128,25 +128,25 @@ async def _next(items: AsyncIterator[T]) -> T | object:
     return await anext(items, _END)
 
 
-def _here() -> _Process:
-    global _process  # noqa: PLW0603 (the one place that knows the process)
-    with _making:
+def _current() -> _Process:
+    global _process  # noqa: PLW0603 (one per process)
+    with _process_lock:
         if _process is None or _process.pid != os.getpid():
             _process = _Process()
         return _process
 
 
 def _after_fork() -> None:
-    """The parent's locks may be held by threads that a child does not have."""
-    global _process, _making
-    _process, _making = None, threading.Lock()
+    """A child starts anew: threads that it does not have may hold the parent's locks."""
+    global _process, _process_lock
+    _process, _process_lock = None, threading.Lock()
 
 
 @atexit.register
 def close() -> None:
-    """Close the clients of this process and end its loop; the next call starts anew."""
+    """Close the clients of this process and stop its loop; the next call starts a new one."""
     global _process  # noqa: PLW0603 (as above)
-    with _making:
+    with _process_lock:
         if _process is not None and _process.pid == os.getpid():
             _process.close()
         _process = None

@@ -215,7 +215,9 @@ def test_a_topic_that_goes_while_a_task_reads(plain: Plain) -> None:
     end = reader.latestOffset(at := reader.initialOffset(), ReadAllAvailable())
     (part,) = reader.partitions(at, end)
     plain.delete(topic)
-    with pytest.raises(DataLoss, match=f"{topic}-0 is gone: its topic was deleted.*failOnDataLoss"):
+    with pytest.raises(
+        DataLoss, match=f"{topic}-0 does not exist any more: its topic was deleted.*failOnDataLoss"
+    ):
         list(reader.read(part))
     plain.create(topic)
     with pytest.raises(DataLoss, match=f"topic {topic} was deleted and created again"):

@@ -3,7 +3,7 @@
 numba caches compiled code beside the module, or in the user's cache directory if the installation is read-only, or in
 NUMBA_CACHE_DIR. It renames files into place, so workers may compile at the same time. A cache
 that is missing, full or damaged costs the time to compile and nothing else. The key of the cache is the content of the
-kernel's own file, so the helpers of a kernel are in the same file.
+kernel's own file, so the subroutines of a kernel are in the same file.
 """
 
 from collections.abc import Callable
@@ -43,14 +43,14 @@ def kernel(*arguments: Any, returns: Any = types.void) -> Callable[[Function], F
     return compiled
 
 
-def helper(function: Function) -> Function:
+def subroutine(function: Function) -> Function:
     """A function called by kernels of the same file, compiled with them."""
     made: Function = _njit(**_options)(function)
     return made
 
 
 def inlined(function: Function) -> Function:
-    """A helper that is inlined into its callers: faster to run, slower to compile."""
+    """A subroutine that is inlined into its callers: faster to run, slower to compile."""
     made: Function = _njit(inline="always", **_options)(function)
     return made
 

@@ -18,9 +18,9 @@ from levada.spark.kernels.compiler import (
     READ,
     TABLE,
     copy_bytes,
-    helper,
     inlined,
     kernel,
+    subroutine,
     tuple_of,
 )
 
@@ -96,7 +96,7 @@ def _varint(data: Any, position: Any, end: Any) -> Any:
             return np.int64(0), np.int64(INVALID_VARINT)
 
 
-@helper
+@subroutine
 def _field(data: Any, position: Any, end: Any) -> Any:
     """Length (-1: null) and start of a nullable field, its end is checked; a negative start is an error."""
     size, position = _varint(data, position, end)
@@ -109,7 +109,7 @@ def _field(data: Any, position: Any, end: Any) -> Any:
     return size, position
 
 
-@helper
+@subroutine
 def _skip_headers(data: Any, position: Any, end: Any, count: Any) -> Any:
     """The position after `count` headers."""
     if count < 0 or count > (end - position) // 2:
@@ -159,7 +159,7 @@ def _record(data: Any, position: Any, end: Any) -> Any:
     return after, time_delta, offset_delta, key_size, key_at, value_size, value_at, headers, position
 
 
-@helper
+@subroutine
 def _equals(data: Any, at: Any, size: Any, wanted: Any, start: Any, end: Any) -> bool:
     if size != end - start:
         return False
@@ -169,7 +169,7 @@ def _equals(data: Any, at: Any, size: Any, wanted: Any, start: Any, end: Any) ->
     return True
 
 
-@helper
+@subroutine
 def _has_headers(data: Any, at: Any, count: Any, stop: Any, wanted: Any, spans: Any) -> bool:
     """Whether each wanted header is among those of a record, whose bounds are checked."""
     for row in range(spans.shape[0]):
@@ -189,7 +189,7 @@ def _has_headers(data: Any, at: Any, count: Any, stop: Any, wanted: Any, spans: 
     return True
 
 
-@helper
+@subroutine
 def _put(data: Any, at: Any, size: Any, row: Any, filled: Any, column: Any) -> Any:
     """Append a field to its column, which has `filled` bytes; the bytes filled after it."""
     if size > 0:

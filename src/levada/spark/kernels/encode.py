@@ -16,9 +16,9 @@ from levada.spark.kernels.compiler import (
     INT64S,
     READ,
     copy_bytes,
-    helper,
     inlined,
     kernel,
+    subroutine,
     tuple_of,
 )
 from levada.wire.batches import HEADER_BYTES
@@ -66,7 +66,7 @@ LISTS = tuple_of(Lists, INT64S, INT64S, CELLS, CELLS)
 SOURCE = tuple_of(Source, INT64S, INT32S, INT64S, CELLS, CELLS, LISTS)
 
 
-@helper
+@subroutine
 def _murmur2(data: Any, start: Any, size: Any) -> Any:
     """The hash of Kafka's clients, as in `levada.client.producer.partitioner`."""
     mask = np.uint64(0xFFFFFFFF)
@@ -138,7 +138,7 @@ def _cell_bytes(size: Any) -> Any:
     return _varint_bytes(size) + max(size, 0)
 
 
-@helper
+@subroutine
 def _header_bytes(headers: Any, row: Any) -> Any:
     """The size of a row's headers and their count; HEADER_WITHOUT_NAME if one has no name."""
     if headers.counts.size == 0:
@@ -197,7 +197,7 @@ def _put_varint(out: Any, at: Any, value: Any) -> Any:
     return at + 1
 
 
-@helper
+@subroutine
 def _put_cell(out: Any, at: Any, cells: Any, row: Any) -> Any:
     size = cells.sizes[row]
     at = _put_varint(out, at, size)
