@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from levada.spark.session.environment import SOURCE
+from levada.spark.session.session import SOURCE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -233,7 +233,7 @@ class _RangeFetcher:
         elif is_over:
             raise StreamStalled(
                 f"{self._partition} can be read up to {readable} only, not to {self._end}, for "
-                f"{self._options.stall_timeout_ms / 1000:g} s now: a transaction may be open, see `levada txn list --open`"
+                f"{self._options.stall_timeout_ms / 1000:g} s now: see `levada txn list --open` for open transactions"
             )
         elif response is None:
             await asyncio.sleep(self._client.retry_backoff_s)
