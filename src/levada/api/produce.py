@@ -1,6 +1,7 @@
 """Produce: from the request to the logs. The response is sent when the records are where acks wants them."""
 
 from asyncio import TimerHandle
+from functools import partial
 from typing import Any, NamedTuple
 
 from levada.api.registry import handles_frames
@@ -136,11 +137,10 @@ def append(
     """Append the batches of a request, whose positions are those of `view`; respond as its acks demand."""
     acks, timeout_ms, transactional_id, parts = request
     if transactional_id is not None and not verified:
-
-        def verified_append(copy: memoryview, request: ProduceRequest) -> None:
-            append(broker, connection, copy, request, version, correlation_id, verified=True)
-
-        if await_verification(broker, connection, view, request, version, verified_append):
+        resume = partial(
+            append, broker, connection, version=version, correlation_id=correlation_id, verified=True
+        )
+        if await_verification(broker, connection, view, request, version, resume):
             return
     now_ms = broker.clock.now_ms()
     entries: list[AppendedBatch | PartitionResult] = []
