@@ -18,8 +18,8 @@ from levada.wire.fast.produce import (
     VERSIONS,
     PartitionResult,
     ProduceRequest,
-    answer_template,
     read_request,
+    response_template,
     write_response,
 )
 
@@ -84,7 +84,7 @@ class DelayedProduce(DelayedResponse):
         _, partition, base_offset, _, append_time_ms = entry
         fill = partition.response_templates.get(self._version)
         if fill is None:
-            fill = partition.response_templates[self._version] = answer_template(
+            fill = partition.response_templates[self._version] = response_template(
                 entry.topic, partition.index, self._version
             )
         return fill(self._correlation_id, base_offset, append_time_ms, partition.log.log_start_offset)

@@ -59,7 +59,7 @@ def _unverified(
 ) -> list[tuple[Partition, ProducerIdAndEpoch]]:
     """The partitions in which the transaction is neither open nor verified, with the producer of the batch."""
     found = []
-    for topic, index, start, end in request.parts:
+    for topic, index, start, end in request.partitions:
         if end - start < HEADER_BYTES:
             continue
         attributes, producer_id, epoch = _unpack_producer(view, start)
@@ -91,11 +91,11 @@ class _UnverifiedProduce:
         if self._done:
             return False
         parts = []
-        for topic, index, start, end in request.parts:
+        for topic, index, start, end in request.partitions:
             at = len(self._batches)
             self._batches += view[start:end]
             parts.append((topic, index, at, len(self._batches)))
-        self._request = request._replace(parts=parts)
+        self._request = request._replace(partitions=parts)
         self._connection.muted = True
         return True
 

@@ -18,7 +18,13 @@ from levada.errors import ErrorCode
 from levada.wire.batches import decode
 
 PATIENCE_S = 20.0
-pytestmark = pytest.mark.broker(auto_create_topics_enable="false")
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["fast", "general"])
+def module_broker(request: pytest.FixtureRequest) -> Iterator[BrokerThread]:
+    """A broker with fast paths and one without: clients see no difference."""
+    with BrokerThread(auto_create_topics_enable="false", levada_fast_paths=request.param) as own:
+        yield own
 
 
 @pytest.fixture

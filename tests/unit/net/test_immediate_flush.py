@@ -2,18 +2,18 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from levada.api.fast.members import UsualHeartbeat
-from levada.api.fast.offset_commit import UsualCommit
+from levada.api.fast.groups import FastHeartbeat, HeartbeatFastPath
+from levada.api.fast.offset_commit import FastCommit
 from levada.errors import ErrorCode
 from levada.net.buffer_pool import BufferPool
 from levada.net.connection import Connection, RequestLimits
 from levada.net.flush import FlushQueue
 from levada.net.listener import ConnectionLimits, Listener
-from levada.wire.fast.offset_commit import Head
+from levada.wire.fast.offset_commit import CommitPrefix
 
 LIMITS = RequestLimits(
     frame_bytes_max=1 << 20, requests_in_flight_max=10, queued_bytes_max=1 << 20, idle_ms_max=-1
@@ -55,6 +55,7 @@ class World:
         pool = BufferPool(1 << 20, 1 << 20)
         listener = Listener("one", lambda *_: None, flush_queue, pool, LIMITS, ConnectionLimits(10, 10))
         self.client = Client()
+        self.templates = HeartbeatFastPath().templates
         self.connection = Connection(listener)
         self.connection.connection_made(cast(asyncio.Transport, self.client))
 
@@ -65,10 +66,10 @@ class World:
         while self.soon:
             self.soon.pop()()
 
-    def heartbeat(self) -> UsualHeartbeat:
-        said = UsualHeartbeat(self.connection, 7, 3, None, 1)
-        self.connection.outbox.add(said)
-        return said
+    def heartbeat(self) -> FastHeartbeat:
+        heartbeat = FastHeartbeat(self.templates, self.connection, 7, 3, None, 1)
+        self.connection.outbox.add(heartbeat)
+        return heartbeat
 
 
 @pytest.fixture
@@ -132,8 +133,8 @@ def test_a_client_that_takes_its_answers_again_is_heard(world: World) -> None:
 
 
 def test_commits_are_told_together(world: World) -> None:
-    head: Any = Head("g", 1, "m", None, "t", None, b"")
-    commit = UsualCommit(world.connection, 7, 9, "t", head, [(0, 1, -1, 0, 0)])
+    prefix = CommitPrefix("g", 1, "m", None, "t", None, b"")
+    commit = FastCommit(world.connection, 7, 9, "t", prefix, [(0, 1, -1, 0, 0)])
     world.connection.outbox.add(commit)
     commit.complete([ErrorCode.NONE])
     assert world.client.told == []

@@ -1,7 +1,7 @@
-"""OffsetCommit as consumers usually send it, straight from the frame to the coordinator.
+"""The fast path of OffsetCommit: offsets of one topic without metadata, from the frame to the coordinator.
 
-Whatever is not usual is left to `levada.api.offset_commits`, and so is whatever would be refused: the machine has
-changed nothing then, and decides once more on the same request in its general shape.
+Other commits are left to `levada.api.offset_commits`, and so are those that the coordinator rejects: it has changed
+nothing then, and decides again on the decoded request.
 """
 
 from typing import Any
@@ -16,39 +16,39 @@ from levada.core.machine import Outcome, ResponseHandle
 from levada.errors import KafkaError
 from levada.net.connection import Connection
 from levada.wire.fast import offset_commit
-from levada.wire.fast.offset_commit import Head, Partition
+from levada.wire.fast.offset_commit import CommitPrefix, Partition
 from levada.wire.internal.group_records import OffsetCommitValue
 
 
-def usual_commit(
-    broker: Broker,
-    connection: Connection,
-    view: memoryview,
-    position: int,
-    stop: int,
-    version: int,
-    correlation_id: int,
-) -> bool:
-    """Commit offsets of one topic; False if this is another kind of commit."""
-    usual = offset_commit.read(view, position, stop, version)
-    if usual is None:
-        return False
-    head, partitions = usual
-    topic, count, _ = known_topic(broker.image, head.topic, head.topic_id)
-    for partition in partitions:
-        if not 0 <= partition[0] < count:
+@fast_path("offset_commit", offset_commit.VERSIONS)
+def offset_commit_fast_path() -> FastPath:
+    """Takes commits of offsets of one existing topic."""
+    cache = offset_commit.commit_cache()
+
+    def commit(
+        broker: Broker,
+        connection: Connection,
+        view: memoryview,
+        position: int,
+        stop: int,
+        version: int,
+        correlation_id: int,
+    ) -> bool:
+        decoded = offset_commit.read(cache, view, position, stop, version)
+        if decoded is None:
             return False
-    return UsualCommit(connection, correlation_id, version, topic, head, partitions).submit(broker)
+        prefix, partitions = decoded
+        topic, count, _ = known_topic(broker.image, prefix.topic, prefix.topic_id)
+        for partition in partitions:
+            if not 0 <= partition[0] < count:
+                return False
+        return FastCommit(connection, correlation_id, version, topic, prefix, partitions).submit(broker)
+
+    return commit
 
 
-@fast_path("offset_commit", versions=offset_commit.VERSIONS)
-def commit_fast_path() -> FastPath:
-    """Offsets of one topic."""
-    return usual_commit
-
-
-class UsualCommit(FastPathRequest):
-    """Offsets of one topic, by a member or by a client that only keeps them here."""
+class FastCommit(FastPathRequest):
+    """An OffsetCommit of offsets of one topic, by a member or by a client that is not one."""
 
     __slots__ = ("_partitions", "_topic")
 
@@ -58,10 +58,10 @@ class UsualCommit(FastPathRequest):
         correlation_id: int,
         version: int,
         topic: str,
-        head: Head,
+        prefix: CommitPrefix,
         partitions: list[Partition],
     ) -> None:
-        super().__init__(connection, correlation_id, version, head, head.generation)
+        super().__init__(None, connection, correlation_id, version, prefix, prefix.generation)
         self._topic = topic
         self._partitions = partitions
 
@@ -78,12 +78,11 @@ class UsualCommit(FastPathRequest):
         return machine.commit(request, now_ms, handle)
 
     def complete(self, result: Any) -> None:
-        """Send at the flush, with all commits of this loop iteration: one by one, the next would come one by one."""
+        """Send at the flush, with all commits of this loop iteration: so clients send the next ones together too."""
         self.result = result
         self.connection.wake()
 
     def encode(self, result: Any) -> bytes:
-        """The codes of the partitions, or the error of all."""
         partitions = self._partitions
         codes = [result.code] * len(partitions) if isinstance(result, KafkaError) else result
-        return offset_commit.write_answer(self._correlation_id, self.request, partitions, codes)
+        return offset_commit.write_response(self._correlation_id, self.request, partitions, codes)

@@ -4,7 +4,7 @@ from levada.api.produce import append
 from levada.api.registry import FastPath, fast_path
 from levada.broker.broker import Broker
 from levada.net.connection import Connection
-from levada.wire.fast.produce import VERSIONS, Shortcuts
+from levada.wire.fast.produce import VERSIONS, produce_cache, read_cached
 from levada.wire.schema import messages
 
 PRODUCE = messages.api_key("produce")
@@ -12,7 +12,7 @@ PRODUCE = messages.api_key("produce")
 
 @fast_path("produce", VERSIONS)
 def produce_fast_path() -> FastPath:
-    """Every Produce takes it: what the connection's cache does not know is decoded and learnt."""
+    """Every Produce takes it: one that the connection's cache does not hold is decoded and stored."""
 
     def produce(
         broker: Broker,
@@ -25,8 +25,8 @@ def produce_fast_path() -> FastPath:
     ) -> bool:
         cache = connection.caches.get(PRODUCE)
         if cache is None:
-            cache = connection.caches[PRODUCE] = Shortcuts()
-        request = cache.read(view, position, stop, version)
+            cache = connection.caches[PRODUCE] = produce_cache()
+        request = read_cached(cache, view, position, stop, version)
         append(broker, connection, view, request, version, correlation_id)
         return True
 

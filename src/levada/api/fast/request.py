@@ -20,13 +20,20 @@ class FastPathRequest(DelayedResponse):
     The coordinator has changed nothing then, and the general path submits the request again and reports the error.
     """
 
-    __slots__ = ("_correlation_id", "_version", "generation", "request")
+    __slots__ = ("_correlation_id", "_templates", "_version", "generation", "request")
     connection: Connection
 
     def __init__(
-        self, connection: Connection, correlation_id: int, version: int, request: Any, generation: int
+        self,
+        templates: Any,
+        connection: Connection,
+        correlation_id: int,
+        version: int,
+        request: Any,
+        generation: int,
     ) -> None:
         super().__init__(connection)
+        self._templates = templates  # of responses, which belong to the broker's fast path
         self._correlation_id = correlation_id
         self._version = version
         self.request = request  # without its generation, where that is decoded apart

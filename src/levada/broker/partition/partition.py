@@ -34,7 +34,7 @@ from levada.wire.batches import (
     read_header,
     set_log_append_time,
 )
-from levada.wire.fast.produce import Fill
+from levada.wire.fast.produce import ResponseTemplate
 
 READ_COMMITTED = 1
 
@@ -107,7 +107,7 @@ class Partition:
         self.watchers: set[Watcher] = set()
         self.last_stable_watch = LastStableWatch()
         self.transactions = Transactions(self)
-        self.response_templates: dict[int, Fill] = {}  # to a Produce of one batch, by version
+        self.response_templates: dict[int, ResponseTemplate] = {}  # to a Produce of one batch, by version
         self.messages_in = self.bytes_in = self.bytes_out = 0
         self._context = context
         self._internal = is_internal(topic)  # written by coordinators only

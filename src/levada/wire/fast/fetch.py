@@ -1,15 +1,19 @@
-"""Fetch by hand, like Produce: read in place, answered with views of the log that are never copied.
+"""Reads and writes Fetch by hand: requests are read in place, records are sent as views of the log and never copied.
+
+Outside of a fetch session a consumer of one partition sends the same request again and again except for the offset.
+`read_cached` recognises it, and its response is written from a template. Tests compare with the general codec.
 
 v4 isolation level; v5 log start offset; v7 sessions (KIP-227); v9 leader epoch; v11 rack; v12 flexible and last
-fetched epoch; v13 topic ids; v15 replica state as a tagged field. The general codec is the oracle in the tests.
+fetched epoch; v13 topic ids; v15 replica state as a tagged field.
 """
 
 from collections.abc import Sequence
 from struct import Struct
 from struct import error as StructError
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from levada.errors import ErrorCode, KafkaError
+from levada.wire.fast.prefix_cache import PrefixCache
 from levada.wire.primitives import (
     INT,
     INT_PAIR,
@@ -26,19 +30,28 @@ VERSIONS = range(4, 19)
 SESSIONS_FROM = 7
 FLEXIBLE_FROM = 12
 TOPIC_IDS_FROM = 13
-CONSUMER = -1  # the replica id of an ordinary reader
+CONSUMER = -1  # the replica id of consumers
 NO_EPOCH = -1
-NO_ABORTED = (b"\xff\xff\xff\xff", b"\0")  # a null list of aborted transactions: legacy, flexible
+CACHED_REQUESTS_MAX: Final = 16  # of a connection
+CACHED_BYTES_MAX: Final = 512
+OUTSIDE_SESSIONS: Final = (0, -1)  # session id and epoch
+ONE: Final = b"\x02"  # the length of a compact array of one
+NO_PREFERRED_REPLICA: Final = b"\xff\xff\xff\xff"
+NO_TAGS: Final = b"\0\0\0"  # tagged fields of the partition, the topic and the response
+NO_ABORTED = (b"\xff\xff\xff\xff", b"\0")  # a null array: legacy, flexible
 
 _REPLICA_STATE_TAG = 1
 _REPLICA_STATE = Struct(">iq")
 _LIMITS = Struct(">iiib")  # max wait, min bytes, max bytes, isolation
+_LIMITS_AND_SESSION_BYTES = _LIMITS.size + INT_PAIR.size
+_OFFSET = Struct(">q")
+_CACHED_REQUEST_BYTES_MAX = CACHED_BYTES_MAX + _OFFSET.size
 
 
 class PartitionFetch(NamedTuple):
-    """What a reader wants of one partition."""
+    """The request for one partition."""
 
-    topic: bytes  # its name or id, as on the wire
+    topic: bytes  # name or id, as on the wire
     partition: int
     current_leader_epoch: int
     fetch_offset: int
@@ -62,7 +75,7 @@ class FetchRequest(NamedTuple):
 
 
 class PartitionData(NamedTuple):
-    """What a reader gets of one partition; `records` are whole batches."""
+    """The response to one partition; `records` are whole batches."""
 
     topic: bytes
     partition: int
@@ -73,7 +86,7 @@ class PartitionData(NamedTuple):
     records: Sequence[memoryview | bytes] = ()
     size: int = 0
     diverging: tuple[int, int] | None = None
-    aborted: Sequence[tuple[int, int]] | None = None  # producer id, first offset; None unless asked for
+    aborted: Sequence[tuple[int, int]] | None = None  # (producer id, first offset); None for read_uncommitted
 
 
 def _partition_struct(version: int) -> Struct:
@@ -89,11 +102,13 @@ _PARTITION = {version: _partition_struct(version) for version in VERSIONS}
 
 
 def read_request(view: memoryview, position: int, stop: int, version: int) -> FetchRequest:
-    """The Fetch whose body (after the client id) is view[position:stop]; bytes after it mean nothing."""
+    """Read the Fetch whose body (after the client id) is view[position:stop]; trailing bytes are ignored."""
     try:
         request, position = _read(view, position, stop, version)
     except (StructError, IndexError):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "a Fetch ends early, or names too much") from None
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, "a Fetch ends early, or has too many partitions"
+        ) from None
     if position > stop:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "a Fetch ends early")
     return request
@@ -189,7 +204,7 @@ def _read_forgotten(
 
 
 def _read_tags(view: memoryview, position: int, stop: int, replica_id: int) -> tuple[int, int]:
-    """The request's tagged fields: of them only the replica's id matters here."""
+    """Read the request's tagged fields, of which only the replica id is used."""
     count, position = read_uvarint(view, position)
     for _ in range(count):
         tag, position = read_uvarint(view, position)
@@ -205,10 +220,10 @@ def _read_tags(view: memoryview, position: int, stop: int, replica_id: int) -> t
 def write_response(
     version: int, correlation_id: int, error: int, session_id: int, results: list[PartitionData]
 ) -> list[bytes | memoryview]:
-    """The whole frame, size included, as buffers to be sent one after the other."""
+    """Write the whole frame, size included, as buffers to be sent in order."""
     flexible = version >= FLEXIBLE_FROM
-    body = bytearray(8)  # the frame's size and the correlation id, set last
-    body += b"\0\0\0\0\0" if flexible else b"\0\0\0\0"  # header tags, throttle time
+    body = bytearray(8)  # the frame's size and the correlation id are set last
+    body += b"\0\0\0\0\0" if flexible else b"\0\0\0\0"  # the header's tagged fields, throttle time
     if version >= SESSIONS_FROM:
         body += error.to_bytes(2, "big", signed=True)
         body += session_id.to_bytes(4, "big", signed=True)
@@ -243,7 +258,7 @@ _ABORTED = (Struct(">qq"), Struct(">qqx"))  # legacy, flexible
 
 
 def _write_partition(body: bytearray, data: PartitionData, version: int) -> None:
-    """Everything of a partition up to the length of its records."""
+    """Write a partition up to the length of its records."""
     flexible = version >= FLEXIBLE_FROM
     if version >= 5:
         body += _HEAD_START.pack(
@@ -251,14 +266,14 @@ def _write_partition(body: bytearray, data: PartitionData, version: int) -> None
         )
     else:
         body += _HEAD.pack(data.partition, data.error, data.high_watermark, data.last_stable_offset)
-    body += NO_ABORTED[flexible] if data.aborted is None else aborted_bytes(data.aborted, flexible)
+    body += NO_ABORTED[flexible] if data.aborted is None else _encode_aborted(data.aborted, flexible)
     if version >= 11:
-        body += b"\xff\xff\xff\xff"  # no preferred read replica
+        body += NO_PREFERRED_REPLICA
     body += encode_uvarint(data.size + 1) if flexible else INT.pack(data.size)
 
 
-def aborted_bytes(aborted: Sequence[tuple[int, int]], flexible: bool) -> bytes:
-    """The list of aborted transactions of a partition."""
+def _encode_aborted(aborted: Sequence[tuple[int, int]], flexible: bool) -> bytes:
+    """Encode the aborted transactions of a partition."""
     pack = _ABORTED[flexible].pack
     return encode_array_length(len(aborted), flexible) + b"".join(
         [pack(*transaction) for transaction in aborted]
@@ -272,3 +287,112 @@ def _tags(data: PartitionData, flexible: bool) -> bytes:
         return b"\0"
     epoch = _REPLICA_STATE.pack(*data.diverging) + b"\0"
     return b"\1\0" + encode_uvarint(len(epoch)) + epoch
+
+
+class CachedFetch(NamedTuple):
+    """A Fetch of one partition outside of sessions, and the constant parts of its response."""
+
+    version: int
+    request: FetchRequest
+    topic: bytes
+    partition: int
+    leader_epoch: int
+    max_bytes: int
+    min_bytes: int
+    isolation_level: int
+    template: Struct  # size and correlation id, `start`, three offsets
+    start: bytes
+
+    def at(self, offset: int) -> FetchRequest:
+        """The request with another offset."""
+        (wanted,) = self.request.partitions
+        return self.request._replace(partitions=[wanted._replace(fetch_offset=offset)])
+
+    def write_response(
+        self,
+        correlation_id: int,
+        high_watermark: int,
+        last_stable_offset: int,
+        log_start_offset: int,
+        records: Sequence[memoryview | bytes],
+        size: int,
+        aborted: Sequence[tuple[int, int]] | None,
+    ) -> list[bytes | memoryview]:
+        """Write the whole frame with `size` bytes of records, as buffers to be sent in order."""
+        rest = NO_ABORTED[True] if aborted is None else _encode_aborted(aborted, True)
+        rest += NO_PREFERRED_REPLICA + encode_uvarint(size + 1)
+        frame_bytes = self.template.size - 4 + len(rest) + size + len(NO_TAGS)
+        offsets = (high_watermark, last_stable_offset, log_start_offset)
+        start = self.template.pack(frame_bytes, correlation_id, self.start, *offsets) + rest
+        return [start, *records, NO_TAGS]
+
+
+def fetch_cache() -> PrefixCache[CachedFetch]:
+    """The cache of one connection: the bytes before and after the fetch offset are the key."""
+    return PrefixCache(CACHED_REQUESTS_MAX, CACHED_BYTES_MAX)
+
+
+def read_cached(
+    cache: PrefixCache[CachedFetch], view: memoryview, position: int, stop: int, version: int
+) -> tuple[CachedFetch, int] | None:
+    """The Fetch whose body is view[position:stop] and its offset, if `store` has stored it with another offset."""
+    at = position + cache.prefix_bytes
+    after = at + _OFFSET.size
+    if not cache or after > stop or stop - position > _CACHED_REQUEST_BYTES_MAX:
+        return None
+    cached = cache.get((version, bytes(view[position:at]), bytes(view[after:stop])))
+    return None if cached is None else (cached, _OFFSET.unpack_from(view, at)[0])
+
+
+def store(
+    cache: PrefixCache[CachedFetch],
+    view: memoryview,
+    position: int,
+    stop: int,
+    version: int,
+    request: FetchRequest,
+) -> None:
+    """Store the request decoded from view[position:stop], if it can be recognised again."""
+    if (
+        len(request.partitions) == 1
+        and version >= FLEXIBLE_FROM
+        and (request.session_id, request.session_epoch) == OUTSIDE_SESSIONS
+        and request.replica_id == CONSUMER
+        and stop - position <= _CACHED_REQUEST_BYTES_MAX
+    ):
+        body = bytes(view[position:stop])
+        at = _offset_position(body, request.partitions[0], version)
+        if at:
+            cache.store((version, body[:at], body[at + _OFFSET.size :]), _cached(version, request))
+
+
+def _offset_position(body: bytes, wanted: PartitionFetch, version: int) -> int:
+    """The position of the fetch offset; 0 if tagged fields or longer encodings of counts come before it."""
+    topics_at = 1 + (4 if version < 15 else 0) + _LIMITS_AND_SESSION_BYTES
+    topic = ONE + _topic_bytes(wanted.topic, version) + ONE
+    if body[0] or body[topics_at : topics_at + len(topic)] != topic:
+        return 0
+    return topics_at + len(topic) + 4 + 4  # after the partition's index and leader epoch
+
+
+def _topic_bytes(topic: bytes, version: int) -> bytes:
+    return topic if version >= TOPIC_IDS_FROM else encode_nullable_string(topic, True)
+
+
+def _cached(version: int, request: FetchRequest) -> CachedFetch:
+    (wanted,) = request.partitions
+    throttle_error_session = bytes(4 + 2 + 4)
+    start = b"\0" + throttle_error_session + ONE + _topic_bytes(wanted.topic, version) + ONE
+    start += wanted.partition.to_bytes(4, "big", signed=True) + bytes(2)  # no error
+    return CachedFetch(
+        version,
+        request,
+        wanted.topic,
+        wanted.partition,
+        wanted.current_leader_epoch,
+        min(wanted.max_bytes, request.max_bytes),
+        request.min_bytes,
+        request.isolation_level,
+        Struct(f">ii{len(start)}sqqq"),
+        start,
+    )

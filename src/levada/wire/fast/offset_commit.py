@@ -1,10 +1,10 @@
-"""The usual OffsetCommit by hand: offsets of one topic, without metadata, as consumers send it after every poll.
+"""Reads and writes simple OffsetCommits by hand: offsets of one topic without metadata, as consumers send them.
 
-Everything before the offsets is the same in each commit of a member, so what it means is kept and found again by
-its bytes; the offsets are read in one go and the answer is put together from what was said. Any other OffsetCommit,
-also a broken one, is not usual and left to the general codec, which is the oracle in the tests.
+Everything before the partitions is the same in each commit of a member and is decoded once; the partitions are read in
+one call and the response is put together from the request's bytes. All other OffsetCommits, malformed ones included,
+are left to the general codec, with which tests compare.
 
-v8 flexible, v9 members of the newer protocol (KIP-848), v10 topic ids.
+v8 flexible, v9 members of the consumer protocol (KIP-848), v10 topic ids.
 """
 
 from collections.abc import Sequence
@@ -13,29 +13,29 @@ from struct import error as StructError
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from levada.wire.primitives import INT, read_uvarint
+from levada.wire.fast.prefix_cache import PrefixCache
+from levada.wire.primitives import INT, INT_PAIR, read_uvarint
 
 VERSIONS: Final = range(8, 11)
 TOPIC_IDS_FROM: Final = 10
-ONE_BYTE_MAX: Final = 0x7F  # of a varint; what is longer is not usual
-ONE_TOPIC: Final = 2  # counts are one more than they say
-EMPTY_MAX: Final = 1  # the length of metadata that is null or empty
-HEADS_MAX: Final = 2_000  # members that commit now
-_END = b"\0\0"  # no tagged fields of the topic and of the request
+ONE_BYTE_MAX: Final = 0x7F  # of a varint; longer lengths are left to the general codec
+ONE: Final = 2  # the length of a compact array of one
+EMPTY_MAX: Final = 1  # the compact length of metadata that is null or empty
+CACHED_PREFIXES_MAX: Final = 5_000  # members that commit
+CACHED_BYTES_MAX: Final = 1_000
+_NO_TAGS = b"\0\0"  # tagged fields of the topic and the request
 
 _PARTITION = Struct(">iqiBB")  # index, offset, leader epoch, length of the metadata, number of tagged fields
-_ONE = Struct(">iqiBBh")  # the only partition, and the end
-_ONE_BYTES = _ONE.size
-_COUNT_ONE = 2  # the length of a compact array of one
-_ANSWERED = Struct(">ihx")  # index, error, no tagged fields
-_ONE_ANSWERED = Struct(">ihx2x")  # the same, and the end
-_SIZE_AND_ID = Struct(">ii")
+_ONLY_PARTITION = Struct(">iqiBBh")  # the same, and the tagged fields of the topic and the request
+_ONLY_PARTITION_BYTES = _ONLY_PARTITION.size
+_PARTITION_RESPONSE = Struct(">ihx")  # index, error, no tagged fields
+_ONLY_PARTITION_RESPONSE = Struct(">ihx2x")  # the same, and no tagged fields of the topic and the response
 
 Partition = tuple[int, int, int, int, int]
 
 
-class Head(NamedTuple):
-    """Who commits, and offsets of which topic."""
+class CommitPrefix(NamedTuple):
+    """The fields before the partitions, and the response up to its partitions."""
 
     group_id: str
     generation: int
@@ -43,18 +43,22 @@ class Head(NamedTuple):
     instance_id: str | None
     topic: str  # empty where there is an id
     topic_id: UUID | None
-    answer: bytes  # the response as far as it is known: from the header's tagged fields to the partitions
+    response: bytes  # from the header's tagged fields up to the partitions
 
 
-_HEADS: Final[dict[int, dict[bytes, Head]]] = {version: {} for version in VERSIONS}
+def commit_cache() -> PrefixCache[CommitPrefix]:
+    """The cache of a broker: the bytes from the client id to the partitions are the prefix."""
+    return PrefixCache(CACHED_PREFIXES_MAX, CACHED_BYTES_MAX)
 
 
-def read(view: memoryview, position: int, stop: int, version: int) -> tuple[Head, list[Partition]] | None:
-    """The commit whose body (after the client id) is view[position:stop]; None if it is not usual."""
-    at = stop - _ONE_BYTES
-    known = _HEADS[version].get(bytes(view[position:at])) if at > position else None
-    if known is not None and view[at - 1] == _COUNT_ONE:
-        index, offset, leader_epoch, metadata, tags, end = _ONE.unpack_from(view, at)
+def read(
+    cache: PrefixCache[CommitPrefix], view: memoryview, position: int, stop: int, version: int
+) -> tuple[CommitPrefix, list[Partition]] | None:
+    """Read the commit whose body (after the client id) is view[position:stop]; None if it is not a simple one."""
+    at = stop - _ONLY_PARTITION_BYTES
+    known = cache.get((version, bytes(view[position:at]))) if at > position else None
+    if known is not None and view[at - 1] == ONE:
+        index, offset, leader_epoch, metadata, tags, end = _ONLY_PARTITION.unpack_from(view, at)
         if end or metadata > EMPTY_MAX or tags:
             return None
         return known, [(index, offset, leader_epoch, metadata, tags)]
@@ -62,18 +66,19 @@ def read(view: memoryview, position: int, stop: int, version: int) -> tuple[Head
         start = _partitions_at(view, position, stop, version)
         if not start:
             return None
-        head = _head(bytes(view[position:start]), version)
-        partitions = list(_PARTITION.iter_unpack(view[start : stop - len(_END)]))
+        data = bytes(view[position:start])
+        prefix = cache.get((version, data)) or cache.store((version, data), _read_prefix(data, version))
+        partitions = list(_PARTITION.iter_unpack(view[start : stop - len(_NO_TAGS)]))
     except (IndexError, StructError, UnicodeDecodeError):
         return None
     for partition in partitions:
         if partition[3] > EMPTY_MAX or partition[4]:
             return None
-    return head, partitions
+    return prefix, partitions
 
 
 def _partitions_at(view: memoryview, position: int, stop: int, version: int) -> int:
-    """Where the partitions begin, if there is nothing but what is usual before and after them; 0 otherwise."""
+    """The position of the partitions; 0 if the commit is not a simple one."""
     group = view[position + 1]
     at = position + 1 + group + 4
     member = view[at]
@@ -86,43 +91,32 @@ def _partitions_at(view: memoryview, position: int, stop: int, version: int) -> 
     partitions = view[at]
     if (
         view[position]
-        or topics != ONE_TOPIC
+        or topics != ONE
         or max(group, member, instance, topic, partitions) > ONE_BYTE_MAX
         or not (group and member and topic and partitions)
-        or at + 1 + (partitions - 1) * _PARTITION.size + len(_END) != stop
-        or view[stop - len(_END) : stop] != _END
+        or at + 1 + (partitions - 1) * _PARTITION.size + len(_NO_TAGS) != stop
+        or view[stop - len(_NO_TAGS) : stop] != _NO_TAGS
     ):
         return 0
     return at + 1
 
 
-def _head(data: bytes, version: int) -> Head:
-    known = _HEADS[version]
-    head = known.get(data)
-    if head is None:
-        head = _read_head(data, version)
-        if len(known) >= HEADS_MAX:
-            known.clear()
-        known[data] = head
-    return head
-
-
-def _read_head(data: bytes, version: int) -> Head:
+def _read_prefix(data: bytes, version: int) -> CommitPrefix:
     group_id, position = _text(data, 1)
     (generation,) = INT.unpack_from(data, position)
     member_id, position = _text(data, position + INT.size)
     instance_id, position = _text(data, position) if data[position] else (None, position + 1)
     position += 1
-    said, topic, topic_id = data[position:], "", None
+    topic_bytes, topic, topic_id = data[position:], "", None
     if version >= TOPIC_IDS_FROM:
-        topic_id = UUID(bytes=said[:16])
+        topic_id = UUID(bytes=topic_bytes[:16])
         if not topic_id.int:
             raise IndexError("no topic")
     else:
         topic, _ = _text(data, position)
-    throttle = bytes(4)
-    answer = b"\0" + throttle + bytes((ONE_TOPIC,)) + said
-    return Head(group_id, generation, member_id, instance_id, topic, topic_id, answer)
+    throttle_time = bytes(4)
+    response = b"\0" + throttle_time + bytes((ONE,)) + topic_bytes
+    return CommitPrefix(group_id, generation, member_id, instance_id, topic, topic_id, response)
 
 
 def _text(data: bytes, position: int) -> tuple[str, int]:
@@ -131,14 +125,14 @@ def _text(data: bytes, position: int) -> tuple[str, int]:
     return data[position:end].decode(), end
 
 
-def write_answer(
-    correlation_id: int, head: Head, partitions: Sequence[Partition], codes: Sequence[int]
+def write_response(
+    correlation_id: int, prefix: CommitPrefix, partitions: Sequence[Partition], codes: Sequence[int]
 ) -> bytes:
-    """The whole frame of the response, with an error code for each partition."""
+    """Write the whole frame of the response, with an error code for each partition."""
     if len(partitions) == 1:
-        body = head.answer + _ONE_ANSWERED.pack(partitions[0][0], codes[0])
+        body = prefix.response + _ONLY_PARTITION_RESPONSE.pack(partitions[0][0], codes[0])
     else:
-        pack = _ANSWERED.pack
+        pack = _PARTITION_RESPONSE.pack
         parts = [pack(partition[0], code) for partition, code in zip(partitions, codes, strict=True)]
-        body = head.answer + b"".join(parts) + _END
-    return _SIZE_AND_ID.pack(INT.size + len(body), correlation_id) + body
+        body = prefix.response + b"".join(parts) + _NO_TAGS
+    return INT_PAIR.pack(INT.size + len(body), correlation_id) + body

@@ -1,8 +1,7 @@
-"""Produce by hand: the one request whose parsing and answering decide the broker's throughput.
+"""Reads and writes Produce by hand: its codec decides the broker's throughput.
 
-kio's reader copies the records out of the frame and its writer costs more than the whole append, so Produce 3-13 is
-read in place (records stay where they were received, as a pair of positions) and answered from templates. The
-general codec is the oracle of both in the tests.
+The records stay where they were received, as a pair of positions; responses are written from templates. Tests compare
+with the general codec.
 
 v3 record batches v2 and transactional ids; v5 log start offset; v8 record errors; v9 flexible; v13 topic ids.
 """
@@ -13,6 +12,7 @@ from struct import error as StructError
 from typing import NamedTuple
 
 from levada.errors import ErrorCode, KafkaError
+from levada.wire.fast.prefix_cache import PrefixCache
 from levada.wire.primitives import (
     INT,
     INT_PAIR,
@@ -30,27 +30,27 @@ VERSIONS = range(3, 14)
 FLEXIBLE_FROM = 9
 TOPIC_IDS_FROM = 13
 NO_OFFSET = -1
-SHORTCUTS_MAX = 16  # a connection
-SHORTCUT_BYTES_MAX = 300
-_NO_TAGS = b"\0\0\0"  # after the records: of the partition, the topic and the request
+CACHED_REQUESTS_MAX = 16  # of a connection
+CACHED_BYTES_MAX = 300
+_NO_TAGS = b"\0\0\0"  # tagged fields after the records: of the partition, the topic and the request
 
 _ACKS_TIMEOUT = Struct(">hi")
 _FIELDS = Struct(">ihqqq")
 
 
 class ProduceRequest(NamedTuple):
-    """One Produce; each part is (topic's name or id as on the wire, partition, records from, records to)."""
+    """One Produce; each partition is (topic name or id as on the wire, index, start of records, end of records)."""
 
     acks: int
     timeout_ms: int
     transactional_id: str | None
-    parts: list[tuple[bytes, int, int, int]]
+    partitions: list[tuple[bytes, int, int, int]]
 
 
 class PartitionResult(NamedTuple):
-    """What became of the records for one partition."""
+    """The response to one partition of a Produce."""
 
-    topic: bytes  # its name or id, as on the wire
+    topic: bytes  # name or id, as on the wire
     partition: int
     error: int
     base_offset: int = NO_OFFSET
@@ -61,14 +61,16 @@ class PartitionResult(NamedTuple):
 
 
 def read_request(view: memoryview, position: int, stop: int, version: int) -> ProduceRequest:
-    """The Produce whose body (after the client id) is view[position:stop]; bytes after it mean nothing."""
+    """Read the Produce whose body (after the client id) is view[position:stop]; trailing bytes are ignored."""
     try:
         if version >= FLEXIBLE_FROM:
             request, position = _read_flexible(view, position, stop, version)
         else:
             request, position = _read_legacy(view, position, stop)
     except (StructError, IndexError):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "a Produce ends early, or names too much") from None
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, "a Produce ends early, or has too many partitions"
+        ) from None
     if position > stop:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "a Produce ends early")
     return request
@@ -80,19 +82,19 @@ def _read_legacy(view: memoryview, position: int, stop: int) -> tuple[ProduceReq
     position += 2 + max(length, 0)
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(view, position)
     topics, position = read_array_length(view, position + 6, stop, flexible=False)
-    parts: list[tuple[bytes, int, int, int]] = []
+    partitions: list[tuple[bytes, int, int, int]] = []
     for _ in range(topics):
         name, position = read_nullable_string(view, position, stop, flexible=False)
-        count, position = read_array_length(view, position, stop, False, len(parts))
+        count, position = read_array_length(view, position, stop, False, len(partitions))
         for _ in range(count):
             index, length = INT_PAIR.unpack_from(view, position)
             position += 8
             end = position + max(length, 0)
             if end > stop:
                 raise IndexError
-            parts.append((name or b"", index, position, end))
+            partitions.append((name or b"", index, position, end))
             position = end
-    return ProduceRequest(acks, timeout_ms, transactional_id, parts), position
+    return ProduceRequest(acks, timeout_ms, transactional_id, partitions), position
 
 
 def _read_flexible(view: memoryview, position: int, stop: int, version: int) -> tuple[ProduceRequest, int]:
@@ -102,7 +104,7 @@ def _read_flexible(view: memoryview, position: int, stop: int, version: int) -> 
     position += max(length - 1, 0)
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(view, position)
     topics, position = read_array_length(view, position + 6, stop, flexible=True)
-    parts: list[tuple[bytes, int, int, int]] = []
+    partitions: list[tuple[bytes, int, int, int]] = []
     for _ in range(topics):
         topic: bytes | None
         if version < TOPIC_IDS_FROM:
@@ -110,72 +112,57 @@ def _read_flexible(view: memoryview, position: int, stop: int, version: int) -> 
         else:
             topic = bytes(view[position : position + 16])
             position += 16
-        count, position = read_array_length(view, position, stop, True, len(parts))
+        count, position = read_array_length(view, position, stop, True, len(partitions))
         for _ in range(count):
             (index,) = INT.unpack_from(view, position)
             length, position = read_uvarint(view, position + 4)
             end = position + max(length - 1, 0)
             if end > stop:
                 raise IndexError
-            parts.append((topic or b"", index, position, end))
+            partitions.append((topic or b"", index, position, end))
             position = skip_tagged_fields(view, end, stop)
         position = skip_tagged_fields(view, position, stop)
-    return ProduceRequest(acks, timeout_ms, transactional_id, parts), skip_tagged_fields(view, position, stop)
+    return ProduceRequest(acks, timeout_ms, transactional_id, partitions), skip_tagged_fields(
+        view, position, stop
+    )
 
 
 def _text(view: memoryview, start: int, end: int) -> str:
     try:
         return str(view[start:end], "utf-8")
     except UnicodeDecodeError:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "a transactional id that is not UTF-8") from None
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is not UTF-8") from None
 
 
-class Shortcuts:
-    """The Produces of one connection, known by what stands before their records.
+def produce_cache() -> PrefixCache[ProduceRequest]:
+    """The cache of one connection: the bytes from the client id to the records' length are the prefix."""
+    return PrefixCache(CACHED_REQUESTS_MAX, CACHED_BYTES_MAX)
 
-    A producer says the same again and again: its acks and timeout, a topic, a partition; only the records differ.
-    What has been read once is found by comparing those bytes, at a third of the cost of reading them.
-    """
 
-    __slots__ = ("_known", "_length", "_version")
-
-    def __init__(self) -> None:
-        self._known: dict[
-            bytes, ProduceRequest
-        ] = {}  # by the bytes from the client id to the records' length
-        self._length = 0  # of those bytes in the last request that was learnt
-        self._version = -1  # in which all of them were said
-
-    def read(self, view: memoryview, position: int, stop: int, version: int) -> ProduceRequest:
-        """The Produce whose body is view[position:stop], as `read_request` would read it."""
-        prefix = position + self._length
-        known = self._known.get(bytes(view[position:prefix])) if prefix < stop - 4 else None
-        if known is not None and version == self._version:
-            try:
-                start, end = _records(view, prefix, stop, version)
-            except IndexError:
-                return read_request(view, position, stop, version)
-            if end:
-                acks, timeout_ms, transactional_id, ((topic, partition, _, _),) = known
-                return ProduceRequest(acks, timeout_ms, transactional_id, [(topic, partition, start, end)])
-        request = read_request(view, position, stop, version)
-        if len(request.parts) == 1:
-            self._learn(view, position, request, version)
-        return request
-
-    def _learn(self, view: memoryview, position: int, request: ProduceRequest, version: int) -> None:
-        _, _, start, end = request.parts[0]
-        size = len(encode_uvarint(end - start + 1)) if version >= FLEXIBLE_FROM else 4
-        self._length = start - size - position
-        if len(self._known) >= SHORTCUTS_MAX or version != self._version:
-            self._known.clear()
-            self._version = version
-        if self._length <= SHORTCUT_BYTES_MAX:
-            self._known[bytes(view[position : position + self._length])] = request
+def read_cached(
+    cache: PrefixCache[ProduceRequest], view: memoryview, position: int, stop: int, version: int
+) -> ProduceRequest:
+    """Read as `read_request` does; a request that differs from an earlier one only in its records is not decoded."""
+    prefix_end = position + cache.prefix_bytes
+    known = cache.get((version, bytes(view[position:prefix_end]))) if prefix_end < stop - 4 else None
+    if known is not None:
+        try:
+            start, end = _records(view, prefix_end, stop, version)
+        except IndexError:
+            return read_request(view, position, stop, version)
+        if end:
+            acks, timeout_ms, transactional_id, ((topic, index, _, _),) = known
+            return ProduceRequest(acks, timeout_ms, transactional_id, [(topic, index, start, end)])
+    request = read_request(view, position, stop, version)
+    if len(request.partitions) == 1:
+        _, _, start, end = request.partitions[0]
+        length_bytes = len(encode_uvarint(end - start + 1)) if version >= FLEXIBLE_FROM else 4
+        cache.store((version, bytes(view[position : start - length_bytes])), request)
+    return request
 
 
 def _records(view: memoryview, position: int, stop: int, version: int) -> tuple[int, int]:
-    """Where the records lie whose length stands at `position`, if they are the last of the request; else (0, 0)."""
+    """The start and end of the records whose length is at `position`; (0, 0) unless they end the request."""
     if version >= FLEXIBLE_FROM:
         length, start = read_uvarint(view, position)
         end = start + length - 1
@@ -185,13 +172,13 @@ def _records(view: memoryview, position: int, stop: int, version: int) -> tuple[
     return (position + 4, end) if length > 0 and end == stop else (0, 0)
 
 
-Fill = Callable[[int, int, int, int], bytes]
+ResponseTemplate = Callable[[int, int, int, int], bytes]
 
 
-def answer_template(topic: bytes, index: int, version: int) -> Fill:
-    """A function that writes the answer to one batch that was taken: all but four numbers is known beforehand.
+def response_template(topic: bytes, index: int, version: int) -> ResponseTemplate:
+    """Build a function that writes the response to one appended batch.
 
-    It takes the correlation id, base offset, append time and log start offset and gives the whole frame.
+    It takes the correlation id, base offset, append time and log start offset and returns the whole frame.
     """
     example = write_response(version, 0, [PartitionResult(topic, index, ErrorCode.NONE)])
     at = _offset_position(topic, version)
@@ -211,7 +198,7 @@ def answer_template(topic: bytes, index: int, version: int) -> Fill:
 
 
 def _offset_position(topic: bytes, version: int) -> int:
-    """Where the base offset stands in a frame with one topic and one partition."""
+    """The position of the base offset in a frame with one topic and one partition."""
     if version >= TOPIC_IDS_FROM:
         return 8 + 1 + 1 + 16 + 1 + 6
     if version >= FLEXIBLE_FROM:
@@ -220,12 +207,12 @@ def _offset_position(topic: bytes, version: int) -> int:
 
 
 def write_response(version: int, correlation_id: int, results: list[PartitionResult]) -> bytes:
-    """The whole frame, size included; results of one topic stand together."""
+    """Write the whole frame, size included; results are grouped by topic."""
     flexible = version >= FLEXIBLE_FROM
     topics: dict[bytes, list[PartitionResult]] = {}
     for result in results:
         topics.setdefault(result.topic, []).append(result)
-    body = bytearray(b"\0" if flexible else b"")  # the response header's tags
+    body = bytearray(b"\0" if flexible else b"")  # the response header's tagged fields
     body += encode_array_length(len(topics), flexible)
     for topic, group in topics.items():
         if version < TOPIC_IDS_FROM:

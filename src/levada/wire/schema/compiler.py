@@ -44,15 +44,16 @@ MILLISECOND = timedelta(milliseconds=1)
 class Memo(dict[Any, Any]):
     """A bounded cache of converted values, cleared when it is full: peers choose the keys."""
 
-    __slots__ = ("convert",)
+    __slots__ = ("convert", "entries_max")
 
-    def __init__(self, convert: Callable[[Any], Any]) -> None:
+    def __init__(self, convert: Callable[[Any], Any], entries_max: int = MEMO_ENTRIES_MAX) -> None:
         super().__init__()
         self.convert = convert
+        self.entries_max = entries_max
 
     def __missing__(self, value: Any) -> Any:
         converted = self.convert(value)
-        if len(self) >= MEMO_ENTRIES_MAX:
+        if len(self) >= self.entries_max:
             self.clear()
         self[value] = converted
         return converted

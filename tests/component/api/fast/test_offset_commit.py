@@ -1,5 +1,6 @@
-"""OffsetCommit by hand, against the general codec: what is taken means the same, and the answer says the same (R34)."""
+"""The fast path of OffsetCommit decodes and responds as the general codec does."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -21,8 +22,8 @@ PARTITION_BYTES = 4 + 8 + 4 + 1 + 1
 TEXTS = ["", "a", "orders", "é✓", "x" * 126]
 
 
-def usual(random: Random, version: int) -> Any:
-    """A random commit that is made more and more usual."""
+def simple_commit(random: Random, version: int) -> Any:
+    """A random commit, mostly one that the fast path takes."""
     request = random_message(random, APIS[OFFSET_COMMIT], version, "request")
     request = replace(
         request, group_id=random.choice(TEXTS), member_id=random.choice(TEXTS), group_instance_id=None
@@ -38,25 +39,25 @@ def usual(random: Random, version: int) -> Any:
 
 
 @pytest.mark.parametrize("version", offset_commit.VERSIONS)
-def test_what_is_taken_is_read_as_the_codec_reads_it(version: int) -> None:
-    random, taken = Random(version), 0
+def test_simple_commits_are_decoded_as_by_the_codec(version: int) -> None:
+    random, taken, cache = Random(version), 0, offset_commit.commit_cache()
     for _ in range(EXAMPLES):
-        data = kio_bytes(usual(random, version))
+        data = kio_bytes(simple_commit(random, version))
         view = memoryview(b"client" + HEADER_TAGS + data + b"the next frame")
-        found = offset_commit.read(view, 6, 7 + len(data), version)
+        found = offset_commit.read(cache, view, 6, 7 + len(data), version)
         if found is None:
             continue
         taken += 1
-        head, partitions = found
+        prefix, partitions = found
         shape = messages.read_request(OFFSET_COMMIT, version, data)
         (topic,) = shape.topics
-        assert head[:4] == (
+        assert prefix[:4] == (
             shape.group_id,
             shape.generation_id_or_member_epoch,
             shape.member_id,
             shape.group_instance_id,
         )
-        assert (head.topic, head.topic_id) == (topic.name, topic.topic_id)
+        assert (prefix.topic, prefix.topic_id) == (topic.name, topic.topic_id)
         assert [partition[:3] for partition in partitions] == [
             (part.partition_index, part.committed_offset, part.committed_leader_epoch)
             for part in topic.partitions
@@ -66,16 +67,16 @@ def test_what_is_taken_is_read_as_the_codec_reads_it(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", offset_commit.VERSIONS)
-def test_cut_and_damaged_commits_are_not_taken_for_others(version: int) -> None:
+def test_truncated_and_corrupted_commits_are_not_mistaken_for_others(version: int) -> None:
     """What is taken of a damaged request is what the codec reads; of a cut one nothing is."""
-    random = Random(version)
+    random, cache = Random(version), offset_commit.commit_cache()
     for _ in range(EXAMPLES):
-        frame = bytearray(HEADER_TAGS + kio_bytes(usual(random, version)))
+        frame = bytearray(HEADER_TAGS + kio_bytes(simple_commit(random, version)))
         cut = random.randrange(len(frame))
-        assert offset_commit.read(memoryview(frame), 0, cut, version) is None
-        assert offset_commit.read(memoryview(frame[:cut]), 0, cut, version) is None
+        assert offset_commit.read(cache, memoryview(frame), 0, cut, version) is None
+        assert offset_commit.read(cache, memoryview(frame[:cut]), 0, cut, version) is None
         frame[random.randrange(1, len(frame))] = random.randrange(256)
-        found = offset_commit.read(memoryview(frame), 0, len(frame), version)
+        found = offset_commit.read(cache, memoryview(frame), 0, len(frame), version)
         if found is not None:
             shape = messages.read_request(OFFSET_COMMIT, version, bytes(frame[1:]))
             assert [one[1] for one in found[1]] == [
@@ -85,12 +86,12 @@ def test_cut_and_damaged_commits_are_not_taken_for_others(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", offset_commit.VERSIONS)
-def test_a_known_member_is_taken_by_the_number_of_its_partitions(version: int) -> None:
-    """What comes before the offsets was heard of, but announces more of them than there are."""
-    random = Random(version)
-    wanted = usual(random, version)
+def test_a_cached_prefix_needs_the_right_number_of_partitions(version: int) -> None:
+    """The prefix is cached but announces more partitions than there are."""
+    random, cache = Random(version), offset_commit.commit_cache()
+    wanted = simple_commit(random, version)
     while len(wanted.topics) != 1 or not wanted.topics[0].partitions:
-        wanted = usual(random, version)
+        wanted = simple_commit(random, version)
     (topic,) = wanted.topics
     part = replace(topic.partitions[0], committed_metadata="")
     one, two = (
@@ -98,42 +99,44 @@ def test_a_known_member_is_taken_by_the_number_of_its_partitions(version: int) -
         for count in (1, 2)
     )
     for frame, count in ((two, 2), (one, 1), (one, 1)):
-        found = offset_commit.read(memoryview(frame), 0, len(frame), version)
+        found = offset_commit.read(cache, memoryview(frame), 0, len(frame), version)
         assert found is not None and len(found[1]) == count
     cut = two[:-PARTITION_BYTES]
-    assert offset_commit.read(memoryview(cut), 0, len(cut), version) is None
+    assert offset_commit.read(cache, memoryview(cut), 0, len(cut), version) is None
     unusual = bytearray(one)
     unusual[-1] = 1  # tagged fields
-    assert offset_commit.read(memoryview(unusual), 0, len(unusual), version) is None
+    assert offset_commit.read(cache, memoryview(unusual), 0, len(unusual), version) is None
 
 
 @pytest.mark.parametrize("version", offset_commit.VERSIONS)
-def test_the_answer_is_read_by_the_codec(version: int) -> None:
-    random = Random(version)
+def test_the_codec_reads_the_response(version: int) -> None:
+    random, cache = Random(version), offset_commit.commit_cache()
     for _ in range(EXAMPLES):
-        data = kio_bytes(usual(random, version))
-        found = offset_commit.read(memoryview(HEADER_TAGS + data), 0, 1 + len(data), version)
+        data = kio_bytes(simple_commit(random, version))
+        found = offset_commit.read(cache, memoryview(HEADER_TAGS + data), 0, 1 + len(data), version)
         if found is None:
             continue
-        head, partitions = found
+        prefix, partitions = found
         codes = [random.choice((ErrorCode.NONE, ErrorCode.NOT_COORDINATOR)) for _ in partitions]
-        frame = offset_commit.write_answer(77, head, partitions, codes)
+        frame = offset_commit.write_response(77, prefix, partitions, codes)
         assert int.from_bytes(frame[:4], "big") == len(frame) - 4
         correlation_id, position = read_response_header(OFFSET_COMMIT, version, frame[4:])
         response = messages.read_response(OFFSET_COMMIT, version, frame[4:], position)
         assert correlation_id == 77
         (topic,) = response.topics
-        assert (topic.name, topic.topic_id) == (head.topic, head.topic_id)
+        assert (topic.name, topic.topic_id) == (prefix.topic, prefix.topic_id)
         assert [(part.partition_index, part.error_code) for part in topic.partitions] == [
             (partition[0], code) for partition, code in zip(partitions, codes, strict=True)
         ]
 
 
-@pytest.fixture
-def broker(fresh_broker: BrokerThread) -> BrokerThread:
-    fresh_broker.wait(fresh_broker.broker.groups.create_topic())
-    fresh_broker.create("orders", partitions=2)
-    return fresh_broker
+@pytest.fixture(params=[True, False], ids=["fast", "general"])
+def broker(request: pytest.FixtureRequest) -> Iterator[BrokerThread]:
+    """A broker with fast paths and one without: clients see no difference."""
+    with BrokerThread(levada_fast_paths=request.param) as own:
+        own.wait(own.broker.groups.create_topic())
+        own.create("orders", partitions=2)
+        yield own
 
 
 def committed(

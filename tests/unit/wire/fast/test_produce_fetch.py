@@ -43,7 +43,7 @@ def test_produce_is_read_as_the_codec_reads_it(version: int) -> None:
             for topic in shape.topic_data
             for part in topic.partition_data
         ]
-        found = [(topic, index, bytes(view[start:end])) for topic, index, start, end in request.parts]
+        found = [(topic, index, bytes(view[start:end])) for topic, index, start, end in request.partitions]
         assert found == expected
         longer = memoryview(bytes(view) + b"more")
         assert produce.read_request(longer, 11, len(longer), version) == request
@@ -151,7 +151,7 @@ def test_produce_answers_are_read_by_the_codec(version: int) -> None:
 @pytest.mark.parametrize("version", produce.VERSIONS)
 def test_templates_write_what_the_long_way_writes(version: int) -> None:
     topic = b"i" * 16 if version >= produce.TOPIC_IDS_FROM else b"a topic of some length" * 7
-    fill = produce.answer_template(topic, 4, version)
+    fill = produce.response_template(topic, 4, version)
     result = produce.PartitionResult(topic, 4, ErrorCode.NONE, 123_456, 1_700_000_000_000, 99)
     assert fill(31, 123_456, 1_700_000_000_000, 99) == produce.write_response(version, 31, [result])
 
@@ -220,11 +220,11 @@ def test_cut_and_damaged_requests_are_refused(api_key: int, read: object, versio
 
 
 @pytest.mark.parametrize("version", produce.VERSIONS)
-def test_shortcuts_read_what_the_long_way_reads(version: int) -> None:
-    """Requests that repeat, change, are cut or damaged: the answer is that of `read_request`, or its error."""
+def test_cached_requests_are_read_as_decoded_ones(version: int) -> None:
+    """Requests that repeat, change, are cut or damaged: the result is that of `read_request`, or its error."""
     random = Random(version)
     pool = [kio_bytes(random_message(random, APIS[PRODUCE], version, "request")) for _ in range(12)]
-    shortcuts = produce.Shortcuts()
+    cache = produce.produce_cache()
     tags = HEADER_TAGS if version >= produce.FLEXIBLE_FROM else b""
     for _ in range(600):
         frame = bytearray(b"client" + tags + random.choice(pool))
@@ -238,6 +238,6 @@ def test_shortcuts_read_what_the_long_way_reads(version: int) -> None:
             expected = produce.read_request(view, 6, len(view), spoken)
         except KafkaError:
             with pytest.raises(KafkaError):
-                shortcuts.read(view, 6, len(view), spoken)
+                produce.read_cached(cache, view, 6, len(view), spoken)
         else:
-            assert shortcuts.read(view, 6, len(view), spoken) == expected
+            assert produce.read_cached(cache, view, 6, len(view), spoken) == expected

@@ -1,7 +1,7 @@
-"""What members say over and over, by its bytes, against the general codec: it means the same (R32)."""
+"""The fast paths of Heartbeat, JoinGroup and SyncGroup decode and respond as the general codec does."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any, NamedTuple, cast
@@ -13,7 +13,8 @@ from tests.support.random_messages import random_message
 from tests.support.raw import Connection, fitting
 
 from levada.api import groups
-from levada.api.fast import members as usual_members
+from levada.api.fast import groups as fast_groups
+from levada.api.fast.groups import NOT_DECODED, GroupFastPath, HeartbeatFastPath, JoinFastPath, SyncFastPath
 from levada.core.groups.classic.draft import JoinResult, SyncResult
 from levada.core.groups.classic.group import NO_GENERATION
 from levada.errors import ErrorCode, KafkaError
@@ -25,12 +26,12 @@ VERSIONS = range(5)
 TEXTS = ["g", "orders", "é✓", "x" * 126, "x" * 127, "x" * 300]
 
 
-class Kind(NamedTuple):
-    """A request that members repeat: how its bytes are read, and how the general handler means it."""
+class Api(NamedTuple):
+    """A group API: its fast path, and what the general handler makes of a request."""
 
     name: str
-    read: Callable[[bytes, int], Any]
-    means: Callable[[Any, int], Any]
+    path: Callable[[], GroupFastPath]
+    expected: Callable[[Any, int], Any]
 
     @property
     def api_key(self) -> int:
@@ -39,28 +40,30 @@ class Kind(NamedTuple):
     def tags(self, version: int) -> int:
         return int(version >= APIS[self.api_key].flexible)
 
-    def at_random(self, random: Random, version: int) -> bytes:
-        """The bytes behind the client id."""
+    def random_body(self, random: Random, version: int) -> bytes:
+        """The bytes after the client id."""
         request = random_message(random, APIS[self.api_key], version, "request")
         fields: dict[str, Any] = {
             "group_id": random.choice(TEXTS),
             "generation_id": random.choice((0, 7, 1 << 20)),
         }
-        if random.random() < 0.5:  # what a member says that is neither new nor static nor leads
+        if random.random() < 0.5:  # a dynamic follower that rejoins
             fields |= {"group_instance_id": None, "assignments": (), "member_id": "m"}
             fields |= {"protocol_type": "consumer", "protocol_name": "range"}
         known = {name: value for name, value in fields.items() if hasattr(request, name)}
         return HEADER_TAGS[: self.tags(version)] + kio_bytes(replace(request, **known))
 
-    def as_the_codec_reads(self, body: bytes, version: int) -> Any:
-        """None where it is refused."""
+    def decode(self, body: bytes, version: int) -> Any:
+        """What the general codec and handler make of a request; None if it is malformed."""
         try:
-            return self.means(messages.read_request(self.api_key, version, body, self.tags(version)), version)
+            return self.expected(
+                messages.read_request(self.api_key, version, body, self.tags(version)), version
+            )
         except KafkaError:
             return None
 
 
-def beating(shape: Any, _: int) -> Any:
+def heartbeat(shape: Any, _: int) -> Any:
     return (shape.group_id, shape.member_id, shape.group_instance_id), shape.generation_id
 
 
@@ -73,110 +76,115 @@ def syncing(shape: Any, version: int) -> Any:
     return said._replace(generation=0), said.generation
 
 
-KINDS = [
-    Kind("heartbeat", usual_members.read_heartbeat, beating),
-    Kind("join_group", usual_members.read_join, joining),
-    Kind("sync_group", usual_members.read_sync, syncing),
+APIS_TESTED = [
+    Api("heartbeat", HeartbeatFastPath, heartbeat),
+    Api("join_group", JoinFastPath, joining),
+    Api("sync_group", SyncFastPath, syncing),
 ]
 VERSIONS_OF = {"heartbeat": range(5), "join_group": range(10), "sync_group": range(6)}
 EACH = pytest.mark.parametrize(
-    ("kind", "version"),
+    ("api", "version"),
     [
-        pytest.param(kind, version, id=f"{kind.name}-{version}")
-        for kind in KINDS
-        for version in VERSIONS_OF[kind.name]
+        pytest.param(api, version, id=f"{api.name}-{version}")
+        for api in APIS_TESTED
+        for version in VERSIONS_OF[api.name]
     ],
 )
 
 
-def again(kind: Kind, body: bytes, version: int) -> Any:
-    """How something is read that was said before."""
-    kind.read(body, version)
-    return kind.read(body, version)
+def decode_twice(path: GroupFastPath, body: bytes, version: int) -> Any:
+    """How the fast path decodes a request that was sent before; None if it leaves it to the general path."""
+    try:
+        path.decode(body, version)
+        return path.decode(body, version)
+    except NOT_DECODED:
+        return None
 
 
 @EACH
-def test_what_is_taken_is_read_as_the_codec_reads_it(kind: Kind, version: int) -> None:
-    random, taken = Random(version), 0
+def test_repeated_requests_are_decoded_as_by_the_codec(api: Api, version: int) -> None:
+    random, path, taken = Random(version), api.path(), 0
     for _ in range(EXAMPLES):
-        body = kind.at_random(random, version)
-        found = again(kind, body, version)
+        body = api.random_body(random, version)
+        found = decode_twice(path, body, version)
         if found is not None:
-            assert found == kind.as_the_codec_reads(body, version)
+            assert found == api.decode(body, version)
             taken += 1
     assert taken > EXAMPLES / 8
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind.name != "heartbeat"], ids=lambda kind: kind.name
+    "api", [api for api in APIS_TESTED if api.name != "heartbeat"], ids=lambda api: api.name
 )
-def test_who_comes_once_is_not_read_twice(kind: Kind) -> None:
-    """What nobody has said before is left to the general way; also after so much else that it is forgotten."""
+def test_requests_sent_once_are_left_to_the_general_path(api: Api) -> None:
     random = Random(1)
-    bodies = [kind.at_random(random, 0) for _ in range(EXAMPLES)]
-    taken = [body for body in bodies if again(kind, body, 0) is not None]
+    bodies = [api.random_body(random, 0) for _ in range(EXAMPLES)]
+    taken = [body for body in bodies if decode_twice(api.path(), body, 0) is not None]
     assert taken
     for body in taken:
-        usual_members._said.clear()
-        assert kind.read(body, 0) is None
-        assert kind.read(body, 0) is not None
-    for number in range(usual_members.SAID_MAX + 1):
-        usual_members._was_said(-number)
-        assert len(usual_members._said) <= usual_members.SAID_MAX
-    assert kind.read(taken[-1], 0) is None
+        path = api.path()
+        assert path.decode(body, 0) is None
+        assert path.decode(body, 0) is not None
 
 
 @pytest.mark.parametrize("version", VERSIONS_OF["join_group"])
-def test_what_all_newcomers_say_is_read_here_once(version: int) -> None:
-    """It has no id in it, so they say the same; that it is not usual is known then (R32)."""
-    kind = next(kind for kind in KINDS if kind.name == "join_group")
-    request: Any = random_message(Random(1), APIS[kind.api_key], version, "request")
-    body = HEADER_TAGS[: kind.tags(version)] + kio_bytes(replace(request, group_id="g", member_id=""))
-    misses = usual_members._join.cache_info().misses
-    assert [usual_members.read_join(body, version) for _ in range(10)] == [None] * 10
-    assert usual_members._join.cache_info().misses <= misses + 1
+def test_the_join_of_new_members_is_decoded_once(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no member id, so all of them send the same bytes; the cache holds that the general path handles them."""
+    api = next(api for api in APIS_TESTED if api.name == "join_group")
+    request: Any = random_message(Random(1), APIS[api.api_key], version, "request")
+    body = HEADER_TAGS[: api.tags(version)] + kio_bytes(replace(request, group_id="g", member_id=""))
+    decoded: list[bytes] = []
+    monkeypatch.setattr(fast_groups, "_decode_join", lambda body, _: decoded.append(body))
+    path = api.path()
+    assert [path.decode(body, version) for _ in range(10)] == [None] * 10
+    assert decoded == [body]
 
 
 @EACH
-def test_cut_and_damaged_requests_are_not_taken_for_others(kind: Kind, version: int) -> None:
-    """Also behind whole ones of the same member, of which all but the generation is known."""
-    random = Random(version)
+def test_truncated_and_corrupted_requests_are_not_mistaken_for_others(api: Api, version: int) -> None:
+    """Also after whole ones of the same member, of which all but the generation is cached."""
+    random, path = Random(version), api.path()
     for _ in range(EXAMPLES):
-        body = bytearray(kind.at_random(random, version))
-        again(kind, bytes(body), version)
-        assert again(kind, bytes(body[: random.randrange(len(body))]), version) is None
+        body = bytearray(api.random_body(random, version))
+        decode_twice(path, bytes(body), version)
+        assert decode_twice(path, bytes(body[: random.randrange(len(body))]), version) is None
         body[random.randrange(len(body))] = random.randrange(256)
-        found = again(kind, bytes(body), version)
+        found = decode_twice(path, bytes(body), version)
         if found is not None:
-            assert not any(body[: kind.tags(version)])
-            assert found == kind.as_the_codec_reads(bytes(body), version)
+            assert not any(body[: api.tags(version)])
+            assert found == api.decode(bytes(body), version)
 
 
 @pytest.mark.parametrize("version", VERSIONS_OF["join_group"])
 @pytest.mark.parametrize("member_id", ["m", "é✓", "x" * 126, "x" * 127, "x" * 300])
-def test_who_follows_is_answered_as_the_codec_would(version: int, member_id: str) -> None:
-    """All but its own id is the same for everybody (R32)."""
+def test_followers_get_the_response_that_the_codec_writes(version: int, member_id: str) -> None:
     for protocol, leader in (("range", "l"), ("sticky", "l" * 200)):
         reply = JoinResult(1 << 20, "consumer", protocol, leader, member_id)
-        written = usual_members.UsualJoin(cast(Any, None), 7, version, None, 1).encode(reply)
+        written = fast_groups.FastJoin(JoinFastPath().templates, cast(Any, None), 7, version, None, 1).encode(
+            reply
+        )
         response = groups.joined(reply)
-        assert written == messages.write_response_frame(usual_members.JOIN_GROUP, version, 7, response)
+        assert written == messages.write_response_frame(fast_groups.JOIN_GROUP, version, 7, response)
 
 
 @pytest.mark.parametrize("version", VERSIONS_OF["sync_group"])
 @pytest.mark.parametrize("size", [0, 1, 126, 127, 128, 20_000])
-def test_a_part_is_told_as_the_codec_would(version: int, size: int) -> None:
+def test_assignments_are_written_as_by_the_codec(version: int, size: int) -> None:
     for protocol in ("range", "sticky"):
         reply = SyncResult("consumer", protocol, bytes(size))
-        written = usual_members.UsualSync(cast(Any, None), 7, version, None, 1).encode(reply)
+        written = fast_groups.FastSync(SyncFastPath().templates, cast(Any, None), 7, version, None, 1).encode(
+            reply
+        )
         response = groups.synced(reply)
-        assert written == messages.write_response_frame(usual_members.SYNC_GROUP, version, 7, response)
+        assert written == messages.write_response_frame(fast_groups.SYNC_GROUP, version, 7, response)
 
 
-@pytest.fixture
-def broker(fresh_broker: BrokerThread) -> BrokerThread:
-    fresh_broker.wait(fresh_broker.broker.groups.create_topic())
-    return fresh_broker
+@pytest.fixture(params=[True, False], ids=["fast", "general"])
+def broker(request: pytest.FixtureRequest) -> Iterator[BrokerThread]:
+    """A broker with fast paths and one without: clients see no difference."""
+    with BrokerThread(levada_fast_paths=request.param, group_initial_rebalance_delay_ms=0) as own:
+        own.wait(own.broker.groups.create_topic())
+        yield own
 
 
 def join(connection: Connection) -> str:
@@ -269,12 +277,21 @@ class Voice:
 
 
 @pytest.mark.parametrize("version", VERSIONS_OF["join_group"])
-def test_a_group_rebalances_over_and_over(broker: BrokerThread, version: int) -> None:
+def test_a_group_rebalances_over_and_over(
+    broker: BrokerThread, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every generation has one leader, who is told all, and everybody gets the part that was meant for it."""
     with broker.connect() as one, broker.connect() as two, broker.connect() as three:
         voices = [Voice(connection, version) for connection in (one, two, three)]
         voices[0].enter()
-        known = usual_members._join.cache_info().hits
+        taken: list[Any] = []
+        decide = fast_groups.FastJoin.decide
+
+        def counted(self: Any, *arguments: Any) -> Any:
+            taken.append(self)
+            return decide(self, *arguments)
+
+        monkeypatch.setattr(fast_groups.FastJoin, "decide", counted)
         generation, leader = settle(voices[:1], [voices[0].joined()])
         for count in (2, 3):
             voices[count - 1].enter()
@@ -287,7 +304,7 @@ def test_a_group_rebalances_over_and_over(broker: BrokerThread, version: int) ->
                 if voice is not leader:
                     voice.follow(generation)
             generation, leader = settle(voices, [voice.joined() for voice in voices])
-        assert usual_members._join.cache_info().hits > known
+        assert bool(taken) is broker.broker.config.levada_fast_paths
 
 
 def settle(voices: list[Voice], answers: list[Any]) -> tuple[int, Voice]:
@@ -355,10 +372,10 @@ def test_answers_leave_in_the_order_of_the_requests(broker: BrokerThread) -> Non
         second.enter()  # waits for the first
         first.await_rebalance(generation)
         beat = {"group_id": "g", "generation_id": generation, "member_id": second.member_id}
-        before = broker.broker.request_counts[usual_members.HEARTBEAT]
+        before = broker.broker.request_counts[fast_groups.HEARTBEAT]
         sent = [two.send("heartbeat", 1, beat) for _ in range(3)]
         deadline = time.monotonic() + 10.0
-        while broker.broker.request_counts[usual_members.HEARTBEAT] < before + 3:
+        while broker.broker.request_counts[fast_groups.HEARTBEAT] < before + 3:
             assert time.monotonic() < deadline, "the heartbeats do not come"
         first.ask_to_join()
         assert second.joined().generation_id == generation + 1
@@ -375,7 +392,8 @@ def test_answers_leave_in_the_order_of_the_requests(broker: BrokerThread) -> Non
         ]
 
 
-def test_an_answer_that_cannot_be_written_is_its_own_clients_loss(
+@pytest.mark.parametrize("broker", [True], indirect=True)
+def test_a_response_that_cannot_be_written_closes_only_its_connection(
     broker: BrokerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bug that shows there must not keep the coordinator from telling the others."""
@@ -392,13 +410,13 @@ def test_an_answer_that_cannot_be_written_is_its_own_clients_loss(
         for voice in (unlucky, lucky):
             voice.follow(generation)
         (generation,) = {voice.joined().generation_id for voice in voices}
-        encode = usual_members.UsualSync.encode
+        encode = fast_groups.FastSync.encode
 
         def failing(self: Any, result: Any) -> bytes:
             assert self.request.member_id != unlucky.member_id, "a bug"
             return encode(self, result)
 
-        monkeypatch.setattr(usual_members.UsualSync, "encode", failing)
+        monkeypatch.setattr(fast_groups.FastSync, "encode", failing)
         for voice in (unlucky, lucky):
             voice.ask_to_sync(generation, {})
         leader.ask_to_sync(generation, {voice.member_id: b"part" for voice in voices})
