@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from levada.client.client import Client
     from levada.client.consumer.consumer import Consumer
     from levada.client.errors import ConnectionFailed, MemberFenced, ProducerFenced, RequestTimedOut
-    from levada.client.producer.producer import Producer, RecordMetadata
+    from levada.client.producer.accumulator import RecordMetadata
+    from levada.client.producer.producer import Producer
     from levada.client.producer.transactions import PreparedTransaction
     from levada.errors import ErrorCode, KafkaError
     from levada.model import ConsumerRecord, TopicPartition
@@ -43,7 +44,7 @@ _HOMES = {
     "PreparedTransaction": "levada.client.producer.transactions",
     "Producer": "levada.client.producer.producer",
     "ProducerFenced": "levada.client.errors",
-    "RecordMetadata": "levada.client.producer.producer",
+    "RecordMetadata": "levada.client.producer.accumulator",
     "RequestTimedOut": "levada.client.errors",
     "TopicPartition": "levada.model",
 }

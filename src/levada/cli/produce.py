@@ -16,7 +16,8 @@ from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from levada.client.client import Client
-    from levada.client.producer.producer import Compression, RecordMetadata
+    from levada.client.producer.accumulator import RecordMetadata
+    from levada.client.producer.producer import Compression
 
 READ_BYTES = 65_536
 RECORD_BYTES_MAX = 100 * 1024 * 1024
@@ -109,7 +110,7 @@ async def _check_partition(client: "Client", topic: str, partition: int, sent: i
         return
     if sent:
         say(f"% stored so far: up to {sent} {'record' if sent == 1 else 'records'}")
-    error = info.lacks(partition)
+    error = info.unknown_partition(partition)
     raise Failure(
         f"{error.detail} ({error.code.name})",
         EXIT_NOT_FOUND,

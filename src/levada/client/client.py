@@ -144,20 +144,20 @@ class Client:
         """The node that leads a partition; KafkaError if there is no such partition or no leader now."""
         topic = await self.topic(partition.topic, refresh=refresh)
         if not 0 <= partition.partition < len(topic.partitions):
-            raise topic.lacks(partition.partition)
+            raise topic.unknown_partition(partition.partition)
         leader = topic.partitions[partition.partition].leader
         if leader < 0:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
         return leader
 
-    def known_leader(self, partition: TopicPartition) -> int:
+    def cached_leader(self, partition: TopicPartition) -> int:
         """The leader as far as is known without asking, -1 if it is not."""
         topic = self._topics.get(partition.topic)
         if topic is None or not 0 <= partition.partition < len(topic.partitions):
             return -1
         return topic.partitions[partition.partition].leader
 
-    def forget(self, topic: str) -> None:
+    def invalidate_metadata(self, topic: str) -> None:
         """Ask the brokers again before the next use of a topic."""
         self._topics.pop(topic, None)
 

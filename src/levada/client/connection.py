@@ -163,7 +163,7 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             timer.cancel()
 
-    async def send_unanswered(
+    async def send_without_response(
         self, api_key: int, version: int, body: bytes | bytearray | memoryview, *, flexible: bool = True
     ) -> None:
         """Send a request to which the protocol has no answer: Produce with acks=0."""

@@ -44,6 +44,14 @@ class ProducedPartition(NamedTuple):
     error_message: str | None
 
 
+class ProducerIdentity(NamedTuple):
+    """A producer id and its epoch, and the transactional id that they belong to ("" if there is none)."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+
 class FetchPosition(NamedTuple):
     """A partition to fetch and from where."""
 

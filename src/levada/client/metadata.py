@@ -61,7 +61,7 @@ class TopicInfo(NamedTuple):
     partitions: tuple[PartitionInfo, ...]
     error: int
 
-    def lacks(self, partition: int) -> KafkaError:
+    def unknown_partition(self, partition: int) -> KafkaError:
         """The error that says that there is no such partition."""
         count = len(self.partitions)
         has = f"{count} partition" if count == 1 else f"{count} partitions"

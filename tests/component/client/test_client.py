@@ -222,7 +222,7 @@ def test_a_lost_connection_loses_no_record(levada: EmbeddedBroker, api: str) -> 
                 await producer.send(topic, b"0")
             levada.drop(api)
             if api == "metadata":
-                client.forget(topic)
+                client.invalidate_metadata(topic)
             for number in range(1, 20):
                 await producer.send(topic, b"%d" % number)
 
@@ -336,7 +336,7 @@ def test_a_bug_on_the_way_to_the_leader_fails_records_and_leaves_none_waiting(
         async with client.producer() as producer:
             answers = [await producer.send(topic, b"x") for topic in topics]
             for topic in topics:
-                client.forget(topic)
+                client.invalidate_metadata(topic)
             await producer.flush()
             assert [type(answer.exception()) for answer in answers] == [ZeroDivisionError] * 2
 

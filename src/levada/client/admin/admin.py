@@ -92,7 +92,7 @@ class Admin:
         )
         (result,) = response.responses
         _check(result, f"topic {name}")
-        self._client.forget(name)
+        self._client.invalidate_metadata(name)
 
     async def create_partitions(self, name: str, count: int, *, validate_only: bool = False) -> None:
         """Let a topic have `count` partitions."""
@@ -107,7 +107,7 @@ class Admin:
         )
         (result,) = response.results
         _check(result, f"topic {name}")
-        self._client.forget(name)
+        self._client.invalidate_metadata(name)
 
     async def describe_configs(
         self, resource: Resource, name: str, keys: Iterable[str] | None = None

@@ -152,7 +152,7 @@ async def list_offsets(
         if pause_s is None or client.closed:
             raise failure
         for partition in missing.keys() - found.keys():
-            client.forget(partition.topic)
+            client.invalidate_metadata(partition.topic)
         await asyncio.sleep(pause_s)
     return found
 

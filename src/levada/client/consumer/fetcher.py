@@ -173,7 +173,7 @@ class Fetcher:
             idle: dict[int, list[Cursor]] = {}
             for cursor in self._cursors:
                 if not cursor.resting and not cursor.stopped:
-                    idle.setdefault(self._client.known_leader(cursor.partition), []).append(cursor)
+                    idle.setdefault(self._client.cached_leader(cursor.partition), []).append(cursor)
             for leader, cursors in idle.items():
                 poll = self._polls.get(leader)
                 if poll is None:
@@ -274,7 +274,7 @@ class Fetcher:
         if cursor not in self._cursors:
             return  # it was revoked meanwhile
         if is_retriable(failure, PARTITION_RETRIABLE):
-            self._client.forget(cursor.partition.topic)
+            self._client.invalidate_metadata(cursor.partition.topic)
         cursor.retries = cursor.retries or Retries(self._client, self._policy)
         pause_s = cursor.retries.pause_s(failure, self._loop.time())
         if pause_s is not None:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from levada.client.coordinator import Coordinator
+from levada.client.data import ProducerIdentity
 from levada.client.errors import raise_for_code
-from levada.client.producer.producer import ProducerIdentity
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.wire.schema.lazy_imports import lazy_imports

@@ -1,22 +1,29 @@
-"""The sending half of the producer: gathers what is due, one request for each leader, and deals with the answers."""
+"""Sends the batches of the accumulator: one Produce request for each leader, retried by the retry policy."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from levada.client.connection import Connection
 from levada.client.data import (
     INIT_PRODUCER_ID,
     PRODUCE,
     PRODUCE_IN_TRANSACTION,
     ProducedPartition,
+    ProducerIdentity,
     read_init_producer_id,
     read_produce,
     write_init_producer_id,
     write_produce,
 )
-from levada.client.errors import FAILURES, Failure, as_fenced, error_code
+from levada.client.errors import FAILURES, Failure, as_fenced, error_code, raise_for_code
 from levada.client.metadata import TopicInfo
-from levada.client.producer.producer import Batch, Lane, ProducerIdentity, RecordMetadata
+from levada.client.producer.accumulator import (
+    PartitionQueue,
+    ProducerBatch,
+    RecordAccumulator,
+    RecordMetadata,
+)
 from levada.client.retry import PRODUCE_RETRIABLE, STALE_METADATA, backoff_s, is_retriable
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec, TopicPartition
@@ -29,275 +36,275 @@ REQUEST_BYTES_MAX = 8 * 1024 * 1024  # of batches in one request, before compres
 
 
 class Sender:
-    """Sends lanes that are due; `finished` is called with each batch that is stored or given up."""
+    """Sends batches when they are ready; `schedule` starts it for a partition."""
 
     def __init__(
         self,
         client: "Client",
+        accumulator: RecordAccumulator,
         *,
         acks: int,
         codec: Codec,
         idempotent: bool,
         in_flight_max: int,
-        unfinished: set[Batch],
-        finished: Callable[[Batch], None],
-        writer: ProducerIdentity | None,
+        transaction: ProducerIdentity | None,
     ) -> None:
         self._client = client
+        self._accumulator = accumulator
         self._acks = acks
         self._codec = codec
         self._idempotent = idempotent
         self._in_flight_max = in_flight_max
-        self._writer = writer
+        self._transaction = transaction
         self.failure: Exception | None = None  # in a transaction, why it cannot be committed
-        self._unfinished = unfinished  # every batch whose records wait for an answer
-        self._finished = finished
         self._loop = asyncio.get_running_loop()
-        self._ready: dict[TopicPartition, Lane] = {}
+        self._ready: dict[TopicPartition, PartitionQueue] = {}
         self._scheduled = False
-        self._retriable = (
-            PRODUCE_RETRIABLE if writer is None else PRODUCE_RETRIABLE - {ErrorCode.UNKNOWN_PRODUCER_ID}
-        )
-        self._slots: dict[int, asyncio.Semaphore] = {}
+        self._retriable = PRODUCE_RETRIABLE
+        if transaction is not None:
+            self._retriable -= {ErrorCode.UNKNOWN_PRODUCER_ID}
+        self._in_flight: dict[int, asyncio.Semaphore] = {}  # requests by node
         self._tasks: set[asyncio.Task[None]] = set()
-        self._identity: asyncio.Task[tuple[int, int]] | None = None  # shared by all lanes that never failed
+        self._producer_id: asyncio.Task[tuple[int, int]] | None = None  # of all partitions until one is reset
         self._stopped = False
 
-    def consider(self, lane: Lane) -> None:
-        """Send the lane's first batch in this turn if it is due and nothing of the lane is on the wire."""
-        if self._stopped or lane.busy or not lane.batches:
+    def schedule(self, queue: PartitionQueue) -> None:
+        """Send the queue's first batch at the end of this loop iteration if it is ready and the queue not muted."""
+        if self._stopped or queue.muted or not queue.batches:
             return
-        wait_s = lane.batches[0].due - self._loop.time()
+        wait_s = queue.batches[0].ready_at - self._loop.time()
         if wait_s > 0.0005:
-            if lane.timer is None:
-                lane.timer = self._loop.call_later(wait_s, self._lingered, lane)
+            if queue.linger_timer is None:
+                queue.linger_timer = self._loop.call_later(wait_s, self._linger_expired, queue)
             return
-        self._ready[lane.partition] = lane
+        self._ready[queue.partition] = queue
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._dispatch)
+            self._loop.call_soon(self._send_ready)
 
-    def _lingered(self, lane: Lane) -> None:
-        lane.timer = None
-        self.consider(lane)
+    def _linger_expired(self, queue: PartitionQueue) -> None:
+        queue.linger_timer = None
+        self.schedule(queue)
 
     async def stop(self) -> None:
-        """Give up what is on the wire."""
+        """Cancel the requests in flight."""
         self._stopped = True
-        tasks = [*self._tasks, *([self._identity] if self._identity else [])]
+        tasks = [*self._tasks, *([self._producer_id] if self._producer_id else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _dispatch(self) -> None:
+    def _send_ready(self) -> None:
         self._scheduled = False
         ready, self._ready = self._ready, {}
-        by_leader: dict[int, list[Lane]] = {}
-        for lane in ready.values():
-            if lane.batches and not lane.busy:
-                lane.busy = True
-                by_leader.setdefault(self._client.known_leader(lane.partition), []).append(lane)
-        for leader, lanes in by_leader.items():
-            work = self._send(leader, lanes) if leader >= 0 else self._find_leaders(lanes)
+        by_leader: dict[int, list[PartitionQueue]] = {}
+        for queue in ready.values():
+            if queue.batches and not queue.muted:
+                queue.muted = True
+                by_leader.setdefault(self._client.cached_leader(queue.partition), []).append(queue)
+        for leader, queues in by_leader.items():
+            work = self._send(leader, queues) if leader >= 0 else self._find_leaders(queues)
             task = self._loop.create_task(work, name=f"produce to node {leader}")
             self._tasks.add(task)
-            task.add_done_callback(self._done)
+            task.add_done_callback(self._task_done)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._loop.call_exception_handler({"message": "a producer's task failed", "exception": error})
 
-    async def _find_leaders(self, lanes: list[Lane]) -> None:
-        for lane in lanes:
+    async def _find_leaders(self, queues: list[PartitionQueue]) -> None:
+        for queue in queues:
             try:
-                await self._client.leader(lane.partition)
+                await self._client.leader(queue.partition)
             except FAILURES as failure:
-                self._settle_failure(lane, lane.batches.popleft(), failure)
+                self._handle_failure(queue, queue.batches.popleft(), failure)
             except Exception as bug:
-                for one in lanes[lanes.index(lane) :]:
-                    self._give_up(one, one.batches.popleft(), bug)
+                for one in queues[queues.index(queue) :]:
+                    self._fail_batch(one, one.batches.popleft(), bug)
                 raise
             else:
-                self._retry(lane)
+                self._unmute(queue)
 
-    async def _send(self, leader: int, lanes: list[Lane]) -> None:
-        slot = self._slots.setdefault(leader, asyncio.Semaphore(self._in_flight_max))
+    async def _send(self, leader: int, queues: list[PartitionQueue]) -> None:
+        slot = self._in_flight.setdefault(leader, asyncio.Semaphore(self._in_flight_max))
         async with slot:
-            taken = self._take(lanes)
+            drained = self._drain(queues)
             try:
-                answers = await self._produce(leader, taken)
+                responses = await self._produce(leader, drained)
             except FAILURES as failure:
-                for lane, batch in taken:
-                    self._settle_failure(lane, batch, failure)
+                for queue, batch in drained:
+                    self._handle_failure(queue, batch, failure)
                 return
             except Exception as bug:
-                for lane, batch in taken:
-                    self._give_up(lane, batch, bug)
+                for queue, batch in drained:
+                    self._fail_batch(queue, batch, bug)
                 raise
-        for lane, batch in taken:
-            answer = answers.get(lane.partition)
-            if answer is None:
-                detail = f"the answer says nothing of {lane.partition}"
-                self._settle_failure(lane, batch, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, detail))
+        for queue, batch in drained:
+            response = responses.get(queue.partition)
+            if response is None:
+                detail = f"the Produce response lacks {queue.partition}"
+                self._handle_failure(queue, batch, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, detail))
             else:
-                self._settle(lane, batch, answer)
+                self._handle_response(queue, batch, response)
 
-    def _take(self, lanes: list[Lane]) -> list[tuple[Lane, Batch]]:
-        """The first batch of each lane, as many as fit into a request; the other lanes go next."""
-        taken: list[tuple[Lane, Batch]] = []
+    def _drain(self, queues: list[PartitionQueue]) -> list[tuple[PartitionQueue, ProducerBatch]]:
+        """Take the first batch of each queue, as many as fit into a request; the other queues go next."""
+        drained: list[tuple[PartitionQueue, ProducerBatch]] = []
         size = 0
-        for lane in lanes:
-            if taken and size + lane.batches[0].size > REQUEST_BYTES_MAX:
-                lane.busy = False
-                self.consider(lane)
+        for queue in queues:
+            if drained and size + queue.batches[0].size > REQUEST_BYTES_MAX:
+                self._unmute(queue)
                 continue
-            batch = lane.batches.popleft()
+            batch = queue.batches.popleft()
             size += batch.size
-            taken.append((lane, batch))
-        return taken
+            drained.append((queue, batch))
+        return drained
 
     async def _produce(
-        self, leader: int, taken: list[tuple[Lane, Batch]]
+        self, leader: int, drained: list[tuple[PartitionQueue, ProducerBatch]]
     ) -> dict[TopicPartition, ProducedPartition]:
         topics: dict[str, TopicInfo] = {}
-        for lane, _ in taken:
-            topics[lane.partition.topic] = await self._client.topic(lane.partition.topic)
+        for queue, _ in drained:
+            topics[queue.partition.topic] = await self._client.topic(queue.partition.topic)
         if self._idempotent:
-            for lane, _ in taken:
-                await self._identify(lane, topics[lane.partition.topic])
-        connection = await self._client.connection(leader)
-        version = connection.version(PRODUCE if self._writer is None else PRODUCE_IN_TRANSACTION)
-        body = write_produce(
-            version,
-            self._acks,
-            self._client.request_timeout_ms,
-            {lane.partition: self._encode(lane, batch) for lane, batch in taken},
+            for queue, _ in drained:
+                await self._assign_producer_id(queue, topics[queue.partition.topic])
+        return await produce(
+            await self._client.connection(leader),
+            {queue.partition: self._encode(queue, batch) for queue, batch in drained},
             topics,
-            None if self._writer is None else self._writer.transactional_id,
+            acks=self._acks,
+            transactional_id=None if self._transaction is None else self._transaction.transactional_id,
+            timeout_ms=self._client.request_timeout_ms,
         )
-        if self._acks == 0:
-            await connection.send_unanswered(PRODUCE.key, version, body)
-            return {lane.partition: ProducedPartition(0, -1, -1, None) for lane, _ in taken}
-        timeout_s = self._client.request_timeout_ms / 1000
-        answer = await connection.send(PRODUCE.key, version, body, timeout_s=timeout_s)
-        return connection.parse(lambda view: read_produce(version, view, topics), answer)
 
-    def _encode(self, lane: Lane, batch: Batch) -> bytearray:
+    def _encode(self, queue: PartitionQueue, batch: ProducerBatch) -> bytearray:
         batch.attempts += 1
         if not self._idempotent:
             return encode(batch.records, codec=self._codec)
         return encode(
             batch.records,
             codec=self._codec,
-            producer_id=lane.producer_id,
-            producer_epoch=lane.producer_epoch,
-            base_sequence=lane.sequence,
-            attributes=0 if self._writer is None else TRANSACTIONAL_BIT,
+            producer_id=queue.producer_id,
+            producer_epoch=queue.producer_epoch,
+            base_sequence=queue.sequence,
+            attributes=0 if self._transaction is None else TRANSACTIONAL_BIT,
         )
 
-    # Identity: all lanes share one producer id until one of them has to begin anew.
+    # Producer ids: all partitions share one until a partition has to be reset.
 
-    async def _identify(self, lane: Lane, topic: TopicInfo) -> None:
-        if lane.topic_id is not None and lane.topic_id != topic.topic_id:
-            self._begin_anew(lane)  # the topic was deleted and made again
-        lane.topic_id = topic.topic_id
-        if lane.producer_id >= 0:
+    async def _assign_producer_id(self, queue: PartitionQueue, topic: TopicInfo) -> None:
+        if queue.topic_id is not None and queue.topic_id != topic.topic_id:
+            self._reset_producer_id(queue)  # the topic was deleted and created again
+        queue.topic_id = topic.topic_id
+        if queue.producer_id >= 0:
             return
-        if self._writer is not None:
-            _, lane.producer_id, lane.producer_epoch = self._writer
+        if self._transaction is not None:
+            _, queue.producer_id, queue.producer_epoch = self._transaction
             return
-        if self._identity is None or (self._identity.done() and not _succeeded(self._identity)):
-            self._identity = self._loop.create_task(self._ask_identity(), name="producer id")
-        lane.producer_id, lane.producer_epoch = await asyncio.shield(self._identity)
-        lane.sequence = 0
+        if self._producer_id is None or (self._producer_id.done() and not _succeeded(self._producer_id)):
+            self._producer_id = self._loop.create_task(init_producer_id(self._client), name="producer id")
+        queue.producer_id, queue.producer_epoch = await asyncio.shield(self._producer_id)
+        queue.sequence = 0
 
-    def _begin_anew(self, lane: Lane) -> None:
-        """Nobody knows which sequence the broker expects next, so the lane goes on as another producer."""
-        if lane.producer_id >= 0 and self._writer is None:
-            lane.producer_id = lane.producer_epoch = -1
-            self._identity = None
+    def _reset_producer_id(self, queue: PartitionQueue) -> None:
+        """Go on with a new producer id: the sequence number that the broker expects next is unknown."""
+        if queue.producer_id >= 0 and self._transaction is None:
+            queue.producer_id = queue.producer_epoch = -1
+            self._producer_id = None
 
-    async def _ask_identity(self) -> tuple[int, int]:
-        connection = await self._client.connection()
-        version = connection.version(INIT_PRODUCER_ID)
-        body = await connection.send(
-            INIT_PRODUCER_ID.key,
-            version,
-            write_init_producer_id(version),
-            timeout_s=self._client.request_timeout_ms / 1000,
-        )
-        error, producer_id, producer_epoch = connection.parse(read_init_producer_id, body)
-        if error:
-            raise KafkaError(error_code(error), "no producer id")
-        return producer_id, producer_epoch
+    # Responses
 
-    # Answers
-
-    def _settle(self, lane: Lane, batch: Batch, answer: ProducedPartition) -> None:
-        code = error_code(answer.error)
+    def _handle_response(
+        self, queue: PartitionQueue, batch: ProducerBatch, response: ProducedPartition
+    ) -> None:
+        code = error_code(response.error)
         if code not in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-            self._settle_failure(lane, batch, KafkaError(code, answer.error_message or str(lane.partition)))
+            detail = response.error_message or str(queue.partition)
+            self._handle_failure(queue, batch, KafkaError(code, detail))
             return
-        lane.sequence += len(batch.records)
-        topic, partition = lane.partition
-        for index, future in enumerate(batch.answers):
+        queue.sequence += len(batch.records)
+        topic, partition = queue.partition
+        appended = response.log_append_time_ms
+        for index, future in enumerate(batch.futures):
             if future.done():
                 continue
-            offset = answer.base_offset + index if answer.base_offset >= 0 else -1
-            appended = answer.log_append_time_ms
+            offset = response.base_offset + index if response.base_offset >= 0 else -1
             timestamp = appended if appended >= 0 else batch.records[index].timestamp
             future.set_result(RecordMetadata(topic, partition, offset, timestamp))
-        self._release(lane, batch)
+        self._complete(queue, batch)
 
-    def _settle_failure(self, lane: Lane, batch: Batch, failure: Failure) -> None:
+    def _handle_failure(self, queue: PartitionQueue, batch: ProducerBatch, failure: Failure) -> None:
         code = failure.code if isinstance(failure, KafkaError) else ErrorCode.NETWORK_EXCEPTION
         if code is ErrorCode.MESSAGE_TOO_LARGE and len(batch.records) > 1:
-            self._split(lane, batch)
+            self._accumulator.split(queue, batch)
+            self._unmute(queue)
             return
         if is_retriable(failure, STALE_METADATA):
-            self._client.forget(lane.partition.topic)
+            self._client.invalidate_metadata(queue.partition.topic)
         if code is ErrorCode.UNKNOWN_PRODUCER_ID:
-            self._begin_anew(lane)
+            self._reset_producer_id(queue)
         if code in self._retriable and self._loop.time() < batch.deadline:
-            lane.batches.appendleft(batch)
+            queue.batches.appendleft(batch)
             pause_s = backoff_s(self._client.retry_backoff_s, batch.attempts, failure)
-            self._loop.call_later(pause_s, self._retry, lane)
+            self._loop.call_later(pause_s, self._unmute, queue)
             return
-        self._give_up(lane, batch, failure)
+        self._fail_batch(queue, batch, failure)
 
-    def _give_up(self, lane: Lane, batch: Batch, failure: Exception) -> None:
-        self._begin_anew(lane)
-        if self._writer is not None:
+    def _fail_batch(self, queue: PartitionQueue, batch: ProducerBatch, failure: Exception) -> None:
+        self._reset_producer_id(queue)
+        if self._transaction is not None:
             failure = self.failure = self.failure or as_fenced(failure)
-        for future in batch.answers:
+        for future in batch.futures:
             if not future.done():
-                # Its own, since raising one adds to its trace.
+                # An exception of its own, since raising one adds to its traceback.
                 future.set_exception(type(failure)(*failure.args))
-                if self._writer is not None:
-                    future.exception()  # the end of the transaction tells, if nobody looks at this one
-        self._release(lane, batch)
+                if self._transaction is not None:
+                    future.exception()  # the end of the transaction raises it, if nothing awaits this one
+        self._complete(queue, batch)
 
-    def _retry(self, lane: Lane) -> None:
-        lane.busy = False
-        self.consider(lane)
+    def _complete(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        self._accumulator.complete(batch)
+        self._unmute(queue)
 
-    def _release(self, lane: Lane, batch: Batch) -> None:
-        lane.busy = False
-        self._finished(batch)
-        self.consider(lane)
+    def _unmute(self, queue: PartitionQueue) -> None:
+        queue.muted = False
+        self.schedule(queue)
 
-    def _split(self, lane: Lane, batch: Batch) -> None:
-        """The broker takes no batch of this size: send its halves, the first one first."""
-        half = len(batch.records) // 2
-        first = Batch(0, batch.deadline, self._loop.create_future())
-        first.records, batch.records = batch.records[:half], batch.records[half:]
-        first.answers, batch.answers = batch.answers[:half], batch.answers[half:]
-        first.size = batch.size // 2
-        batch.size -= first.size
-        self._unfinished.add(first)
-        lane.batches.extendleft((batch, first))
-        self._retry(lane)
+
+async def produce(
+    connection: Connection,
+    batches: Mapping[TopicPartition, bytes | bytearray | memoryview],
+    topics: Mapping[str, TopicInfo],
+    *,
+    acks: int = -1,
+    transactional_id: str | None = None,
+    timeout_ms: int,
+) -> dict[TopicPartition, ProducedPartition]:
+    """One Produce to the leader of these partitions; with acks=0 there is no response, and offsets are -1."""
+    version = connection.version(PRODUCE if transactional_id is None else PRODUCE_IN_TRANSACTION)
+    body = write_produce(version, acks, timeout_ms, batches, topics, transactional_id)
+    if acks == 0:
+        await connection.send_without_response(PRODUCE.key, version, body)
+        return dict.fromkeys(batches, ProducedPartition(0, -1, -1, None))
+    response = await connection.send(PRODUCE.key, version, body, timeout_s=timeout_ms / 1000)
+    return connection.parse(lambda view: read_produce(version, view, topics), response)
+
+
+async def init_producer_id(client: "Client") -> tuple[int, int]:
+    """InitProducerId without a transactional id: a new producer id and its epoch."""
+    connection = await client.connection()
+    version = connection.version(INIT_PRODUCER_ID)
+    body = await connection.send(
+        INIT_PRODUCER_ID.key,
+        version,
+        write_init_producer_id(version),
+        timeout_s=client.request_timeout_ms / 1000,
+    )
+    error, producer_id, producer_epoch = connection.parse(read_init_producer_id, body)
+    raise_for_code(error, "no producer id")
+    return producer_id, producer_epoch
 
 
 def _succeeded(task: asyncio.Task[tuple[int, int]]) -> bool:

@@ -13,15 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from levada.client.consumer.offsets import commit_in_transaction
 from levada.client.coordinator import Coordinator, KeyType
+from levada.client.data import ProducerIdentity
 from levada.client.errors import as_fenced, raise_for_code
-from levada.client.producer.producer import (
-    DELIVERY_TIMEOUT_MS,
-    BatchingOptions,
-    Headers,
-    Producer,
-    ProducerIdentity,
-    RecordMetadata,
-)
+from levada.client.producer.accumulator import RecordMetadata
+from levada.client.producer.producer import DELIVERY_TIMEOUT_MS, BatchingOptions, Headers, Producer
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.wire.schema.lazy_imports import lazy_imports
@@ -183,7 +178,7 @@ class TransactionalProducer:
         if self._writer is None:
             raise self._failure
         self._open = transaction
-        return self._writer, Producer(self._client, writer=self._writer, **self._options)
+        return self._writer, Producer(self._client, transaction=self._writer, **self._options)
 
     async def end(self, *, committed: bool, touched: bool) -> None:
         """End the open transaction; if nobody has heard of it yet there is nothing to do."""

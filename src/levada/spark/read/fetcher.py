@@ -285,7 +285,7 @@ class _RangeFetcher:
                 why = f": {failure.detail}" if failure.detail else ""
                 raise KafkaError(failure.code, f"{self._partition} at offset {self._position}{why}") from None
             raise failure
-        self._client.forget(self._partition.topic)
+        self._client.invalidate_metadata(self._partition.topic)
         await asyncio.sleep(pause_s)
 
 

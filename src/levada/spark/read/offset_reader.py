@@ -115,7 +115,7 @@ class OffsetReader:
 async def _log_bytes(client: "Client", partitions: Partitions) -> dict[TopicPartition, int]:
     by_leader: dict[int, list[TopicPartition]] = {}
     for partition in partitions:
-        by_leader.setdefault(client.known_leader(partition), []).append(partition)
+        by_leader.setdefault(client.cached_leader(partition), []).append(partition)
     found: dict[TopicPartition, int] = {}
     for leader, led in by_leader.items():
         if leader >= 0:

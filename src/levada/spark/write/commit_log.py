@@ -82,7 +82,7 @@ async def read_decision(client: "Client", query: str, *, patiently: bool = True)
             partition = TopicPartition(TOPIC, place)
             value = await _last_value(client, partition, key, deadline, isolation_level=0 if patiently else 1)
         except FAILURES:
-            client.forget(TOPIC)
+            client.invalidate_metadata(TOPIC)
             raise
         return (NOTHING if value is None else decode_decision(value)), place
 

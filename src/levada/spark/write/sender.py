@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from levada.client.connection import Connection
-from levada.client.data import PRODUCE, PRODUCE_IN_TRANSACTION, ProducedPartition, read_produce, write_produce
+from levada.client.data import ProducedPartition
 from levada.client.errors import FAILURES, Failure, as_fenced, error_code
 from levada.client.metadata import TopicInfo
 from levada.client.producer.producer import DELIVERY_TIMEOUT_MS
+from levada.client.producer.sender import produce
 from levada.client.retry import PRODUCE_RETRIABLE, STALE_METADATA, Retries, RetryPolicy, is_retriable
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
@@ -65,7 +66,6 @@ class Pipeline:
     ) -> None:
         self._client = client
         self._transactional_id = transactional_id
-        self._api = PRODUCE if transactional_id is None else PRODUCE_IN_TRANSACTION
         self._policy = RetryPolicy(RETRIABLE, delivery_timeout_ms)
         self._loop = asyncio.get_running_loop()
         self._next = Round()
@@ -173,7 +173,13 @@ class Pipeline:
         self, connection: Connection, batches: Batches, topics: dict[str, TopicInfo], leaving: Round
     ) -> None:
         try:
-            answers = await self._ask(connection, batches, topics)
+            answers = await produce(
+                connection,
+                {partition: batch.data for partition, batch in batches.items()},
+                topics,
+                transactional_id=self._transactional_id,
+                timeout_ms=self._client.request_timeout_ms,
+            )
         except FAILURES as failure:
             self._note(failure, batches)
             return
@@ -186,29 +192,13 @@ class Pipeline:
             else:
                 self._note(KafkaError(code, answer.error_message or str(partition)), (partition,))
 
-    async def _ask(
-        self, connection: Connection, batches: Batches, topics: dict[str, TopicInfo]
-    ) -> dict[TopicPartition, ProducedPartition]:
-        version = connection.version(self._api)
-        body = write_produce(
-            version,
-            -1,
-            self._client.request_timeout_ms,
-            {partition: batch.data for partition, batch in batches.items()},
-            topics,
-            self._transactional_id,
-        )
-        timeout_s = self._client.request_timeout_ms / 1000
-        answer = await connection.send(PRODUCE.key, version, body, timeout_s=timeout_s)
-        return connection.parse(lambda view: read_produce(version, view, topics), answer)
-
     def _note(self, failure: Failure, partitions: Iterable[TopicPartition]) -> None:
         """Remember why, unless it only follows from what failed before."""
         if not _is_out_of_order(failure) or self._failure is None:
             self._failure = failure
         if is_retriable(failure, STALE_METADATA):
             for partition in partitions:
-                self._client.forget(partition.topic)
+                self._client.invalidate_metadata(partition.topic)
 
 
 def _is_out_of_order(failure: Failure | None) -> bool:

@@ -19,12 +19,10 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from levada.client.data import INIT_PRODUCER_ID, read_init_producer_id, write_init_producer_id
-from levada.client.errors import error_code
-from levada.client.producer.producer import ProducerIdentity
+from levada.client.data import ProducerIdentity
+from levada.client.producer.sender import init_producer_id
 from levada.client.producer.transactions import PreparedTransaction
 from levada.client.retry import RetryPolicy
-from levada.errors import KafkaError
 from levada.spark import blocking
 from levada.spark.failures import spark_callback
 from levada.spark.options import OptionError
@@ -136,7 +134,7 @@ class _Writer(QuickAck):
 
     def _write_plainly(self, batches: Iterable[Any]) -> Written:
         """At least once: without transactions."""
-        rows, _ = self._write(batches, _ask_identity)
+        rows, _ = self._write(batches, _plain_producer)
         return Written("", -1, rows, None)
 
     def _write_once(self, batches: Iterable[Any], query: str, batch: int) -> Written:
@@ -287,18 +285,9 @@ def _skip(batches: Iterable[Any], query: str, batch: int) -> Written:
     return Written(query, batch, sum(one.num_rows for one in batches), None)
 
 
-async def _ask_identity(client: "Client") -> ProducerIdentity:
-    """A producer without transactions, whose batches are still stored once each."""
-    connection = await client.connection()
-    version = connection.version(INIT_PRODUCER_ID)
-    timeout_s = client.request_timeout_ms / 1000
-    body = await connection.send(
-        INIT_PRODUCER_ID.key, version, write_init_producer_id(version), timeout_s=timeout_s
-    )
-    error, producer_id, epoch = connection.parse(read_init_producer_id, body)
-    if error:
-        raise KafkaError(error_code(error), "no producer id")
-    return ProducerIdentity("", producer_id, epoch)
+async def _plain_producer(client: "Client") -> ProducerIdentity:
+    """An idempotent producer without transactions."""
+    return ProducerIdentity("", *await init_producer_id(client))
 
 
 def _abort_after(failure: BaseException, client: "Client", prepared: PreparedTransaction) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from levada.client.producer.producer import ProducerIdentity
+from levada.client.data import ProducerIdentity
 from levada.clock import SystemClock
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec

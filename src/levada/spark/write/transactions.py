@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 
 from levada.client.admin.transactions import TransactionAdmin
 from levada.client.coordinator import Coordinator, KeyType
+from levada.client.data import ProducerIdentity
 from levada.client.errors import ProducerFenced, raise_for_code
-from levada.client.producer.producer import ProducerIdentity
 from levada.client.producer.transactions import (
     FEATURE,
     FEATURE_LEVEL,
