@@ -20,7 +20,7 @@ from bench.generator.outcome import Meter, Outcome, run_module
 
 LIST_OFFSETS = 2
 EARLIEST = -2
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _librdkafka(protocol: str) -> Callable[[StartLoad, str], float]:
             }
         )
         consumer.subscribe([load.topic])
-        message = consumer.poll(PATIENCE_S)
+        message = consumer.poll(TIMEOUT_S)
         if message is None or message.error():
             raise wire.BrokerError(f"no record came: {message.error() if message else 'for too long'}")
         had_record = time.perf_counter()

@@ -28,7 +28,7 @@ PARTITIONS = 2  # as many as Spark has cores: every side may use both
 BATCH_BYTES = 16 << 10  # the Java producer's default
 BATCHES = 256  # different ones, sent over and over
 WINDOW = 32  # requests under way
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 LINE_BYTES = 100
 PADDING = '","agent":"Mozilla/5.0 (X11; Linux x86_64) Gecko/20100101 Firefox/140.0"}'
 
@@ -122,7 +122,7 @@ class Side:
         consumer = Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": "check"})
         try:
             found = sum(
-                consumer.get_watermark_offsets(TopicPartition(topic, partition), PATIENCE_S)[1]
+                consumer.get_watermark_offsets(TopicPartition(topic, partition), TIMEOUT_S)[1]
                 for partition in range(PARTITIONS)
             )
         finally:

@@ -18,7 +18,7 @@ from levada.wire import batches
 from levada.wire.primitives import ELEMENTS_MAX
 
 MUCH = ELEMENTS_MAX - 2  # beside the topic, and the transaction, that they are in
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 MIB = 1 << 20
 
 
@@ -81,7 +81,7 @@ def test_a_request_may_name_much(api: str, broker: Broker) -> None:
     """Ten thousand, which is more than any broker has of anything."""
     version, body = crowded(api, MUCH)
     with Connection(broker.bootstrap) as one:
-        one.socket.settimeout(PATIENCE_S)
+        one.socket.settimeout(TIMEOUT_S)
         one.send_frame(header(api_key(api), version, flexible=False) + body)
         assert len(one.receive_frame()) > 4
     broker.check_memory()
@@ -130,7 +130,7 @@ def test_requests_that_stop_before_their_end_share_a_bounded_memory(tmp_path: Pa
                     del unsent[one]
             broker.check_memory()
         with Connection(broker.bootstrap) as honest:
-            honest.socket.settimeout(PATIENCE_S)
+            honest.socket.settimeout(TIMEOUT_S)
             produce(honest, HEALTHY, batches.encode([batches.Record(0, 0, None, bytes(900 * 1024))]))
         broker.check_memory()
 

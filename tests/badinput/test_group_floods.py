@@ -1,8 +1,6 @@
 """Members that ask for large answers over and over, in one write and without reading: memory stays bounded (R32)."""
 
 import struct
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import count
 
@@ -10,6 +8,7 @@ import pytest
 from tests.badinput.broker import Broker
 from tests.badinput.golden import TOPIC
 from tests.support.raw import Connection
+from tests.support.waiting import until
 
 from levada.broker.coordinator.runtime import java_abs, java_hash
 from levada.errors import ErrorCode
@@ -80,12 +79,6 @@ class Chatter:
 def shard(group: str) -> int:
     """Which of the fifty coordinators a group has."""
     return java_abs(java_hash(group)) % 50
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30.0
-    while not true():
-        assert time.monotonic() < deadline
 
 
 def at_once(one: Connection, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:

@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tests.compat.tools import dump_log_segments
 from tests.support import raw
 from tests.support.broker import BrokerProcess
 from tests.support.downloads import Unavailable
+from tests.support.waiting import until
 
 from levada.wire import batches
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.skipif(
     bool(os.environ.get("COMPAT_BOOTSTRAP")), reason="looks into the files of a broker of its own"
 )
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 ROUNDS = 80
 KEYS = 30
 SETTINGS = {
@@ -36,13 +37,6 @@ SETTINGS = {
 }
 READERS = drivers_with(("consume", "offsets"))
 CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "8000", "min.cleanable.dirty.ratio": "0.01"}
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from tests.support.raw import Connection, batch, fetch, produce
 
 from levada.errors import ErrorCode
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 SMALL_SEGMENTS: dict[str, object] = {"log.segment.bytes": 200_000, "num.partitions": 3}
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -66,7 +66,7 @@ class Writer:
 
     def write_until(self, count: int) -> None:
         """Write until that many have been acknowledged."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while self.count < count:
             assert time.monotonic() < deadline, f"{self.count} of {count} acknowledged, {self.errors}"
             if len(self._producer) < 3_000:
@@ -75,7 +75,7 @@ class Writer:
                 self._producer.poll(0.01)
 
     def finish(self) -> None:
-        assert self._producer.flush(PATIENCE_S) == 0
+        assert self._producer.flush(TIMEOUT_S) == 0
 
 
 class _Silent:
@@ -90,12 +90,12 @@ def stored(address: str, partition: int) -> list[int]:
     consumer = Consumer({"bootstrap.servers": address, "group.id": "none", "enable.auto.commit": False})
     try:
         place = TopicPartition("orders", partition, 0)
-        low, high = consumer.get_watermark_offsets(place, timeout=PATIENCE_S)
+        low, high = consumer.get_watermark_offsets(place, timeout=TIMEOUT_S)
         assert low == 0
         consumer.assign([place])
         numbers: list[int] = []
         while len(numbers) < high:
-            messages = consumer.consume(min(5_000, high - len(numbers)), timeout=PATIENCE_S)
+            messages = consumer.consume(min(5_000, high - len(numbers)), timeout=TIMEOUT_S)
             assert messages, f"{len(numbers)} of {high}"
             for message in messages:
                 assert message.error() is None
@@ -197,7 +197,7 @@ def test_a_broker_whose_starter_is_gone_stops_in_order(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_thousand_partitions_after_a_kill(tmp_path: Path) -> None:
     """R9: and few files open, however many there are."""
-    with BrokerProcess(tmp_path, {"levada.open.files.max": 500}, ready_s=PATIENCE_S) as server:
+    with BrokerProcess(tmp_path, {"levada.open.files.max": 500}, ready_s=TIMEOUT_S) as server:
         for number in range(20):
             create(server.bootstrap, f"topic-{number}", 100)
         data = batch(b"x" * 100)
@@ -256,7 +256,7 @@ def flood(address: str, count: int) -> Iterator[int]:
     with contextlib.ExitStack() as clients:
         refused = 0
         for _ in range(count):
-            one = clients.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
+            one = clients.enter_context(socket.create_connection((host, int(port)), TIMEOUT_S))
             request = struct.pack(">hhih", 18, 0, 1, -1)
             try:
                 one.sendall(struct.pack(">i", len(request)) + request)

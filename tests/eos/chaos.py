@@ -17,7 +17,7 @@ from tests.eos.processes import Copier
 from tests.support.broker import BrokerProcess
 
 LOOK_S = 0.02
-PATIENCE_S = 600.0
+TIMEOUT_S = 600.0
 PAUSE_S = (1.0, 10.0)  # around the timeouts of sessions (3 s) and transactions (8 s)
 
 
@@ -80,7 +80,7 @@ class Chaos:
 
     def run(self, events: list[Event], done: Callable[[], bool]) -> None:
         """Go on until all has happened and all is copied."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         left = list(events)
         for copier in self._copiers:
             copier.start()

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 FILL_S = 1.0  # how long to wait for a full transaction
 LINGER_S = 0.05  # at most, between the steps of a transaction
-PATIENCE_S = 30.0  # for one call; what takes longer is tried again
+TIMEOUT_S = 30.0  # for one call; what takes longer is tried again
 
 
 class Copier:
@@ -60,7 +60,7 @@ class Copier:
         )
 
     def run(self) -> None:
-        self._retried(lambda: self._target.init_transactions(PATIENCE_S))
+        self._retried(lambda: self._target.init_transactions(TIMEOUT_S))
         self._source.subscribe([self._given.source], on_assign=self._assigned, on_revoke=self._revoked)
         while True:
             batch = self._fill()
@@ -102,7 +102,7 @@ class Copier:
             if isinstance(error, KafkaException) and not error.args[0].txn_requires_abort():
                 self._step("done", outcome=self._outcome, sent=self._sent, error=str(error))
                 raise
-            self._retried(lambda: self._target.abort_transaction(PATIENCE_S))
+            self._retried(lambda: self._target.abort_transaction(TIMEOUT_S))
             self._outcome = "failed"
         self._step("done", outcome=self._outcome, sent=self._sent)
         if self._outcome == "failed":
@@ -118,17 +118,17 @@ class Copier:
                 on_delivery=self._delivered,
             )
             self._target.poll(0)
-        self._target.flush(PATIENCE_S)
+        self._target.flush(TIMEOUT_S)
         self._step("produced")
         following = {message.partition() or 0: (message.offset() or 0) + 1 for message in batch}
         offsets = [TopicPartition(self._given.source, index, offset) for index, offset in following.items()]
-        self._retried(lambda: self._target.send_offsets_to_transaction(offsets, group, PATIENCE_S))
+        self._retried(lambda: self._target.send_offsets_to_transaction(offsets, group, TIMEOUT_S))
         self._step("offsets")
         if self._chance.random() < self._given.aborted_share:
             raise _AbortWanted
         self._step("end")
         self._outcome = "unknown"
-        self._retried(lambda: self._target.commit_transaction(PATIENCE_S))
+        self._retried(lambda: self._target.commit_transaction(TIMEOUT_S))
         self._outcome = "ok"
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
@@ -139,7 +139,7 @@ class Copier:
         """To the committed positions; a rebalance meanwhile gives them as well."""
         self._step("positioned", parts=[])
         try:
-            for part in self._source.committed(self._source.assignment(), PATIENCE_S):
+            for part in self._source.committed(self._source.assignment(), TIMEOUT_S):
                 self._source.seek(TopicPartition(part.topic, part.partition, max(part.offset, 0)))
         except KafkaException as error:
             raise SystemExit(f"cannot go back: {error}") from error

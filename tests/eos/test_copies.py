@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.eos.chaos import PATIENCE_S, Chaos, Size, plan
+from tests.eos.chaos import TIMEOUT_S, Chaos, Size, plan
 from tests.eos.copying import Feed, broker, check, copy
 from tests.eos.processes import ConfluentCopier, JavaCopier, JavaProducer
 from tests.support.downloads import Unavailable, must_be_had
@@ -60,7 +60,7 @@ def test_copies_by_kafkas_own_copier(tmp_path: Path, mode: str) -> None:
             server.stop(signal.SIGKILL)
             server.start()
         finally:
-            producer.wait(PATIENCE_S)
+            producer.wait(TIMEOUT_S)
         copiers = [
             JavaCopier(
                 tmp_path, f"copier-{index}", server.bootstrap, SIZE.transaction, index, mode == "group"

@@ -4,25 +4,18 @@ What `test_copies` meets by chance is met here by design, one place at a time (R
 """
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from tests.eos.copying import Feed, Progress, broker, check
 from tests.eos.processes import ConfluentCopier
+from tests.support.waiting import until
 
 MESSAGES, SIZE = 300, 100
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 TRANSACTION_TIMEOUT_MS = 5000
 pytestmark = pytest.mark.slow
-
-
-def wait_until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 class Pair:
@@ -50,7 +43,7 @@ class Pair:
     def __enter__(self) -> "Pair":
         self.first.start()
         self._stack.callback(self.first.kill)
-        wait_until(lambda: self.first.has_reached(self._step))
+        until(lambda: self.first.has_reached(self._step))
         self.second.start()
         self._stack.callback(self.second.kill)
         return self
@@ -59,7 +52,7 @@ class Pair:
         self._stack.close()
 
     def wait_until_all_is_copied(self) -> None:
-        wait_until(self._progress.complete)
+        until(self._progress.complete)
 
     def check(self) -> None:
         self.wait_until_all_is_copied()
@@ -80,7 +73,7 @@ def test_a_copier_wakes_up_when_another_has_its_partitions(tmp_path: Path, step:
     with Pair(tmp_path, step, "SIGSTOP") as pair:
         pair.wait_until_all_is_copied()
         pair.first.resume()
-        wait_until(lambda: pair.first.has_reached("done"))
+        until(lambda: pair.first.has_reached("done"))
         pair.check()
 
 
@@ -88,10 +81,10 @@ def test_a_copier_wakes_up_when_another_has_its_partitions(tmp_path: Path, step:
 def test_a_copier_wakes_up_in_time_to_commit(tmp_path: Path, step: str) -> None:
     """Its offsets were taken when they were good, and hold up the other until it is known what becomes of them."""
     with Pair(tmp_path, step, "SIGSTOP") as pair:
-        wait_until(lambda: pair.second.has_reached("positioned"))
+        until(lambda: pair.second.has_reached("positioned"))
         time.sleep(1)  # the other asks, and is told to wait; one that does not wait has copied by now
         pair.first.resume()
-        wait_until(lambda: pair.first.has_reached("done"))
+        until(lambda: pair.first.has_reached("done"))
         pair.check()
 
 
@@ -101,5 +94,5 @@ def test_a_copier_wakes_up_too_late(tmp_path: Path, step: str) -> None:
     with Pair(tmp_path, step, "SIGSTOP") as pair:
         pair.wait_until_all_is_copied()
         pair.first.resume()
-        wait_until(lambda: pair.first.has_reached("done") or not pair.first.alive)
+        until(lambda: pair.first.has_reached("done") or not pair.first.alive)
         pair.check()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from pyspark.errors import StreamingQueryException
 from tests.spark.support.connector import SOON, Levada
-from tests.spark.support.feeds import PATIENCE_S
+from tests.spark.support.feeds import TIMEOUT_S
 from tests.spark.support.outages import RestartedServer
 from tests.spark.support.plain import Plain, Stream
 from tests.spark.support.queries import start, written
@@ -222,7 +222,7 @@ def test_a_query_whose_brokers_stay_away_goes_on_when_it_is_started_again(
     query.processAllAvailable()
     server.stop(signal.SIGTERM)
     with pytest.raises(StreamingQueryException, match=f"no response from the brokers at {server.bootstrap}"):
-        query.awaitTermination(PATIENCE_S)
+        query.awaitTermination(TIMEOUT_S)
     server.start()
     topics.produce("events", ["b"])
     query = start(stream, tmp_path, SOON)

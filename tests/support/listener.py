@@ -20,7 +20,7 @@ from levada.net.listener import ConnectionLimits, Listener
 T = TypeVar("T")
 
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -94,7 +94,7 @@ class Server:
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, PATIENCE_S), "it never came"
+            assert self._changed.wait_for(condition, TIMEOUT_S), "it never came"
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the loop."""
@@ -102,10 +102,10 @@ class Server:
         async def on_loop() -> T:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(on_loop(), self.loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(on_loop(), self.loop).result(TIMEOUT_S)
 
     def connect(self, number: int = 0, source: str = "127.0.0.1") -> socket.socket:
-        one = socket.create_connection(self.places[number], PATIENCE_S, source_address=(source, 0))
+        one = socket.create_connection(self.places[number], TIMEOUT_S, source_address=(source, 0))
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return one
 
@@ -127,7 +127,7 @@ def serving(
     thread.start()
 
     def run(work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, loop).result(PATIENCE_S)
+        asyncio.run_coroutine_threadsafe(work, loop).result(TIMEOUT_S)
 
     try:
         run(
@@ -140,7 +140,7 @@ def serving(
             run(one.stop())
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
         loop.close()
 
 
@@ -164,7 +164,7 @@ def receive(one: socket.socket, size: int) -> bytes:
 
 def ask_until(one: socket.socket, condition: Callable[[], bool]) -> None:
     """Send requests until the server is in the state that is waited for."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, "it never came"
         ask(one, b"how is it going?")

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from levada.config.topic import TopicConfig, TopicDefaults
 from levada.model import Codec
+from levada.storage.compaction.plan import Source
 from levada.storage.disk import OsDisk
 from levada.storage.handles import Handles
 from levada.storage.log.log import Log
-from levada.wire.batches import Record, crc_is_valid, encode, read_header
+from levada.wire.batches import Record, crc_is_valid, decode, encode, read_header
 
 NOW_MS = 1_700_000_000_000
 
@@ -92,3 +93,10 @@ def read_all(log: Log, max_bytes: int = 1 << 20) -> list[bytes]:
             offset = header.last_offset + 1
             batches.append(batch)
     return batches
+
+
+SOURCES = [Source(0, 100, 8, 1_000), Source(10, 100, 8, 2_000), Source(20, 100, 8, 3_000)]
+
+
+def records_of(log: Log) -> list[Record]:
+    return [record for batch in read_all(log) for record in decode(memoryview(batch))]

@@ -8,7 +8,6 @@ import dataclasses
 import datetime
 import socket
 import struct
-import time
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from kio.schema.index import schema_name_map
 from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
 from tests.compat.drivers.base import CODECS, WAIT_S
+from tests.support.waiting import until
 
 _BATCH = struct.Struct(">qiibIhiqqqhii")
 
@@ -248,9 +248,7 @@ def fetch(
 
 def wait_until_served(one: Connection, topic: str, partition: int = 0) -> None:
     """Until the partition's leader knows that it leads."""
-    deadline = time.monotonic() + WAIT_S
-    while fetch(one, topic, 0, partition).error_code:
-        assert time.monotonic() < deadline, f"{topic}-{partition} is not served"
+    until(lambda: not fetch(one, topic, 0, partition).error_code, f"{topic}-{partition} is not served")
 
 
 def headers(records: bytes) -> Iterator[Batch]:

@@ -7,8 +7,9 @@ from typing import NamedTuple
 from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from tests.support.history import Operation, Partition, Poll, Positioned, Seen
+from tests.support.waiting import until
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
@@ -29,18 +30,17 @@ def wait_until_decided(bootstrap: str, topic: str) -> None:
     """Until no transaction is open in the topic: then all that will ever be seen of it can be seen."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     parts = [
-        TopicPartition(topic, index)
-        for index in admin.list_topics(topic, PATIENCE_S).topics[topic].partitions
+        TopicPartition(topic, index) for index in admin.list_topics(topic, TIMEOUT_S).topics[topic].partitions
     ]
 
     def ends(isolation: IsolationLevel) -> list[int]:
         asked = admin.list_offsets(dict.fromkeys(parts, LATEST), isolation_level=isolation)
-        return [asked[part].result(PATIENCE_S).offset for part in parts]
+        return [asked[part].result(TIMEOUT_S).offset for part in parts]
 
-    deadline = time.monotonic() + PATIENCE_S
-    while ends(IsolationLevel.READ_COMMITTED) != ends(IsolationLevel.READ_UNCOMMITTED):
-        assert time.monotonic() < deadline, f"a transaction is open in {topic} for ever"
-        time.sleep(0.1)
+    until(
+        lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED),
+        f"a transaction stays open in {topic}",
+    )
 
 
 def read(bootstrap: str, topic: str, isolation: str) -> dict[Partition, list[Stored]]:
@@ -55,11 +55,11 @@ def read(bootstrap: str, topic: str, isolation: str) -> dict[Partition, list[Sto
             "log.connection.close": False,
         }
     )
-    described = consumer.list_topics(topic, PATIENCE_S).topics[topic]
+    described = consumer.list_topics(topic, TIMEOUT_S).topics[topic]
     unread = set(described.partitions)
     found: dict[Partition, list[Stored]] = defaultdict(list)
     consumer.assign([TopicPartition(topic, index, OFFSET_BEGINNING) for index in sorted(unread)])
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while unread:
         assert time.monotonic() < deadline, (
             f"no end of {topic} {unread} came: is a transaction open for ever?"

@@ -26,7 +26,7 @@ from levada.wire.schema.versions import APIS
 log = EventLog(__name__)
 
 REQUEST_BYTES_MAX: Final = 8 * 1024
-PATIENCE_S: Final = 5.0
+TIMEOUT_S: Final = 5.0
 SETTING: Final = "levada.metrics.listener"
 COUNTER: Final = "counter"
 GAUGE: Final = "gauge"
@@ -270,7 +270,7 @@ class MetricsServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 request = await reader.readuntil(b"\r\n\r\n")
                 writer.write(await self._answer(request.split(b" ", 2)[1].partition(b"?")[0]))
                 await writer.drain()

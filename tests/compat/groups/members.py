@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable
 
-from tests.compat.members.base import Members, Seen, shares, until
+from tests.compat.members.base import Members, Seen, shares
 from tests.support import raw
+from tests.support.waiting import until
 
 GROUP_SETTINGS = {"group_initial_rebalance_delay_ms": 0, "group_min_session_timeout_ms": 1_000}
 PARTITIONS = 4

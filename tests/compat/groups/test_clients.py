@@ -11,9 +11,10 @@ from tests.compat.groups.members import (
     wait_for_records,
     wait_for_shares,
 )
-from tests.compat.members.base import MEMBERS, Members, until
+from tests.compat.members.base import MEMBERS, Members
 from tests.support import raw
 from tests.support.downloads import Unavailable
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.broker(**GROUP_SETTINGS)
 

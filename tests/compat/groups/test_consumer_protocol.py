@@ -20,16 +20,12 @@ from tests.compat.groups.members import (
     wait_for_records,
     wait_for_shares,
 )
-from tests.compat.members.base import (
-    MEMBERS,
-    ConfluentMembers,
-    Members,
-    until,
-)
+from tests.compat.members.base import MEMBERS, ConfluentMembers, Members
 from tests.support import raw
 from tests.support.broker import BrokerProcess
 from tests.support.downloads import Unavailable, must_be_had
 from tests.support.kafka_jars import java
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.broker(
     **GROUP_SETTINGS, group_consumer_session_timeout_ms=6_000, group_consumer_heartbeat_interval_ms=100

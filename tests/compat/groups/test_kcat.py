@@ -10,10 +10,10 @@ import pytest
 from tests.compat.drivers.kcat import install
 from tests.compat.features import Feature, shows
 from tests.compat.groups.members import GROUP_SETTINGS, PARTITIONS, produce
-from tests.compat.members.base import until
 from tests.support import raw
 from tests.support.broker import BrokerProcess
 from tests.support.downloads import Unavailable, must_be_had
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.broker(**GROUP_SETTINGS)
 Place = tuple[int, int]  # partition and offset

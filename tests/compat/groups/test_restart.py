@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from tests.compat.features import Feature, shows
 from tests.compat.groups.members import GROUP_SETTINGS, PARTITIONS, produce
-from tests.compat.members.base import MEMBERS, Members, until
+from tests.compat.members.base import MEMBERS, Members
 from tests.support import raw
 from tests.support.broker import BrokerProcess
 from tests.support.downloads import Unavailable, must_be_had
+from tests.support.waiting import until
 
 from levada.testing.embedded import settings_by_kafkas_names
 

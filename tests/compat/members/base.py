@@ -6,8 +6,7 @@ holds any number of members, which poll all the time; killing it kills them all.
 
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,7 +16,7 @@ from tests.support.kafka_jars import java
 
 HERE = Path(__file__).parent
 SESSION_MS = 20_000  # nobody is lost because a machine stood still for a while
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 class Seen(NamedTuple):
@@ -161,14 +160,6 @@ MEMBERS: tuple[type[Members], ...] = (
     FranzGoMembers,
     JavaMembers,
 )
-
-
-def until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
-    """Wait for something that clients do by themselves; says what was seen instead."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.02)
 
 
 def shares(seen: Iterable[Seen], partitions: int) -> bool:

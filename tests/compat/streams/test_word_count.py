@@ -7,7 +7,6 @@ in one transaction with the committed offsets.
 
 import random
 import signal
-import time
 from collections import Counter, defaultdict
 from itertools import chain
 from pathlib import Path
@@ -20,9 +19,10 @@ from tests.support.broker import BrokerProcess
 from tests.support.downloads import Unavailable, must_be_had
 from tests.support.kafka_jars import java, streams_jars
 from tests.support.reading import read_committed
+from tests.support.waiting import until
 
 WORDS = ["water", "stone", "channel", "field", "rain", "laurel", "mist", "terrace", "fern", "stream"]
-LINES, PATIENCE_S = 1500, 180.0
+LINES, TIMEOUT_S = 1500, 180.0
 SOURCE = Path(__file__).parent / "WordCount.java"
 
 
@@ -52,10 +52,11 @@ def counts(bootstrap: str) -> dict[str, list[int]]:
 
 def wait_for(bootstrap: str, total: int) -> None:
     """Until so many counts are committed."""
-    deadline = time.monotonic() + PATIENCE_S
-    while (found := sum(map(len, counts(bootstrap).values()))) < total:
-        assert time.monotonic() < deadline, f"{found} of {total} counts are committed"
-        time.sleep(0.2)
+    until(
+        lambda: sum(map(len, counts(bootstrap).values())) >= total,
+        f"fewer than {total} counts are committed",
+        TIMEOUT_S,
+    )
 
 
 def test_every_word_is_counted_once(tmp_path: Path) -> None:

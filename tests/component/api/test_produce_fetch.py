@@ -17,7 +17,7 @@ from tests.support.raw import Connection, batch, fetch, headers, produce
 from levada.errors import ErrorCode
 from levada.wire.batches import decode
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["fast", "general"])
@@ -69,7 +69,7 @@ def polled(one: Connection) -> dict[int, Any]:
 
 def waits(broker: BrokerThread, topic: str, index: int = 0) -> None:
     """Return when somebody waits at the partition."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not broker.call(lambda: len(broker.partition(topic, index).watchers)):
         assert time.monotonic() < deadline
 
@@ -251,7 +251,7 @@ def test_a_client_that_is_gone_is_not_waited_for(broker: BrokerThread, topic: st
     with broker.connect() as one:
         poll(one, topic, 0, 60_000, 1)
         waits(broker, topic)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while broker.call(lambda: len(broker.partition(topic).watchers)):
         assert time.monotonic() < deadline
 
@@ -423,7 +423,7 @@ def test_what_many_clients_send_at_once_is_stored_as_it_was_sent(broker: BrokerT
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(PATIENCE_S)
+        writer.join(TIMEOUT_S)
     assert sum(writer.acknowledged for writer in writers) > 500
     for writer in writers:
         log = broker.partition("many", writer.index).log

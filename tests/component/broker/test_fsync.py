@@ -14,7 +14,7 @@ from levada.broker.fsync import GroupCommit
 from levada.broker.partition.partition import Partition
 from levada.errors import ErrorCode
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 class Synced:
@@ -32,7 +32,7 @@ class Synced:
     def flush(self) -> None:
         self.flushes += 1
         self.started.set()
-        assert self.gate.wait(PATIENCE_S)
+        assert self.gate.wait(TIMEOUT_S)
         if self.error:
             raise self.error
 
@@ -45,7 +45,7 @@ def as_partition(one: Synced) -> Partition:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -149,11 +149,11 @@ def test_neither_acknowledged_nor_visible_before_the_fsync(
             before = len(disk.fsyncs)
             places = [{"name": "orders", "partition_data": [{"index": 0, "records": batch(b"second")}]}]
             one.send("produce", 9, {"acks": acks, "timeout": 30_000, "topic_data": places})
-            assert disk.waiting.acquire(timeout=PATIENCE_S)
+            assert disk.waiting.acquire(timeout=TIMEOUT_S)
             one.socket.settimeout(0.05)
             with pytest.raises(TimeoutError):
                 one.socket.recv(1)
-            one.socket.settimeout(PATIENCE_S)
+            one.socket.settimeout(TIMEOUT_S)
             assert high_watermark(broker, "orders") == 1
             disk.gate.set()
             _, response = one.receive()
@@ -171,7 +171,7 @@ def test_many_producers_share_an_fsync(tmp_path: Path, disk: FaultyDisk) -> None
             places = [{"name": "orders", "partition_data": [{"index": 0, "records": batch(b"x")}]}]
             for _ in range(200):
                 one.send("produce", 9, {"acks": -1, "timeout": 30_000, "topic_data": places})
-            assert disk.waiting.acquire(timeout=PATIENCE_S)
+            assert disk.waiting.acquire(timeout=TIMEOUT_S)
             disk.gate.set()
             offsets = [one.receive()[1].responses[0].partition_responses[0].base_offset for _ in range(200)]
         assert offsets == list(range(200))

@@ -2,25 +2,19 @@
 
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.support.broker import BrokerThread, crash_image
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.raw import batch, fetch, produce
+from tests.support.waiting import until
 
 from levada.broker import housekeeping
 from levada.broker.housekeeping import Housekeeping
 from levada.storage.log.log import Log
 
-PATIENCE_S = 20.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
+TIMEOUT_S = 20.0
 
 
 def fill(broker: BrokerThread, topic: str, count: int = 10, timestamp: int = 1_700_000_000_000) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
-from tests.compat.members.base import until
 from tests.support.broker import BrokerThread
 from tests.support.raw import batch, fetch, produce
+from tests.support.waiting import until
 
 from levada.broker import metrics
 
@@ -219,7 +219,7 @@ def test_what_is_not_http_is_hung_up_on(broker: BrokerThread, request_: bytes) -
 def test_a_client_that_says_nothing_is_hung_up_on(
     broker: BrokerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(metrics, "TIMEOUT_S", 0.05)
     host, _, port = str(broker.server.metrics_address).rpartition(":")
     with (
         socket.create_connection((host, int(port)), 20) as one,

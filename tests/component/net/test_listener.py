@@ -17,7 +17,7 @@ from tests.support.listener import (
     KIB,
     LIMITS,
     MIB,
-    PATIENCE_S,
+    TIMEOUT_S,
     Server,
     ask,
     ask_until,
@@ -139,7 +139,7 @@ def hammer_all(server: Server, clients: int, total_bytes: int) -> int:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert len(wrong) == clients
     return sum(wrong)
 
@@ -312,7 +312,7 @@ def test_connections_from_one_address_are_limited() -> None:
 
 def admitted(server: Server, number: int) -> socket.socket:
     """Connect as soon as the server has noticed that another client is gone."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         one = server.connect(number)
         try:
@@ -363,7 +363,7 @@ def test_a_client_that_goes_while_it_is_not_read_is_noticed(way: str) -> None:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         address = one.getsockname()
         one.close()
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while len(server.connections()) > 1 and time.monotonic() < deadline:
             server.call(lambda: None)
         (left,) = server.connections()
@@ -376,7 +376,7 @@ def test_a_connection_that_never_takes_its_answers_is_idle() -> None:
         server.handle = lambda connection, view: connection.respond(bytes(MIB), MIB)
         one.sendall(framed(bytes(8)) * 50)
         server.wait_for(lambda: server.dispatched > 0)
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while server.connections() and time.monotonic() < deadline:
             server.call(lambda: None)
         assert server.connections() == []
@@ -450,7 +450,7 @@ def test_frames_wait_while_the_memory_for_them_is_claimed(server: Server, ending
         else:
             one.close()
         assert receive(other, 8) == receipt(waiting)
-        sender.join(PATIENCE_S)
+        sender.join(TIMEOUT_S)
         ask_until(small, lambda: not server.pool.is_full(MIB) and not server.pool.waiting)
 
 
@@ -469,7 +469,7 @@ def test_requests_wait_for_the_memory_of_others_and_all_come_through(server: Ser
         for one, content in zip(clients, contents, strict=True):
             assert receive(one, 8) == receipt(content)
         for sender in senders:
-            sender.join(PATIENCE_S)
+            sender.join(TIMEOUT_S)
     assert not (server.pool.stalled or server.pool.waiting)
 
 
@@ -562,4 +562,4 @@ def test_waiters_hear_that_their_client_is_gone(server: Server) -> None:
     with server.connect() as one:
         one.sendall(framed(b"long poll"))
         server.wait_for(lambda: server.dispatched == 1)
-    assert gone.wait(PATIENCE_S)
+    assert gone.wait(TIMEOUT_S)

@@ -13,7 +13,7 @@ from tests.support.raw import Connection, batch, produce
 from levada.errors import ErrorCode
 from levada.testing import EmbeddedBroker
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 class _Silent:
@@ -30,7 +30,7 @@ def topic(levada: EmbeddedBroker) -> str:
     producer = Producer({"bootstrap.servers": levada.bootstrap})
     for value in ("a", "b", "c"):
         producer.produce(name, value)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(TIMEOUT_S) == 0
     return name
 
 
@@ -51,7 +51,7 @@ def consumer(levada: EmbeddedBroker, topic: str) -> Iterator[Consumer]:
 def read(consumer: Consumer, topic: str, count: int) -> list[bytes | None]:
     consumer.assign([TopicPartition(topic, 0, 0)])
     messages: list[Message] = []
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while len(messages) < count and time.monotonic() < deadline:
         message = consumer.poll(0.2)
         if message is not None and not message.error():
@@ -94,16 +94,16 @@ def test_a_delayed_fetch_comes_late(levada: EmbeddedBroker, topic: str, consumer
 def admin(levada: EmbeddedBroker, topic: str) -> AdminClient:
     """A client that is connected: what it asks from now on is what the test makes it ask."""
     one = AdminClient({"bootstrap.servers": levada.bootstrap}, logger=_Silent())
-    assert one.list_topics(topic, timeout=PATIENCE_S).topics[topic].error is None
+    assert one.list_topics(topic, timeout=TIMEOUT_S).topics[topic].error is None
     return one
 
 
 def test_metadata_may_be_refused(levada: EmbeddedBroker, topic: str, admin: AdminClient) -> None:
     levada.fail_next("metadata", "TOPIC_AUTHORIZATION_FAILED")
     with pytest.raises(KafkaException) as caught:
-        admin.list_topics(topic, timeout=PATIENCE_S)
+        admin.list_topics(topic, timeout=TIMEOUT_S)
     assert caught.value.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-    assert admin.list_topics(topic, timeout=PATIENCE_S).topics[topic].error is None
+    assert admin.list_topics(topic, timeout=TIMEOUT_S).topics[topic].error is None
 
 
 def test_dropped_metadata_can_be_asked_for_again(
@@ -111,13 +111,13 @@ def test_dropped_metadata_can_be_asked_for_again(
 ) -> None:
     levada.drop("metadata")
     with contextlib.suppress(KafkaException):  # librdkafka asks again by itself, or says that it was cut off
-        admin.list_topics(topic, timeout=PATIENCE_S)
+        admin.list_topics(topic, timeout=TIMEOUT_S)
     assert not levada.faults
-    assert admin.list_topics(topic, timeout=PATIENCE_S).topics[topic].error is None
+    assert admin.list_topics(topic, timeout=TIMEOUT_S).topics[topic].error is None
 
 
 def test_delayed_metadata_times_out(levada: EmbeddedBroker, topic: str, admin: AdminClient) -> None:
-    levada.delay("metadata", PATIENCE_S)
+    levada.delay("metadata", TIMEOUT_S)
     with pytest.raises(KafkaException) as caught:
         admin.list_topics(topic, timeout=0.3)
     assert caught.value.args[0].code() in {KafkaError._TRANSPORT, KafkaError._TIMED_OUT}
@@ -132,7 +132,7 @@ def test_a_delayed_produce_is_stored_late_and_once(levada: EmbeddedBroker, topic
     began = time.monotonic()
     for value in ("d", "e"):
         producer.produce(topic, value)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(TIMEOUT_S) == 0
     assert time.monotonic() - began >= 0.2
     assert [record.value for record in levada.records(topic)] == [b"a", b"b", b"c", b"d", b"e"]
 
@@ -175,7 +175,7 @@ def test_others_are_not_touched(levada: EmbeddedBroker, topic: str) -> None:
             pass
         assert produce(other, topic, batch(b"quick")).error_code == 0
         assert not done.is_set()
-        sender.join(PATIENCE_S)
+        sender.join(TIMEOUT_S)
     assert [record.value for record in levada.records(topic)][3:] == [b"quick", b"slow"]
 
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 PARTITIONS = 3
 KEYS = 50
 HOUR = 3600 // SECONDS_APART  # messages
-PATIENCE_S = 900.0  # a driver starts in seconds, but not where everything else runs too
+TIMEOUT_S = 900.0  # a driver starts in seconds, but not where everything else runs too
 LOOK_S = 0.05
 
 
@@ -192,7 +192,7 @@ class Chaos:
 
     def wait(self, what: Callable[[], bool], told: str, *, revive: bool = True) -> None:
         """Until something holds; whoever is dead is started again meanwhile."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not what():
             assert time.monotonic() < deadline, f"not in time: {told}; {self._last_words()}"
             if revive:

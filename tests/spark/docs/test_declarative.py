@@ -21,7 +21,7 @@ from levada.spark.session.java import java_home
 from levada.testing import EmbeddedBroker
 
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE_S = 220
+TIMEOUT_S = 220
 PROJECT = ROOT / "examples" / "declarative"
 # Flows start at the same moment: what they put into the map they share must be there before (R60).
 PREPARED = """
@@ -64,7 +64,7 @@ def run(broker: EmbeddedBroker, project: Path) -> None:
         start_new_session=True,  # it starts processes of its own
     ) as process:
         try:
-            said, _ = process.communicate(timeout=PATIENCE_S)
+            said, _ = process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise

@@ -22,7 +22,7 @@ for path in sys.argv[1:]:
     print("===", path, flush=True)
     runpy.run_path(path, run_name="__main__")
 """
-PATIENCE_S = 240
+TIMEOUT_S = 240
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=PATIENCE_S,
+                timeout=TIMEOUT_S,
             )
             assert done.returncode == 0, done.stdout + done.stderr
             return done.stdout
@@ -85,9 +85,7 @@ def test_a_lake_keeps_and_sends_again(said: dict[str, str]) -> None:
 def test_a_feed_ends_after_its_time_or_when_it_is_asked(tmp_path: Path) -> None:
     with BrokerThread(tmp_path / "data") as server:
         feed = [sys.executable, "-u", FEED, "logs", "-b", server.bootstrap, "--rate", "100"]
-        short = subprocess.run(
-            [*feed, "--seconds", "0.5"], capture_output=True, text=True, timeout=PATIENCE_S
-        )
+        short = subprocess.run([*feed, "--seconds", "0.5"], capture_output=True, text=True, timeout=TIMEOUT_S)
         assert re.fullmatch(r"\d+ events sent\n", short.stdout), short.stderr
         endless = subprocess.Popen(feed, stdout=subprocess.PIPE, text=True)
         while server.call(lambda: server.partition("logs").log.log_end_offset) <= int(
@@ -95,4 +93,4 @@ def test_a_feed_ends_after_its_time_or_when_it_is_asked(tmp_path: Path) -> None:
         ):
             assert endless.poll() is None
         endless.send_signal(signal.SIGINT)
-        assert endless.communicate(timeout=PATIENCE_S)[0] == "ended\n" and endless.returncode == 0
+        assert endless.communicate(timeout=TIMEOUT_S)[0] == "ended\n" and endless.returncode == 0

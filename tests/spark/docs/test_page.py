@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.spark.support.feeds import PATIENCE_S, Feeds
+from tests.spark.support.feeds import TIMEOUT_S, Feeds
 
 from levada.testing import EmbeddedBroker
 
@@ -42,7 +42,7 @@ def shell(command: str, address: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, f"$ {command}\n{done.stdout}"
     return done.stdout

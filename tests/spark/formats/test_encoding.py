@@ -33,7 +33,7 @@ from levada.testing import EmbeddedBroker
 from levada.wire.batches import HEADER_BYTES, Record, crc_is_valid, decode, read_header
 
 THOROUGH = settings(max_examples=150, deadline=None, derandomize=True)
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 NOW_MS = 1_750_000_000_000
 UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
@@ -250,7 +250,7 @@ def send(bootstrap: str, topic: str, batches: Iterable[EncodedBatch]) -> None:
 def consume(bootstrap: str, topic: str, partition: int, count: int) -> list[Message]:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "g", "check.crcs": True})
     consumer.assign([Place(topic, partition, 0)])
-    messages = consumer.consume(count, PATIENCE_S)
+    messages = consumer.consume(count, TIMEOUT_S)
     consumer.close()
     assert [message.error() for message in messages] == [None] * count
     return messages
@@ -306,7 +306,7 @@ def test_librdkafka_chooses_the_same_partitions(broker: EmbeddedBroker) -> None:
 
     for key in keys:
         producer.produce(topic, b"", key, on_delivery=delivered)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(TIMEOUT_S) == 0
     rows = Rows(pa.array(keys, pa.binary()), pa.array(keys, pa.binary()))
     assert dict(zip(keys, assign_partitions(rows, 7, StickyPartition()).tolist(), strict=True)) == theirs
 

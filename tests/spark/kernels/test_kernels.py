@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 ROOT = Path(__file__).parents[3]
 COMPILED = "0 of 8 from the cache"
 CACHED = "8 of 8 from the cache"
@@ -23,7 +23,7 @@ def worker(**settings: str) -> "subprocess.Popen[str]":
 
 
 def said(process: "subprocess.Popen[str]") -> str:
-    output, _ = process.communicate(timeout=PATIENCE_S)
+    output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, output
     return output.strip()
 

@@ -25,7 +25,7 @@ from levada.testing import EmbeddedBroker
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PATIENCE_S = 120
+TIMEOUT_S = 120
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -207,7 +207,7 @@ def test_ctrl_c_ends_a_run_whenever_it_comes(
             before.append(process.stderr.readline())
             assert before[-1], before
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all that are in it
-        _, rest = process.communicate(timeout=PATIENCE_S)
+        _, rest = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
     lines = [*"".join(before[1:]).splitlines(), *rest.splitlines()]
     told = [line for line in lines if not line.startswith(("batch ", "the first batch takes"))]

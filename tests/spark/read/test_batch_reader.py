@@ -14,7 +14,7 @@ from pyspark.sql.types import (
     StructField,
     StructType,
 )
-from tests.spark.support.feeds import PATIENCE_S
+from tests.spark.support.feeds import TIMEOUT_S
 from tests.spark.support.plain import EVERYTHING, Plain
 
 from levada.spark import blocking
@@ -191,7 +191,7 @@ def test_one_partition_is_read_by_several_tasks(plain: Plain) -> None:
     producer = Producer({"bootstrap.servers": plain.broker.bootstrap, "batch.num.messages": 100})
     for number in numbers:
         producer.produce(topic, number + "x" * 500)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(TIMEOUT_S) == 0
 
     def found(**options: object) -> tuple[int, list[str]]:
         tasks = plain.tasks(subscribe=topic, **options)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from tests.spark.support.connector import SOON, Levada
-from tests.spark.support.feeds import PATIENCE_S
+from tests.spark.support.feeds import TIMEOUT_S
 from tests.spark.support.queries import run, start, written
 from tests.support.broker import BrokerThread, free_port
 
@@ -52,7 +52,7 @@ def test_a_topic_that_is_deleted_under_a_query(topics: Levada, tmp_path: Path) -
         query.processAllAvailable()
         topics.delete(topic)
         with pytest.raises(StreamingQueryException) as failure:
-            query.awaitTermination(PATIENCE_S)
+            query.awaitTermination(TIMEOUT_S)
     finally:
         query.stop()
     assert f"{topic}-0 was read up to offset 1 and does not exist any more" in said(str(failure.value))

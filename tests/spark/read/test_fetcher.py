@@ -1,8 +1,7 @@
 """A range of a partition comes whole, whatever happens to transactions, logs, topics and brokers meanwhile."""
 
 import signal
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
 from tests.support.broker import BrokerProcess, BrokerThread
+from tests.support.waiting import until
 
 from levada.client.errors import ConnectionFailed
 from levada.errors import ErrorCode, KafkaError
@@ -20,7 +20,7 @@ from levada.spark.read.rows import read_columns
 from levada.testing import EmbeddedBroker
 from levada.wire.batches import iterate_headers
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 SMALL = FetchOptions(fetch_bytes=64 << 10)  # so that a range takes many answers
 HASTY = SMALL._replace(fetch_wait_ms=20, stall_timeout_ms=200)
 LENIENT = HASTY._replace(fail_on_data_loss=False)
@@ -39,7 +39,7 @@ def produce(bootstrap: str, topic: str, values: Iterable[bytes]) -> None:
     producer = Producer({"bootstrap.servers": bootstrap} | settings)
     for value in values:
         producer.produce(topic, value + b"." * 200, value, partition=0)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(TIMEOUT_S) == 0
 
 
 def read(
@@ -54,13 +54,6 @@ def read(
 
 def expected(keys: Sequence[bytes], start: int, end: int) -> list[tuple[int, bytes]]:
     return list(enumerate(keys))[start:end]
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +85,7 @@ def test_a_batch_larger_than_a_fetch_comes_whole(broker: EmbeddedBroker) -> None
     producer = Producer({"bootstrap.servers": broker.bootstrap, "message.max.bytes": 4_000_000})
     for value in (b"small", b"x" * 2_000_000, b"last"):
         producer.produce(topic, value)
-        assert producer.flush(PATIENCE_S) == 0
+        assert producer.flush(TIMEOUT_S) == 0
     pieces = read_columns(broker.bootstrap, TopicPartition(topic, 0), 0, 3, options=SMALL)
     assert [len(value) for piece in pieces for value in piece.value.to_pylist()] == [5, 2_000_000, 4]
 
@@ -113,16 +106,16 @@ def test_whoever_leaves_in_the_middle_leaves_nothing_behind(broker: EmbeddedBrok
 def transactions(bootstrap: str, topic: str) -> list[bytes]:
     """Three of them, the second aborted; the keys that stay. Each takes 40 offsets and one for its marker."""
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic, "batch.num.messages": 7})
-    producer.init_transactions(PATIENCE_S)
+    producer.init_transactions(TIMEOUT_S)
     for part in range(3):
         producer.begin_transaction()
         for key in numbers(40, 40 * part):
             producer.produce(topic, b"." * 200, key)
         if part == 1:
-            producer.flush(PATIENCE_S)
-            producer.abort_transaction(PATIENCE_S)
+            producer.flush(TIMEOUT_S)
+            producer.abort_transaction(TIMEOUT_S)
         else:
-            producer.commit_transaction(PATIENCE_S)
+            producer.commit_transaction(TIMEOUT_S)
     return numbers(40) + numbers(40, 80)
 
 
@@ -144,15 +137,15 @@ def test_aborted_records_are_read_by_those_who_want_them(broker: EmbeddedBroker)
 def test_an_open_transaction_is_waited_for_and_named(broker: EmbeddedBroker) -> None:
     topic = broker.topic()
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic})
-    producer.init_transactions(PATIENCE_S)
+    producer.init_transactions(TIMEOUT_S)
     producer.begin_transaction()
     for key in numbers(40):
         producer.produce(topic, b"", key)
-    producer.flush(PATIENCE_S)
+    producer.flush(TIMEOUT_S)
     with pytest.raises(StreamStalled, match=f"{topic}-0 can be read up to 0 only, not to 40"):
         read(broker.bootstrap, topic, 0, 40, HASTY)
     chunks = fetch_range(broker.bootstrap, TopicPartition(topic, 0), 0, 41, SMALL._replace(fetch_wait_ms=20))
-    producer.commit_transaction(PATIENCE_S)
+    producer.commit_transaction(TIMEOUT_S)
     assert [chunk.next_offset for chunk in chunks] == [41]
 
 
@@ -181,7 +174,7 @@ def test_a_compacted_log_is_read_to_its_end(tmp_path: Path) -> None:
 def delete_before(bootstrap: str, topic: str, offset: int) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     [done] = admin.delete_records([Place(topic, 0, offset)]).values()
-    done.result(PATIENCE_S)
+    done.result(TIMEOUT_S)
 
 
 def test_records_deleted_before_they_were_read_are_a_loss(broker: EmbeddedBroker) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.functions import window
 from tests.spark.support.connector import SOON, Levada, Stock, eventually
-from tests.spark.support.feeds import PATIENCE_S
+from tests.spark.support.feeds import TIMEOUT_S
 from tests.spark.support.queries import run, start, written
 
 if TYPE_CHECKING:
@@ -89,6 +89,6 @@ def test_counts_over_windows_of_typed_events(topics: Levada) -> None:
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(PATIENCE_S)
+    assert query.awaitTermination(TIMEOUT_S)
     rows = topics.spark.sql("SELECT minute(start), user, count FROM counted ORDER BY 1").collect()
     assert [tuple(row) for row in rows] == [(0, "ann", 2), (1, "bob", 1)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyspark
 import pytest
 from tests.spark.support import cluster_program
-from tests.spark.support.feeds import PATIENCE_S, Feeds
+from tests.spark.support.feeds import TIMEOUT_S, Feeds
 from tests.support.broker import free_port
 
 from levada.spark.session.java import java_home
@@ -54,14 +54,14 @@ def daemon(name: str, folder: Path, is_ready: Callable[[str], bool], *arguments:
             [*command, "--webui-port", "0", *arguments], env=environment, cwd=folder, stderr=output
         )
     try:
-        deadline = time.monotonic() + 2 * PATIENCE_S
+        deadline = time.monotonic() + 2 * TIMEOUT_S
         while not is_ready(log.read_text()):
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         yield
     finally:
         process.terminate()
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from tests.spark.support.connector import Stock
-from tests.spark.support.feeds import PATIENCE_S
+from tests.spark.support.feeds import TIMEOUT_S
 
 MINUTE_MS = 60_000
 
@@ -34,7 +34,7 @@ def test_a_record_comes_with_all_that_it_has(stock: Stock) -> None:
     headers: list[tuple[str, str | bytes | None]] = [("a", b"1"), ("a", b"2"), ("none", None)]
     producer.produce(topic, b"v", b"k", partition=1, timestamp=1_700_000_000_123, headers=headers)
     producer.produce(topic, None, None, partition=1, timestamp=1_700_000_000_124)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(TIMEOUT_S) == 0
     frame = stock.read(subscribe=topic, includeHeaders=True)
     first, second = (row.asDict(recursive=True) for row in frame.orderBy("offset").collect())
     assert first.pop("timestamp").timestamp() == 1_700_000_000.123  # it is told in the zone of the machine

@@ -6,7 +6,7 @@ from statistics import median
 
 from confluent_kafka import Consumer, Producer
 from tests.spark.support.connector import SOON, Stock, eventually
-from tests.spark.support.feeds import PATIENCE_S, texts
+from tests.spark.support.feeds import TIMEOUT_S, texts
 
 
 def test_topic_to_topic_in_several_batches_and_again_from_the_checkpoint(stock: Stock) -> None:
@@ -92,12 +92,12 @@ def test_real_time_mode_from_topic_to_topic(stock: Stock) -> None:
     for number in range(150):
         sent = time.perf_counter()
         producer.produce(source, str(number).encode())
-        message = consumer.poll(PATIENCE_S)
+        message = consumer.poll(TIMEOUT_S)
         taken.append(time.perf_counter() - sent)
         assert message is not None and not message.error(), query.exception()
         assert message.value() == str(number).encode()
     consumer.close()
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(TIMEOUT_S) == 0
     assert query.isActive and query.exception() is None
     assert len(query.recentProgress) < 50
     print(f"real-time mode: p50 {median(taken[20:]) * 1e3:.1f} ms from the producer to the consumer")

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from tests.spark.support.feeds import PATIENCE_S, Feeds
+from tests.spark.support.feeds import TIMEOUT_S, Feeds
 
 from levada.testing import EmbeddedBroker
 
@@ -50,7 +50,7 @@ class Connector(Feeds):
     def run(self, frame: DataFrame, topic: str, **options: object) -> StreamingQuery:
         """Everything there is now, and end."""
         query = self.start(frame, topic, {"availableNow": True}, **options)
-        assert query.awaitTermination(PATIENCE_S), query.status
+        assert query.awaitTermination(TIMEOUT_S), query.status
         return query
 
     def stop(self) -> None:
@@ -72,7 +72,7 @@ class Levada(Connector):
 
 def eventually(holds: Callable[[], bool], query: StreamingQuery) -> None:
     """Wait for what a running query does; its failure is raised here."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not holds():
         failure = query.exception()
         if failure is not None:

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from levada.testing import EmbeddedBroker
 
-PATIENCE_S = 60  # for anything that a query does; passing it is a failure, not a slow machine
+TIMEOUT_S = 60  # for anything that a query does; passing it is a failure, not a slow machine
 
 
 class Feeds:
@@ -25,7 +25,7 @@ class Feeds:
         producer = Producer({"bootstrap.servers": self.broker.bootstrap})
         for value in values:
             producer.produce(topic, str(value).encode(), partition=partition, **more)
-        assert producer.flush(PATIENCE_S) == 0
+        assert producer.flush(TIMEOUT_S) == 0
 
     @contextmanager
     def transaction(self, topic: str, values: Iterable[object], *, commit: bool) -> Iterator[None]:
@@ -35,7 +35,7 @@ class Feeds:
         producer.begin_transaction()
         for value in values:
             producer.produce(topic, str(value).encode(), partition=0)
-        assert producer.flush(PATIENCE_S) == 0
+        assert producer.flush(TIMEOUT_S) == 0
         yield
         producer.commit_transaction() if commit else producer.abort_transaction()
 
@@ -64,7 +64,7 @@ class Feeds:
     @staticmethod
     def _done(answers: dict[Any, Future[Any]]) -> None:
         for answer in answers.values():
-            answer.result(PATIENCE_S)
+            answer.result(TIMEOUT_S)
 
 
 def texts(numbers: Iterable[int]) -> list[str]:

@@ -10,7 +10,7 @@ from tests.support.broker import BrokerProcess
 
 MISSED = 3  # connections that it does not keep
 CONNECTOR = b"levada-spark"  # the client id: others that wait for the broker do not count
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 class RestartedServer(BrokerProcess):
@@ -48,7 +48,7 @@ class RestartedServer(BrokerProcess):
     def be_back(self) -> None:
         """Wait until it is; somebody must be there who misses it."""
         if self._returns is not None:
-            self._returns.join(PATIENCE_S)
+            self._returns.join(TIMEOUT_S)
             assert not self._returns.is_alive(), "nobody has missed the broker"
 
     def __exit__(self, *why: object) -> None:
@@ -60,10 +60,10 @@ def ignore(address: str, callers: int) -> None:
     """Take connections at an address and say nothing, until so many have given up waiting."""
     host, _, port = address.rpartition(":")
     with socket.create_server((host, int(port))) as listening:
-        listening.settimeout(PATIENCE_S)
+        listening.settimeout(TIMEOUT_S)
         while callers:
             caller, _ = listening.accept()
-            caller.settimeout(PATIENCE_S)
+            caller.settimeout(TIMEOUT_S)
             with caller, caller.makefile("rb") as told:
                 callers -= CONNECTOR in told.read()
 
@@ -72,7 +72,7 @@ def hang_up_on(address: str, callers: int) -> None:
     """Take connections at an address and close each, until the connector has called so often."""
     host, _, port = address.rpartition(":")
     with socket.create_server((host, int(port))) as listening:
-        listening.settimeout(PATIENCE_S)
+        listening.settimeout(TIMEOUT_S)
         while callers:
             caller, _ = listening.accept()
             with caller:

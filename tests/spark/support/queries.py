@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.spark.support.connector import Connector
-from tests.spark.support.feeds import PATIENCE_S
+from tests.spark.support.feeds import TIMEOUT_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,7 +20,7 @@ def start(frame: "DataFrame", folder: Path, trigger: dict[str, Any]) -> "Streami
 def run(frame: "DataFrame", folder: Path) -> "StreamingQuery":
     """Everything there is now, and end; a failure is raised here."""
     query = start(frame, folder, {"availableNow": True})
-    assert query.awaitTermination(PATIENCE_S), query.status
+    assert query.awaitTermination(TIMEOUT_S), query.status
     return query
 
 

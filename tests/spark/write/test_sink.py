@@ -14,7 +14,7 @@ from levada.testing import EmbeddedBroker
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PATIENCE_S = 120
+TIMEOUT_S = 120
 
 
 class Sink:
@@ -44,7 +44,7 @@ class Sink:
         writer = frame.writeStream.format("levada").outputMode(mode).trigger(availableNow=True)
         writer = writer.options(**self._servers, topic=target, **options)
         query = writer.option("checkpointLocation", str(self.folder / (name or target))).start()
-        assert query.awaitTermination(PATIENCE_S), query.status
+        assert query.awaitTermination(TIMEOUT_S), query.status
 
     def visible(self, topic: str) -> list[int]:
         return sorted(map(int, visible(self.broker.bootstrap, topic)))
@@ -100,7 +100,7 @@ def test_each_batch_of_foreach_batch_is_written_once(sink: Sink, broker: Embedde
     def run() -> None:
         writer = sink.read(source).writeStream.foreachBatch(write).trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(sink.folder / "both")).start()
-        assert query.awaitTermination(PATIENCE_S)
+        assert query.awaitTermination(TIMEOUT_S)
 
     with pytest.raises(Exception, match="between two sinks"):
         run()
