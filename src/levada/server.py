@@ -1,4 +1,4 @@
-"""Assembly: builds every part of a broker from its config by hand, starts and stops them in order."""
+"""Builds every component of a broker from its config, and starts and stops them in order."""
 
 import asyncio
 import gc
@@ -33,13 +33,13 @@ from levada.storage.disk import Disk, OsDisk
 from levada.storage.log_dir import LogDirError
 
 METADATA_FILE = "levada-metadata.db"
-# Nearly everything here dies by its count. Cycles are rare, and everybody waits while they are looked for.
+# Reference counts free nearly everything. Cycles are rare, and a collection stops the loop.
 GARBAGE_THRESHOLDS = (20_000, 20, 20)
-FILES_RESERVED = 256  # for the store, the listeners, threads that open files, clients being turned away
+FILES_RESERVED = 256  # for the store, the listeners, threads that open files, connections being rejected
 
 
 class CannotStartError(Exception):
-    """The reason in one sentence."""
+    """The broker cannot start; the message is the reason in one sentence."""
 
 
 class Server:
@@ -63,7 +63,7 @@ class Server:
         self.broker: Broker
 
     async def start(self) -> None:
-        """Open the logs, join the cluster, then let clients in."""
+        """Open the logs, join the cluster, then accept connections."""
         config = self._config
         call_soon = asyncio.get_running_loop().call_soon
         flush_queue = FlushQueue(call_soon)
@@ -106,11 +106,11 @@ class Server:
 
     @property
     def metrics_port_in_use(self) -> int | None:
-        """The port that metrics would have, had nobody else taken it."""
+        """The default metrics port, if another process has it."""
         return None if self._metrics is None else self._metrics.port_in_use
 
     async def stop(self) -> None:
-        """Let clients go, then close the logs so that the next start trusts them."""
+        """Close connections, then close the logs cleanly, so that the next start needs no recovery."""
         for listener in self._listeners:
             await listener.stop()
         if self._metrics is not None:
@@ -122,7 +122,7 @@ class Server:
 
 
 def _metadata_file(log_dirs: LogDirs) -> str:
-    """The store's file. Where it is gone, partitions must not pass for those of deleted topics."""
+    """The store's file. If it is missing, partitions must not be taken for those of deleted topics."""
     path = os.path.join(log_dirs.first, METADATA_FILE)
     if log_dirs.hold_partitions and not os.path.exists(path):
         raise LogDirError(
@@ -142,7 +142,7 @@ async def _metrics(broker: Broker, listeners: list[Listener]) -> MetricsServer |
 
 
 def _shares_of_files(config: BrokerConfig) -> tuple[int, int]:
-    """How many files logs may have open, and how many connections there may be.
+    """How many files logs may have open, and how many connections are accepted.
 
     A client must not be able to take the descriptor that an append needs.
     """
@@ -163,7 +163,7 @@ def _limits(config: BrokerConfig) -> RequestLimits:
 
 
 def _advertised(config: BrokerConfig, bound: list[Endpoint]) -> tuple[Endpoint, ...]:
-    """What clients are told: the advertised listeners, with the port that was taken where they name none."""
+    """The advertised listeners, with the bound port where they have none."""
     ports = {endpoint.listener: endpoint.port for endpoint in bound}
     return tuple(
         endpoint._replace(port=endpoint.port or ports[endpoint.listener])
@@ -171,7 +171,7 @@ def _advertised(config: BrokerConfig, bound: list[Endpoint]) -> tuple[Endpoint, 
     )
 
 
-async def _serve_until_told(config: BrokerConfig) -> None:
+async def _serve_until_signal(config: BrokerConfig) -> None:
     server = Server(config)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -180,16 +180,16 @@ async def _serve_until_told(config: BrokerConfig) -> None:
     await server.start()
     gc.collect()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
-    gc.freeze()  # what a broker starts with stays; this process has no other owner whose garbage it might be
-    for line in _greeting(server):
-        _say(line)
+    gc.freeze()  # what a broker starts with lives as long as this process
+    for line in _startup_lines(server):
+        _print(line)
     await stopping.wait()
-    _say("Stopping.")
+    _print("Stopping.")
     await server.stop()
 
 
-def _say(line: str) -> None:
-    """Tell who started the broker; if nobody listens any more, that is no reason not to stop in order."""
+def _print(line: str) -> None:
+    """Print a line; a closed stdout does not keep the broker from stopping in order."""
     try:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
@@ -197,7 +197,7 @@ def _say(line: str) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
 
 
-def _greeting(server: Server) -> list[str]:
+def _startup_lines(server: Server) -> list[str]:
     broker = server.broker
     addresses = ", ".join(f"{endpoint.host}:{endpoint.port}" for endpoint in server.endpoints)
     own = sum(not is_internal(topic) for topic, _ in broker.partitions)
@@ -214,17 +214,17 @@ def _greeting(server: Server) -> list[str]:
 
 
 def _raise_open_files_limit() -> None:
-    """Let this process open as many files as it may: a shell's usual 1,024 is few for segments and clients."""
+    """Raise the soft limit of open files to the hard one: a shell's 1,024 are few for segments and connections."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def run(config: BrokerConfig) -> None:
-    """Run a broker in this process until SIGTERM or SIGINT; CannotStartError where that is not possible."""
+    """Run a broker in this process until SIGTERM or SIGINT; raises CannotStartError."""
     _raise_open_files_limit()
     logs.configure(config.levada_log_format, config.levada_log_level)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_serve_until_told(config))
+            runner.run(_serve_until_signal(config))
     except (KafkaError, LogDirError, StoreError, OSError) as error:
         raise CannotStartError(error.detail if isinstance(error, KafkaError) else str(error)) from error

@@ -96,7 +96,7 @@ class SimBroker:
         self.clock = clock
         self.image = image
         self.tasks = SimTasks()
-        self.followers: list[Callable[[ClusterImage, ClusterImage], None]] = []
+        self.image_listeners: list[Callable[[ClusterImage, ClusterImage], None]] = []
         self.partitions: dict[Place, Partition] = {}
         self.timers: list[Timer] = []
         self.coordination = CoordinatorFigures()
@@ -127,8 +127,8 @@ class SimBroker:
     def follow(self, image: ClusterImage) -> None:
         """The cluster has changed."""
         former, self.image = self.image, image
-        for follower in self.followers:
-            follower(former, image)
+        for listener in self.image_listeners:
+            listener(former, image)
 
 
 class BrokerWorld:

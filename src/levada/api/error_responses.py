@@ -1,7 +1,7 @@
-"""A whole request that failed, as its API tells it: Kafka has no common place for an error.
+"""Error responses of whole requests: each API has its own place for the error code.
 
-Some responses have one error code, others one for each topic, partition or resource that was asked about. `ITEMS`
-says for the latter where the request names them and where the response does.
+Some responses have one error code, others one for each topic, partition or resource of the request. `ITEMS` maps the
+lists of such requests to the lists of their responses.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from levada.wire.schema.versions import APIS
 
 
 class Items(NamedTuple):
-    """For each item in the request's list there is one in the response's list, which names it again."""
+    """A list of the request, and the list of the response with one item for each of its items."""
 
-    asked: str
-    answered: str
+    request: str
+    response: str
     names: tuple[tuple[str, str], ...]  # field of the response's item, field of the request's item
     inner: "Items | None" = None
 
@@ -83,14 +83,14 @@ ITEMS: dict[str, Items] = {
     "describe_transactions": Items("transactional_ids", "transaction_states", (("transactional_id", ""),)),
 }
 
-# Who is refused has no protocol, and is told the id it came with.
+# A rejected member has no protocol, and keeps the id of its request.
 OWN_FIELDS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "join_group": lambda request: {"member_id": request.member_id, "protocol_name": None}
 }
 
 
 def error_response(api_key: int, request: Any, error: KafkaError) -> Any:
-    """The response that says of everything asked that it failed."""
+    """The response with this error for everything in the request."""
     name, shape = APIS[api_key].name, _shape(api_key)
     response = _with_error(shape, error)
     if name in OWN_FIELDS:
@@ -106,16 +106,16 @@ def _shape(api_key: int) -> Struct:
 
 
 def _fill(shape: Struct, response: Any, items: Items, request: Any, error: KafkaError) -> Any:
-    field = shape.find(items.answered)
+    field = shape.find(items.response)
     assert field is not None and field.struct is not None
-    answers = []
-    for asked in getattr(request, items.asked) or ():
-        names = {name: getattr(asked, source) if source else asked for name, source in items.names}
-        answer = replace(_with_error(field.struct, error), **names)
+    filled = []
+    for item in getattr(request, items.request) or ():
+        names = {name: getattr(item, source) if source else item for name, source in items.names}
+        failed = replace(_with_error(field.struct, error), **names)
         if items.inner is not None:
-            answer = _fill(field.struct, answer, items.inner, asked, error)
-        answers.append(answer)
-    return replace(response, **{items.answered: tuple(answers)})
+            failed = _fill(field.struct, failed, items.inner, item, error)
+        filled.append(failed)
+    return replace(response, **{items.response: tuple(filled)})
 
 
 def _with_error(shape: Struct, error: KafkaError) -> Any:
@@ -125,7 +125,7 @@ def _with_error(shape: Struct, error: KafkaError) -> Any:
 
 @lru_cache(1_000)
 def _blank(cls: type, code: ErrorCode) -> Any:
-    """Nothing but the code."""
+    """A response with default fields and the code."""
     shape = struct_of(cls)
     codes = {name: code for name in ("error_code", "partition_error_code") if shape.find(name) is not None}
     return replace(shape.default(), **codes)

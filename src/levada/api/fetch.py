@@ -1,7 +1,7 @@
-"""Fetch: consumers pull, and wait here when there is nothing yet (R4, R5, R30).
+"""Fetch: reads partitions within the request's limits, and delays the response while there is less than min.bytes.
 
-Records leave as views of the mapped segments, never copied. A Fetch that finds less than it asked for becomes a long
-poll: a small object at each of its partitions and one timer.
+Records are sent as views of the mapped segments, never copied. A delayed Fetch is one small object that watches its
+partitions, and one timer.
 """
 
 from levada.api.registry import handles_frames
@@ -35,7 +35,7 @@ def fetch(
     version: int,
     correlation_id: int,
 ) -> None:
-    """Read what is there, or wait for it."""
+    """Read the partitions of a request, or of its fetch session."""
     begin(broker, connection, read_request(view, position, stop, version), version, correlation_id)
 
 
@@ -64,7 +64,7 @@ def begin(
 
 
 class FetchRead:
-    """One Fetch being answered; it may be read a second time after a wait."""
+    """The read of one Fetch; it is repeated after a wait."""
 
     __slots__ = (
         "_broker",
@@ -99,17 +99,17 @@ class FetchRead:
         self._results: list[PartitionData] = []
         self._served: list[tuple[Partition, int]] = []  # with how many bytes
         self.size = 0
-        self.failed = False  # whether some partition has an error, which is not waited with
-        self.found: list[Partition] = []  # the partitions that can be waited for
-        self.cold: list[Slice] = []  # what must come from the disk first
+        self.failed = False  # whether a partition has an error, which is reported at once
+        self.found: list[Partition] = []  # the partitions without an error
+        self.cold: list[Slice] = []  # what is not in the page cache
 
     def begin(self) -> None:
-        """Answer at once, after the disk, or after a wait."""
+        """Respond at once, after reading from the disk, or when the request's min.bytes are there."""
         request = self._request
         self.read()
         missing = request.min_bytes - self.size
         if self.cold:
-            self.warm()
+            self._read_ahead()
         elif missing <= 0 or self.failed or request.max_wait_ms <= 0 or not self.found:
             self._connection.respond(self.encode(), self.size)
         else:
@@ -121,7 +121,7 @@ class FetchRead:
             self._connection.respond(delayed)
 
     def read(self) -> None:
-        """Read each partition in turn, within the limits of the request."""
+        """Read each partition, within the limits of the request."""
         self._results.clear()
         self._served.clear()
         self.found.clear()
@@ -138,11 +138,11 @@ class FetchRead:
                 self._results.append(_failure(wanted, error))
 
     def _read_partition(self, partition: Partition, wanted: FetchPartition, room: int) -> PartitionData:
-        """At least one batch is served to the first partition that has one, however big it is."""
+        """The first partition that has a batch gets at least one, whatever its size (KIP-74)."""
         if self._request.replica_id >= 0:
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                f"broker {self._request.replica_id} is no replica of {partition.topic}-{partition.index}",
+                f"broker {self._request.replica_id} is not a replica of {partition.topic}-{partition.index}",
             )
         partition.check_leader_epoch(wanted.current_leader_epoch)
         limit = min(wanted.max_bytes, room)
@@ -174,22 +174,22 @@ class FetchRead:
         return self.encode()
 
     def encode(self) -> Response:
-        """The frame, with those partitions that the session's client must hear of."""
+        """The frame, with those partitions that have news for the fetch session."""
         context = self._context
         if context.superseded:
             error = ErrorCode.INVALID_FETCH_SESSION_EPOCH
             return write_response(self._version, self._correlation_id, error, NO_SESSION, [])
         for partition, size in self._served:
             partition.bytes_out += size
-        told = [
+        included = [
             data
             for wanted, data in zip(context.partitions, self._results, strict=True)
             if context.include(wanted, data.high_watermark, data.log_start_offset, data.size, data.error)
         ]
-        return write_response(self._version, self._correlation_id, 0, context.session_id, told)
+        return write_response(self._version, self._correlation_id, 0, context.session_id, included)
 
-    def warm(self) -> None:
-        """Let a thread touch the pages, so that the loop does not wait for the disk, and answer then."""
+    def _read_ahead(self) -> None:
+        """Have a thread read cold pages, so that the loop does not wait for the disk; respond then."""
         delayed = DelayedResponse(self._connection)
         self._connection.respond(delayed)
         self._broker.read_ahead(list(self.cold), lambda: delayed.complete(self.read_again()))

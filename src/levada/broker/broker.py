@@ -1,7 +1,7 @@
-"""One broker: what it knows (the image), what it leads (the partitions), and how it follows the one with the other.
+"""One broker: holds the cluster image, the partitions that it leads and the coordinators, for all handlers.
 
-Level-triggered: `reconcile` compares the image with the partitions that are open and makes them agree, whatever
-happened in between. Handlers find everything they need here.
+It is level-triggered: `reconcile` compares the image with the open partitions and makes them agree, whatever happened
+in between.
 """
 
 import asyncio
@@ -28,13 +28,10 @@ from levada.core.cluster.controller import PRODUCER_ID_BLOCK, AllocateProducerId
 from levada.core.cluster.image import ClusterImage, TopicImage
 from levada.core.partition.fetch_sessions import FetchSessions
 from levada.errors import ErrorCode, KafkaError
-from levada.logs import EventLog
 from levada.metadata.store import MetadataStore
 from levada.net.flush import FlushQueue
 from levada.storage.log.slices import Slice, warm
 from levada.wire.fast.produce import TOPIC_IDS_FROM
-
-log = EventLog(__name__)
 
 SESSION_ID_MAX: Final = (1 << 31) - 1
 READ_THREADS: Final = 2
@@ -60,9 +57,8 @@ class Broker:
         self.image = ClusterImage()
         self.controller = Controller(store, self.reconcile)
         self.partitions: dict[tuple[str, int], Partition] = {}
-        self.followers: list[
-            Callable[[ClusterImage, ClusterImage], None]
-        ] = []  # told when the image is followed
+        # Called with the former and the new image once partitions agree with the new one.
+        self.image_listeners: list[Callable[[ClusterImage, ClusterImage], None]] = []
         self.groups = group_coordinators(self)
         self.transactions = transaction_coordinators(self)
         self.coordinators: dict[int, Coordinators[Any]] = {  # by FindCoordinator's key type
@@ -79,7 +75,7 @@ class Broker:
         self.call_later = self._loop.call_later
         self._by_name: dict[bytes, list[Partition | None]] = {}  # the same partitions, as requests name them
         self._by_id: dict[bytes, list[Partition | None]] = {}
-        self._open = False  # partitions are opened once the directories are known to be ours
+        self._open = False  # partitions are opened once the log dirs have this cluster's id
         self._producer_ids = range(0)
         self._readers = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read-ahead")
 
@@ -110,16 +106,16 @@ class Broker:
         """The partition of that name."""
         return self.route(topic.encode(), index, 0)
 
-    # Following the image.
+    # Reconciling partitions with the image.
 
     def reconcile(self, image: ClusterImage) -> None:
-        """Open, grow, alter and delete partitions until they are what the image says."""
+        """Open, configure and delete partitions until they agree with the image."""
         former, self.image = self.image, image
         if self._open:
             self._reconcile(former, image)
 
     def open(self) -> None:
-        """Open every partition of the image; from then on follow it."""
+        """Open every partition of the image; from then on each image is reconciled."""
         self._open = True
         self._reconcile(ClusterImage(), self.image)
         self.log_dirs.settled()
@@ -132,22 +128,22 @@ class Broker:
         defaults_changed = former.broker_configs != image.broker_configs
         for name, topic in image.topics.items():
             if defaults_changed or former.topics.get(name) is not topic:
-                self._follow(topic)
-        for follower in self.followers:
-            follower(former, image)
+                self._reconcile_topic(topic)
+        for listener in self.image_listeners:
+            listener(former, image)
 
     def topic_config(self, topic: TopicImage) -> TopicConfig:
         """The settings of a topic: its own, the cluster's, the defaults."""
         return TopicConfig.build(self.current_config().topic_defaults, topic.configs)
 
     def current_config(self) -> BrokerConfig:
-        """The broker's settings with what was altered while it runs."""
-        altered: dict[str, str] = {}
+        """The broker's settings with their dynamic changes."""
+        changes: dict[str, str] = {}
         for name in ("", str(self.node_id)):
-            altered.update(self.image.broker_configs.get(name, {}))
-        return self.config.with_overrides(altered) if altered else self.config
+            changes.update(self.image.broker_configs.get(name, {}))
+        return self.config.with_overrides(changes) if changes else self.config
 
-    def _follow(self, topic: TopicImage) -> None:
+    def _reconcile_topic(self, topic: TopicImage) -> None:
         config = self.topic_config(topic)
         routes: list[Partition | None] = []
         for index, state in enumerate(topic.partitions):
@@ -184,7 +180,7 @@ class Broker:
         return PartitionContext(self.flush_queue, self.log_dirs.sync_soon, self.log_dirs.failed)
 
     def read_ahead(self, pieces: Sequence[Slice], done: Callable[[], None]) -> None:
-        """Read from the disk in a thread, so that the loop finds it in the page cache; then call `done`."""
+        """Read slices into the page cache in a thread, so that the loop does not wait for the disk; call `done`."""
 
         def read() -> None:
             for piece in pieces:
@@ -195,7 +191,7 @@ class Broker:
     # Producer ids.
 
     async def next_producer_id(self) -> int:
-        """An id that no producer has had; taken from the store a block at a time."""
+        """A new producer id; the metadata store gives them in blocks."""
         while not self._producer_ids:
             image = await self.controller.submit(AllocateProducerIds())
             if not self._producer_ids:

@@ -1,7 +1,6 @@
-"""Faults that a test orders and dispatch carries out: clients are tried against a broker that misbehaves.
+"""Fault injection: a test orders faults, and dispatch applies them to the next requests of an API.
 
-Dispatch asks only while `faults` is true, that is while something is ordered: a broker without faults pays one
-truth test. Orders are kept per API key and are used up in the order in which they were given.
+Faults are kept per API key, first in, first out. A broker without ordered faults pays one truth test per request.
 """
 
 from collections import deque
@@ -11,15 +10,15 @@ from levada.errors import ErrorCode
 
 
 class Fault(NamedTuple):
-    """What becomes of one request."""
+    """The fault of one request."""
 
-    error: ErrorCode | None = None  # answered with this code in place of being handled
-    delay_s: float = 0.0  # waits this long first
-    drop: bool = False  # its connection is closed without an answer
+    error: ErrorCode | None = None  # the response has this code, and the request is not handled
+    delay_s: float = 0.0  # the request waits this long first
+    drop: bool = False  # the connection is closed without a response
 
 
 class Faults:
-    """The faults that are ordered and not yet delivered."""
+    """The faults that are ordered and not yet applied."""
 
     __slots__ = ("_ordered",)
 
@@ -30,13 +29,13 @@ class Faults:
         return bool(self._ordered)
 
     def order(self, api_key: int, fault: Fault, times: int = 1) -> None:
-        """Let the next `times` requests of an API meet this fault."""
+        """Apply this fault to the next `times` requests of an API."""
         if times < 1:
             raise ValueError(f"a fault happens at least once, not {times} times")
         self._ordered.setdefault(api_key, deque()).extend([fault] * times)
 
     def decide(self, api_key: int) -> Fault | None:
-        """The fault of this request, which is then done with."""
+        """The fault of this request, which is removed."""
         queue = self._ordered.get(api_key)
         if queue is None:
             return None
@@ -46,5 +45,5 @@ class Faults:
         return fault
 
     def clear(self) -> None:
-        """Forget what was ordered: the broker is healthy again."""
+        """Drop all ordered faults."""
         self._ordered.clear()

@@ -1,8 +1,8 @@
-"""Group commit: fsync costs milliseconds and never runs on the loop.
+"""Group commit: fsync takes milliseconds and never runs on the event loop.
 
-One thread a log dir syncs whatever partitions have asked for it since the last time, so that a thousand waiting
-producers share one fsync per partition. A failed fsync is a broken disk, not a thing to try again: the kernel may
-have dropped the pages.
+One thread per log dir fsyncs all partitions requested since its last run, so that a thousand waiting producers share
+one fsync per partition. A failed fsync takes the partition offline and is not retried: the kernel may have dropped the
+pages.
 """
 
 import asyncio
@@ -21,28 +21,28 @@ class GroupCommit:
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"fsync-{name}")
         self._failed = failed
-        self._asked: dict[Partition, None] = {}  # in the order of asking
+        self._requested: dict[Partition, None] = {}  # first in, first out
         self._running = False
         self._closed = False
 
-    def ask(self, partition: Partition) -> None:
-        """Have everything that is published in the partition synced soon; `partition.synced` follows."""
-        self._asked[partition] = None
+    def request(self, partition: Partition) -> None:
+        """Fsync everything that is published in the partition; `partition.synced` follows."""
+        self._requested[partition] = None
         if not self._running:
             self._begin()
 
     def close(self) -> None:
-        """Finish what is running; what was asked for besides is synced when its log is closed."""
+        """Finish the running fsyncs; the others happen when their logs are closed."""
         self._closed = True
         self._thread.shutdown(wait=True)
 
     def _begin(self) -> None:
         self._running = True
-        partitions, self._asked = list(self._asked), {}
+        partitions, self._requested = list(self._requested), {}
         self._loop.run_in_executor(self._thread, self._sync, partitions)
 
     def _sync(self, partitions: list[Partition]) -> None:
-        """In the thread."""
+        """Runs in the thread."""
         results: list[tuple[Partition, OSError | None]] = []
         for partition in partitions:
             try:
@@ -61,5 +61,5 @@ class GroupCommit:
                 partition.synced()
             else:
                 self._failed(partition, error)
-        if self._asked and not self._closed:
+        if self._requested and not self._closed:
             self._begin()

@@ -268,7 +268,7 @@ class LogDirs:
         commit = self._commits.get(log_dir.path)
         if commit is None:
             commit = self._commits[log_dir.path] = GroupCommit(log_dir.path, self.failed)
-        commit.ask(partition)
+        commit.request(partition)
 
     def failed(self, partition: Partition, error: OSError) -> None:
         """The disk under a partition is broken."""

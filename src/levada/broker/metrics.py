@@ -1,8 +1,8 @@
-"""/metrics and /healthz on a port of their own (R52).
+"""Serves /metrics and /healthz on a port of their own.
 
-The hot path only counts in plain integers; this module reads them when Prometheus asks. Names are those of Kafka's
-JMX exporter, so that existing dashboards work. The text is written here: with thousands of partitions the usual
-library would hold up the loop, and every client with it, for a tenth of a second at each look.
+The hot path counts in plain integers, which are read at each scrape. Names are those of Kafka's JMX exporter, so that
+existing dashboards work. The text is written here, a metric at a time: with thousands of partitions prometheus-client
+would block the event loop for a tenth of a second per scrape.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ GROUP_STATES: Final = {ClassicGroup.kind: State, ConsumerGroup.kind: GroupState}
 
 
 class Family(NamedTuple):
-    """One metric in Prometheus' text format; labels are written out, since ours need no escapes."""
+    """One metric family in Prometheus' text format; its labels need no escapes."""
 
     name: str
     kind: str
@@ -47,21 +47,21 @@ class Family(NamedTuple):
     samples: Iterable[tuple[str, float]]  # labels and value
 
     def text(self) -> str:
-        """Its lines."""
+        """The lines of the exposition."""
         name = self.name
         head = f"# HELP {name} {self.description}\n# TYPE {name} {self.kind}\n"
         return head + "".join([f"{name}{labels} {value}\n" for labels, value in self.samples])
 
 
 class Collector:
-    """Everything that is counted, as Prometheus wants it."""
+    """Reads the counters of a broker as metric families."""
 
     def __init__(self, broker: Broker, listeners: Sequence[Listener]) -> None:
         self._broker = broker
         self._listeners = listeners
 
     def collect(self) -> Iterator[Family]:
-        """All metrics, by and by."""
+        """All metric families, one at a time."""
         yield from self._topics()
         yield self._requests()
         yield from self._logs()
@@ -103,16 +103,16 @@ class Collector:
         yield Family("kafka_log_log_logendoffset", GAUGE, "Offset of the next record", ends)
 
     def _cleaner(self) -> Iterator[Family]:
-        figures = self._broker.cleaner
-        dirty = [("", figures.dirty_ratio_max * 100)]
+        metrics = self._broker.cleaner
+        dirty = [("", metrics.dirty_ratio_max * 100)]
         yield Family("kafka_log_logcleaner_max_dirty_percent", GAUGE, "Of the dirtiest compacted log", dirty)
-        aside = [("", figures.set_aside)]
+        aside = [("", metrics.set_aside)]
         name = "kafka_log_logcleanermanager_uncleanable_partitions_count"
         yield Family(name, GAUGE, "Logs that could not be compacted", aside)
         counts = (
-            ("cleanings", figures.cleanings, "Logs compacted"),
-            ("read_bytes", figures.bytes_read, "Bytes read by compaction"),
-            ("written_bytes", figures.bytes_written, "Bytes written by compaction"),
+            ("cleanings", metrics.cleanings, "Logs compacted"),
+            ("read_bytes", metrics.bytes_read, "Bytes read by compaction"),
+            ("written_bytes", metrics.bytes_written, "Bytes written by compaction"),
         )
         for what, count, description in counts:
             yield Family(f"levada_log_cleaner_{what}_total", COUNTER, description, [("", count)])
@@ -126,7 +126,7 @@ class Collector:
                 for group in shard.machine.groups.values():
                     states[group.kind, group.state] += 1
                     members[group.kind] += len(group.members)
-        prefix, figures = "kafka_server_group_coordinator_metrics", self._broker.coordination
+        prefix, metrics = "kafka_server_group_coordinator_metrics", self._broker.coordination
         counts = [
             (f'{{protocol="{kind}",state="{state}"}}', count) for (kind, state), count in states.items()
         ]
@@ -135,11 +135,11 @@ class Collector:
         yield Family("levada_group_members", GAUGE, "Members of groups", present)
         name = "kafka_coordinator_group_groupmetadatamanager_numoffsets"
         yield Family(name, GAUGE, "Committed offsets that are kept", [("", offsets)])
-        committed = [("", figures.offsets_committed)]
+        committed = [("", metrics.offsets_committed)]
         yield Family(f"{prefix}_offset_commit_total", COUNTER, "Offsets committed", committed)
         rebalances = [
-            ('{protocol="classic"}', figures.classic_rebalances),
-            ('{protocol="consumer"}', figures.consumer_rebalances),
+            ('{protocol="classic"}', metrics.classic_rebalances),
+            ('{protocol="consumer"}', metrics.consumer_rebalances),
         ]
         yield Family(f"{prefix}_rebalance_total", COUNTER, "Rebalances of groups", rebalances)
 
@@ -152,13 +152,13 @@ class Collector:
         yield Family(
             "levada_transactions", GAUGE, "Transactional ids by the state of their transaction", counts
         )
-        figures = self._broker.coordination
+        metrics = self._broker.coordination
         ended = [
-            ('{result="committed"}', figures.transactions_committed),
-            ('{result="aborted"}', figures.transactions_aborted),
+            ('{result="committed"}', metrics.transactions_committed),
+            ('{result="aborted"}', metrics.transactions_aborted),
         ]
         yield Family("levada_transactions_ended_total", COUNTER, "Transactions committed and aborted", ended)
-        late = [("", figures.transactions_timed_out)]
+        late = [("", metrics.transactions_timed_out)]
         yield Family("levada_transactions_timed_out_total", COUNTER, "Transactions aborted by timeout", late)
 
     def _node(self) -> Iterator[Family]:
@@ -199,15 +199,18 @@ class Collector:
     def _connections(self) -> Iterator[Family]:
         labelled = [(f'{{listener="{listener.name}"}}', listener) for listener in self._listeners]
         now = [(labels, len(listener.connections)) for labels, listener in labelled]
-        yield Family("kafka_server_socketservermetrics_connection_count", GAUGE, "Clients now", now)
+        yield Family("kafka_server_socketservermetrics_connection_count", GAUGE, "Open connections", now)
         so_far = [(labels, listener.connections_total) for labels, listener in labelled]
         yield Family(
-            "kafka_server_socketservermetrics_connection_creation_total", COUNTER, "Clients so far", so_far
+            "kafka_server_socketservermetrics_connection_creation_total",
+            COUNTER,
+            "Connections accepted",
+            so_far,
         )
 
 
 def _process() -> Iterator[Family]:
-    """What this process takes, under the names that Prometheus' libraries use."""
+    """Resource usage of this process, under the names of Prometheus' client libraries."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     values: dict[str, float] = {
         "process_cpu_seconds_total": usage.ru_utime + usage.ru_stime,
@@ -232,18 +235,18 @@ def _process() -> Iterator[Family]:
 
 
 class MetricsServer:
-    """A few lines of HTTP: two pages, one request a connection."""
+    """A minimal HTTP server: two pages, one request per connection."""
 
     def __init__(self, broker: Broker, listeners: Sequence[Listener]) -> None:
         self._broker = broker
         self._collector = Collector(broker, listeners)
         self._server: asyncio.Server | None = None
         self.address = ""
-        self.port_in_use: int | None = None  # that was to be taken
+        self.port_in_use: int | None = None  # the default port, if another process has it
 
     @classmethod
     async def start(cls, broker: Broker, listeners: Sequence[Listener]) -> "MetricsServer | None":
-        """Listen where levada.metrics.listener says; None if it says nothing."""
+        """Listen on levada.metrics.listener; None if that is empty."""
         if not broker.config.listeners.levada_metrics_listener:
             return None
         pages = cls(broker, listeners)
@@ -251,7 +254,7 @@ class MetricsServer:
         try:
             pages._server = await pages._listen(host, port)
         except OSError as error:
-            # A second broker on this host is no reason to fail, unless this very port was asked for.
+            # A second broker on this host takes a free port, unless the port is configured.
             if error.errno != errno.EADDRINUSE or SETTING in broker.config.static:
                 raise
             pages._server = await pages._listen(host, 0)
@@ -272,14 +275,14 @@ class MetricsServer:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 request = await reader.readuntil(b"\r\n\r\n")
-                writer.write(await self._answer(request.split(b" ", 2)[1].partition(b"?")[0]))
+                writer.write(await self._respond(request.split(b" ", 2)[1].partition(b"?")[0]))
                 await writer.drain()
         except (TimeoutError, OSError, IndexError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # not HTTP, or gone: there is nobody to tell
+            pass  # not HTTP, or the client has closed
         finally:
             writer.close()
 
-    async def _answer(self, path: bytes) -> bytes:
+    async def _respond(self, path: bytes) -> bytes:
         if path == b"/metrics":
             return _response("200 OK", "text/plain; version=0.0.4; charset=utf-8", await self._exposition())
         if path == b"/healthz":
@@ -292,7 +295,7 @@ class MetricsServer:
         return _response("404 Not Found", "text/plain", b"there are /metrics and /healthz\n")
 
     async def _exposition(self) -> bytes:
-        """All metrics as text; clients are served in between."""
+        """All metrics as text; the loop serves clients between families."""
         text = []
         for family in self._collector.collect():
             text.append(family.text())

@@ -1,4 +1,4 @@
-"""Background work: every task has a name and an owner, and a crash of one is seen."""
+"""Background tasks: each has a name and an owner, and a crash is logged."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -25,7 +25,7 @@ class Tasks:
         return task
 
     def every(self, name: str, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `work` again and again with a pause between; a failure is logged and does not end the series."""
+        """Run `work` repeatedly with a pause between; a failure is logged and does not end the series."""
 
         async def series() -> None:
             while True:
@@ -33,7 +33,7 @@ class Tasks:
                 try:
                     await work()
                 except Exception as error:
-                    log.error("background work failed", task=name, exc_info=error)
+                    log.error("background task failed", task=name, exc_info=error)
 
         self.start(name, series())
 
@@ -47,4 +47,4 @@ class Tasks:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("background work crashed", task=task.get_name(), exc_info=error)
+            log.error("background task crashed", task=task.get_name(), exc_info=error)

@@ -140,15 +140,15 @@ def test_every_api_can_say_that_it_failed(name: str) -> None:
     _, _, shape = messages.structs(api, api.last, "request")
     request = shape.default()
     if name in ITEMS:
-        field = shape.find(ITEMS[name].asked)
+        field = shape.find(ITEMS[name].request)
         assert field is not None
         item = field.struct.default() if field.struct else "key"
-        request = replace(request, **{ITEMS[name].asked: (item,)})
+        request = replace(request, **{ITEMS[name].request: (item,)})
     response = error_response(key, request, error)
     for version in handlers()[key].versions:
         assert messages.write_response(key, version, response)
     if name in ITEMS:
-        assert len(getattr(response, ITEMS[name].answered)) == 1
+        assert len(getattr(response, ITEMS[name].response)) == 1
 
 
 def test_handlers_are_declared_once() -> None:

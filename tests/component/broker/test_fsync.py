@@ -55,10 +55,10 @@ def test_requests_during_an_fsync_share_the_next() -> None:
 
     async def main() -> None:
         commit = GroupCommit("data", lambda *_: None)
-        commit.ask(as_partition(one))
+        commit.request(as_partition(one))
         await until(one.started.is_set)
         for _ in range(100):
-            commit.ask(as_partition(one))
+            commit.request(as_partition(one))
         assert (one.flushes, one.synced_times) == (1, 0)
         one.gate.set()
         await until(lambda: one.synced_times == 2)
@@ -75,10 +75,10 @@ def test_one_that_fails_does_not_hold_up_the_others() -> None:
 
     async def main() -> None:
         commit = GroupCommit("data", lambda partition, why: failures.append((partition, why)))
-        commit.ask(as_partition(first))
+        commit.request(as_partition(first))
         await until(first.started.is_set)
         for one in (bad, good):
-            commit.ask(as_partition(one))
+            commit.request(as_partition(one))
         for one in (first, bad, good):
             one.gate.set()
         await until(lambda: good.synced_times == 1 and failures)
@@ -94,7 +94,7 @@ def test_what_went_offline_meanwhile_is_not_told() -> None:
 
     async def main() -> None:
         commit = GroupCommit("data", lambda *_: None)
-        commit.ask(as_partition(one))
+        commit.request(as_partition(one))
         await until(one.started.is_set)
         one.offline = True
         one.gate.set()
@@ -110,9 +110,9 @@ def test_a_close_waits_for_what_is_running_and_begins_nothing() -> None:
 
     async def main() -> None:
         commit = GroupCommit("data", lambda *_: None)
-        commit.ask(as_partition(one))
+        commit.request(as_partition(one))
         await until(one.started.is_set)
-        commit.ask(as_partition(one))
+        commit.request(as_partition(one))
         threading.Timer(0.05, one.gate.set).start()
         commit.close()
         assert one.gate.is_set()

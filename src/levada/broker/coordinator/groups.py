@@ -65,7 +65,7 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
                         lambda machine, _, handle: machine.on_topics_deleted(gone.__contains__, handle)
                     )
 
-    broker.followers.append(follow)
+    broker.image_listeners.append(follow)
     return coordinators
 
 

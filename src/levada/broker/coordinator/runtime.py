@@ -63,7 +63,7 @@ class Coordinators(Generic[M]):
         self._perform = perform  # carries out the effects of decisions
         self._partitions = topic.partitions  # of the topic, once there is one
         self._shards: dict[int, Shard[M]] = {}
-        broker.followers.append(self._follow)
+        broker.image_listeners.append(self._follow)
 
     def shard(self, key: str) -> Shard[M]:
         """The shard that a group id or transactional id belongs to; NOT_COORDINATOR if it is not here."""

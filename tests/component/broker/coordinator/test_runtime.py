@@ -214,7 +214,7 @@ def test_a_journal_that_cannot_be_read_has_no_coordinator(
         assert offset(wire, other) == 5
         listed = wire.call("list_groups", 4, {})
         assert (listed.error_code, [one.group_id for one in listed.groups]) == (ErrorCode.NONE, [other])
-    assert "a journal cannot be read" in caplog.text and "background work crashed" not in caplog.text
+    assert "a journal cannot be read" in caplog.text and "background task crashed" not in caplog.text
 
 
 def test_a_bug_while_a_journal_is_read_leaves_nobody_waiting(
@@ -237,7 +237,7 @@ def test_a_bug_while_a_journal_is_read_leaves_nobody_waiting(
         assert committed(wire).error_code == ErrorCode.NOT_COORDINATOR
         assert commit(wire, 2) == ErrorCode.NOT_COORDINATOR
     assert "a journal cannot be read" in caplog.text and "LookupError" in caplog.text
-    assert "background work crashed" not in caplog.text
+    assert "background task crashed" not in caplog.text
 
 
 @pytest.mark.parametrize(
