@@ -396,7 +396,7 @@ def test_how_transactions_are_not_used(broker: EmbeddedBroker, name: str) -> Non
             async with producer.transaction() as transaction:
                 with pytest.raises(RuntimeError, match="is open already"):
                     await send(producer, topic, b"")
-            with pytest.raises(RuntimeError, match="is over"):
+            with pytest.raises(RuntimeError, match="has ended"):
                 await transaction.send(topic, b"")
             transaction = await producer.transaction().__aenter__()
             await transaction.send(topic, b"given up")
@@ -523,7 +523,7 @@ def test_a_prepared_transaction_in_the_same_process(broker: EmbeddedBroker, name
             async with producer.transaction() as transaction:
                 await transaction.send(topic, b"1")
                 await transaction.prepare()
-                with pytest.raises(RuntimeError, match="is over"):
+                with pytest.raises(RuntimeError, match="has ended"):
                     await transaction.send(topic, b"late")
             with pytest.raises(RuntimeError, match="is open already"):
                 await send(producer, topic, b"")

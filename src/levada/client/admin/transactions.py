@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from levada.client.coordinator import Coordinator, KeyType
 from levada.client.errors import raise_for_code
-from levada.client.producer.transactions import PreparedTransaction, end_prepared
+from levada.client.producer.transactions import PreparedTransaction, end_prepared, init_transactions
 from levada.client.retry import COORDINATOR_RETRIABLE, RetryPolicy, retry
 from levada.errors import ErrorCode
 from levada.model import TopicPartition
@@ -20,7 +20,6 @@ from levada.wire.schema.lazy_imports import lazy_imports
 with lazy_imports():
     import kio.schema.describe_producers.v0 as describe_producers
     import kio.schema.describe_transactions.v0 as describe_transactions
-    import kio.schema.init_producer_id.v6 as init_producer_id
     import kio.schema.list_transactions.v2 as list_transactions
     import kio.schema.write_txn_markers.v2 as write_txn_markers
 
@@ -164,25 +163,14 @@ class TransactionAdmin:
         await self._init(name, keep_prepared=False)
 
     async def commit(self, name: str) -> None:
-        """Commit the prepared transaction of a transactional id, in the place of its owner, who is fenced."""
-        reply = await self._init(name, keep_prepared=True)
-        owner = PreparedTransaction(name, reply.producer_id, reply.producer_epoch)
+        """Commit the prepared transaction of a transactional id in place of its producer, which is fenced."""
+        response = await self._init(name, keep_prepared=True)
+        owner = PreparedTransaction(name, response.producer_id, response.producer_epoch)
         await end_prepared(self._client, owner, committed=True)
 
     async def _init(self, name: str, *, keep_prepared: bool) -> Any:
-        request = init_producer_id.request.InitProducerIdRequest(
-            transactional_id=name,
-            transaction_timeout=TIMEOUT_MS * MILLISECOND,
-            producer_id=-1,
-            producer_epoch=-1,
-            enable2_pc=False,
-            keep_prepared_txn=keep_prepared,
-        )
-        return await Coordinator(self._client, KeyType.TRANSACTION, name).request(
-            "init_producer_id",
-            request,
-            lambda answer: raise_for_code(answer.error_code, f"producer of {name!r}"),
-        )
+        coordinator = Coordinator(self._client, KeyType.TRANSACTION, name)
+        return await init_transactions(coordinator, name, TIMEOUT_MS, keep_prepared=keep_prepared)
 
     async def abort_hanging(self, hanging: OpenTransaction) -> None:
         """Write the marker that nobody else will write."""

@@ -177,7 +177,7 @@ class GroupConsumer(Consumer):
     async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         ids = self._topic_ids()
         coordinator = self.membership.coordinator
-        await self.membership.act(lambda committer: commit(coordinator, committer, offsets, ids))
+        await self.membership.run(lambda committer: commit(coordinator, committer, offsets, ids))
         self._saved.update({place: at for place, at in offsets.items() if place in self._cursors})
 
     def _topic_ids(self) -> dict[str, UUID | None]:

@@ -114,7 +114,7 @@ class Membership:
         self.target = self.owned = frozenset()
         self._due.set()
 
-    async def act(self, ask: Callable[[Committer], Awaitable[T]]) -> T:
+    async def run(self, ask: Callable[[Committer], Awaitable[T]]) -> T:
         """Ask something as a member, again if the epoch changed meanwhile; MemberFenced if it is none any more."""
         for _ in range(EPOCH_TRIES):
             if self.lost is not None:

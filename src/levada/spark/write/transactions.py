@@ -9,7 +9,6 @@ rule, one more for each attempt at the present batch that was killed.
 import asyncio
 import re
 from collections.abc import Collection
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
@@ -19,11 +18,10 @@ from levada.client.coordinator import Coordinator, KeyType
 from levada.client.data import ProducerIdentity
 from levada.client.errors import ProducerFenced, raise_for_code
 from levada.client.producer.transactions import (
-    FEATURE,
-    FEATURE_LEVEL,
-    TWO_PHASE_FROM,
     PreparedTransaction,
     end_prepared,
+    init_transactions,
+    require_feature,
 )
 from levada.client.retry import COORDINATOR_RETRIABLE, RetryPolicy, retry
 from levada.errors import ErrorCode, KafkaError
@@ -32,7 +30,6 @@ from levada.spark.write.commit_protocol import UNKNOWN, CommitRefused, Content, 
 from levada.wire.schema.lazy_imports import lazy_imports
 
 with lazy_imports():
-    import kio.schema.init_producer_id.v6 as init_producer_id
     import kio.schema.list_transactions.v2 as list_transactions
 
 if TYPE_CHECKING:
@@ -104,22 +101,11 @@ async def hold(client: "Client", transactional_id: str) -> Held:
 async def _init(client: "Client", transactional_id: str, timeout_ms: int, *, two_phase: bool) -> Any:
     """InitProducerId."""
     coordinator = Coordinator(client, KeyType.TRANSACTION, transactional_id, timeout_ms=TIMEOUT_MS)
-    request = init_producer_id.request.InitProducerIdRequest(
-        transactional_id=transactional_id,
-        transaction_timeout=timedelta(milliseconds=timeout_ms),
-        enable2_pc=two_phase,
-        keep_prepared_txn=two_phase,
+    response = await init_transactions(
+        coordinator, transactional_id, timeout_ms, two_phase=two_phase, keep_prepared=two_phase
     )
-    reply = await coordinator.request(
-        "init_producer_id",
-        request,
-        lambda answer: raise_for_code(answer.error_code, f"transactional id {transactional_id}"),
-        version_min=TWO_PHASE_FROM if two_phase else 0,
-    )
-    level = (await coordinator.connection()).api_versions.features.get(FEATURE, 0)
-    if level < FEATURE_LEVEL:
-        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"the cluster has {FEATURE} {level}, 2 is needed")
-    return reply
+    await require_feature(coordinator)
+    return response
 
 
 # A task's part.
