@@ -1,7 +1,7 @@
-"""Settings of topics, brokers and groups: what they are, where each comes from, and how they are altered.
+"""Handlers of DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and ListConfigResources.
 
-A value comes from the strongest of its sources: set for the topic or group, for this broker, for all brokers, given
-at the start, or the default. DescribeConfigs tells them all as synonyms, in that order.
+A value comes from the first of its sources that sets it: the topic or group, this broker, all brokers, the static
+configuration, the default. DescribeConfigs returns all of them as synonyms, in that order.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from levada.api.registry import handles
 from levada.api.request import RequestContext
-from levada.api.throttling import UNTHROTTLED
+from levada.api.response_fields import UNTHROTTLED
 from levada.broker.broker import Broker
 from levada.config.broker import BROKER_SETTINGS
 from levada.config.groups import GROUP_SETTINGS, GroupConfig
@@ -39,11 +39,11 @@ with lazy_imports():
 
 CLIENT_METRICS = 16
 LISTED_TYPES = (ResourceType.TOPIC, ResourceType.BROKER, ResourceType.GROUP)
-KNOWN_TYPES = frozenset((2, 4, 8, 16, 32))  # with broker loggers, client metrics and groups
+KNOWN_TYPES = frozenset((2, 4, 8, 16, 32))  # topics, brokers, broker loggers, client metrics, groups
 
 
 class Source(IntEnum):
-    """Where a value comes from, by the numbers of the protocol."""
+    """Kafka's ConfigSource codes."""
 
     TOPIC_CONFIG = 1
     DYNAMIC_BROKER_CONFIG = 2
@@ -53,8 +53,8 @@ class Source(IntEnum):
     GROUP_CONFIG = 8
 
 
-class Origin(NamedTuple):
-    """One source of a value: the name it has there, and the text."""
+class Synonym(NamedTuple):
+    """One source of a value: the setting's name there, and the text."""
 
     name: str
     text: str | None
@@ -62,16 +62,16 @@ class Origin(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A setting as DescribeConfigs tells it; its origins begin with the one that counts."""
+    """A setting as DescribeConfigs returns it; the first synonym is the effective one."""
 
     setting: Setting
     text: str | None
     read_only: bool
-    origins: list[Origin]
+    synonyms: list[Synonym]
 
     @property
     def source(self) -> Source:
-        return self.origins[0].source if self.origins else Source.DEFAULT_CONFIG
+        return self.synonyms[0].source if self.synonyms else Source.DEFAULT_CONFIG
 
 
 @cache
@@ -80,24 +80,26 @@ def _defaults() -> Mapping[str, str]:
     return {name: text for name, text in texts.items() if text is not None}
 
 
-def _origins(broker: Broker, *names: str) -> list[Origin]:
-    """The sources of a broker's setting, or of several that stand for one another, the strongest first."""
-    altered = broker.image.broker_configs
+def _synonyms(broker: Broker, *names: str) -> list[Synonym]:
+    """The sources of a broker's setting, or of several synonymous ones, the effective one first."""
+    dynamic = broker.image.broker_configs
     layers: tuple[tuple[Source, Mapping[str, str]], ...] = (
-        (Source.DYNAMIC_BROKER_CONFIG, altered.get(str(broker.node_id), {})),
-        (Source.DYNAMIC_DEFAULT_BROKER_CONFIG, altered.get(CLUSTER_DEFAULT, {})),
+        (Source.DYNAMIC_BROKER_CONFIG, dynamic.get(str(broker.node_id), {})),
+        (Source.DYNAMIC_DEFAULT_BROKER_CONFIG, dynamic.get(CLUSTER_DEFAULT, {})),
         (Source.STATIC_BROKER_CONFIG, broker.config.static),
         (Source.DEFAULT_CONFIG, _defaults()),
     )
-    found = [Origin(name, layer[name], source) for source, layer in layers for name in names if name in layer]
-    # As in Kafka, what stands before the first name is not told: an hourly retention that was never overridden.
+    found = [
+        Synonym(name, layer[name], source) for source, layer in layers for name in names if name in layer
+    ]
+    # As in Kafka, sources before the first of the first name are left out, such as a static log.retention.hours.
     while found and found[0].name != names[0]:
         del found[0]
     return found
 
 
 def inherited_entries(broker: Broker) -> list[Entry]:
-    """All settings of a topic that sets none."""
+    """All settings of a topic without configs of its own."""
     return _inherited(broker, TOPIC_SETTINGS, TopicConfig.build(broker.current_config().topic_defaults, {}))
 
 
@@ -107,19 +109,19 @@ def _inherited(broker: Broker, settings: Mapping[str, Setting], config: object) 
             setting,
             setting.render(setting.value_of(config)),
             False,
-            _origins(broker, *(synonym.name for synonym in setting.synonyms)) if setting.synonyms else [],
+            _synonyms(broker, *(synonym.name for synonym in setting.synonyms)) if setting.synonyms else [],
         )
         for setting in settings.values()
     ]
 
 
 def topic_entries(topic: TopicImage, inherited: list[Entry]) -> list[Entry]:
-    """All settings of a topic: its own before those inherited."""
+    """All settings of a topic: its own configs override the inherited ones."""
     return _with_own(topic.configs, Source.TOPIC_CONFIG, inherited)
 
 
 def _group_entries(broker: Broker, group: str) -> list[Entry]:
-    """All settings of a group, whether it is there or not."""
+    """All settings of a group, whether it exists or not."""
     if not group:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
     inherited = _inherited(broker, GROUP_SETTINGS, GroupConfig.build(broker.current_config().groups, {}))
@@ -134,7 +136,7 @@ def _with_own(configs: Mapping[str, str], source: Source, inherited: list[Entry]
         if own is None:
             entries.append(entry)
         else:
-            entries.append(entry._replace(text=own, origins=[Origin(name, own, source), *entry.origins]))
+            entries.append(entry._replace(text=own, synonyms=[Synonym(name, own, source), *entry.synonyms]))
     return entries
 
 
@@ -146,20 +148,20 @@ def broker_entries(broker: Broker) -> list[Entry]:
             setting,
             setting.render(setting.value_of(config)),
             not setting.dynamic,
-            _origins(broker, setting.name),
+            _synonyms(broker, setting.name),
         )
         for setting in BROKER_SETTINGS.values()
     ]
 
 
 def _cluster_entries(broker: Broker) -> list[Entry]:
-    """The settings that were altered for all brokers."""
+    """The dynamic settings of all brokers."""
     return [
         Entry(
             BROKER_SETTINGS[name],
             text,
             False,
-            [Origin(name, text, Source.DYNAMIC_DEFAULT_BROKER_CONFIG)],
+            [Synonym(name, text, Source.DYNAMIC_DEFAULT_BROKER_CONFIG)],
         )
         for name, text in broker.image.broker_configs.get(CLUSTER_DEFAULT, {}).items()
     ]
@@ -169,33 +171,33 @@ def _cluster_entries(broker: Broker) -> list[Entry]:
 def describe_configs(
     context: RequestContext, request: "describe_configs_v4.DescribeConfigsRequest"
 ) -> "describe_configs_v4.DescribeConfigsResponse":
-    """Settings with their sources. v3 adds types and documentation (KIP-569)."""
-    answer = describe_configs_v4.response
+    """Return settings with their sources. v3 adds types and documentation (KIP-569)."""
+    response = describe_configs_v4.response
     inherited = inherited_entries(context.broker)
     results = []
-    # A resource named again is told once, so that no request makes more answers than there are resources.
+    # A repeated resource is returned once, which bounds the response by the number of resources.
     for resource in {(item.resource_type, item.resource_name): item for item in request.resources}.values():
         error, entries = None, []
         try:
-            entries = _described(context.broker, resource.resource_type, resource.resource_name, inherited)
-        except KafkaError as refused:
-            error = refused
+            entries = _entries(context.broker, resource.resource_type, resource.resource_name, inherited)
+        except KafkaError as raised:
+            error = raised
         wanted = resource.configuration_keys
         results.append(
-            answer.DescribeConfigsResult(
+            response.DescribeConfigsResult(
                 error_code=error.code if error else ErrorCode.NONE,
                 error_message=error.detail if error else "",
                 resource_type=resource.resource_type,
                 resource_name=resource.resource_name,
                 configs=tuple(
-                    _told(entry, request) for entry in entries if not wanted or entry.setting.name in wanted
+                    _config(entry, request) for entry in entries if not wanted or entry.setting.name in wanted
                 ),
             )
         )
-    return answer.DescribeConfigsResponse(throttle_time=UNTHROTTLED, results=tuple(results))
+    return response.DescribeConfigsResponse(throttle_time=UNTHROTTLED, results=tuple(results))
 
 
-def _described(broker: Broker, type_: int, name: str, inherited: list[Entry]) -> list[Entry]:
+def _entries(broker: Broker, type_: int, name: str, inherited: list[Entry]) -> list[Entry]:
     if type_ == ResourceType.TOPIC:
         topic_names.check(name)
         return topic_entries(find_topic(broker.image, name), inherited)
@@ -215,20 +217,20 @@ def _described(broker: Broker, type_: int, name: str, inherited: list[Entry]) ->
     return broker_entries(broker)
 
 
-def _told(entry: Entry, request: "describe_configs_v4.DescribeConfigsRequest") -> Any:
-    answer = describe_configs_v4.response
+def _config(entry: Entry, request: "describe_configs_v4.DescribeConfigsRequest") -> Any:
+    response = describe_configs_v4.response
     setting = entry.setting
-    return answer.DescribeConfigsResourceResult(
+    return response.DescribeConfigsResourceResult(
         name=setting.name,
         value=None if setting.sensitive else entry.text,
         read_only=entry.read_only,
         config_source=entry.source,
         is_sensitive=setting.sensitive,
         synonyms=tuple(
-            answer.DescribeConfigsSynonym(
-                name=origin.name, value=None if setting.sensitive else origin.text, source=origin.source
+            response.DescribeConfigsSynonym(
+                name=synonym.name, value=None if setting.sensitive else synonym.text, source=synonym.source
             )
-            for origin in (entry.origins if request.include_synonyms else ())
+            for synonym in (entry.synonyms if request.include_synonyms else ())
         ),
         config_type=setting.type,
         documentation=setting.doc if request.include_documentation else None,
@@ -239,7 +241,7 @@ def _told(entry: Entry, request: "describe_configs_v4.DescribeConfigsRequest") -
 async def alter_configs(
     context: RequestContext, request: "alter_configs_v2.AlterConfigsRequest"
 ) -> "alter_configs_v2.AlterConfigsResponse":
-    """Replace all settings of a resource by those given; what is not given falls back to its default."""
+    """Replace all configs of a resource; settings that are not given revert to their defaults."""
 
     def command(type_: ResourceType, resource: Any) -> AlterConfigs:
         for item in resource.configs:
@@ -250,16 +252,16 @@ async def alter_configs(
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
         return AlterConfigs(type_, resource.resource_name, configs, context.broker.current_config().groups)
 
-    answer = alter_configs_v2.response
-    responses = await _altered(context, request, command, answer.AlterConfigsResourceResponse)
-    return answer.AlterConfigsResponse(throttle_time=UNTHROTTLED, responses=responses)
+    response = alter_configs_v2.response
+    responses = await _alter(context, request, command, response.AlterConfigsResourceResponse)
+    return response.AlterConfigsResponse(throttle_time=UNTHROTTLED, responses=responses)
 
 
 @handles("incremental_alter_configs", versions=range(2))
 async def incremental_alter_configs(
     context: RequestContext, request: "incremental_alter_configs_v1.IncrementalAlterConfigsRequest"
 ) -> "incremental_alter_configs_v1.IncrementalAlterConfigsResponse":
-    """Alter the settings named and leave the others (KIP-339)."""
+    """Change the given configs of a resource and keep the others (KIP-339)."""
 
     def command(type_: ResourceType, resource: Any) -> IncrementalAlterConfigs:
         try:
@@ -268,44 +270,44 @@ async def incremental_alter_configs(
                 for item in resource.configs
             )
         except ValueError:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "Unknown kind of alteration.") from None
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Unknown config operation.") from None
         return IncrementalAlterConfigs(
             type_, resource.resource_name, alterations, context.broker.current_config().groups
         )
 
-    answer = incremental_alter_configs_v1.response
-    responses = await _altered(context, request, command, answer.AlterConfigsResourceResponse)
-    return answer.IncrementalAlterConfigsResponse(throttle_time=UNTHROTTLED, responses=responses)
+    response = incremental_alter_configs_v1.response
+    responses = await _alter(context, request, command, response.AlterConfigsResourceResponse)
+    return response.IncrementalAlterConfigsResponse(throttle_time=UNTHROTTLED, responses=responses)
 
 
-async def _altered(
+async def _alter(
     context: RequestContext,
     request: Any,
     command_of: Callable[[ResourceType, Any], Any],
-    response: Callable[..., Any],
+    result_class: Callable[..., Any],
 ) -> tuple[Any, ...]:
-    """Carry out all alterations in one commit, and answer for each resource."""
+    """Commit all changes at once; return a result for each resource."""
     times = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
     errors: dict[int, KafkaError | None] = {}
     commands: dict[int, AlterConfigs | IncrementalAlterConfigs] = {}
-    for place, resource in enumerate(request.resources):
+    for position, resource in enumerate(request.resources):
         try:
             if times[resource.resource_type, resource.resource_name] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
-            commands[place] = command_of(_resource_type(context.broker, resource), resource)
-        except KafkaError as error:
-            errors[place] = error.kept()
+            commands[position] = command_of(_resource_type(context.broker, resource), resource)
+        except KafkaError as raised:
+            errors[position] = raised.kept()
     decision = await context.broker.controller.submit_all(
         list(commands.values()), validate_only=request.validate_only
     )
     errors.update(zip(commands, decision.errors, strict=True))
     responses = []
-    for place, resource in enumerate(request.resources):
-        refused = errors[place]
+    for position, resource in enumerate(request.resources):
+        error = errors[position]
         responses.append(
-            response(
-                error_code=refused.code if refused else ErrorCode.NONE,
-                error_message=refused.detail if refused else None,
+            result_class(
+                error_code=error.code if error else ErrorCode.NONE,
+                error_message=error.detail if error else None,
                 resource_type=resource.resource_type,
                 resource_name=resource.resource_name,
             )
@@ -338,8 +340,8 @@ def _resource_type(broker: Broker, resource: Any) -> ResourceType:
 def list_config_resources(
     context: RequestContext, request: "list_config_resources_v1.ListConfigResourcesRequest"
 ) -> "list_config_resources_v1.ListConfigResourcesResponse":
-    """What has settings. v0 asks only for client metrics, of which there are none; v1 for all (KIP-1142)."""
-    answer = list_config_resources_v1.response
+    """Return the resources that have configs. v0 lists client metrics, of which there are none; v1 all (KIP-1142)."""
+    response = list_config_resources_v1.response
     types = request.resource_types or ((CLIENT_METRICS,) if context.api_version == 0 else LISTED_TYPES)
     if not KNOWN_TYPES.issuperset(types):
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"Unknown resource types among {types}")
@@ -349,11 +351,11 @@ def list_config_resources(
         ResourceType.TOPIC: list(image.topics),
         ResourceType.GROUP: list(image.group_configs),
     }
-    return answer.ListConfigResourcesResponse(
+    return response.ListConfigResourcesResponse(
         throttle_time=UNTHROTTLED,
         error_code=ErrorCode.NONE,
         config_resources=tuple(
-            answer.ConfigResource(resource_name=name, resource_type=type_)
+            response.ConfigResource(resource_name=name, resource_type=type_)
             for type_ in dict.fromkeys(types)
             for name in names.get(type_, ())
         ),

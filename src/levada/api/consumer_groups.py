@@ -11,13 +11,12 @@ from uuid import UUID, uuid4
 from levada.api.groups import (
     ALL_GROUP_OPERATIONS,
     MILLISECOND,
-    NOT_ASKED_FOR,
     each_group,
     error_of,
 )
 from levada.api.registry import handles
 from levada.api.request import RequestContext
-from levada.api.throttling import UNTHROTTLED
+from levada.api.response_fields import AUTHORIZED_OPERATIONS_OMITTED, UNTHROTTLED
 from levada.broker.purgatory import DelayedResult
 from levada.core.groups.consumer import requests as consumer_requests
 from levada.core.groups.consumer.assignors import Partitions
@@ -152,7 +151,7 @@ def _described(
         assignor_name=group.assignor(default_assignor),
         members=tuple(_described_member(context, group, member) for member in group.members.values()),
         authorized_operations=(
-            ALL_GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED_FOR
+            ALL_GROUP_OPERATIONS if request.include_authorized_operations else AUTHORIZED_OPERATIONS_OMITTED
         ),
     )
 

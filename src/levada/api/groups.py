@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from levada.api.registry import handles
 from levada.api.request import RequestContext
-from levada.api.throttling import UNTHROTTLED
+from levada.api.response_fields import AUTHORIZED_OPERATIONS_OMITTED, UNTHROTTLED
 from levada.broker.purgatory import DelayedResult, gather
 from levada.core.groups.classic.draft import JoinResult, SyncResult
 from levada.core.groups.classic.group import UNKNOWN_MEMBER, ClassicGroup, State
@@ -44,7 +44,6 @@ NOT_FOUND_FROM = 6
 NAME_CHARACTERS_MAX = (
     240  # of a client's name, which is part of its member's id: that has NAME_BYTES_MAX bytes
 )
-NOT_ASKED_FOR = -(2**31)
 # Bits by the numbers of Kafka's operations: read 3, delete 6, describe 8, describe configs 10, alter configs 11.
 ALL_GROUP_OPERATIONS = sum(1 << bit for bit in (3, 6, 8, 10, 11))
 
@@ -354,7 +353,7 @@ def _described(
         protocol_data=(group.protocol if group is not None and state is State.STABLE else None) or "",
         members=() if group is None else _described_members(group),
         authorized_operations=(
-            ALL_GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED_FOR
+            ALL_GROUP_OPERATIONS if request.include_authorized_operations else AUTHORIZED_OPERATIONS_OMITTED
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Where partitions lie on disk and how much they take, for tools that watch space."""
+"""Handler of DescribeLogDirs: the log dirs, and the partitions in them with their sizes."""
 
 import os
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from typing import Any
 
 from levada.api.registry import handles
 from levada.api.request import RequestContext
-from levada.api.throttling import UNTHROTTLED
+from levada.api.response_fields import UNTHROTTLED
 from levada.broker.partition.partition import Partition
 from levada.errors import ErrorCode
 from levada.wire.schema.lazy_imports import lazy_imports
@@ -19,25 +19,25 @@ with lazy_imports():
 def describe_log_dirs(
     context: RequestContext, request: "describe_log_dirs_v5.DescribeLogDirsRequest"
 ) -> "describe_log_dirs_v5.DescribeLogDirsResponse":
-    """Log dirs and the sizes in them. v4 adds the space of the volume (KIP-827)."""
-    answer = describe_log_dirs_v5.response
+    """Return log dirs and their partitions. v3 adds a top-level error, v4 the size of the volume (KIP-827)."""
+    response = describe_log_dirs_v5.response
     log_dirs = context.broker.log_dirs
-    here: dict[str, list[Partition]] = {path: [] for path in log_dirs.paths}
-    for partition in _asked(context, request):
+    by_dir: dict[str, list[Partition]] = {path: [] for path in log_dirs.paths}
+    for partition in _requested(context, request):
         if not partition.offline:
-            here[log_dirs.home(partition).path].append(partition)
+            by_dir[log_dirs.home(partition).path].append(partition)
     results = []
-    for path, partitions in here.items():
+    for path, partitions in by_dir.items():
         if path in log_dirs.offline:
             results.append(
-                answer.DescribeLogDirsResult(
+                response.DescribeLogDirsResult(
                     error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=path, topics=()
                 )
             )
             continue
         volume = os.statvfs(path)
         results.append(
-            answer.DescribeLogDirsResult(
+            response.DescribeLogDirsResult(
                 error_code=ErrorCode.NONE,
                 log_dir=path,
                 topics=_by_topic(partitions),
@@ -45,12 +45,12 @@ def describe_log_dirs(
                 usable_bytes=volume.f_bavail * volume.f_frsize,
             )
         )
-    return answer.DescribeLogDirsResponse(
+    return response.DescribeLogDirsResponse(
         throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE, results=tuple(results)
     )
 
 
-def _asked(
+def _requested(
     context: RequestContext, request: "describe_log_dirs_v5.DescribeLogDirsRequest"
 ) -> Iterable[Partition]:
     partitions = context.broker.partitions
@@ -61,11 +61,11 @@ def _asked(
 
 
 def _by_topic(partitions: list[Partition]) -> tuple[Any, ...]:
-    answer = describe_log_dirs_v5.response
+    response = describe_log_dirs_v5.response
     topics: dict[str, list[Any]] = {}
     for partition in partitions:
         topics.setdefault(partition.topic, []).append(
-            answer.DescribeLogDirsPartition(
+            response.DescribeLogDirsPartition(
                 partition_index=partition.index,
                 partition_size=partition.log.size_bytes,
                 offset_lag=0,
@@ -73,5 +73,5 @@ def _by_topic(partitions: list[Partition]) -> tuple[Any, ...]:
             )
         )
     return tuple(
-        answer.DescribeLogDirsTopic(name=name, partitions=tuple(found)) for name, found in topics.items()
+        response.DescribeLogDirsTopic(name=name, partitions=tuple(found)) for name, found in topics.items()
     )

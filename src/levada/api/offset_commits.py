@@ -11,7 +11,7 @@ from uuid import UUID
 from levada.api.groups import MILLISECOND, check_group_id, each_group, error_of
 from levada.api.registry import handles
 from levada.api.request import RequestContext
-from levada.api.throttling import UNTHROTTLED
+from levada.api.response_fields import UNTHROTTLED
 from levada.broker.purgatory import DelayedResult
 from levada.config.settings import LONG_MAX
 from levada.core.cluster.image import ClusterImage

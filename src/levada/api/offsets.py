@@ -1,4 +1,4 @@
-"""Places in a log: ListOffsets finds them, DeleteRecords moves the first, OffsetForLeaderEpoch tells epochs apart."""
+"""Handlers of ListOffsets, DeleteRecords and OffsetForLeaderEpoch."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from levada.api.registry import handles
 from levada.api.request import RequestContext
-from levada.api.throttling import UNTHROTTLED
+from levada.api.response_fields import UNTHROTTLED
 from levada.broker.partition.partition import READ_COMMITTED, Partition
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.schema.lazy_imports import lazy_imports
@@ -23,58 +23,63 @@ MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
-SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}  # by version
-NOWHERE = (-1, -1)
-HIGH_WATERMARK = -1  # DeleteRecords: everything that is committed
+# The version that added each.
+TIMESTAMP_VERSIONS = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+NOT_FOUND = (-1, -1)
+HIGH_WATERMARK = -1  # DeleteRecords: all records up to it
 
 
 @handles("list_offsets", versions=range(1, 12))
 def list_offsets(
     context: RequestContext, request: "list_offsets_v11.ListOffsetsRequest"
 ) -> "list_offsets_v11.ListOffsetsResponse":
-    """Offsets by time or by name. v4 adds leader epochs, v7 the largest timestamp, v8 and v9 tiers (none here)."""
-    answer = list_offsets_v11.response
+    """Return the offset for a timestamp, or the earliest or latest one.
+
+    v2 isolation level; v4 leader epochs; v7 max timestamp (KIP-734); v8, v9 and v11 tiered storage, of which there is
+    none; v10 a timeout for it.
+    """
+    response = list_offsets_v11.response
     times = Counter(
-        (topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions
+        (topic.name, requested.partition_index) for topic in request.topics for requested in topic.partitions
     )
 
-    def of_partition(partition: Partition, asked: Any) -> Any:
+    def handle(partition: Partition, requested: Any) -> Any:
         if times[partition.topic, partition.index] > 1:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "a partition is asked about once")
-        partition.check_leader_epoch(asked.current_leader_epoch)
-        if context.api_version < SINCE.get(asked.timestamp, 0):
-            raise _meaningless(asked.timestamp)
-        timestamp, offset = _find(partition, asked.timestamp, request.isolation_level)
-        return answer.ListOffsetsPartitionResponse(
-            partition_index=asked.partition_index,
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "a partition may appear only once")
+        partition.check_leader_epoch(requested.current_leader_epoch)
+        if context.api_version < TIMESTAMP_VERSIONS.get(requested.timestamp, 0):
+            raise _unsupported_timestamp(requested.timestamp)
+        timestamp, offset = _find(partition, requested.timestamp, request.isolation_level)
+        return response.ListOffsetsPartitionResponse(
+            partition_index=requested.partition_index,
             error_code=ErrorCode.NONE,
             timestamp=timestamp,
             offset=offset,
             leader_epoch=partition.leader_epoch if offset >= 0 else -1,
         )
 
-    def refused(asked: Any, error: KafkaError) -> Any:
-        return answer.ListOffsetsPartitionResponse(
-            partition_index=asked.partition_index, error_code=error.code
+    def failure(requested: Any, error: KafkaError) -> Any:
+        return response.ListOffsetsPartitionResponse(
+            partition_index=requested.partition_index, error_code=error.code
         )
 
     topics = tuple(
-        answer.ListOffsetsTopicResponse(
+        response.ListOffsetsTopicResponse(
             name=topic.name,
-            partitions=_answers(context, topic.name, _each_once(topic.partitions), of_partition, refused),
+            partitions=_per_partition(context, topic.name, _each_once(topic.partitions), handle, failure),
         )
         for topic in request.topics
     )
-    return answer.ListOffsetsResponse(throttle_time=UNTHROTTLED, topics=topics)
+    return response.ListOffsetsResponse(throttle_time=UNTHROTTLED, topics=topics)
 
 
-def _each_once(asked: Sequence[Any]) -> Iterable[Any]:
-    """One place for each partition: one that is named again is answered once."""
-    return {place.partition_index: place for place in asked}.values()
+def _each_once(requested: Sequence[Any]) -> Iterable[Any]:
+    """Each partition once, even if the request repeats it."""
+    return {partition.partition_index: partition for partition in requested}.values()
 
 
 def _find(partition: Partition, timestamp: int, isolation_level: int) -> tuple[int, int]:
-    """(timestamp, offset); the timestamp is -1 for a place that has a name."""
+    """(timestamp, offset); the timestamp is -1 for the earliest and latest offset."""
     partition.settle()
     if partition.offline:
         raise partition.storage_error()
@@ -85,96 +90,104 @@ def _find(partition: Partition, timestamp: int, isolation_level: int) -> tuple[i
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return -1, partition.log_start_offset
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        return NOWHERE
+        return NOT_FOUND
     if timestamp == MAX_TIMESTAMP:
         found: tuple[int, int] | None = partition.log.max_timestamp()
     elif timestamp < 0:
-        raise _meaningless(timestamp)
+        raise _unsupported_timestamp(timestamp)
     else:
         found = partition.log.offset_for_timestamp(timestamp)
-    return found if found is not None and found[1] < end_offset else NOWHERE
+    return found if found is not None and found[1] < end_offset else NOT_FOUND
 
 
-def _meaningless(timestamp: int) -> KafkaError:
-    return KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} has no meaning in this version")
+def _unsupported_timestamp(timestamp: int) -> KafkaError:
+    return KafkaError(
+        ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} is not supported in this version"
+    )
 
 
 @handles("delete_records", versions=range(3))
 def delete_records(
     context: RequestContext, request: "delete_records_v2.DeleteRecordsRequest"
 ) -> "delete_records_v2.DeleteRecordsResponse":
-    """Trim the beginning of logs on request (R19)."""
-    answer = delete_records_v2.response
+    """Delete the records of partitions before an offset: the log start offset advances."""
+    response = delete_records_v2.response
 
-    def of_partition(partition: Partition, asked: Any) -> Any:
+    def handle(partition: Partition, requested: Any) -> Any:
         low = partition.delete_records(
-            partition.high_watermark if asked.offset == HIGH_WATERMARK else asked.offset
+            partition.high_watermark if requested.offset == HIGH_WATERMARK else requested.offset
         )
-        return answer.DeleteRecordsPartitionResult(
-            partition_index=asked.partition_index, low_watermark=low, error_code=ErrorCode.NONE
+        return response.DeleteRecordsPartitionResult(
+            partition_index=requested.partition_index, low_watermark=low, error_code=ErrorCode.NONE
         )
 
-    def refused(asked: Any, error: KafkaError) -> Any:
-        return answer.DeleteRecordsPartitionResult(
-            partition_index=asked.partition_index, low_watermark=-1, error_code=error.code
+    def failure(requested: Any, error: KafkaError) -> Any:
+        return response.DeleteRecordsPartitionResult(
+            partition_index=requested.partition_index, low_watermark=-1, error_code=error.code
         )
 
     topics = tuple(
-        answer.DeleteRecordsTopicResult(
-            name=topic.name, partitions=_answers(context, topic.name, topic.partitions, of_partition, refused)
+        response.DeleteRecordsTopicResult(
+            name=topic.name, partitions=_per_partition(context, topic.name, topic.partitions, handle, failure)
         )
         for topic in request.topics
     )
-    return answer.DeleteRecordsResponse(throttle_time=UNTHROTTLED, topics=topics)
+    return response.DeleteRecordsResponse(throttle_time=UNTHROTTLED, topics=topics)
 
 
 @handles("offset_for_leader_epoch", versions=range(2, 5))
 def offset_for_leader_epoch(
     context: RequestContext, request: "offset_for_leader_epoch_v4.OffsetForLeaderEpochRequest"
 ) -> "offset_for_leader_epoch_v4.OffsetForLeaderEpochResponse":
-    """Where an epoch ended, so that a reader or follower can tell that its log has diverged."""
-    answer = offset_for_leader_epoch_v4.response
+    """Return the end offset of a leader epoch, by which consumers and followers detect that logs diverged.
 
-    def of_partition(partition: Partition, asked: Any) -> Any:
-        partition.check_leader_epoch(asked.current_leader_epoch)
-        epoch, end_offset = partition.epoch_end(asked.leader_epoch)
-        return answer.EpochEndOffset(
-            error_code=ErrorCode.NONE, partition=asked.partition, leader_epoch=epoch, end_offset=end_offset
+    v2 adds the current leader epoch (KIP-320), v3 the replica id.
+    """
+    response = offset_for_leader_epoch_v4.response
+
+    def handle(partition: Partition, requested: Any) -> Any:
+        partition.check_leader_epoch(requested.current_leader_epoch)
+        epoch, end_offset = partition.epoch_end(requested.leader_epoch)
+        return response.EpochEndOffset(
+            error_code=ErrorCode.NONE,
+            partition=requested.partition,
+            leader_epoch=epoch,
+            end_offset=end_offset,
         )
 
-    def refused(asked: Any, error: KafkaError) -> Any:
-        return answer.EpochEndOffset(error_code=error.code, partition=asked.partition)
+    def failure(requested: Any, error: KafkaError) -> Any:
+        return response.EpochEndOffset(error_code=error.code, partition=requested.partition)
 
     topics = tuple(
-        answer.OffsetForLeaderTopicResult(
+        response.OffsetForLeaderTopicResult(
             topic=topic.topic,
-            partitions=_answers(
-                context, topic.topic, topic.partitions, of_partition, refused, attrgetter("partition")
+            partitions=_per_partition(
+                context, topic.topic, topic.partitions, handle, failure, attrgetter("partition")
             ),
         )
         for topic in request.topics
     )
-    return answer.OffsetForLeaderEpochResponse(throttle_time=UNTHROTTLED, topics=topics)
+    return response.OffsetForLeaderEpochResponse(throttle_time=UNTHROTTLED, topics=topics)
 
 
-def _answers(
+def _per_partition(
     context: RequestContext,
     topic: str,
-    asked: Iterable[Any],
-    of_partition: Callable[[Partition, Any], Any],
-    refused: Callable[[Any, KafkaError], Any],
+    requested: Iterable[Any],
+    handle: Callable[[Partition, Any], Any],
+    failure: Callable[[Any, KafkaError], Any],
     index_of: Callable[[Any], int] = attrgetter("partition_index"),
 ) -> tuple[Any, ...]:
-    """One answer for each partition of a topic that was asked about; one that fails does not fail the others."""
+    """The result of `handle` for each requested partition of a topic, or of `failure` where it fails."""
 
-    def answer(place: Any) -> Any:
+    def result(one: Any) -> Any:
         try:
-            partition = context.broker.partition(topic, index_of(place))
+            partition = context.broker.partition(topic, index_of(one))
             try:
-                return of_partition(partition, place)
+                return handle(partition, one)
             except OSError as error:
                 raise partition.failed(error) from None
         except KafkaError as error:
-            return refused(place, error)
+            return failure(one, error)
 
-    return tuple(answer(place) for place in asked)
+    return tuple(result(one) for one in requested)

@@ -1,4 +1,4 @@
-"""Producers: InitProducerId gives them an identity (R25, R26), DescribeProducers tells what partitions know of them."""
+"""Handlers of InitProducerId and DescribeProducers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 from levada.api.registry import handles
 from levada.api.request import RequestContext
-from levada.api.throttling import UNTHROTTLED
+from levada.api.response_fields import UNTHROTTLED
 from levada.broker.broker import Broker
 from levada.broker.coordinator.shard import Shard
 from levada.broker.purgatory import DelayedResult
@@ -27,13 +27,18 @@ with lazy_imports():
     import kio.schema.init_producer_id.v6 as init_producer_id_v6
 
 MILLISECOND = timedelta(milliseconds=1)
-ABORT_WAITS_S = (0.001, 0.005, 0.02, 0.05, 0.1)
-FENCED_FROM = {"init_producer_id": 4, "add_partitions_to_txn": 2, "add_offsets_to_txn": 2, "end_txn": 2}
+RETRY_BACKOFFS_S = (0.001, 0.005, 0.02, 0.05, 0.1)
+PRODUCER_FENCED_FROM = {
+    "init_producer_id": 4,
+    "add_partitions_to_txn": 2,
+    "add_offsets_to_txn": 2,
+    "end_txn": 2,
+}
 
 
-def told_before(api: str, version: int, error: KafkaError) -> KafkaError:
-    """The error as a client of that version knows it: PRODUCER_FENCED came late (KIP-588)."""
-    if error.code is ErrorCode.PRODUCER_FENCED and version < FENCED_FROM[api]:
+def error_for_version(api: str, version: int, error: KafkaError) -> KafkaError:
+    """Replace PRODUCER_FENCED (KIP-588) in versions that do not have it."""
+    if error.code is ErrorCode.PRODUCER_FENCED and version < PRODUCER_FENCED_FROM[api]:
         return KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH, error.detail)
     return error
 
@@ -41,7 +46,7 @@ def told_before(api: str, version: int, error: KafkaError) -> KafkaError:
 def with_producer_id(
     broker: Broker, submit: Callable[[int], DelayedResult]
 ) -> DelayedResult | Awaitable[Any]:
-    """What `submit` gives; it is called with a producer id that nobody has had if it needs one."""
+    """Return the result of `submit`, called with a new producer id if it needs one."""
     try:
         return submit(NO_PRODUCER_ID)
     except NeedsProducerIdError:
@@ -56,15 +61,16 @@ async def _with_new_producer_id(broker: Broker, submit: Callable[[int], DelayedR
 def init_producer_id(
     context: RequestContext, request: "init_producer_id_v6.InitProducerIdRequest"
 ) -> "Awaitable[init_producer_id_v6.InitProducerIdResponse]":
-    """Give out an id that nobody had before, or the next epoch of a transactional id.
+    """Return a new producer id, or the next epoch of a transactional id.
 
-    v3 lets a producer name its old identity (KIP-360), v6 prepares transactions (KIP-939).
+    v3 adds the producer's current id and epoch (KIP-360), v4 PRODUCER_FENCED (KIP-588), v5 TRANSACTION_ABORTABLE
+    (KIP-890), v6 two-phase commit (KIP-939).
     """
     broker, name = context.broker, request.transactional_id
     if name is None:
         return _new_producer(broker)
     if not name:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id must not be empty")
     wanted = InitRequest(
         name,
         request.transaction_timeout // MILLISECOND,
@@ -76,8 +82,8 @@ def init_producer_id(
 
 
 async def _init(context: RequestContext, shard: Shard[TransactionsMachine], wanted: InitRequest) -> Any:
-    """What was left open is aborted first, which the client need not ask for twice if it is soon done."""
-    waits_s = iter(ABORT_WAITS_S)
+    """Retry while the coordinator aborts an open transaction, so that most clients need not retry themselves."""
+    backoffs_s = iter(RETRY_BACKOFFS_S)
     while True:
         try:
             return await with_producer_id(
@@ -86,28 +92,28 @@ async def _init(context: RequestContext, shard: Shard[TransactionsMachine], want
                     lambda machine, now_ms, handle: machine.init(
                         wanted._replace(new_producer_id=new_id), now_ms, handle
                     ),
-                    _given,
+                    _init_response,
                 ),
             )
         except KafkaError as error:
-            wait_s = next(waits_s, None)
-            if error.code is not ErrorCode.CONCURRENT_TRANSACTIONS or wait_s is None:
-                raise told_before("init_producer_id", context.api_version, error) from None
-        await asyncio.sleep(wait_s)
+            backoff_s = next(backoffs_s, None)
+            if error.code is not ErrorCode.CONCURRENT_TRANSACTIONS or backoff_s is None:
+                raise error_for_version("init_producer_id", context.api_version, error) from None
+        await asyncio.sleep(backoff_s)
 
 
 async def _new_producer(broker: Broker) -> Any:
-    return _given(InitResult(ProducerIdAndEpoch(await broker.next_producer_id(), 0)))
+    return _init_response(InitResult(ProducerIdAndEpoch(await broker.next_producer_id(), 0)))
 
 
-def _given(reply: InitResult) -> Any:
+def _init_response(result: InitResult) -> Any:
     return init_producer_id_v6.InitProducerIdResponse(
         throttle_time=UNTHROTTLED,
         error_code=ErrorCode.NONE,
-        producer_id=reply.client.producer_id,
-        producer_epoch=reply.client.epoch,
-        ongoing_txn_producer_id=reply.ongoing.producer_id,
-        ongoing_txn_producer_epoch=reply.ongoing.epoch,
+        producer_id=result.client.producer_id,
+        producer_epoch=result.client.epoch,
+        ongoing_txn_producer_id=result.ongoing.producer_id,
+        ongoing_txn_producer_epoch=result.ongoing.epoch,
     )
 
 
@@ -115,13 +121,13 @@ def _given(reply: InitResult) -> Any:
 def describe_producers(
     context: RequestContext, request: "describe_producers_v0.DescribeProducersRequest"
 ) -> "describe_producers_v0.DescribeProducersResponse":
-    """Who has written to partitions, and whose transactions are open there (KIP-664)."""
-    answer = describe_producers_v0.response
-    return answer.DescribeProducersResponse(
+    """Return the active producers of partitions and their open transactions (KIP-664)."""
+    response = describe_producers_v0.response
+    return response.DescribeProducersResponse(
         throttle_time=UNTHROTTLED,
         topics=tuple(
             [
-                answer.TopicResponse(
+                response.TopicResponse(
                     name=topic.name,
                     partitions=tuple(
                         [_producers(context, topic.name, index) for index in topic.partition_indexes]
@@ -134,16 +140,16 @@ def describe_producers(
 
 
 def _producers(context: RequestContext, topic: str, index: int) -> Any:
-    answer = describe_producers_v0.response
+    response = describe_producers_v0.response
     try:
         partition = context.broker.partition(topic, index)
     except KafkaError as error:
-        return answer.PartitionResponse(
+        return response.PartitionResponse(
             partition_index=index, error_code=error.code, error_message=error.detail, active_producers=()
         )
     producers = tuple(
         [
-            answer.ProducerState(
+            response.ProducerState(
                 producer_id=producer_id,
                 producer_epoch=producer.epoch,
                 last_sequence=producer.batches[-1][1] if producer.batches else -1,
@@ -154,6 +160,6 @@ def _producers(context: RequestContext, topic: str, index: int) -> Any:
             for producer_id, producer in partition.producers.items()
         ]
     )
-    return answer.PartitionResponse(
+    return response.PartitionResponse(
         partition_index=index, error_code=ErrorCode.NONE, error_message=None, active_producers=producers
     )

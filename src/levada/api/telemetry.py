@@ -1,6 +1,6 @@
-"""Metrics that clients offer to push (KIP-714): none are wanted, and clients are told so.
+"""Handlers of client metrics (KIP-714): the broker subscribes to none.
 
-A client that gets an error asks again or writes to its log; one that is told to push nothing stays quiet.
+An error would make clients retry or log; an empty subscription makes them push nothing.
 """
 
 from datetime import timedelta
@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from levada.api.registry import handles
 from levada.api.request import RequestContext
-from levada.api.throttling import UNTHROTTLED
+from levada.api.response_fields import UNTHROTTLED
 from levada.errors import ErrorCode
 from levada.wire.schema.lazy_imports import lazy_imports
 
@@ -16,7 +16,7 @@ with lazy_imports():
     import kio.schema.get_telemetry_subscriptions.v0 as get_telemetry_subscriptions_v0
     import kio.schema.push_telemetry.v0 as push_telemetry_v0
 
-ASK_AGAIN_AFTER = timedelta(minutes=20)  # librdkafka counts microseconds in 32 bits, with a fifth to spare
+PUSH_INTERVAL = timedelta(minutes=20)  # librdkafka keeps it, and a jitter of 20 %, as 32 bits of microseconds
 TELEMETRY_BYTES_MAX = 1 << 20
 ALL_CODECS = (4, 3, 1, 2)  # zstd, lz4, gzip, snappy, as Kafka lists them
 
@@ -25,14 +25,14 @@ ALL_CODECS = (4, 3, 1, 2)  # zstd, lz4, gzip, snappy, as Kafka lists them
 def get_telemetry_subscriptions(
     context: RequestContext, request: "get_telemetry_subscriptions_v0.GetTelemetrySubscriptionsRequest"
 ) -> "get_telemetry_subscriptions_v0.GetTelemetrySubscriptionsResponse":
-    """No metrics are asked for; a client without an id gets one."""
+    """Return an empty subscription, and a client instance id for a client that has none."""
     return get_telemetry_subscriptions_v0.GetTelemetrySubscriptionsResponse(
         throttle_time=UNTHROTTLED,
         error_code=ErrorCode.NONE,
         client_instance_id=request.client_instance_id or uuid4(),
         subscription_id=0,
         accepted_compression_types=ALL_CODECS,
-        push_interval=ASK_AGAIN_AFTER,
+        push_interval=PUSH_INTERVAL,
         telemetry_max_bytes=TELEMETRY_BYTES_MAX,
         delta_temporality=True,
         requested_metrics=(),
@@ -43,5 +43,5 @@ def get_telemetry_subscriptions(
 def push_telemetry(
     context: RequestContext, request: "push_telemetry_v0.PushTelemetryRequest"
 ) -> "push_telemetry_v0.PushTelemetryResponse":
-    """Metrics nobody asked for are taken and dropped."""
+    """Accept and discard metrics."""
     return push_telemetry_v0.PushTelemetryResponse(throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE)

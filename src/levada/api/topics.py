@@ -1,4 +1,7 @@
-"""Topics made, grown and removed. Each topic of a request succeeds or fails alone, in one commit with the others."""
+"""Handlers of CreateTopics, DeleteTopics and CreatePartitions.
+
+Each topic of a request succeeds or fails alone; all that succeed are committed at once.
+"""
 
 import asyncio
 from collections import Counter
@@ -8,7 +11,7 @@ from typing import Any
 from levada.api.configs import Entry, inherited_entries, topic_entries
 from levada.api.registry import handles
 from levada.api.request import RequestContext
-from levada.api.throttling import UNTHROTTLED
+from levada.api.response_fields import UNTHROTTLED
 from levada.broker.controller import Decision, new_topic_id
 from levada.config.broker import BrokerConfig
 from levada.core.cluster.controller import (
@@ -28,15 +31,15 @@ with lazy_imports():
     import kio.schema.create_topics.v7 as create_topics_v7
     import kio.schema.delete_topics.v6 as delete_topics_v6
 
-BROKERS_DEFAULT = -1
-TOLD_AT_ONCE = 100  # topics with all their settings, before others have their turn
+BROKER_DEFAULT = -1
+TOPICS_PER_ITERATION = 100  # results with all their configs, before the handler yields to the event loop
 
 
 @handles("create_topics", versions=range(2, 8))
 async def create_topics(
     context: RequestContext, request: "create_topics_v7.CreateTopicsRequest"
 ) -> "create_topics_v7.CreateTopicsResponse":
-    """Make topics. v5 answers with their settings (KIP-525), v7 with their ids (KIP-516)."""
+    """Create topics. v4 adds broker defaults (KIP-464), v5 configs in the response (KIP-525), v7 ids (KIP-516)."""
     times = Counter(topic.name for topic in request.topics)
     config = context.broker.current_config()
     errors: dict[str, KafkaError | None] = {}
@@ -45,22 +48,22 @@ async def create_topics(
         try:
             if times[topic.name] > 1:
                 raise _duplicate_name()
-            commands[topic.name] = _creation(config, topic)
+            commands[topic.name] = _create_command(config, topic)
         except KafkaError as error:
             errors[topic.name] = error.kept()
     _check_count(sum(len(command.assignments) or command.partitions for command in commands.values()))
     decision = await _submit(context, commands, errors, validate_only=request.validate_only)
     inherited = inherited_entries(context.broker)
-    told = []
+    results = []
     for name in times:
-        told.append(_created(decision.image, inherited, name, errors[name]))
-        if len(told) % TOLD_AT_ONCE == 0:
+        results.append(_created(decision.image, inherited, name, errors[name]))
+        if len(results) % TOPICS_PER_ITERATION == 0:
             await asyncio.sleep(0)
-    return create_topics_v7.CreateTopicsResponse(throttle_time=UNTHROTTLED, topics=tuple(told))
+    return create_topics_v7.CreateTopicsResponse(throttle_time=UNTHROTTLED, topics=tuple(results))
 
 
 def _check_count(partitions: int) -> None:
-    """Refuse a request that asks for more at once than a broker could make without making everybody wait."""
+    """Reject a request that creates more partitions than a broker can create without blocking its other clients."""
     if partitions > PARTITIONS_PER_REQUEST_MAX:
         raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
 
@@ -76,7 +79,7 @@ async def _submit(
     *,
     validate_only: bool,
 ) -> Decision:
-    """Carry out the commands and note what became of each."""
+    """Submit the commands to the controller and add the error of each to `errors`."""
     decision = await context.broker.controller.submit_all(
         list(commands.values()), validate_only=validate_only
     )
@@ -84,7 +87,7 @@ async def _submit(
     return decision
 
 
-def _creation(config: BrokerConfig, topic: Any) -> CreateTopic:
+def _create_command(config: BrokerConfig, topic: Any) -> CreateTopic:
     configs = {}
     for item in topic.configs:
         if item.value is None:
@@ -96,22 +99,22 @@ def _creation(config: BrokerConfig, topic: Any) -> CreateTopic:
     return CreateTopic(
         name=topic.name,
         id=new_topic_id(),
-        partitions=config.num_partitions if count == BROKERS_DEFAULT else count,
-        replication_factor=config.default_replication_factor if factor == BROKERS_DEFAULT else factor,
+        partitions=config.num_partitions if count == BROKER_DEFAULT else count,
+        replication_factor=config.default_replication_factor if factor == BROKER_DEFAULT else factor,
         assignments=_manual_assignments(topic),
         configs=configs,
     )
 
 
 def _manual_assignments(topic: Any) -> list[tuple[int, ...]]:
-    """The brokers of each partition, in the order of the partitions."""
+    """The replicas of each partition, in the order of the partitions."""
     if not topic.assignments:
         return []
     for value, what in (
         (topic.replication_factor, "replication factor"),
         (topic.num_partitions, "numPartitions"),
     ):
-        if value != BROKERS_DEFAULT:
+        if value != BROKER_DEFAULT:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
                 f"A manual partition assignment was specified, but {what} was not set to -1.",
@@ -133,14 +136,14 @@ def _manual_assignments(topic: Any) -> list[tuple[int, ...]]:
 
 
 def _created(image: ClusterImage, inherited: list[Entry], name: str, error: KafkaError | None) -> Any:
-    answer = create_topics_v7.response
+    response = create_topics_v7.response
     if error is not None:
-        return answer.CreatableTopicResult(
+        return response.CreatableTopicResult(
             name=name, topic_id=None, error_code=error.code, error_message=error.detail or None, configs=None
         )
     topic = image.topics[name]
     configs = tuple(
-        answer.CreatableTopicConfigs(
+        response.CreatableTopicConfigs(
             name=entry.setting.name,
             value=entry.text,
             read_only=entry.read_only,
@@ -149,7 +152,7 @@ def _created(image: ClusterImage, inherited: list[Entry], name: str, error: Kafk
         )
         for entry in topic_entries(topic, inherited)
     )
-    return answer.CreatableTopicResult(
+    return response.CreatableTopicResult(
         name=name,
         topic_id=topic.id,
         error_code=ErrorCode.NONE,
@@ -164,43 +167,43 @@ def _created(image: ClusterImage, inherited: list[Entry], name: str, error: Kafk
 async def delete_topics(
     context: RequestContext, request: "delete_topics_v6.DeleteTopicsRequest"
 ) -> "delete_topics_v6.DeleteTopicsResponse":
-    """Remove topics and their data. v6 names them by name or by id (KIP-516)."""
+    """Delete topics and their data. v5 adds error messages (KIP-599), v6 topic ids (KIP-516)."""
     if not context.broker.config.delete_topic_enable:
         raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false")
-    asked = Counter((state.name, state.topic_id) for state in request.topics)
+    requested = Counter((state.name, state.topic_id) for state in request.topics)
     image = context.broker.image
     errors: dict[Any, KafkaError | None] = {}
     commands: dict[Any, Command] = {}
     found: dict[Any, tuple[str, Any]] = {}
     names: set[str] = set()
-    for key, times in asked.items():
+    for key, times in requested.items():
         try:
-            topic = find_topic(image, _only_one(*key))
+            topic = find_topic(image, _name_or_id(*key))
             if times > 1 or topic.name in names:
                 raise _duplicate_name()
             names.add(topic.name)
             found[key] = topic.name, topic.id
             commands[key] = DeleteTopic(topic.id)
-        except KafkaError as error:
-            errors[key] = error.kept()
+        except KafkaError as raised:
+            errors[key] = raised.kept()
     await _submit(context, commands, errors, validate_only=False)
-    answer = delete_topics_v6.response
+    response = delete_topics_v6.response
     responses = []
-    for key in asked:
+    for key in requested:
         name, topic_id = found.get(key, key)
-        refused = errors[key]
+        error = errors[key]
         responses.append(
-            answer.DeletableTopicResult(
+            response.DeletableTopicResult(
                 name=name,
                 topic_id=topic_id,
-                error_code=refused.code if refused else ErrorCode.NONE,
-                error_message=refused.detail or None if refused else None,
+                error_code=error.code if error else ErrorCode.NONE,
+                error_message=error.detail or None if error else None,
             )
         )
-    return answer.DeleteTopicsResponse(throttle_time=UNTHROTTLED, responses=tuple(responses))
+    return response.DeleteTopicsResponse(throttle_time=UNTHROTTLED, responses=tuple(responses))
 
 
-def _only_one(name: str | None, topic_id: Any) -> Any:
+def _name_or_id(name: str | None, topic_id: Any) -> Any:
     if name is not None and topic_id is not None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
     if name is None and topic_id is None:
@@ -212,7 +215,7 @@ def _only_one(name: str | None, topic_id: Any) -> Any:
 async def create_partitions(
     context: RequestContext, request: "create_partitions_v3.CreatePartitionsRequest"
 ) -> "create_partitions_v3.CreatePartitionsResponse":
-    """Give topics more partitions, up to a count in all (R15)."""
+    """Add partitions to topics, up to the given total count."""
     times = Counter(topic.name for topic in request.topics)
     errors: dict[str, KafkaError | None] = {
         name: _duplicate_name() for name, occurrences in times.items() if occurrences > 1
@@ -235,15 +238,15 @@ async def create_partitions(
         )
     )
     await _submit(context, commands, errors, validate_only=request.validate_only)
-    answer = create_partitions_v3.response
+    response = create_partitions_v3.response
     results = []
     for name in times:
-        refused = errors[name]
+        error = errors[name]
         results.append(
-            answer.CreatePartitionsTopicResult(
+            response.CreatePartitionsTopicResult(
                 name=name,
-                error_code=refused.code if refused else ErrorCode.NONE,
-                error_message=refused.detail or None if refused else None,
+                error_code=error.code if error else ErrorCode.NONE,
+                error_message=error.detail or None if error else None,
             )
         )
-    return answer.CreatePartitionsResponse(throttle_time=UNTHROTTLED, results=tuple(results))
+    return response.CreatePartitionsResponse(throttle_time=UNTHROTTLED, results=tuple(results))

@@ -7,7 +7,7 @@ from typing import Any
 
 from levada.api.registry import handles
 from levada.api.request import RequestContext
-from levada.api.throttling import UNTHROTTLED
+from levada.api.response_fields import UNTHROTTLED
 from levada.core.regex.matcher import Pattern
 from levada.core.transactions.state import Transaction
 from levada.errors import ErrorCode, KafkaError

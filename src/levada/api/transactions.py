@@ -7,10 +7,10 @@ leaves when the coordinator's journal is committed.
 from collections.abc import Awaitable, Iterable
 from typing import Any
 
-from levada.api.producers import told_before, with_producer_id
+from levada.api.producers import error_for_version, with_producer_id
 from levada.api.registry import handles
 from levada.api.request import RequestContext
-from levada.api.throttling import UNTHROTTLED
+from levada.api.response_fields import UNTHROTTLED
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.coordinator.transactions import write_marker
 from levada.broker.purgatory import DelayedResult, gather
@@ -66,7 +66,7 @@ def _add_partitions(
 
     def hear(result: Any) -> None:
         if isinstance(result, KafkaError):
-            code = told_before("add_partitions_to_txn", context.api_version, result).code
+            code = error_for_version("add_partitions_to_txn", context.api_version, result).code
             answer.complete([code] * len(places))
         else:
             answer.complete(result or [ErrorCode.NONE] * len(places))
@@ -133,7 +133,7 @@ def add_offsets_to_txn(
             ),
         )
     except KafkaError as error:
-        raise told_before("add_offsets_to_txn", context.api_version, error) from None
+        raise error_for_version("add_offsets_to_txn", context.api_version, error) from None
 
 
 @handles("end_txn", versions=range(6))
@@ -155,7 +155,7 @@ def end_txn(context: RequestContext, request: "end_txn_v5.EndTxnRequest") -> "De
             ),
         )
     except KafkaError as error:
-        raise told_before("end_txn", context.api_version, error) from None
+        raise error_for_version("end_txn", context.api_version, error) from None
 
 
 def _ended(client: ProducerIdAndEpoch) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from levada.api.groups import error_of
 from levada.api.registry import handles
 from levada.api.request import RequestContext
-from levada.api.throttling import UNTHROTTLED
+from levada.api.response_fields import UNTHROTTLED
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.partition.verification import Verification, produce_error
 from levada.broker.purgatory import DelayedResult

@@ -14,7 +14,7 @@ from tests.support.raw import Connection, batch, build
 
 from levada.api.request import RequestContext
 from levada.api.scheduler import RequestScheduler
-from levada.api.topics import TOLD_AT_ONCE, create_topics
+from levada.api.topics import TOPICS_PER_ITERATION, create_topics
 from levada.core.groups.memory_limit import NAME_BYTES_MAX
 from levada.errors import ErrorCode
 from levada.wire.schema import messages
@@ -138,7 +138,7 @@ def test_names_of_members_that_nobody_could_have_are_refused(tmp_path: Path) -> 
 
 
 def test_a_request_for_many_topics_lets_others_have_their_turn(tmp_path: Path) -> None:
-    count = 20 * TOLD_AT_ONCE
+    count = 20 * TOPICS_PER_ITERATION
     topics = [creation(f"t-{number}")["topics"][0] for number in range(count)]
     fields = {"topics": topics, "timeout": 10_000, "validate_only": True}
     request = build(load_request_schema(messages.api_key("create_topics"), 7), fields)
@@ -154,4 +154,4 @@ def test_a_request_for_many_topics_lets_others_have_their_turn(tmp_path: Path) -
         return passed
 
     with BrokerThread(tmp_path) as one:
-        assert one.wait(passes(one)) >= count // TOLD_AT_ONCE
+        assert one.wait(passes(one)) >= count // TOPICS_PER_ITERATION

@@ -575,5 +575,5 @@ def test_a_cluster_without_transactions_of_version_2(
             await client.producer(transactional_id=name).start()
 
     monkeypatch.setitem(versions.FEATURES, "transaction.version", (0, 2, 1))
-    monkeypatch.setattr(versions, "_told", versions._told.__wrapped__)  # not what others were told
+    monkeypatch.setattr(versions, "_response", versions._response.__wrapped__)  # not cached
     run(broker, work)
