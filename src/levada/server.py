@@ -10,7 +10,7 @@ import sys
 from levada import logs
 from levada.api.registry import dispatcher
 from levada.broker.broker import Broker
-from levada.broker.compaction.cleaner import Cleaning
+from levada.broker.compaction.cleaner import LogCleaner
 from levada.broker.faults import Faults
 from levada.broker.housekeeping import Housekeeping
 from levada.broker.log_dirs import LogDirs
@@ -91,7 +91,7 @@ class Server:
             log_dirs.join(broker.image.cluster_id)
             broker.open()
             Housekeeping(broker).start()
-            Cleaning(broker).start()
+            LogCleaner(broker).start()
             self._metrics = await _metrics(broker, self._listeners)
             for listener in self._listeners:
                 await listener.serve()

@@ -77,4 +77,6 @@ def test_a_file_in_the_place_of_the_folder_is_told_in_a_line(tmp_path: Path, pla
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
     (line,) = ended.stderr.splitlines()
-    assert line.startswith("error: ") and str(file) in line and "no folder" in line and "Errno" not in line
+    assert (
+        line.startswith("error: ") and str(file) in line and "not a directory" in line and "Errno" not in line
+    )

@@ -34,7 +34,7 @@ def fill(log: Log) -> None:
         if number % 7 == 0:
             log.publish()
     log.publish()
-    log.write_snapshot(log.log_end_offset, producers.encode_snapshot())
+    log.producer_snapshots.write(log.log_end_offset, producers.encode_snapshot())
 
 
 @pytest.fixture(scope="module", params=["closed", "recovered"])

@@ -91,14 +91,14 @@ def test_a_snapshot_of_a_lost_tail_does_not_come_back(cut: int) -> None:
     append(log, b"synced")
     log.flush()
     append(log, b"lost" * 200)
-    log.write_snapshot(2, b"a state that was")
+    log.producer_snapshots.write(2, b"a state that was")
     disk.cut_power()
     log = open_log(disk, recovery_point=1)
     if log.log_end_offset == 1:
         append(log, b"other")
         append(log, b"more")
         disk.cut_power()
-        assert 2 not in open_log(disk, recovery_point=1).snapshots()
+        assert 2 not in open_log(disk, recovery_point=1).producer_snapshots.offsets()
 
 
 @pytest.mark.parametrize("cut", SEEDS)

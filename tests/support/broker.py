@@ -93,7 +93,7 @@ class BrokerThread(EmbeddedBroker):
 
     def log_dir(self, topic: str, index: int = 0) -> Path:
         """The log dir of a partition."""
-        return Path(self.broker.log_dirs.home(self.partition(topic, index)).path)
+        return Path(self.broker.log_dirs.log_dir_of(self.partition(topic, index)).path)
 
 
 class BrokerProcess:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from levada.config.topic import TopicConfig, TopicDefaults
 from levada.model import Codec
-from levada.storage.compaction.plan import Source
+from levada.storage.compaction.messages import SourceSegment
 from levada.storage.disk import OsDisk
-from levada.storage.handles import Handles
+from levada.storage.handles import FileHandleCache
 from levada.storage.log.log import Log
 from levada.wire.batches import Record, crc_is_valid, decode, encode, read_header
 
@@ -50,7 +50,7 @@ def make_batch(
 
 
 def open_log(
-    folder: Path | str, clean: bool = True, handles: Handles | None = None, **options: object
+    folder: Path | str, clean: bool = True, handles: FileHandleCache | None = None, **options: object
 ) -> Log:
     """A log of small segments and close index entries, unless the options say otherwise."""
     places = {"recovery_point": 0, "log_start_offset": 0}
@@ -95,7 +95,11 @@ def read_all(log: Log, max_bytes: int = 1 << 20) -> list[bytes]:
     return batches
 
 
-SOURCES = [Source(0, 100, 8, 1_000), Source(10, 100, 8, 2_000), Source(20, 100, 8, 3_000)]
+SOURCES = [
+    SourceSegment(0, 100, 8, 1_000),
+    SourceSegment(10, 100, 8, 2_000),
+    SourceSegment(20, 100, 8, 3_000),
+]
 
 
 def records_of(log: Log) -> list[Record]:

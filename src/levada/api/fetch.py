@@ -11,7 +11,7 @@ from levada.broker.purgatory import DelayedFetch, DelayedResponse, Watched
 from levada.core.partition.fetch_sessions import FetchContext, FetchPartition
 from levada.errors import ErrorCode, KafkaError
 from levada.net.connection import Connection
-from levada.storage.log.slices import NOTHING, Slice
+from levada.storage.log.reader import NOTHING, Slice
 from levada.wire.fast.fetch import (
     TOPIC_IDS_FROM,
     VERSIONS,

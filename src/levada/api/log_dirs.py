@@ -25,7 +25,7 @@ def describe_log_dirs(
     by_dir: dict[str, list[Partition]] = {path: [] for path in log_dirs.paths}
     for partition in _requested(context, request):
         if not partition.offline:
-            by_dir[log_dirs.home(partition).path].append(partition)
+            by_dir[log_dirs.log_dir_of(partition).path].append(partition)
     results = []
     for path, partitions in by_dir.items():
         if path in log_dirs.offline:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 from uuid import UUID
 
-from levada.broker.compaction.metrics import CleanerFigures
+from levada.broker.compaction.cleaner import CleanerMetrics
 from levada.broker.controller import Controller
 from levada.broker.coordinator.groups import GROUP_KEYS, group_coordinators
 from levada.broker.coordinator.metrics import CoordinatorFigures
@@ -30,7 +30,7 @@ from levada.core.partition.fetch_sessions import FetchSessions
 from levada.errors import ErrorCode, KafkaError
 from levada.metadata.store import MetadataStore
 from levada.net.flush import FlushQueue
-from levada.storage.log.slices import Slice, warm
+from levada.storage.log.reader import Slice, warm
 from levada.wire.fast.produce import TOPIC_IDS_FROM
 
 SESSION_ID_MAX: Final = (1 << 31) - 1
@@ -65,7 +65,7 @@ class Broker:
             GROUP_KEYS: self.groups,
             TRANSACTION_KEYS: self.transactions,
         }
-        self.cleaner = CleanerFigures()
+        self.cleaner_metrics = CleanerMetrics()
         self.coordination = CoordinatorFigures()
         self.request_counts: Counter[int] = Counter()  # by API key
         self.sessions = FetchSessions(
@@ -118,7 +118,7 @@ class Broker:
         """Open every partition of the image; from then on each image is reconciled."""
         self._open = True
         self._reconcile(ClusterImage(), self.image)
-        self.log_dirs.settled()
+        self.log_dirs.mark_strays()
 
     def _reconcile(self, former: ClusterImage, image: ClusterImage) -> None:
         for name, topic in former.topics.items():
@@ -177,7 +177,7 @@ class Broker:
 
     @property
     def partition_context(self) -> PartitionContext:
-        return PartitionContext(self.flush_queue, self.log_dirs.sync_soon, self.log_dirs.failed)
+        return PartitionContext(self.flush_queue, self.log_dirs.request_flush, self.log_dirs.failed)
 
     def read_ahead(self, pieces: Sequence[Slice], done: Callable[[], None]) -> None:
         """Read slices into the page cache in a thread, so that the loop does not wait for the disk; call `done`."""

@@ -103,12 +103,12 @@ class Collector:
         yield Family("kafka_log_log_logendoffset", GAUGE, "Offset of the next record", ends)
 
     def _cleaner(self) -> Iterator[Family]:
-        metrics = self._broker.cleaner
+        metrics = self._broker.cleaner_metrics
         dirty = [("", metrics.dirty_ratio_max * 100)]
         yield Family("kafka_log_logcleaner_max_dirty_percent", GAUGE, "Of the dirtiest compacted log", dirty)
-        aside = [("", metrics.set_aside)]
+        uncleanable = [("", metrics.uncleanable)]
         name = "kafka_log_logcleanermanager_uncleanable_partitions_count"
-        yield Family(name, GAUGE, "Logs that could not be compacted", aside)
+        yield Family(name, GAUGE, "Logs that could not be compacted", uncleanable)
         counts = (
             ("cleanings", metrics.cleanings, "Logs compacted"),
             ("read_bytes", metrics.bytes_read, "Bytes read by compaction"),

@@ -1,65 +1,187 @@
-"""Kafka's small text files: a version, a count, and a line for each entry."""
+"""Files that save work at the next start: Kafka's checkpoints and producer snapshots.
 
+A checkpoint is a text file: a version, a count, and a line for each entry. A damaged or missing file costs a longer
+recovery, never data.
+"""
+
+import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 
 from levada.model import TopicPartition
+from levada.storage.disk import Disk, fsync_file, read_file, write_atomically
+from levada.storage.file_names import EPOCHS_FILE, SNAPSHOT_SUFFIX, file_name, parse_file_name
+
+SNAPSHOTS_KEPT = 3
+UNDEFINED_EPOCH_OFFSET = (-1, -1)
 
 _VERSION = 0
+_EPOCH, _START_OFFSET = itemgetter(0), itemgetter(1)
 
 
-class BadCheckpointError(ValueError):
-    """A checkpoint that is not what was written; it holds nothing that the logs do not know."""
+class CorruptCheckpointError(ValueError):
+    """The content of a checkpoint file is invalid. The logs hold everything that it held."""
 
 
 def _encode(lines: Iterable[str]) -> bytes:
-    rows = list(lines)
-    return "".join(f"{row}\n" for row in (str(_VERSION), str(len(rows)), *rows)).encode()
+    entries = list(lines)
+    return "".join(f"{line}\n" for line in (str(_VERSION), str(len(entries)), *entries)).encode()
 
 
 def _decode(data: bytes) -> list[str]:
     try:
-        version, count, *rows = data.decode().splitlines()
-        if int(version) != _VERSION or int(count) != len(rows):
-            raise BadCheckpointError(f"version {version} with {len(rows)} entries of {count}")
+        version, count, *entries = data.decode().splitlines()
+        if int(version) != _VERSION or int(count) != len(entries):
+            raise CorruptCheckpointError(f"version {version} with {len(entries)} entries of {count}")
     except ValueError as error:
-        raise BadCheckpointError(str(error)) from None
-    return rows
+        raise CorruptCheckpointError(str(error)) from None
+    return entries
 
 
 def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
-    """`topic partition offset` lines, as in recovery-point-offset-checkpoint."""
-    return _encode(f"{place.topic} {place.partition} {offset}" for place, offset in offsets.items())
+    """Encode `topic partition offset` lines, as in recovery-point-offset-checkpoint."""
+    return _encode(
+        f"{partition.topic} {partition.partition} {offset}" for partition, offset in offsets.items()
+    )
 
 
 def decode_offsets(data: bytes) -> dict[TopicPartition, int]:
-    """What `encode_offsets` wrote."""
+    """Decode what `encode_offsets` wrote; raise CorruptCheckpointError."""
     offsets: dict[TopicPartition, int] = {}
-    for row in _decode(data):
+    for line in _decode(data):
         try:
-            topic, partition, offset = row.split(" ")
-            place, number = TopicPartition(topic, int(partition)), int(offset)
+            topic, partition, offset = line.split(" ")
+            topic_partition, number = TopicPartition(topic, int(partition)), int(offset)
         except ValueError:
-            raise BadCheckpointError(f"no offset: {row!r}") from None
-        if number < 0 or place.partition < 0:
-            raise BadCheckpointError(f"a negative number: {row!r}")
-        offsets[place] = number
+            raise CorruptCheckpointError(f"no offset: {line!r}") from None
+        if number < 0 or topic_partition.partition < 0:
+            raise CorruptCheckpointError(f"a negative number: {line!r}")
+        offsets[topic_partition] = number
     return offsets
 
 
 def encode_epochs(epochs: Iterable[tuple[int, int]]) -> bytes:
-    """`leader_epoch start_offset` lines, as in leader-epoch-checkpoint."""
+    """Encode `leader_epoch start_offset` lines, as in leader-epoch-checkpoint."""
     return _encode(f"{epoch} {start}" for epoch, start in epochs)
 
 
 def decode_epochs(data: bytes) -> list[tuple[int, int]]:
-    """What `encode_epochs` wrote."""
+    """Decode what `encode_epochs` wrote; raise CorruptCheckpointError."""
     epochs: list[tuple[int, int]] = []
-    for row in _decode(data):
+    for line in _decode(data):
         try:
-            epoch, start = map(int, row.split(" "))
+            epoch, start = map(int, line.split(" "))
         except ValueError:
-            raise BadCheckpointError(f"no epoch: {row!r}") from None
+            raise CorruptCheckpointError(f"no epoch: {line!r}") from None
         if epoch < 0 or start < 0 or (epochs and (epoch <= epochs[-1][0] or start <= epochs[-1][1])):
-            raise BadCheckpointError(f"epochs and their offsets must rise: {row!r}")
+            raise CorruptCheckpointError(f"epochs and their offsets must increase: {line!r}")
         epochs.append((epoch, start))
     return epochs
+
+
+class LeaderEpochFileCache:
+    """Maps leader epochs to their start offsets in a log; replicas find their divergence with it.
+
+    The file is written without fsync: recovery reads the epochs of batches beyond the recovery point from the log.
+    """
+
+    __slots__ = ("_disk", "_path", "entries")
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._path = os.path.join(directory, EPOCHS_FILE)
+        self.entries: list[tuple[int, int]] = []  # (leader epoch, start offset); both increase
+
+    def load(self) -> bool:
+        """Read the file; return False if it is missing or corrupt."""
+        data = read_file(self._disk, self._path)
+        try:
+            self.entries = decode_epochs(data) if data is not None else []
+        except CorruptCheckpointError:
+            return False
+        return data is not None
+
+    def store(self) -> None:
+        """Replace the file."""
+        write_atomically(self._disk, self._path, encode_epochs(self.entries), durable=False)
+
+    def fsync(self) -> None:
+        """Make the file durable, before the recovery point passes the batches of its epochs. Runs in a thread."""
+        if self._disk.exists(self._path):
+            fsync_file(self._disk, self._path)
+
+    def assign(self, epoch: int, start_offset: int) -> bool:
+        """Record that an epoch starts at an offset; return whether it is a new one."""
+        entries = self.entries
+        if epoch < 0 or (entries and epoch <= entries[-1][0]):
+            return False
+        while entries and entries[-1][1] >= start_offset:
+            entries.pop()  # an epoch without batches
+        entries.append((epoch, start_offset))
+        return True
+
+    def truncate_from_end(self, end_offset: int) -> None:
+        """Remove the epochs that start at or after the log end offset."""
+        del self.entries[bisect_left(self.entries, end_offset, key=_START_OFFSET) :]
+
+    def truncate_from_start(self, start_offset: int) -> None:
+        """Remove the epochs that end before the log start offset; the epoch that contains it starts there."""
+        last = bisect_right(self.entries, start_offset, key=_START_OFFSET) - 1
+        if last >= 0:
+            self.entries[: last + 1] = [(self.entries[last][0], start_offset)]
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """Return the largest known epoch up to `epoch` and its end offset, as OffsetsForLeaderEpoch defines them."""
+        entries = self.entries
+        if not entries or epoch < 0 or epoch > entries[-1][0]:
+            return UNDEFINED_EPOCH_OFFSET
+        if epoch == entries[-1][0]:
+            return epoch, log_end_offset
+        following = bisect_right(entries, epoch, key=_EPOCH)
+        return (entries[following - 1][0] if following else epoch), entries[following][1]
+
+
+class ProducerSnapshotFiles:
+    """The `.snapshot` files of a log, each named by the offset up to which it holds the producer state.
+
+    Their content has a CRC and can be rebuilt from the log, so they are written without fsync.
+    """
+
+    __slots__ = ("_directory", "_disk")
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+
+    def _path(self, offset: int) -> str:
+        return os.path.join(self._directory, file_name(offset, SNAPSHOT_SUFFIX))
+
+    def offsets(self) -> list[int]:
+        """Return the offsets of the snapshots, the newest first; none is beyond the log end offset."""
+        names = (parse_file_name(name) for name in self._disk.listdir(self._directory))
+        found = (name.offset for name in names if name and name.suffix == SNAPSHOT_SUFFIX)
+        return sorted(found, reverse=True)
+
+    def read(self, offset: int) -> bytes | None:
+        """Return the unchecked content of a snapshot; None if there is none."""
+        return read_file(self._disk, self._path(offset))
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Store a snapshot and delete all but the newest few."""
+        write_atomically(self._disk, self._path(offset), data, durable=False)
+        for old in self.offsets()[SNAPSHOTS_KEPT:]:
+            self._disk.unlink(self._path(old))
+
+    def delete_after(self, offset: int) -> None:
+        """Delete durably the snapshots beyond a log end offset, where other batches will follow."""
+        for newer in self.offsets():
+            if newer > offset:
+                self._disk.unlink(self._path(newer))
+        self._disk.fsync_dir(self._directory)
+
+    def delete_before(self, offset: int) -> None:
+        """Delete the snapshots below an offset, from which the log can no longer be replayed."""
+        for older in self.offsets():
+            if older < offset:
+                self._disk.unlink(self._path(older))

@@ -1,9 +1,9 @@
-"""The seam to the file system: everything the log asks of a disk, and nothing more.
+"""The interface to the file system.
 
-The simulator puts a disk of its own here that tears writes and loses what was not fsynced, so the promises of
-each call are part of the contract: a written byte survives a crash only after `fsync` of its file, a new,
-renamed or removed name only after `fsync_dir` of its directory. No call shrinks a file: readers may have it
-mapped, and touching a page that is gone kills the process.
+The simulator implements it with a disk that tears writes and loses unsynced data, so durability is part of the
+contract: a written byte survives a crash only after `fsync` of its file; a created, renamed or deleted name only after
+`fsync_dir` of its directory. No call shrinks a file: readers may have it mapped, and an access to a truncated page
+kills the process.
 """
 
 import mmap
@@ -16,10 +16,10 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 class Disk(Protocol):
-    """Files by descriptor, names by path. Failures are OSErrors, as the operating system gives them."""
+    """Files by descriptor, names by path. Failures are the OSErrors of the operating system."""
 
     def open(self, path: str, create: bool = False) -> int:
-        """A descriptor to read and write; with `create` the file is made when it is missing."""
+        """Open a file to read and write; with `create` a missing file is created."""
         ...
 
     def close(self, fd: int) -> None: ...
@@ -27,21 +27,21 @@ class Disk(Protocol):
     def size(self, fd: int) -> int: ...
 
     def pread(self, fd: int, count: int, position: int, /) -> bytes:
-        """At most `count` bytes; fewer only at the end of the file."""
+        """Read at most `count` bytes; fewer only at the end of the file."""
         ...
 
     def pwritev(self, fd: int, views: Sequence[bytes | memoryview], position: int, /) -> int:
-        """Write the views one after the other; may write less than all. Says how many bytes it wrote."""
+        """Write the views in order, possibly not all; return the number of bytes written."""
         ...
 
     def fsync(self, fd: int) -> None: ...
 
     def pread_cached(self, fd: int, count: int, position: int, /) -> bytes:
-        """The same without a wait for the device: raises BlockingIOError instead. May give fewer bytes."""
+        """Read from the page cache; raise BlockingIOError instead of waiting for the device. May return fewer bytes."""
         ...
 
     def map(self, fd: int, size: int) -> memoryview:
-        """The first `size` bytes, read-only, valid as long as any view of them lives."""
+        """Map the first `size` bytes read-only; the mapping lives as long as any view of it."""
         ...
 
     def exists(self, path: str) -> bool: ...
@@ -53,11 +53,11 @@ class Disk(Protocol):
     def listdir(self, path: str) -> list[str]: ...
 
     def mkdir(self, path: str) -> None:
-        """Make a directory; it may exist already."""
+        """Create a directory unless it exists."""
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Replace `target` in one step."""
+        """Rename atomically, replacing `target`."""
         ...
 
     def unlink(self, path: str) -> None: ...
@@ -68,7 +68,7 @@ class Disk(Protocol):
 
 
 class OsDisk:
-    """The disk of this machine."""
+    """The file system of this machine."""
 
     __slots__ = ("_probing",)
 
@@ -99,7 +99,7 @@ class OsDisk:
             except BlockingIOError:
                 raise
             except OSError:
-                self._probing = False  # this file system cannot say: then nothing is held to be cold
+                self._probing = False  # not supported by the file system: nothing counts as cold
         return os.pread(fd, count, position)
 
     def map(self, fd: int, size: int) -> memoryview:
@@ -123,7 +123,7 @@ class OsDisk:
 
 
 def write_all(disk: Disk, fd: int, views: Sequence[bytes | memoryview], position: int) -> int:
-    """Write every byte, however short the single writes are; the position after the last one."""
+    """Write all bytes, with several writes if necessary; return the position after the last one."""
     rest = [view for view in views if len(view)]
     while rest:
         written = disk.pwritev(fd, rest[:IOVECS_MAX], position)
@@ -141,7 +141,7 @@ def write_all(disk: Disk, fd: int, views: Sequence[bytes | memoryview], position
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:
-    """The whole of a small file; None when there is none."""
+    """Return the content of a small file; None if it does not exist."""
     try:
         fd = disk.open(path)
     except FileNotFoundError:
@@ -153,7 +153,7 @@ def read_file(disk: Disk, path: str) -> bytes | None:
 
 
 def fsync_file(disk: Disk, path: str) -> None:
-    """Make the content of a file survive a crash."""
+    """Make the content of a file durable."""
     fd = disk.open(path)
     try:
         disk.fsync(fd)
@@ -162,10 +162,10 @@ def fsync_file(disk: Disk, path: str) -> None:
 
 
 def write_atomically(disk: Disk, path: str, data: bytes, durable: bool = True) -> None:
-    """Replace a small file: readers see the old or the new content, never a part.
+    """Replace a small file: readers see the old or the new content.
 
-    Without `durable` a crash may leave the new name with lost content: only for files that are checked when
-    read and can be made again.
+    Without `durable` a crash may leave the new name with lost content: only for files that are checked when read and
+    can be rebuilt.
     """
     temporary = path + TEMPORARY_SUFFIX
     if disk.exists(temporary):
@@ -183,7 +183,7 @@ def write_atomically(disk: Disk, path: str, data: bytes, durable: bool = True) -
 
 
 def remove_tree(disk: Disk, path: str) -> None:
-    """Remove a directory of plain files; what is gone already is no error."""
+    """Delete a directory of plain files; it is no error if it does not exist."""
     try:
         for name in disk.listdir(path):
             disk.unlink(os.path.join(path, name))

@@ -1,4 +1,4 @@
-"""The names of files and folders in a data directory: Kafka's, so that its tools read them."""
+"""Names of files and directories in a log dir: Kafka's, so that its tools can read them."""
 
 import uuid
 from typing import NamedTuple
@@ -14,7 +14,7 @@ DELETED_SUFFIX = ".deleted"
 CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
 SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
-LEFTOVER_SUFFIXES = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ".tmp")
+INTERRUPTED_SUFFIXES = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ".tmp")
 EPOCHS_FILE = "leader-epoch-checkpoint"
 METADATA_FILE = "partition.metadata"
 
@@ -24,19 +24,19 @@ _STRAY_SUFFIX = "-stray"
 
 
 def file_name(offset: int, suffix: str) -> str:
-    """`00000000000000000042.log`."""
+    """Return a name such as `00000000000000000042.log`."""
     return f"{offset:020d}{suffix}"
 
 
 class FileName(NamedTuple):
-    """A file that is named by an offset."""
+    """The name of a file that starts with an offset."""
 
     offset: int
     suffix: str
 
 
 def parse_file_name(name: str) -> FileName | None:
-    """The offset and suffix in a name, or None where the name has no offset."""
+    """Return the offset and suffix of a name; None if it has no offset."""
     digits, dot, suffix = name.partition(".")
     if len(digits) != 20 or not (digits.isascii() and digits.isdigit()):
         return None
@@ -44,7 +44,7 @@ def parse_file_name(name: str) -> FileName | None:
 
 
 def parse_partition_directory(name: str) -> TopicPartition | None:
-    """`orders-0` is partition 0 of `orders`; a topic's name may itself hold dots, underscores and hyphens."""
+    """Parse `orders-0` as partition 0 of `orders`; topic names may contain dots, underscores and hyphens."""
     topic, _, digits = name.rpartition("-")
     if not topic or not (digits.isascii() and digits.isdigit()) or str(int(digits)) != digits:
         return None
@@ -52,12 +52,12 @@ def parse_partition_directory(name: str) -> TopicPartition | None:
 
 
 def deleted_directory(name: str) -> str:
-    """The name under which a partition's folder waits for its removal."""
+    """Return the name of a partition's directory until its files are deleted."""
     return _renamed(name, _DELETE_SUFFIX)
 
 
 def stray_directory(name: str) -> str:
-    """The name under which the folder of a partition that nobody knows is kept for people to look at."""
+    """Return the name of the directory of a stray partition, which is kept until an operator removes it."""
     return _renamed(name, _STRAY_SUFFIX)
 
 
@@ -67,5 +67,5 @@ def _renamed(name: str, suffix: str) -> str:
 
 
 def is_deleted_directory(name: str) -> bool:
-    """Whether a folder is one that waits for its removal."""
+    """Whether the files of a directory are to be deleted."""
     return name.endswith(_DELETE_SUFFIX)

@@ -1,8 +1,8 @@
-"""A data directory: whose it is, whether it was left in order, and the partitions in it.
+"""One log dir: its identity, its lock, its checkpoints and the partitions in it.
 
-`meta.properties` ties the directory to one cluster and one node, and the lock to one process: two brokers that
-write the same files, or one that takes another's, would destroy both. The checkpoints only save work at the next
-start; without them everything is checked. After an I/O error the directory is offline until the next start.
+`meta.properties` ties the directory to a cluster and a node, the lock to a process: two brokers with the same files
+would destroy them. The checkpoints only shorten recovery. After an I/O error the directory is offline until the next
+start.
 """
 
 import errno
@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 from levada.config.properties import parse
 from levada.logs import EventLog
 from levada.model import TopicPartition
-from levada.storage.checkpoints import BadCheckpointError, decode_offsets, encode_offsets
+from levada.storage.checkpoints import CorruptCheckpointError, decode_offsets, encode_offsets
 from levada.storage.disk import Disk, read_file, remove_tree, write_atomically
 from levada.storage.file_names import (
     METADATA_FILE,
@@ -38,11 +38,11 @@ _log = EventLog("levada.storage")
 
 
 class LogDirError(Exception):
-    """A data directory that this broker must not use; the message says why and what to do."""
+    """A log dir that this broker must not use; the message contains the reason and the remedy."""
 
 
 class FoundPartition(NamedTuple):
-    """A partition's folder; without a topic id when its metadata file is missing or damaged."""
+    """The directory of a partition; without a topic id if its `partition.metadata` is missing or corrupt."""
 
     partition: TopicPartition
     directory: str
@@ -50,12 +50,12 @@ class FoundPartition(NamedTuple):
 
 
 def encode_uuid(value: uuid.UUID) -> str:
-    """An id as Kafka writes it: URL-safe base64 without padding."""
+    """Encode an id as Kafka does: URL-safe base64 without padding."""
     return urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
 def decode_uuid(text: str) -> uuid.UUID:
-    """What `encode_uuid` wrote; ValueError for anything else."""
+    """Decode what `encode_uuid` wrote; raise ValueError for anything else."""
     return uuid.UUID(bytes=b64decode(text + "==", altchars=b"-_", validate=True))
 
 
@@ -66,7 +66,7 @@ class LogDir:
         "_disk",
         "_lock",
         "_node_id",
-        "_noted",
+        "_stored",
         "cleaner_offsets",
         "cluster_id",
         "directory_id",
@@ -82,33 +82,33 @@ class LogDir:
         self._disk = disk
         self._node_id = node_id
         self._lock = lock
-        self.cluster_id: str | None = None  # None until a new directory joins a cluster
+        self.cluster_id: str | None = None  # None in a new directory
         self.directory_id = uuid.uuid4()
         self.offline = False
-        self.was_clean = False  # the last shutdown was in order: segments may be trusted
+        self.was_clean = False  # the last shutdown was clean: recovery is not necessary
         self.recovery_points: dict[TopicPartition, int] = {}  # as of the last checkpoint
         self.log_start_offsets: dict[TopicPartition, int] = {}
-        self.cleaner_offsets: dict[TopicPartition, int] = {}  # up to where logs were compacted
-        self._noted: dict[str, Mapping[TopicPartition, int]] = {}  # what each checkpoint file holds
+        self.cleaner_offsets: dict[TopicPartition, int] = {}  # the end offsets of the last cleanings
+        self._stored: dict[str, Mapping[TopicPartition, int]] = {}  # the content of each checkpoint file
 
     @classmethod
     def open(cls, path: str, disk: Disk, *, node_id: int) -> Self:
-        """Lock the directory and read what it says of itself. Raises LogDirError if it is not this node's."""
+        """Lock the directory, read its identity and checkpoints. Raises LogDirError if it belongs to another node."""
         path = os.path.abspath(path)
         disk.mkdir(path)
         log_dir = cls(path, disk, node_id, _acquire_lock(path))
         try:
-            log_dir._read_owner()
-            log_dir._read_state()
+            log_dir._read_meta_properties()
+            log_dir._read_checkpoints()
         except BaseException:
             os.close(log_dir._lock)
             raise
         return log_dir
 
     def join(self, cluster_id: str) -> None:
-        """Belong to this cluster from now on. Raises LogDirError if the directory belongs to another."""
+        """Assign a new directory to the cluster. Raises LogDirError if it belongs to another."""
         if self.cluster_id is None:
-            self._write_owner(cluster_id)
+            self._write_meta_properties(cluster_id)
         elif self.cluster_id != cluster_id:
             raise LogDirError(
                 f"{self.path} belongs to cluster {self.cluster_id}, not to {cluster_id}: "
@@ -116,72 +116,73 @@ class LogDir:
             )
 
     def partitions(self) -> list[FoundPartition]:
-        """The partitions' folders."""
+        """Return the partitions on disk."""
         return [
-            FoundPartition(partition, self._name(name), self._topic_id(name))
+            FoundPartition(partition, self._path(name), self._topic_id(name))
             for name in sorted(self._disk.listdir(self.path))
-            if (partition := parse_partition_directory(name)) and self._disk.exists(self._name(name) + os.sep)
+            if (partition := parse_partition_directory(name)) and self._disk.exists(self._path(name) + os.sep)
         ]
 
     def create_partition(self, partition: TopicPartition, topic_id: uuid.UUID) -> str:
-        """A folder for a new partition, or the one it has; its path. Made durable by the log's first fsync."""
-        directory = self._name(str(partition))
+        """Create the directory of a partition unless it exists; return its path. The first flush makes it durable."""
+        directory = self._path(str(partition))
         self._disk.mkdir(directory)
         if self._topic_id(str(partition)) != topic_id:
             text = f"version: 0\ntopic_id: {encode_uuid(topic_id)}"
             write_atomically(self._disk, os.path.join(directory, METADATA_FILE), text.encode(), durable=False)
         return directory
 
-    def set_aside(self, found: FoundPartition) -> None:
-        """Put away the folder of a partition that the cluster does not know.
+    def mark_stray(self, found: FoundPartition) -> None:
+        """Rename the directory of a stray partition, which is not in the cluster metadata.
 
-        Its topic was deleted while this broker was down, or the metadata is older than the data: people decide.
+        Its topic was deleted while this broker was down, or the metadata is older than the data: an operator decides.
         """
-        path = self._name(stray_directory(str(found.partition)))
+        path = self._path(stray_directory(str(found.partition)))
         _log.warning(
-            "partition is not in the cluster's metadata; its data is kept until you remove it", kept=path
+            "stray partition found, not in the cluster metadata; its data is kept until you delete it",
+            kept=path,
         )
         self._disk.rename(found.directory, path)
 
-    def remove_deleted(self) -> None:
-        """Free the space of deleted partitions; for a thread."""
+    def delete_partition_files(self) -> None:
+        """Delete the files of deleted partitions. Runs in a thread."""
         for name in self._disk.listdir(self.path):
             if is_deleted_directory(name):
-                remove_tree(self._disk, self._name(name))
+                remove_tree(self._disk, self._path(name))
 
     def write_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Note up to where each log is fsynced; for a thread."""
+        """Checkpoint the recovery points. Runs in a thread."""
         self._write_offsets(RECOVERY_POINTS_FILE, offsets)
 
     def write_log_start_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Note where each log begins that does not begin with its first segment; for a thread."""
+        """Checkpoint the log start offsets. Runs in a thread."""
         self._write_offsets(LOG_STARTS_FILE, offsets)
 
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Note up to where each log is compacted; for a thread."""
+        """Checkpoint the end offsets of the last cleanings. Runs in a thread."""
         self._write_offsets(CLEANER_FILE, offsets)
 
-    def knows_of(self, partition: TopicPartition) -> bool:
-        """Whether a checkpoint speaks of a partition of this name, be it this one or one that was deleted."""
-        return any(partition in offsets for offsets in self._noted.values())
+    def has_checkpoint(self, partition: TopicPartition) -> bool:
+        """Whether a checkpoint contains a partition of this name, possibly a deleted one."""
+        return any(partition in offsets for offsets in self._stored.values())
 
-    def forget_all_but(self, living: Container[TopicPartition]) -> None:
-        """Strike deleted partitions out of the checkpoints.
+    def retain_checkpoints(self, existing: Container[TopicPartition]) -> None:
+        """Remove deleted partitions from the checkpoints.
 
-        Checkpoints have names only: a new log under an old name would begin where the deleted one did, and lose
+        Checkpoints contain no topic ids: a new log with the name of a deleted one would start at its offset, and lose
         its records.
         """
-        for file, offsets in list(self._noted.items()):
-            kept = {partition: offset for partition, offset in offsets.items() if partition in living}
+        for file, offsets in list(self._stored.items()):
+            kept = {partition: offset for partition, offset in offsets.items() if partition in existing}
             if len(kept) < len(offsets):
                 self._write_offsets(file, kept)
 
     def _write_offsets(self, file: str, offsets: Mapping[TopicPartition, int]) -> None:
-        write_atomically(self._disk, self._name(file), encode_offsets(offsets))
-        self._noted[file] = offsets
+        write_atomically(self._disk, self._path(file), encode_offsets(offsets))
+        self._stored[file] = offsets
 
     def fail(self, error: OSError) -> bool:
-        """Take the directory offline until the next start; whether it was still in use."""
+        """Take the directory offline until the next start; return False if it was already."""
         if self.offline:
             return False
         self.offline = True
@@ -189,15 +190,15 @@ class LogDir:
         return True
 
     def close(self, clean: bool) -> None:
-        """Unlock. `clean` says that every log was closed so, and the checkpoints written: they may be trusted."""
+        """Unlock. `clean`: every log was closed cleanly and the checkpoints are written."""
         try:
             if clean and not self.offline:
                 content = json.dumps({"version": 0, "brokerEpoch": -1})
-                write_atomically(self._disk, self._name(CLEAN_SHUTDOWN_FILE), content.encode())
+                write_atomically(self._disk, self._path(CLEAN_SHUTDOWN_FILE), content.encode())
         finally:
             os.close(self._lock)
 
-    def _name(self, name: str) -> str:
+    def _path(self, name: str) -> str:
         return os.path.join(self.path, name)
 
     def _topic_id(self, name: str) -> uuid.UUID | None:
@@ -210,8 +211,8 @@ class LogDir:
         except (KeyError, ValueError):
             return None
 
-    def _read_owner(self) -> None:
-        path = self._name(META_FILE)
+    def _read_meta_properties(self) -> None:
+        path = self._path(META_FILE)
         data = read_file(self._disk, path)
         if data is None:
             if self.partitions():
@@ -237,7 +238,7 @@ class LogDir:
         if self.cluster_id is None:
             raise LogDirError(f"{path} has no cluster.id: restore it from a backup")
 
-    def _write_owner(self, cluster_id: str) -> None:
+    def _write_meta_properties(self, cluster_id: str) -> None:
         fields = {
             "version": "1",
             "cluster.id": cluster_id,
@@ -246,12 +247,12 @@ class LogDir:
             "levada.format": str(FORMAT),
         }
         text = "".join(f"{name}={value}\n" for name, value in fields.items())
-        write_atomically(self._disk, self._name(META_FILE), text.encode())
+        write_atomically(self._disk, self._path(META_FILE), text.encode())
         self.cluster_id = cluster_id
 
-    def _read_state(self) -> None:
-        """Take the checkpoints; the mark of a clean shutdown holds for one start only."""
-        marker = self._name(CLEAN_SHUTDOWN_FILE)
+    def _read_checkpoints(self) -> None:
+        """Read the checkpoints; the marker of a clean shutdown is valid for one start only."""
+        marker = self._path(CLEAN_SHUTDOWN_FILE)
         self.was_clean = self._disk.exists(marker)
         if self.was_clean:
             self._disk.unlink(marker)
@@ -261,17 +262,17 @@ class LogDir:
         self.cleaner_offsets = self._read_offsets(CLEANER_FILE)
 
     def _read_offsets(self, name: str) -> dict[TopicPartition, int]:
-        data = read_file(self._disk, self._name(name))
+        data = read_file(self._disk, self._path(name))
         try:
-            self._noted[name] = offsets = decode_offsets(data) if data is not None else {}
+            self._stored[name] = offsets = decode_offsets(data) if data is not None else {}
             return offsets
-        except BadCheckpointError as error:
-            _log.warning("checkpoint is damaged", file=self._name(name), reason=str(error))
+        except CorruptCheckpointError as error:
+            _log.warning("checkpoint is corrupt", file=self._path(name), reason=str(error))
             return {}
 
 
 def _acquire_lock(path: str) -> int:
-    """The descriptor whose lock ends with this process."""
+    """Lock the directory; the lock ends with this process."""
     lock = os.open(os.path.join(path, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -279,7 +280,5 @@ def _acquire_lock(path: str) -> int:
         os.close(lock)
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
-        raise LogDirError(
-            f"{path} is in use by another broker: stop that one, or use another directory"
-        ) from None
+        raise LogDirError(f"{path} is in use by another broker: stop it, or use another directory") from None
     return lock

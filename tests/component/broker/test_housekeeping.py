@@ -90,7 +90,7 @@ def test_a_full_segment_is_synced_without_being_asked(tmp_path: Path) -> None:
 
 
 def test_data_is_synced_after_flush_ms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(housekeeping, "FLUSH_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(housekeeping, "FLUSH_CHECK_S", 0.01)
     disk = FaultyDisk()
     with BrokerThread(tmp_path, disk=disk) as broker:
         broker.create("orders", flush_ms=30)

@@ -267,9 +267,9 @@ def test_a_clean_stop_needs_no_recovery(tmp_path: Path, caplog: pytest.LogCaptur
         assert send(one, "orders", "x") == 0
         image = crash_image(tmp_path, tmp_path.with_name("crashed"))
     with caplog.at_level(logging.INFO), BrokerThread(tmp_path):
-        assert not [record for record in caplog.records if "not clean" in record.message]
+        assert not [record for record in caplog.records if "unclean shutdown" in record.message]
     with caplog.at_level(logging.INFO), BrokerThread(image) as broker, broker.connect() as one:
-        assert [record for record in caplog.records if "not clean" in record.message]
+        assert [record for record in caplog.records if "unclean shutdown" in record.message]
         assert values(one, "orders") == [b"x"]
 
 

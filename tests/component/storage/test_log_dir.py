@@ -171,8 +171,8 @@ def test_partitions_are_created_found_and_deleted(tmp_path: Path) -> None:
     append(log)
     log.delete()
     assert [found.partition for found in log_dir.partitions()] == [TopicPartition("lost", 3)]
-    log_dir.remove_deleted()
-    log_dir.remove_deleted()
+    log_dir.delete_partition_files()
+    log_dir.delete_partition_files()
     assert sorted(name for name in os.listdir(tmp_path) if not name.startswith(".")) == [
         "file-1", "lost-3", "meta.properties", "other",
     ]  # fmt: skip

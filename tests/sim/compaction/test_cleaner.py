@@ -1,4 +1,4 @@
-"""Compaction under crashes at any step, by many seeds (R22, R25): readers find the same latest values.
+"""Compaction under crashes at any step, by many seeds: readers find the same latest values.
 
 For every key the latest committed record survives, tombstones stay for delete.retention.ms, what was deleted does not
 come back, order and offsets are kept, no transaction is left open by the loss of its marker, aborted records stay
@@ -16,14 +16,14 @@ from levada.core.partition.producer_state import AbortedTransaction
 from levada.storage.compaction import cleaner
 from levada.storage.compaction import swap as cleaning_swap
 from levada.storage.compaction.cleaner import Cleaner
-from levada.storage.compaction.messages import Cleaned
-from levada.storage.compaction.plan import Bounds
+from levada.storage.compaction.messages import CleanedSegment
+from levada.storage.compaction.plan import CleaningBounds
 from levada.storage.compaction.swap import SwapRefusedError
-from levada.storage.compaction.transactions import CleanedTransactions
+from levada.storage.compaction.transactions import CleanedTransactionMetadata
 from levada.storage.file_names import CLEANED_SUFFIX, DELETED_SUFFIX
-from levada.storage.log import leftovers
+from levada.storage.log import recovery
 from levada.storage.log.log import Log
-from levada.storage.log.segment import Segment
+from levada.storage.log.segment import LogSegment
 from levada.testing.sim_disk import SimCrash, SimDisk
 from levada.wire.batches import BatchHeader
 from levada.wire.record_filter import RecordSpan, retain_records
@@ -108,20 +108,20 @@ def only_marker_of_a_transaction_dropped(patch: pytest.MonkeyPatch) -> type[SimD
 
 
 def marker_dropped_while_an_empty_batch_is_left(patch: pytest.MonkeyPatch) -> type[SimDisk]:
-    saw_records = CleanedTransactions.saw_records
+    saw_records = CleanedTransactionMetadata.on_data_batch
 
-    def forgetful(self: CleanedTransactions, header: BatchHeader) -> None:
+    def forgetful(self: CleanedTransactionMetadata, header: BatchHeader) -> None:
         if header.record_count:
             saw_records(self, header)
 
-    patch.setattr(CleanedTransactions, "saw_records", forgetful)
+    patch.setattr(CleanedTransactionMetadata, "on_data_batch", forgetful)
     return SimDisk
 
 
 def tombstone_dropped_too_early(patch: pytest.MonkeyPatch) -> type[SimDisk]:
     """At the first cleaning, not after delete.retention.ms."""
-    is_newest = Cleaner._is_newest
-    patch.setattr(Cleaner, "_is_newest", lambda self, header, span, _: is_newest(self, header, span, False))
+    is_newest = Cleaner._is_latest
+    patch.setattr(Cleaner, "_is_latest", lambda self, header, span, _: is_newest(self, header, span, False))
     return SimDisk
 
 
@@ -152,7 +152,7 @@ def old_segments_removed_before_the_new_one_counts(patch: pytest.MonkeyPatch) ->
     """The `.swap` name comes last, not first."""
     original = cleaning_swap.swap
 
-    def hasty(log: Log, expected: list[Segment], cleaned: Cleaned, now_ms: int) -> None:
+    def hasty(log: Log, expected: list[LogSegment], cleaned: CleanedSegment, now_ms: int) -> None:
         disk = log.active.disk
         for segment in expected:
             disk.rename(segment.path, segment.path + ".gone" + DELETED_SUFFIX)
@@ -165,29 +165,29 @@ def old_segments_removed_before_the_new_one_counts(patch: pytest.MonkeyPatch) ->
 
 
 def swap_not_finished_by_recovery(patch: pytest.MonkeyPatch) -> type[SimDisk]:
-    patch.setattr(leftovers, "_finish_swaps", lambda disk, directory, names: None)
+    patch.setattr(recovery, "_complete_swaps", lambda disk, directory, names: None)
     return SimDisk
 
 
 def aborted_record_hides_an_older_one(patch: pytest.MonkeyPatch) -> type[SimDisk]:
-    note_keys = Cleaner._note_keys
+    note_keys = Cleaner._map_keys
 
     def careless(self: Cleaner, offsets: object, header: BatchHeader, view: memoryview) -> bool:
         header = header._replace(attributes=header.attributes & ~0x10)  # as if in no transaction
         return note_keys(self, offsets, header, view)  # type: ignore[arg-type]
 
-    patch.setattr(Cleaner, "_note_keys", careless)
+    patch.setattr(Cleaner, "_map_keys", careless)
     return SimDisk
 
 
 def cleaned_beyond_the_last_stable_offset(patch: pytest.MonkeyPatch) -> type[SimDisk]:
-    patch.setattr(Bounds, "limit", property(lambda self: min(self.recovery_point, self.active_base)))
+    patch.setattr(CleaningBounds, "limit", property(lambda self: min(self.recovery_point, self.active_base)))
     return SimDisk
 
 
 def cleaned_beyond_the_recovery_point(patch: pytest.MonkeyPatch) -> type[SimDisk]:
     """What is not fsynced replaces what is."""
-    patch.setattr(Bounds, "limit", property(lambda self: self.active_base))
+    patch.setattr(CleaningBounds, "limit", property(lambda self: self.active_base))
     patch.setattr(CleanerWorld, "sync", lambda self: None)
     return SimDisk
 
@@ -210,27 +210,27 @@ def last_batch_of_a_segment_dropped(patch: pytest.MonkeyPatch) -> type[SimDisk]:
 
 
 def aborted_transactions_not_carried_over(patch: pytest.MonkeyPatch) -> type[SimDisk]:
-    saw_marker = CleanedTransactions.saw_marker
+    saw_marker = CleanedTransactionMetadata.on_control_batch
 
     def forgetful(
-        self: CleanedTransactions, header: BatchHeader, batch: memoryview
+        self: CleanedTransactionMetadata, header: BatchHeader, batch: memoryview
     ) -> tuple[bool, AbortedTransaction | None]:
         return saw_marker(self, header, batch)[0], None
 
-    patch.setattr(CleanedTransactions, "saw_marker", forgetful)
+    patch.setattr(CleanedTransactionMetadata, "on_control_batch", forgetful)
     return SimDisk
 
 
 def latest_record_dropped(patch: pytest.MonkeyPatch) -> type[SimDisk]:
     """Greater where greater or equal is right."""
-    is_newest = Cleaner._is_newest
+    is_newest = Cleaner._is_latest
 
     def strict(self: Cleaner, header: BatchHeader, span: RecordSpan, tombstones_stay: bool) -> bool:
         offset = header.base_offset + span.offset_delta
         newest = span.key is not None and self._map.get(span.key) == offset
         return is_newest(self, header, span, tombstones_stay) and not (newest and span.offset_delta == 2)
 
-    patch.setattr(Cleaner, "_is_newest", strict)
+    patch.setattr(Cleaner, "_is_latest", strict)
     return SimDisk
 
 
@@ -261,7 +261,7 @@ def records_lose_their_offsets(patch: pytest.MonkeyPatch) -> type[SimDisk]:
 
 
 def leftovers_of_a_killed_cleaner_used(patch: pytest.MonkeyPatch) -> type[SimDisk]:
-    patch.setattr(Cleaner, "_remove_leftovers", lambda self: None)
+    patch.setattr(Cleaner, "_delete_cleaned_files", lambda self: None)
     return SimDisk
 
 

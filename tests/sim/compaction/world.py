@@ -23,11 +23,11 @@ from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.net.flush import FlushQueue
 from levada.storage.compaction.cleaner import Cleaner
-from levada.storage.compaction.job import look, prepare
-from levada.storage.compaction.messages import Cleaned, Finished
-from levada.storage.compaction.swap import settle, swap
+from levada.storage.compaction.messages import CleanedSegment, CleaningFinished
+from levada.storage.compaction.plan import cleaning_job, inspect_log
+from levada.storage.compaction.swap import complete_swap, swap
 from levada.storage.log.log import Log
-from levada.storage.log.segment import Segment
+from levada.storage.log.segment import LogSegment
 from levada.testing.sim_disk import SimCrash, SimDisk
 from levada.wire.batches import (
     TRANSACTIONAL_BIT,
@@ -70,12 +70,12 @@ class CleanerWorld:
         self.recovery_point = self.checkpoint = 0  # as the files of the data dir say
         self.cleaned_at: dict[int, int] = {}  # offset of a tombstone -> when a cleaning began that took it in
         self.forgotten: set[int] = set()  # the last batches of producers that expired
-        self.cleaner: Iterator[Cleaned | Finished] | None = None
+        self.cleaner: Iterator[CleanedSegment | CleaningFinished] | None = None
         self.crashes_in_swaps = True
-        self.reports: deque[Cleaned | Finished] = deque()  # not yet taken over
+        self.reports: deque[CleanedSegment | CleaningFinished] = deque()  # not yet taken over
         self.cleaning_since = 0
-        self.sources: dict[int, Segment] = {}
-        self.unsettled: list[list[Segment]] = []
+        self.sources: dict[int, LogSegment] = {}
+        self.unsettled: list[list[LogSegment]] = []
         self.clean_end = 0  # as the broker knows it; the checkpoint follows when the swaps are settled
         self.swaps = self.tombstones_gone = self.markers_gone = 0
         self.trace: list[str] = []
@@ -255,7 +255,7 @@ class CleanerWorld:
         elif self.cleaner is not None:
             report = next(self.cleaner)
             self.reports.append(report)
-            if isinstance(report, Finished):
+            if isinstance(report, CleaningFinished):
                 self.cleaner = None
         elif not self.reports:
             self.begin_cleaning()
@@ -266,10 +266,10 @@ class CleanerWorld:
         last_batches = list(partition.producers.last_batches(stable_offset))
         self.end_turn()
         self.sync()  # nothing of what was known then can be lost now
-        found = look(log, stable_offset, self.clean_end, self.now_ms)
+        found = inspect_log(log, stable_offset, self.clean_end, self.now_ms)
         if not found.dirty_bytes:
             return
-        job, segments = prepare(
+        job, segments = cleaning_job(
             log,
             found,
             last_batches,
@@ -281,9 +281,9 @@ class CleanerWorld:
         self.cleaning_since = self.now_ms
         self.cleaner = Cleaner(job, self.disk).run()
 
-    def take_report(self, report: Cleaned | Finished) -> None:
+    def take_report(self, report: CleanedSegment | CleaningFinished) -> None:
         log = self.partition.log
-        if isinstance(report, Cleaned):
+        if isinstance(report, CleanedSegment):
             replaced = [self.sources[base] for base in report.replaced]
             following = log.segments[log.segments.index(replaced[-1]) + 1].base_offset
             for batch in self.model.batches:
@@ -301,7 +301,7 @@ class CleanerWorld:
     def settle(self) -> None:
         """What the thread for files does, one after the other."""
         while self.unsettled:
-            settle(self.partition.log, self.unsettled.pop(0))
+            complete_swap(self.partition.log, self.unsettled.pop(0))
         self.checkpoint = self.clean_end
 
     def lose_cleaner(self) -> None:
@@ -377,7 +377,7 @@ class CleanerWorld:
 
     def check_again_without_snapshots(self) -> None:
         """What a power cut may do to snapshots: all must be known from an older one or the log itself."""
-        newest = self.partition.log.snapshots()
+        newest = self.partition.log.producer_snapshots.offsets()
         if newest and self.random.random() < 0.5:
             for offset in newest[: self.random.randint(1, len(newest))]:
                 self.disk.unlink(f"{DIRECTORY}/{offset:020d}.snapshot")

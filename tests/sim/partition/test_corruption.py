@@ -37,7 +37,7 @@ class Sample:
             log.reserve(data, 1, record.timestamp, NOW_MS)
             if number % 3 == 0:
                 log.publish()
-        log.write_snapshot(log.next_offset, b"whatever")
+        log.producer_snapshots.write(log.next_offset, b"whatever")
         log.close(clean=True)
         self.end = len(self.stored)
         self.files = self.disk.contents()

@@ -9,9 +9,10 @@ from tests.sim.seeds import must_be_found
 from levada.broker.partition import partition as partitions
 from levada.broker.partition.partition import Partition
 from levada.core.partition.producer_state import ProducerStates
-from levada.storage.log import recovery, snapshots
+from levada.storage.checkpoints import ProducerSnapshotFiles
+from levada.storage.log import recovery
 from levada.storage.log.log import Log
-from levada.storage.log.segment import Segment
+from levada.storage.log.segment import LogSegment
 from levada.testing.sim_disk import SimDisk
 
 SEEDS_MAX = 400
@@ -53,8 +54,10 @@ def torn_tail_accepted(patch: pytest.MonkeyPatch) -> type[SimDisk]:
 
 def index_trusted(patch: pytest.MonkeyPatch) -> type[SimDisk]:
     """Stored indexes are believed, also where the log behind them was cut or never written."""
-    patch.setattr(Segment, "forget_indexes", lambda self: (self.index.load(), self.time_index.load()))
-    patch.setattr(Segment, "entry_is_true", lambda self, relative, position: True)
+    patch.setattr(
+        LogSegment, "reset_indexes", lambda self: (self.offset_index.load(), self.time_index.load())
+    )
+    patch.setattr(LogSegment, "is_valid_entry", lambda self, relative, position: True)
     return SimDisk
 
 
@@ -104,7 +107,7 @@ def duplicates_accepted_after_restart(patch: pytest.MonkeyPatch) -> type[SimDisk
 
 
 def snapshot_beyond_the_log_believed(patch: pytest.MonkeyPatch) -> type[SimDisk]:
-    patch.setattr(snapshots, "remove", lambda disk, directory, above: None)
+    patch.setattr(ProducerSnapshotFiles, "delete_after", lambda self, offset: None)
     return SimDisk
 
 

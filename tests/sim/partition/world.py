@@ -528,7 +528,7 @@ class World:
         """What of a log does not depend on how often it was opened."""
         log = self.partition.log
         files = {path: len(data) for path, data in self.disk.contents().items() if path.endswith(".log")}
-        epochs = [entry for entry in log.epochs if entry[1] < log.log_end_offset]
+        epochs = [entry for entry in log.leader_epochs.entries if entry[1] < log.log_end_offset]
         return log.log_start_offset, log.log_end_offset, epochs, self.partition.producers, files
 
     def find_timestamp(self) -> None:

@@ -17,8 +17,8 @@ from levada.core.machine import Outcome
 from levada.core.partition.producer_state import ProducerStates
 from levada.core.transactions.machine import TransactionsMachine
 from levada.core.transactions.state import Transaction
+from levada.storage.log.indexes import TransactionIndex
 from levada.storage.log.recovery import Recovery
-from levada.storage.log.txn_index import TxnIndex
 
 SEEDS_MAX = 200
 # Where the search begins for what takes a rare coincidence, as a power cut between two fsyncs and a client that dies.
@@ -65,18 +65,18 @@ def aborted_transactions_are_not_told(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_index_of_aborted_ones_is_lost_in_a_crash(patch: pytest.MonkeyPatch) -> None:
-    scan = Recovery._scan
+    scan = Recovery._recover_segment
 
-    def forgetful(self: Recovery, segment: Any, epochs: Any) -> int:
-        end_offset = scan(self, segment, epochs)
+    def forgetful(self: Recovery, segment: Any) -> int:
+        end_offset = scan(self, segment)
         segment.txn_index.stale = False
         return end_offset
 
-    patch.setattr(Recovery, "_scan", forgetful)
+    patch.setattr(Recovery, "_recover_segment", forgetful)
 
 
 def the_index_of_aborted_ones_is_not_synced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TxnIndex, "fsync", lambda self: None)
+    patch.setattr(TransactionIndex, "fsync", lambda self: None)
 
 
 def open_transactions_are_forgotten_on_restart(patch: pytest.MonkeyPatch) -> None:

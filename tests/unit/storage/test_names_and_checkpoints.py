@@ -4,7 +4,7 @@ import pytest
 
 from levada.model import TopicPartition
 from levada.storage.checkpoints import (
-    BadCheckpointError,
+    CorruptCheckpointError,
     decode_epochs,
     decode_offsets,
     encode_epochs,
@@ -40,8 +40,8 @@ def test_checkpoints_are_kafkas_text() -> None:
         b"0\n1\na x 5\n",
         b"\xff",
     ):
-        with pytest.raises(BadCheckpointError):
+        with pytest.raises(CorruptCheckpointError):
             decode_offsets(data)
     for data in (b"0\n1\n1\n", b"0\n2\n1 5\n1 6\n", b"0\n2\n1 5\n2 5\n", b"0\n1\n-1 0\n"):
-        with pytest.raises(BadCheckpointError):
+        with pytest.raises(CorruptCheckpointError):
             decode_epochs(data)

@@ -1,7 +1,7 @@
-"""The cleaner's process as the broker sees it: a log goes in, reports of what is done come out.
+"""Starts and stops a cleaner process, sends it jobs and receives its reports.
 
-It is started with the first log that needs it, so that a broker without compacted topics pays nothing, and killed
-without ceremony: it only ever writes files that nobody uses yet.
+The process is started with the first job, so that a broker without compacted topics does not pay for it. It can be
+killed at any time, because it only writes files that are not in use yet.
 """
 
 import asyncio
@@ -14,17 +14,25 @@ from pathlib import Path
 from typing import Final
 
 import levada
-from levada.storage.compaction.messages import LENGTH, Failed, Finished, Job, Report, decode_report, encode
+from levada.storage.compaction.messages import (
+    LENGTH,
+    CleaningFailed,
+    CleaningFinished,
+    CleaningJob,
+    CleaningReport,
+    decode_report,
+    encode,
+)
 
 MODULE: Final = "levada.storage.compaction.process"
 
 
 class CleanerDiedError(Exception):
-    """The process is gone or talks nonsense; another one can be started."""
+    """A cleaning cannot continue: the process has ended, or the log has changed. A new process can be started."""
 
 
 class CleanerProcess:
-    """One cleaner, busy with at most one log; it runs from the first log on until it is stopped or fails."""
+    """One cleaner process, which cleans at most one log at a time."""
 
     __slots__ = ("_process", "_reader", "_writer")
 
@@ -37,10 +45,10 @@ class CleanerProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def clean(self, job: Job) -> AsyncGenerator[Report, None]:
-        """Have a log cleaned; the last report is Finished or Failed, or else CleanerDiedError is raised.
+    async def clean(self, job: CleaningJob) -> AsyncGenerator[CleaningReport, None]:
+        """Clean a log; the last report is CleaningFinished or CleaningFailed, otherwise CleanerDiedError is raised.
 
-        Whoever stops listening earlier (`aclosing`) ends the process.
+        Closing the generator earlier (`aclosing`) stops the process.
         """
         done = False
         try:
@@ -50,10 +58,10 @@ class CleanerProcess:
             await self._writer.drain()
             while not done:
                 report = await self._read()
-                done = isinstance(report, Finished | Failed)
+                done = isinstance(report, CleaningFinished | CleaningFailed)
                 yield report
         except (asyncio.IncompleteReadError, OSError) as error:
-            raise CleanerDiedError(f"the cleaner's process ended: {error}") from error
+            raise CleanerDiedError(f"the cleaner process ended: {error}") from error
         finally:
             if not done:
                 await self.stop()
@@ -69,12 +77,12 @@ class CleanerProcess:
             theirs.close()
         self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
 
-    async def _read(self) -> Report:
+    async def _read(self) -> CleaningReport:
         (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
         return decode_report(await self._reader.readexactly(length))
 
     async def stop(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -83,7 +91,7 @@ class CleanerProcess:
 
 
 def _spawn(connection: socket.socket) -> "subprocess.Popen[bytes]":
-    # Every descriptor of ours closes itself on exec: nothing has to be closed one by one while the loop waits.
+    # All our descriptors are close-on-exec, so close_fds, which would block the loop, is not needed.
     package = str(Path(levada.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(  # noqa: S603 (our own module)

@@ -20,7 +20,7 @@ from levada.core.cluster.topic_names import is_internal
 from levada.errors import ErrorCode, KafkaError
 from levada.net.flush import FlushQueue
 from levada.storage.log.log import Log
-from levada.storage.log.slices import Slice
+from levada.storage.log.reader import Slice
 from levada.wire.batches import (
     ATTRIBUTES_OFFSET,
     CODEC_MASK,
@@ -302,7 +302,7 @@ class Partition:
 
     def aborted(self, offset: int, size: int) -> list[tuple[int, int]]:
         """(producer id, first offset) of the aborted transactions in a read_committed read from `offset`."""
-        found = self.log.reader.aborted(offset, size, self.last_stable_offset)
+        found = self.log.reader.aborted_transactions(offset, size, self.last_stable_offset)
         return [(transaction.producer_id, transaction.first_offset) for transaction in found]
 
     def delete_records(self, offset: int) -> int:
@@ -339,5 +339,5 @@ class Partition:
 
     def save_producers(self, offset: int) -> None:
         """Write a producer snapshot as of `offset`, the base offset of the next batch."""
-        if offset and offset not in self.log.snapshots():
-            self.log.write_snapshot(offset, self.producers.encode_snapshot())
+        if offset and offset not in self.log.producer_snapshots.offsets():
+            self.log.producer_snapshots.write(offset, self.producers.encode_snapshot())

@@ -164,18 +164,18 @@ def load_producers(segments: Log) -> ProducerStates:
     reader = segments.reader
     stale_from = reader.stale_from()
     states, start = ProducerStates(), segments.log_start_offset
-    for offset in segments.snapshots():
+    for offset in segments.producer_snapshots.offsets():
         if stale_from is not None and offset > stale_from:
             continue
         try:
-            states = ProducerStates.decode_snapshot(segments.read_snapshot(offset) or b"")
+            states = ProducerStates.decode_snapshot(segments.producer_snapshots.read(offset) or b"")
             start = offset
             break
         except CorruptSnapshotError as error:
             log.warning(
                 "producer snapshot is damaged", directory=segments.directory, offset=offset, why=str(error)
             )
-    with reader.finding_aborted() as found:
-        states.replay(reader.history(start), found)
+    with reader.rebuilding_txn_indexes() as found:
+        states.replay(reader.headers_and_markers(start), found)
     states.settle(segments.log_end_offset)
     return states

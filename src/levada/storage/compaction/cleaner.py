@@ -1,41 +1,45 @@
-"""Log compaction: closed segments are written anew with the latest record of each key (R22).
+"""Compacts a log: rewrites closed segments with the latest record of each key.
 
-Two readings of the log. The first goes over the dirty part and notes the newest offset of each key, as many as fit
-the map; the second goes over everything up to there and keeps a record if it is the newest of its key. What is kept
-goes to `.cleaned` files beside the log, fsynced before anybody is told of them; whoever owns the log then swaps them
-in (`cleaning_swap`). Offsets stay, and so does the last batch of each new segment, empty if need be: recovery knows
-by it that the segment is whole.
+The first pass reads the dirty part and maps each key to its latest offset, as many as fit the offset map. The second
+pass reads everything up to there and retains a record if it is the latest of its key. Retained records go to
+`.cleaned` files, which are fsynced before they are reported; the broker swaps them in (`swap`). Offsets do not change.
+The last batch of each new segment remains, empty if necessary: it shows recovery that the segment is complete.
 """
 
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 
-from levada.storage.compaction.messages import Cleaned, Finished, Job
+from levada.storage.compaction.messages import CleanedSegment, CleaningFinished, CleaningJob, SourceSegment
 from levada.storage.compaction.offset_map import OffsetMap
-from levada.storage.compaction.plan import Growth, Source
-from levada.storage.compaction.transactions import CleanedTransactions, aborted_in
+from levada.storage.compaction.plan import SegmentGroup
+from levada.storage.compaction.transactions import CleanedTransactionMetadata, aborted_in
 from levada.storage.disk import Disk, write_all
 from levada.storage.file_names import CLEANED_SUFFIX, LOG_SUFFIX, file_name
-from levada.storage.handles import Handles
-from levada.storage.log.index import OFFSET_ENTRY, TIME_ENTRY
-from levada.storage.log.segment import SCAN_BLOCK_BYTES, BrokenBatchError, Placed, Segment, walk
+from levada.storage.handles import FileHandleCache
+from levada.storage.log.segment import (
+    SCAN_BLOCK_BYTES,
+    CorruptBatchError,
+    LogSegment,
+    StoredBatch,
+    read_batches,
+)
 from levada.wire.batches import BatchHeader, crc_is_valid, read_header
 from levada.wire.record_filter import RecordSpan, empty_batch, locate_records, retain_records
 
-HANDLES = 8
+OPEN_FILES_MAX = 8
 POSITION_MAX = (1 << 31) - 1
 TIMESTAMP_MAX = (1 << 63) - 1
 
-Pace = Callable[[int], None]  # told of each piece read or written; waits where that was too fast
+Throttle = Callable[[int], None]  # called with the bytes of each read or write; sleeps to limit the rate
 
 
-def unhurried(_: int) -> None:
-    """A pace without limit."""
+def unthrottled(_: int) -> None:
+    """Do not limit the rate."""
 
 
 class Cleaner:
-    """One cleaning of one log."""
+    """Cleans one log once."""
 
     __slots__ = (
         "_bases",
@@ -44,7 +48,7 @@ class Cleaner:
         "_job",
         "_last_batches",
         "_map",
-        "_pace",
+        "_throttle",
         "_transactions",
         "bytes_read",
         "bytes_written",
@@ -52,25 +56,25 @@ class Cleaner:
         "records_read",
     )
 
-    def __init__(self, job: Job, disk: Disk, pace: Pace = unhurried) -> None:
+    def __init__(self, job: CleaningJob, disk: Disk, throttle: Throttle = unthrottled) -> None:
         self._job = job
         self._disk = disk
-        self._pace = pace
-        self._handles = Handles(disk, HANDLES)
+        self._throttle = throttle
+        self._handles = FileHandleCache(disk, OPEN_FILES_MAX)
         self._bases = [*(source.base_offset for source in job.sources), *job.later]  # of all segments
         self._last_batches = {last.producer_id: last for last in job.last_batches}
-        self._transactions = CleanedTransactions()
+        self._transactions = CleanedTransactionMetadata()
         self.bytes_read = self.bytes_written = self.records_read = self.records_kept = 0
 
-    def run(self) -> Iterator[Cleaned | Finished]:
-        """Clean; each new segment is told of when its files are on disk, in the order of the log."""
+    def run(self) -> Iterator[CleanedSegment | CleaningFinished]:
+        """Clean; yield each new segment when its files are durable, in the order of the log."""
         try:
-            self._remove_leftovers()
+            self._delete_cleaned_files()
             self._map = self._build_map()
             end = self._map.latest_offset + 1
             sources = [source for source in self._job.sources if source.base_offset < end]
             yield from self._clean(sources)
-            yield Finished(
+            yield CleaningFinished(
                 end_offset=end,
                 bytes_read=self.bytes_read,
                 bytes_written=self.bytes_written,
@@ -81,47 +85,47 @@ class Cleaner:
         finally:
             self._handles.close_all()
 
-    def _remove_leftovers(self) -> None:
-        """What an earlier cleaning left that was cut short."""
+    def _delete_cleaned_files(self) -> None:
+        """Delete the files of an interrupted cleaning."""
         for name in self._disk.listdir(self._job.directory):
             if name.endswith(CLEANED_SUFFIX):
                 self._disk.unlink(os.path.join(self._job.directory, name))
 
-    # Reading.
-
-    def _end_of(self, source: Source) -> int:
-        """The base of the segment after this one."""
+    def _end_of(self, source: SourceSegment) -> int:
+        """Return the base offset of the next segment."""
         return self._bases[bisect_right(self._bases, source.base_offset)]
 
-    def _read(self, source: Source, whole: bool = True) -> Iterator[Placed]:
-        """The batches of a segment, with `whole` checked by their CRC and their place, which the CRC does not tell."""
+    def _read(self, source: SourceSegment, whole: bool = True) -> Iterator[StoredBatch]:
+        """Yield the batches of a segment; with `whole`, check their CRCs and offsets (which the CRC does not cover)."""
         disk, expected, end = self._disk, source.base_offset, self._end_of(source)
         path = os.path.join(self._job.directory, file_name(source.base_offset, LOG_SUFFIX))
         fd = disk.open(path)
         try:
-            for position, header, view in walk(disk, fd, path, 0, source.size, whole):
+            for position, header, view in read_batches(disk, fd, path, 0, source.size, whole):
                 if whole:
-                    self._pace(header.size)
+                    self._throttle(header.size)
                     self.bytes_read += header.size
                     if not crc_is_valid(view):
-                        raise BrokenBatchError(path, position, "its CRC differs")
+                        raise CorruptBatchError(path, position, "its CRC differs")
                     if not expected <= header.base_offset <= header.last_offset < end:
-                        raise BrokenBatchError(path, position, f"offset {header.base_offset} is out of place")
+                        raise CorruptBatchError(
+                            path, position, f"offset {header.base_offset} is out of order"
+                        )
                     expected = header.last_offset + 1
                 yield position, header, view
         finally:
             disk.close(fd)
 
-    def _load_aborted(self, source: Source) -> None:
+    def _load_aborted(self, source: SourceSegment) -> None:
         following = bisect_right(self._bases, source.base_offset)
         start, end = source.base_offset, self._bases[following]
         later = self._bases[following - 1 :]
-        self._transactions.know(aborted_in(self._disk, self._job.directory, later, start, end))
+        self._transactions.load(aborted_in(self._disk, self._job.directory, later, start, end))
 
-    # The first reading.
+    # The first pass.
 
     def _build_map(self) -> OffsetMap:
-        """The newest offsets of the keys in the dirty part, from its start as far as the map reaches."""
+        """Map the keys of the dirty part, from its start, until the map is full."""
         job = self._job
         dirty = [source for source in job.sources if self._end_of(source) > job.first_dirty_offset]
         keys_max = sum(
@@ -132,15 +136,13 @@ class Cleaner:
         for source in dirty:
             self._load_aborted(source)
             for _, header, view in self._read(source):
-                if header.last_offset >= job.first_dirty_offset and not self._note_keys(
-                    offsets, header, view
-                ):
+                if header.last_offset >= job.first_dirty_offset and not self._map_keys(offsets, header, view):
                     return offsets
             offsets.latest_offset = max(offsets.latest_offset, self._end_of(source) - 1)
         return offsets
 
-    def _note_keys(self, offsets: OffsetMap, header: BatchHeader, view: memoryview) -> bool:
-        """Note the keys of one batch; False when the map is full."""
+    def _map_keys(self, offsets: OffsetMap, header: BatchHeader, view: memoryview) -> bool:
+        """Map the keys of one batch; return False if the map is full."""
         if not header.is_control and header.record_count and not self._transactions.is_aborted(header):
             for span in locate_records(view, header)[1]:
                 offset = header.base_offset + span.offset_delta
@@ -151,18 +153,18 @@ class Cleaner:
         offsets.latest_offset = header.last_offset
         return True
 
-    # The second reading.
+    # The second pass.
 
-    def _clean(self, sources: list[Source]) -> Iterator[Cleaned]:
-        """Write what is kept of the segments to new ones, each made of as many as become one."""
+    def _clean(self, sources: list[SourceSegment]) -> Iterator[CleanedSegment]:
+        """Write the retained records to new segments, each of as many sources as fit one."""
         job, output = self._job, None
         for source in sources:
             end = self._end_of(source)
-            if output and not output.growth.takes(source, end, job.segment_bytes, job.index_bytes):
+            if output and not output.group.fits(source, end, job.segment_bytes, job.index_bytes):
                 yield self._finish(output)
                 output = None
             if output is None:
-                output = _Output(job, source.base_offset, self._disk, self._handles, self._pace)
+                output = _Output(job, source.base_offset, self._disk, self._handles, self._throttle)
             self._load_aborted(source)
             for _, header, view in self._read(source):
                 output.add(header, self._retain(header, view, output))
@@ -170,7 +172,7 @@ class Cleaner:
         if output:
             yield self._finish(output)
 
-    def _finish(self, output: "_Output") -> Cleaned:
+    def _finish(self, output: "_Output") -> CleanedSegment:
         cleaned = output.finish()
         self.bytes_written += cleaned.size
         return cleaned
@@ -178,20 +180,20 @@ class Cleaner:
     def _retain(
         self, header: BatchHeader, view: memoryview, output: "_Output"
     ) -> bytearray | memoryview | None:
-        """What of a batch is kept; None if nothing is."""
+        """Return the retained part of a batch; None if nothing is retained."""
         self.records_read += header.record_count
-        needless = False
+        unneeded = False
         if header.is_control:
-            needless, aborted = self._transactions.saw_marker(header, view)
+            unneeded, aborted = self._transactions.on_control_batch(header, view)
             if aborted is not None:
                 output.segment.txn_index.append(aborted)
         else:
-            self._transactions.saw_records(header)
+            self._transactions.on_data_batch(header)
         if header.base_offset > self._map.latest_offset:
             self.records_kept += header.record_count
-            return view  # not yet this time
+            return view  # beyond the map: left to the next cleaning
         if header.is_control:
-            kept = self._retain_marker(header, view, needless)
+            kept = self._retain_marker(header, view, unneeded)
         elif self._transactions.is_aborted(header):
             kept = None
         else:
@@ -201,44 +203,44 @@ class Cleaner:
         return kept
 
     def _retain_marker(
-        self, header: BatchHeader, view: memoryview, needless: bool
+        self, header: BatchHeader, view: memoryview, unneeded: bool
     ) -> bytearray | memoryview | None:
-        """A marker that nothing needs stays for delete.retention.ms: readers may be between it and its records."""
+        """Retain a marker; an unneeded one for delete.retention.ms, as consumers may be between it and its records."""
         horizon_ms = header.delete_horizon_ms
         if header.record_count == 0 or (
-            needless and horizon_ms is not None and horizon_ms <= self._job.now_ms
+            unneeded and horizon_ms is not None and horizon_ms <= self._job.now_ms
         ):
             return None
         self.records_kept += header.record_count
-        if not needless or horizon_ms is not None:
+        if not unneeded or horizon_ms is not None:
             return view
         return retain_records(header, *locate_records(view, header), self._new_horizon_ms())
 
     def _retain_records(self, header: BatchHeader, view: memoryview) -> bytearray | memoryview | None:
-        """The records that are the newest of their keys; tombstones until their horizon."""
+        """Retain the latest records of their keys, and tombstones until their delete horizon."""
         data, spans = locate_records(view, header)
         horizon_ms = header.delete_horizon_ms
-        tombstones_stay = horizon_ms is None or self._job.now_ms < horizon_ms
-        kept = [span for span in spans if self._is_newest(header, span, tombstones_stay)]
+        retain_tombstones = horizon_ms is None or self._job.now_ms < horizon_ms
+        kept = [span for span in spans if self._is_latest(header, span, retain_tombstones)]
         if not kept:
             return None
         self.records_kept += len(kept)
-        decided = horizon_ms is None and header.last_offset <= self._map.latest_offset
-        needs_horizon = decided and not all(span.has_value for span in kept)
+        complete = horizon_ms is None and header.last_offset <= self._map.latest_offset
+        needs_horizon = complete and not all(span.has_value for span in kept)
         if len(kept) == len(spans) and not needs_horizon:
             return view
         return retain_records(header, data, kept, self._new_horizon_ms() if needs_horizon else None)
 
-    def _is_newest(self, header: BatchHeader, span: RecordSpan, tombstones_stay: bool) -> bool:
+    def _is_latest(self, header: BatchHeader, span: RecordSpan, retain_tombstones: bool) -> bool:
         offset = header.base_offset + span.offset_delta
         if offset > self._map.latest_offset:
             return True
-        if span.key is None or not (span.has_value or tombstones_stay):
+        if span.key is None or not (span.has_value or retain_tombstones):
             return False
         return offset >= self._map.get(span.key)
 
     def _is_last_of_producer(self, header: BatchHeader) -> bool:
-        """Whether a batch tells what its producer wrote last: the sequence number, or else the epoch."""
+        """Whether a batch holds the last sequence number of its producer, or else its epoch."""
         last = self._last_batches.get(header.producer_id)
         if last is None:
             return False
@@ -253,48 +255,49 @@ class Cleaner:
 
 
 class _Output:
-    """The `.cleaned` files of one new segment."""
+    """Writes the `.cleaned` files of one new segment."""
 
     __slots__ = (
         "_disk",
         "_dropped",
         "_indexed",
         "_interval",
-        "_pace",
         "_pieces",
+        "_throttle",
         "replaced",
         "segment",
         "size",
     )
 
-    def __init__(self, job: Job, base_offset: int, disk: Disk, handles: Handles, pace: Pace) -> None:
-        self.segment = Segment(job.directory, base_offset, disk, handles, job.now_ms, CLEANED_SUFFIX)
-        self.replaced: list[int] = []  # the bases of the segments that are in it
-        self.size = 0  # with what is not yet written
+    def __init__(
+        self, job: CleaningJob, base_offset: int, disk: Disk, handles: FileHandleCache, throttle: Throttle
+    ) -> None:
+        self.segment = LogSegment(job.directory, base_offset, disk, handles, job.now_ms, CLEANED_SUFFIX)
+        self.replaced: list[int] = []  # the base offsets of the segments cleaned into it
+        self.size = 0  # including what is not written yet
         self._disk = disk
-        self._pace = pace
+        self._throttle = throttle
         self._interval = job.index_interval_bytes
         self._indexed = 0
         self._pieces: list[bytearray | memoryview] = []
-        self._dropped: BatchHeader | None = None  # the last batch, if nothing of it is kept
+        self._dropped: BatchHeader | None = None  # the last batch, if nothing of it is retained
         handles.open(self.segment.handle, create=True)
-        handles.open(self.segment.txn_index.handle, create=True)  # a swap finds it, empty or not
+        handles.open(self.segment.txn_index.handle, create=True)  # a swap expects the file, even if empty
 
     @property
-    def growth(self) -> Growth:
+    def group(self) -> SegmentGroup:
         segment = self.segment
-        index_bytes = max(len(segment.index) * OFFSET_ENTRY.size, len(segment.time_index) * TIME_ENTRY.size)
-        return Growth(segment.base_offset, len(self.replaced), self.size, index_bytes)
+        return SegmentGroup(segment.base_offset, len(self.replaced), self.size, segment.index_bytes)
 
     def add(self, source: BatchHeader, kept: bytearray | memoryview | None) -> None:
-        """Take over what is kept of the next batch."""
+        """Add the retained part of the next batch."""
         self._dropped = source if kept is None else None
         if kept is None:
             return
         segment, header, position = self.segment, read_header(kept), self.size
         if position + len(kept) > POSITION_MAX:
-            raise BrokenBatchError(segment.path, position, "it grew beyond what a segment can hold")
-        segment.note_timestamp(header.max_timestamp, header.last_offset)
+            raise CorruptBatchError(segment.path, position, "it grows beyond the largest segment")
+        segment.update_max_timestamp(header.max_timestamp, header.last_offset)
         if position - self._indexed > self._interval:
             segment.add_entry(header.last_offset, position)
             self._indexed = position
@@ -305,13 +308,13 @@ class _Output:
 
     def _write(self) -> None:
         segment = self.segment
-        self._pace(self.size - segment.size)
+        self._throttle(self.size - segment.size)
         pieces = [memoryview(piece) for piece in self._pieces]
         segment.size = write_all(self._disk, segment.fd(), pieces, segment.size)
         self._pieces = []
 
-    def finish(self) -> Cleaned:
-        """Bring everything to the disk; the file is as old as the last one that is in it, for retention by age."""
+    def finish(self) -> CleanedSegment:
+        """Make the files durable. The modification time is that of the last source, for retention by time."""
         segment = self.segment
         newest = os.path.join(os.path.dirname(segment.path), file_name(self.replaced[-1], LOG_SUFFIX))
         if self._dropped is not None:
@@ -322,4 +325,6 @@ class _Output:
         self._disk.fsync(segment.handles.fd(segment.txn_index.handle))
         segment.close()
         self._disk.set_modified_ms(segment.path, self._disk.modified_ms(newest))
-        return Cleaned(self.replaced, segment.size, segment.max_timestamp, segment.max_timestamp_offset)
+        return CleanedSegment(
+            self.replaced, segment.size, segment.max_timestamp, segment.max_timestamp_offset
+        )

@@ -1,6 +1,6 @@
-"""What the broker and its cleaner process tell one another: JSON behind its length.
+"""The messages between the broker and its cleaner process: length-prefixed JSON.
 
-The cleaner sees files only: everything else it must know of a log is in the job.
+The cleaner process accesses only files; the job contains everything else about a log.
 """
 
 import json
@@ -8,13 +8,20 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
-from levada.storage.compaction.plan import Source
-
 LENGTH: Final = Struct(">I")
 
 
-class LastBatch(NamedTuple):
-    """What a producer wrote last: that batch is kept, for its sequence numbers or its epoch. -1: not known."""
+class SourceSegment(NamedTuple):
+    """A closed segment to clean."""
+
+    base_offset: int
+    size: int
+    index_bytes: int
+    max_timestamp: int
+
+
+class LastProducerBatch(NamedTuple):
+    """The last batch of a producer, which is retained for its sequence number or epoch. -1 is unknown."""
 
     producer_id: int
     epoch: int
@@ -22,12 +29,12 @@ class LastBatch(NamedTuple):
     marker_offset: int
 
 
-class Job(NamedTuple):
-    """A log to clean."""
+class CleaningJob(NamedTuple):
+    """One log to clean."""
 
     directory: str
-    sources: list[Source]  # all closed segments below `end_offset`, the oldest first
-    later: list[int]  # the base offsets of the segments after them, the active one at least
+    sources: list[SourceSegment]  # all closed segments below `end_offset`, in order
+    later: list[int]  # the base offsets of the segments after them, at least the active one
     first_dirty_offset: int
     end_offset: int
     now_ms: int
@@ -37,11 +44,11 @@ class Job(NamedTuple):
     index_interval_bytes: int
     map_bytes: int
     io_bytes_per_second: float
-    last_batches: list[LastBatch]  # of the producers that are known
+    last_batches: list[LastProducerBatch]  # of all known producers
 
 
-class Cleaned(NamedTuple):
-    """Some segments are cleaned into one, whose `.cleaned` files are on disk."""
+class CleanedSegment(NamedTuple):
+    """Some segments are cleaned into one new segment, whose `.cleaned` files are durable."""
 
     replaced: list[int]  # base offsets; the first is that of the new segment
     size: int
@@ -49,7 +56,7 @@ class Cleaned(NamedTuple):
     max_timestamp_offset: int
 
 
-class Finished(NamedTuple):
+class CleaningFinished(NamedTuple):
     """The log is clean below `end_offset`."""
 
     end_offset: int
@@ -60,34 +67,34 @@ class Finished(NamedTuple):
     keys: int
 
 
-class Failed(NamedTuple):
-    """The log could not be cleaned."""
+class CleaningFailed(NamedTuple):
+    """The cleaning of a log failed."""
 
     reason: str
-    errno: int = 0  # of the disk
-    corrupt: bool = False  # a batch is broken: to try again is of no use
+    errno: int = 0  # of an I/O error
+    corrupt: bool = False  # a batch is corrupt: retries are useless
 
 
-Report = Cleaned | Finished | Failed
-_REPORTS: Final[dict[str, Callable[..., Report]]] = {
-    kind.__name__: kind for kind in (Cleaned, Finished, Failed)
+CleaningReport = CleanedSegment | CleaningFinished | CleaningFailed
+_REPORTS: Final[dict[str, Callable[..., CleaningReport]]] = {
+    kind.__name__: kind for kind in (CleanedSegment, CleaningFinished, CleaningFailed)
 }
 
 
-def encode(message: Job | Report) -> bytes:
-    """A message behind its length."""
+def encode(message: CleaningJob | CleaningReport) -> bytes:
+    """Encode a message with its length."""
     data = json.dumps([type(message).__name__, *message]).encode()
     return LENGTH.pack(len(data)) + data
 
 
-def decode_report(data: bytes) -> Report:
-    """What the cleaner sent."""
+def decode_report(data: bytes) -> CleaningReport:
+    """Decode a report of the cleaner process."""
     kind, *fields = json.loads(data)
     return _REPORTS[kind](*fields)
 
 
-def read_job(read: Callable[[int], bytes]) -> Job | None:
-    """The next job; None when the broker is gone. `read` gives so many bytes, fewer only at the end."""
+def read_job(read: Callable[[int], bytes]) -> CleaningJob | None:
+    """Read the next job; None if the broker has closed the connection. `read` returns fewer bytes only then."""
     head = read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -96,8 +103,8 @@ def read_job(read: Callable[[int], bytes]) -> Job | None:
     if len(data) < length:
         return None
     fields: list[Any] = json.loads(data)[1:]
-    job = Job(*fields)
+    job = CleaningJob(*fields)
     return job._replace(
-        sources=[Source(*source) for source in job.sources],
-        last_batches=[LastBatch(*last) for last in job.last_batches],
+        sources=[SourceSegment(*source) for source in job.sources],
+        last_batches=[LastProducerBatch(*last) for last in job.last_batches],
     )

@@ -1,9 +1,8 @@
-"""The cleaner's own process: `python -m levada.storage.compaction.process`, started by the broker when it is needed.
+"""The cleaner process: `python -m levada.storage.compaction.process`, started by the broker on demand.
 
-Compaction is hours of work for one core, and in the broker's process it would stop every client for as long as it
-holds the interpreter. Here it reads and writes files only, and tells the broker over a socket, its standard input,
-what is done. It can be killed at any moment: what it had not told of is removed by the next cleaning or start. It
-ends with the broker, however that ends.
+Compaction occupies one core for hours; in the broker's process it would block every client while it holds the GIL.
+The process only reads and writes files, and reports over a socket, its standard input. It can be killed at any time:
+the next cleaning or start deletes the files that it has not reported. It always ends with the broker.
 """
 
 import ctypes
@@ -17,22 +16,22 @@ from collections.abc import Callable
 from levada.clock import Clock, SystemClock
 from levada.errors import KafkaError
 from levada.storage.compaction.cleaner import Cleaner
-from levada.storage.compaction.messages import Failed, Job, Report, encode, read_job
+from levada.storage.compaction.messages import CleaningFailed, CleaningJob, CleaningReport, encode, read_job
 from levada.storage.disk import OsDisk
 
-NICENESS = 10  # whoever serves clients goes first
-PACE_BYTES = 256 * 1024  # read or written between two looks at the clock
-BURST_S = 0.1  # for so long more than the rate
+NICENESS = 10  # below the broker
+THROTTLE_BYTES = 256 * 1024  # read or written between two checks of the rate
+BURST_S = 0.1  # of unused rate that may be used later
 PAUSE_S_MAX = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
 class OrphanError(Exception):
-    """The broker is gone."""
+    """The broker process has ended."""
 
 
-class Pace:
-    """Waits so that no more than so many bytes a second are read and written; sees when the broker is gone."""
+class Throttler:
+    """Sleeps so that I/O stays below a rate; raises OrphanError if the broker process has ended."""
 
     __slots__ = ("_bytes", "_clock", "_due", "_parent", "_rate", "_sleep")
 
@@ -42,11 +41,11 @@ class Pace:
         self._sleep = sleep
         self._parent = parent
         self._bytes = 0
-        self._due = clock.monotonic()  # when what was done so far may be done
+        self._due = clock.monotonic()  # when the I/O done so far conforms to the rate
 
     def __call__(self, size: int) -> None:
         self._bytes += size
-        if self._bytes < min(PACE_BYTES, self._rate * BURST_S):
+        if self._bytes < min(THROTTLE_BYTES, self._rate * BURST_S):
             return
         now = self._clock.monotonic()
         self._due = max(self._due, now - BURST_S) + self._bytes / self._rate
@@ -62,19 +61,19 @@ class Pace:
             raise OrphanError
 
 
-def clean(job: Job, pace: Callable[[int], None], tell: Callable[[Report], None]) -> None:
-    """Clean one log and tell how it goes; what is wrong with the log is told as well."""
+def clean(job: CleaningJob, throttle: Callable[[int], None], send: Callable[[CleaningReport], None]) -> None:
+    """Clean one log and send reports, also of failures."""
     try:
-        for report in Cleaner(job, OsDisk(), pace).run():
-            tell(report)
+        for report in Cleaner(job, OsDisk(), throttle).run():
+            send(report)
     except KafkaError as error:
-        tell(Failed(error.detail, corrupt=True))
+        send(CleaningFailed(error.detail, corrupt=True))
     except OSError as error:
-        tell(Failed(str(error), errno=error.errno or 0))
+        send(CleaningFailed(str(error), errno=error.errno or 0))
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel end this process when its parent is gone; where it cannot, `Pace` looks."""
+    """Let the kernel kill this process when its parent ends; on other systems `Throttler` checks for it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -82,16 +81,16 @@ def end_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Clean logs until the broker has no more of them."""
+    """Clean logs until the broker closes the connection."""
     parent = int(sys.argv[1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the broker decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal; the broker stops this process
     os.nice(NICENESS)
     with socket.socket(fileno=0) as connection, connection.makefile("rb") as jobs:
         try:
             end_with(parent)
             while (job := read_job(jobs.read)) is not None:
-                pace = Pace(job.io_bytes_per_second, SystemClock(), time.sleep, parent)
-                clean(job, pace, lambda report: connection.sendall(encode(report)))
+                throttle = Throttler(job.io_bytes_per_second, SystemClock(), time.sleep, parent)
+                clean(job, throttle, lambda report: connection.sendall(encode(report)))
         except (OrphanError, ConnectionError):
             return
 

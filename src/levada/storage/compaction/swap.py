@@ -1,62 +1,60 @@
-"""A cleaned segment takes the place of those it was made from; a crash at any step leaves one or the other.
+"""Replaces segments of a log by a cleaned one; after a crash at any step the log has either the old or the new ones.
 
-The name `.log.swap` is the point of no return: before it the old segments are the log and `.cleaned` files are
-garbage, from then on the new segment is the log and opening it finishes what is missing (`leftovers`). The names of
-a folder reach the disk in the order in which they were changed.
+The rename to `.log.swap` commits the swap. Before it the old segments are the log, and recovery deletes the `.cleaned`
+files. After it the new segment is the log, and recovery completes the swap. Renames in a directory become durable in
+their order.
 """
 
-from levada.storage.compaction.messages import Cleaned
+from levada.storage.compaction.messages import CleanedSegment
 from levada.storage.disk import Disk
 from levada.storage.file_names import CLEANED_SUFFIX, DELETED_SUFFIX, SWAP_SUFFIX
-from levada.storage.log import snapshots
 from levada.storage.log.log import Log
-from levada.storage.log.segment import Segment
+from levada.storage.log.segment import LogSegment
 
 
 class SwapRefusedError(Exception):
-    """The log is not any more what was cleaned."""
+    """The log has changed since it was cleaned."""
 
 
-def swap(log: Log, expected: list[Segment], cleaned: Cleaned, now_ms: int) -> None:
-    """Put a cleaned segment in the place of the `expected` ones, which it was made from; quick, for the loop.
+def swap(log: Log, expected: list[LogSegment], cleaned: CleanedSegment, now_ms: int) -> None:
+    """Replace the `expected` segments by the one cleaned from them. It only renames files, so it runs on the loop.
 
-    The caller syncs the log's folder and then has `unlink_removed` free the space, both in a thread. After an OSError
-    the log must be opened anew.
+    The caller runs `complete_swap` in a thread afterwards. After an OSError the log must be reopened.
     """
     start = _find(log, expected)
     following = log.segments[start + len(expected)]
     disk = log.active.disk
-    segment = Segment(log.directory, cleaned.replaced[0], disk, log.active.handles, now_ms)
+    segment = LogSegment(log.directory, cleaned.replaced[0], disk, log.active.handles, now_ms)
     if _size(disk, segment.path + CLEANED_SUFFIX) != cleaned.size:
-        raise SwapRefusedError("its file has another size")
-    # A producer snapshot from before may tell of a transaction whose marker is gone now.
-    snapshots.remove_below(disk, log.directory, following.base_offset)
+        raise SwapRefusedError("its file has a different size")
+    # An earlier producer snapshot may contain a transaction as open whose marker is removed now.
+    log.producer_snapshots.delete_before(following.base_offset)
     for path in reversed(segment.paths):
         disk.rename(path + CLEANED_SUFFIX, path + SWAP_SUFFIX)
     for replaced in expected:
         replaced.close()
-        replaced.removed = True
+        replaced.deleted = True
         disk.rename(replaced.path, replaced.path + DELETED_SUFFIX)
     for path in reversed(segment.paths):
         disk.rename(path + SWAP_SUFFIX, path)
     segment.size = cleaned.size
     segment.max_timestamp = cleaned.max_timestamp
     segment.max_timestamp_offset = cleaned.max_timestamp_offset
-    segment.index.load()
+    segment.offset_index.load()
     segment.time_index.load()
     segment.txn_index.load(segment.base_offset, segment.size)
-    log.removed += log.reader.replace(start, start + len(expected), segment)
+    log.segments_to_delete += log.reader.replace(start, start + len(expected), segment)
 
 
-def _find(log: Log, expected: list[Segment]) -> int:
-    """Where in the log these segments are, one after the other and closed."""
+def _find(log: Log, expected: list[LogSegment]) -> int:
+    """Return the number of the first of these segments, which must be consecutive and closed."""
     segments = log.segments
     try:
         start = segments.index(expected[0])
     except ValueError:
-        raise SwapRefusedError("its segments are not in the log any more") from None
+        raise SwapRefusedError("its segments are no longer in the log") from None
     if segments[start : start + len(expected)] != expected or expected[-1] is log.active:
-        raise SwapRefusedError("its segments are not in the log any more")
+        raise SwapRefusedError("its segments are no longer in the log")
     return start
 
 
@@ -68,12 +66,12 @@ def _size(disk: Disk, path: str) -> int:
         disk.close(fd)
 
 
-def settle(log: Log, replaced: list[Segment]) -> None:
-    """Make a swap survive a crash and free the space of what it replaced; for a thread."""
+def complete_swap(log: Log, replaced: list[LogSegment]) -> None:
+    """Make a swap durable and delete the files of the replaced segments. Runs in a thread."""
     disk = log.active.disk
     disk.fsync_dir(log.directory)
     kept = replaced[0].paths  # the new segment has these names
     for path in [path for segment in replaced for path in segment.paths if path not in kept]:
         if disk.exists(path):
             disk.unlink(path)
-    log.unlink_removed()
+    log.delete_segment_files()

@@ -1,7 +1,7 @@
-"""Transactions as the cleaner reads a log: what was aborted goes at once, a marker only after its records.
+"""Tracks transactions while the cleaner reads a log: aborted records are removed at once, a marker after its records.
 
-A marker may go when no batch of its transaction is left before it. If it went earlier, a restart would find a
-transaction that nothing ends, and readers of committed records would wait at it for ever.
+A marker can be removed when no batch of its transaction remains before it. Otherwise a restart would find a transaction
+that never ends, and its last stable offset would never advance.
 """
 
 import os
@@ -10,48 +10,52 @@ from collections.abc import Iterable, Iterator
 from levada.core.partition.producer_state import AbortedTransaction
 from levada.storage.disk import Disk, read_file
 from levada.storage.file_names import TXN_INDEX_SUFFIX, file_name
-from levada.storage.log.txn_index import ENTRY
+from levada.storage.log.indexes import TRANSACTION_ENTRY
 from levada.wire.batches import BatchHeader, decode
 from levada.wire.control_records import read_marker
 
 
-class CleanedTransactions:
-    """What is known of the transactions at one place of a log that is read from its start."""
+class CleanedTransactionMetadata:
+    """The transactions at the current position of a log that is read from its start."""
 
     __slots__ = ("_aborted", "_begun", "_markers")
 
     def __init__(self) -> None:
-        self._begun: set[int] = set()  # producers of whose current transaction a batch was seen
-        self._aborted: dict[int, list[tuple[int, int]]] = {}  # producer id -> (first offset, marker's offset)
+        self._begun: set[int] = set()  # producers with a batch in their current transaction
+        self._aborted: dict[
+            int, list[tuple[int, int]]
+        ] = {}  # producer id -> (first offset, offset of the marker)
         self._markers: dict[int, AbortedTransaction] = {}  # by the offset of the marker
 
-    def know(self, aborted: Iterable[AbortedTransaction]) -> None:
-        """These were aborted, of those that have records in the segment that is read next."""
+    def load(self, aborted: Iterable[AbortedTransaction]) -> None:
+        """Set the aborted transactions that have records in the next segment."""
         self._aborted, self._markers = {}, {}
         for transaction in aborted:
-            place = (transaction.first_offset, transaction.last_offset)
-            self._aborted.setdefault(transaction.producer_id, []).append(place)
+            offsets = (transaction.first_offset, transaction.last_offset)
+            self._aborted.setdefault(transaction.producer_id, []).append(offsets)
             self._markers[transaction.last_offset] = transaction
 
     def is_aborted(self, header: BatchHeader) -> bool:
-        """Whether a batch of records belongs to a transaction that was aborted."""
+        """Whether a batch of records belongs to an aborted transaction."""
         if not header.is_transactional:
             return False
-        places = self._aborted.get(header.producer_id, ())
-        return any(first <= header.last_offset < marker for first, marker in places)
+        ranges = self._aborted.get(header.producer_id, ())
+        return any(first <= header.last_offset < marker for first, marker in ranges)
 
-    def saw_records(self, header: BatchHeader) -> None:
-        """A batch of records was read."""
+    def on_data_batch(self, header: BatchHeader) -> None:
+        """Process a batch of records."""
         if header.is_transactional:
             self._begun.add(header.producer_id)
 
-    def saw_marker(self, header: BatchHeader, batch: memoryview) -> tuple[bool, AbortedTransaction | None]:
-        """A control batch was read: whether nothing needs it any more, and the transaction that it aborts."""
+    def on_control_batch(
+        self, header: BatchHeader, batch: memoryview
+    ) -> tuple[bool, AbortedTransaction | None]:
+        """Process a control batch; return whether it is no longer needed, and the transaction that it aborts."""
         records = decode(batch)
         if not records:
-            return True, None  # it was emptied when nothing needed it
+            return True, None  # it was emptied because it was not needed
         if read_marker(records[0].key, records[0].value) is None:
-            return False, None  # of another kind
+            return False, None  # of another type
         if header.producer_id not in self._begun:
             return True, None
         self._begun.remove(header.producer_id)
@@ -61,14 +65,14 @@ class CleanedTransactions:
 def aborted_in(
     disk: Disk, directory: str, bases: Iterable[int], start_offset: int, end_offset: int
 ) -> Iterator[AbortedTransaction]:
-    """The transactions with records between two offsets that were aborted, in the order of their markers.
+    """Yield the aborted transactions with records between two offsets, in the order of their markers.
 
-    `bases` are those of the segments from the one that holds `start_offset` to the newest.
+    `bases` are the base offsets of the segments from the one that contains `start_offset` to the newest.
     """
     for base in bases:
         data = read_file(disk, os.path.join(directory, file_name(base, TXN_INDEX_SUFFIX))) or b""
-        whole = memoryview(data)[: len(data) // ENTRY.size * ENTRY.size]
-        for _, *entry in ENTRY.iter_unpack(whole):
+        whole = memoryview(data)[: len(data) // TRANSACTION_ENTRY.size * TRANSACTION_ENTRY.size]
+        for _, *entry in TRANSACTION_ENTRY.iter_unpack(whole):
             transaction = AbortedTransaction(*entry)
             if transaction.first_offset < end_offset and transaction.last_offset >= start_offset:
                 yield transaction

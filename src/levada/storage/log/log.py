@@ -1,9 +1,9 @@
-"""A partition's log: batches are reserved, published with one write, and read as slices of files (R9, R17).
+"""The log of one partition: batches are reserved, published with one write, and read as slices of files.
 
-Append reserves, publish makes it true: `next_offset` runs ahead while batches are queued, and `log_end_offset`
-follows once all their bytes are written. Nothing beyond `log_end_offset` is ever read. After a failed write or
-fsync the log is of no use any more: what the file holds is unknown until it is opened and checked anew.
-A log belongs to one thread; only `flush`, `warm` and `unlink_removed` may run in another.
+`reserve` assigns offsets and queues batches: `next_offset` advances at once. `publish` writes them all, and only then
+`log_end_offset` advances. Nothing beyond `log_end_offset` is ever read. After a failed write or fsync the content of
+the file is unknown, so the log accepts nothing more until it is reopened and recovered. A log belongs to one thread;
+only `flush` and `delete_segment_files` may run in another.
 """
 
 import os
@@ -14,17 +14,15 @@ from levada.config.topic import TopicConfig
 from levada.errors import ErrorCode, KafkaError
 from levada.storage.disk import IOVECS_MAX, Disk, write_all
 from levada.storage.file_names import deleted_directory
-from levada.storage.handles import Handles
-from levada.storage.log import leader_epochs, retention, snapshots
-from levada.storage.log import timestamps as times
-from levada.storage.log.reader import Reader
-from levada.storage.log.recovery import Recovered, Recovery, cut, drop_segments
-from levada.storage.log.segment import RELATIVE_OFFSET_MAX, Segment
-from levada.storage.log.slices import NOTHING, Slice
+from levada.storage.handles import FileHandleCache
+from levada.storage.log.deletion import deletable_segments, delete_last_segments, truncate_segment
+from levada.storage.log.reader import NOTHING, LogReader, Slice
+from levada.storage.log.recovery import RecoveredLog, Recovery
+from levada.storage.log.segment import RELATIVE_OFFSET_MAX, LogSegment
 from levada.wire.batches import BatchHeader
 
-HANDLES_ALONE = 64
-_FOREVER = 2**63
+OPEN_FILES_MAX = 64  # of a log that shares no handle cache
+_NEVER = 2**63
 
 
 class Log:
@@ -32,12 +30,12 @@ class Log:
 
     __slots__ = (
         "_config",
+        "_directories_dirty",
         "_disk",
         "_end",
         "_failure",
         "_handles",
         "_index_after",
-        "_names_dirty",
         "_queue",
         "_roll_now",
         "_roll_offset",
@@ -45,38 +43,45 @@ class Log:
         "_roll_timestamp",
         "active",
         "directory",
-        "epochs",
+        "leader_epochs",
         "log_end_offset",
         "log_start_offset",
         "next_offset",
         "on_roll",
+        "producer_snapshots",
         "reader",
         "recovery_point",
-        "removed",
         "segments",
+        "segments_to_delete",
         "truncations",
     )
 
     def __init__(
-        self, directory: str, config: TopicConfig, disk: Disk, handles: Handles, recovered: Recovered
+        self,
+        directory: str,
+        config: TopicConfig,
+        disk: Disk,
+        handles: FileHandleCache,
+        recovered: RecoveredLog,
     ) -> None:
         self.directory = directory
         self._config = config
         self._disk = disk
         self._handles = handles
         self.segments = recovered.segments
-        self.epochs = recovered.epochs
+        self.leader_epochs = recovered.leader_epochs
+        self.producer_snapshots = recovered.producer_snapshots
         self.log_start_offset = 0
         self.next_offset = self.log_end_offset = recovered.end_offset
-        self.recovery_point = 0  # everything below it is fsynced
-        self.removed: list[Segment] = []  # taken out of the log, their files not yet unlinked
+        self.recovery_point = 0  # every batch below is fsynced
+        self.segments_to_delete: list[LogSegment] = []  # no longer in the log, but their files still exist
         self.on_roll: Callable[[int], None] | None = None  # called with the base offset of a new segment
-        self.reader = Reader(self.segments, config.index_interval_bytes)
+        self.reader = LogReader(self.segments, config.index_interval_bytes)
         self._queue: list[memoryview] = []
         self._failure: OSError | None = None
-        self._names_dirty = frozenset((directory, os.path.dirname(directory)))  # folders not yet fsynced
-        self.truncations = 0  # how often batches were cut off its end
-        self._take_active()
+        self._directories_dirty = frozenset((directory, os.path.dirname(directory)))  # not fsynced yet
+        self.truncations = 0  # counts how often the end of the log was truncated
+        self._activate_last_segment()
 
     @classmethod
     def open(
@@ -89,20 +94,20 @@ class Log:
         clean: bool,
         recovery_point: int = 0,
         log_start_offset: int = 0,
-        handles: Handles | None = None,
+        handles: FileHandleCache | None = None,
     ) -> Self:
-        """Open what the folder holds, or begin a log in it. `handles` are shared by all logs of a broker."""
+        """Open and recover the log of a directory, or create one. All logs of a broker share `handles`."""
         recovered = Recovery(directory, config, disk, now_ms).run(clean, recovery_point, log_start_offset)
-        handles = Handles(disk, HANDLES_ALONE) if handles is None else handles
+        handles = FileHandleCache(disk, OPEN_FILES_MAX) if handles is None else handles
         for segment in recovered.segments:
             segment.use(handles)
         log = cls(directory, config, disk, handles, recovered)
         log.log_start_offset = max(log_start_offset, log.segments[0].base_offset)
         log.recovery_point = log.log_end_offset if clean else min(recovery_point, log.log_end_offset)
         if clean and log.active.size:
-            log._names_dirty = frozenset()  # they were fsynced with the active segment's batches
+            log._directories_dirty = frozenset()  # they were fsynced with the batches of the active segment
         if config.levada_acks_wait_for_fsync and not clean:
-            log.flush()  # a killed process leaves batches in the page cache; a retry of one is answered at once
+            log.flush()  # a retry of a batch that a killed process left in the page cache is acknowledged at once
         return log
 
     @property
@@ -113,22 +118,22 @@ class Log:
     def config(self, config: TopicConfig) -> None:
         self._config = config
         self.reader.interval = max(1, config.index_interval_bytes)
-        self._roll_size = -1  # the next append looks at the limits anew
+        self._roll_size = -1  # the next append recomputes the limits
 
     @property
     def size_bytes(self) -> int:
         return sum([segment.size for segment in self.segments])
 
-    def _take_active(self) -> None:
+    def _activate_last_segment(self) -> None:
         self.active = active = self.segments[-1]
-        self._end = active.size  # of the reserved bytes in the active file
-        last_entry = active.index.last()
+        self._end = active.size  # of the reserved bytes in the active segment
+        last_entry = active.offset_index.last()
         self._index_after = (last_entry[1] if last_entry else 0) + self._config.index_interval_bytes
         self._roll_size = -1
         self._roll_offset = active.base_offset + RELATIVE_OFFSET_MAX
-        self._roll_timestamp = self._roll_now = _FOREVER
+        self._roll_timestamp = self._roll_now = _NEVER
 
-    # -- appending
+    # Append.
 
     def reserve(self, batch: memoryview, record_span: int, max_timestamp: int, now_ms: int) -> None:
         """Queue a batch that has `next_offset` as its base offset and spans `record_span` offsets."""
@@ -157,7 +162,7 @@ class Log:
                 self._roll_size = -1
 
     def _make_room(self, size: int, following: int, max_timestamp: int, now_ms: int) -> None:
-        """Close the active segment if it may not take the batch; set the limits of the one that does."""
+        """Roll if the active segment cannot take the batch; set the limits of the segment that takes it."""
         if self._failure:
             raise self._failure
         config, active = self._config, self.active
@@ -180,14 +185,14 @@ class Log:
             self.active.first_timestamp = max_timestamp
             self._set_limits(self.active)
 
-    def _set_limits(self, active: Segment) -> None:
+    def _set_limits(self, active: LogSegment) -> None:
         first, age = active.first_timestamp, self._config.segment_ms
         self._roll_size = self._config.segment_bytes
-        self._roll_timestamp = first + age if first is not None and first >= 0 else _FOREVER
-        self._roll_now = active.created_ms + age if first is not None and first < 0 else _FOREVER
+        self._roll_timestamp = first + age if first is not None and first >= 0 else _NEVER
+        self._roll_now = active.created_ms + age if first is not None and first < 0 else _NEVER
 
     def publish(self) -> None:
-        """Write everything reserved. Only after the last byte does the log end move."""
+        """Write all reserved batches; the log end offset advances only after the last byte."""
         queue = self._queue
         if not queue:
             return
@@ -213,32 +218,32 @@ class Log:
         self._roll_size = -1
 
     def roll(self, now_ms: int) -> None:
-        """Close the active segment and begin a new one, unless it is empty."""
+        """Seal the active segment and create a new one, unless it is empty."""
         self.publish()
         if not self.active.size:
             return
         try:
             self.active.seal()
-            self._begin_segment(now_ms)
+            self._create_segment(now_ms)
         except OSError as error:
             self._fail(error)
             raise
         if self.on_roll:
             self.on_roll(self.next_offset)
 
-    def _begin_segment(self, now_ms: int) -> None:
-        segment = Segment(self.directory, self.next_offset, self._disk, self._handles, now_ms)
+    def _create_segment(self, now_ms: int) -> None:
+        segment = LogSegment(self.directory, self.next_offset, self._disk, self._handles, now_ms)
         self._handles.open(segment.handle, create=True)
-        self._names_dirty |= {self.directory}
+        self._directories_dirty |= {self.directory}
         self.reader.append(segment)
-        self._take_active()
+        self._activate_last_segment()
 
-    # -- reading
+    # Read.
 
     def read(self, offset: int, max_bytes: int, end_offset: int, minimum_one: bool) -> Slice:
-        """Whole batches below `end_offset`, a batch boundary, from the one that holds `offset`.
+        """Return whole batches below `end_offset`, a batch boundary, from the batch that contains `offset`.
 
-        At most `max_bytes`; only with `minimum_one` the first batch may be larger.
+        They have at most `max_bytes`; only with `minimum_one` the first batch may be larger.
         """
         log_end = self.log_end_offset
         if not self.log_start_offset <= offset <= log_end:
@@ -249,86 +254,75 @@ class Log:
         return self.reader.read(offset, max_bytes, end_offset, log_end, minimum_one)
 
     def headers(self, start_offset: int) -> Iterator[BatchHeader]:
-        """The headers of the published batches from the one that holds `start_offset` on."""
+        """Yield the headers of the published batches from the one that contains `start_offset` on."""
         return self.reader.headers(start_offset)
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
-        """(timestamp, offset) of the first record that is at least as late."""
-        self.publish()  # the indexes already tell of what is reserved, and are checked against the file
-        interval = self._config.index_interval_bytes
-        return times.offset_for_timestamp(self.segments, timestamp, self.log_start_offset, interval)
+        """Return (timestamp, offset) of the first record that is not older."""
+        self.publish()  # the indexes already contain reserved batches, and are validated against the file
+        return self.reader.offset_for_timestamp(timestamp, self.log_start_offset)
 
     def max_timestamp(self) -> tuple[int, int]:
-        """(timestamp, offset) of the latest record; (-1, -1) if there is none."""
+        """Return (timestamp, offset) of the record with the greatest timestamp; (-1, -1) if there is none."""
         self.publish()
-        return times.max_timestamp(self.segments, self._config.index_interval_bytes)
+        return self.reader.max_timestamp()
 
-    # -- leader epochs and producer snapshots
+    # Leader epochs.
 
     def assign_epoch(self, leader_epoch: int) -> None:
-        """Batches from `next_offset` on are written under this leader epoch."""
-        if leader_epochs.assign(self.epochs, leader_epoch, self.next_offset):
+        """Record that batches from `next_offset` on have this leader epoch."""
+        if self.leader_epochs.assign(leader_epoch, self.next_offset):
             self._store_epochs()
 
     def _store_epochs(self) -> None:
-        leader_epochs.store(self._disk, self.directory, self.epochs)
-        self._names_dirty |= {self.directory}
+        self.leader_epochs.store()
+        self._directories_dirty |= {self.directory}
 
     def epoch_end_offset(self, leader_epoch: int) -> tuple[int, int]:
-        """The largest epoch known up to `leader_epoch` and where it ends; (-1, -1) if that is unknown."""
-        return leader_epochs.end_offset(self.epochs, leader_epoch, self.log_end_offset)
+        """Return the largest known epoch up to `leader_epoch` and its end offset; (-1, -1) if unknown."""
+        return self.leader_epochs.end_offset_for(leader_epoch, self.log_end_offset)
 
-    def snapshots(self) -> list[int]:
-        """The offsets of the producer snapshots, the newest first; none is beyond the log's end."""
-        return snapshots.offsets(self._disk, self.directory)
-
-    def read_snapshot(self, offset: int) -> bytes | None:
-        return snapshots.read(self._disk, self.directory, offset)
-
-    def write_snapshot(self, offset: int, data: bytes) -> None:
-        snapshots.write(self._disk, self.directory, offset, data)
-
-    # -- giving up data
+    # Retention, truncation, deletion.
 
     def delete_records(self, offset: int) -> None:
-        """Move the start of the log; segments wholly below it go with the next retention."""
+        """Advance the log start offset; the next retention check deletes the segments below it."""
         if offset > self.log_end_offset:
-            detail = f"offset {offset} is beyond the log's end {self.log_end_offset}"
+            detail = f"offset {offset} is beyond the log end offset {self.log_end_offset}"
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, detail)
         if offset > self.log_start_offset:
             self.log_start_offset = offset
-            leader_epochs.cut_start(self.epochs, offset)
+            self.leader_epochs.truncate_from_start(offset)
             self._store_epochs()
 
     def apply_retention(self, now_ms: int, end_offset: int | None = None) -> int:
-        """Take out the segments that are too old or too many, wholly below `end_offset`; how many they were.
+        """Remove the segments that retention deletes, all below `end_offset`; return their number.
 
-        Their files are renamed; `unlink_removed`, which may run in a thread, frees the space.
+        Their files are renamed; `delete_segment_files` deletes them.
         """
         end_offset = self.log_end_offset if end_offset is None else end_offset
-        count = retention.expired(self.segments, self._config, now_ms, self.log_start_offset, end_offset)
+        count = deletable_segments(self.segments, self._config, now_ms, self.log_start_offset, end_offset)
         if count == len(self.segments):
             if end_offset < self.next_offset:
                 count -= 1
             else:
                 self.roll(now_ms)
         for segment in self.segments[:count]:
-            segment.remove()
+            segment.mark_deleted()
         if count:
-            self.removed += self.reader.drop(0, count)
+            self.segments_to_delete += self.reader.remove(0, count)
             self.delete_records(self.segments[0].base_offset)
         return count
 
-    def unlink_removed(self) -> None:
-        """Free the space of removed segments; for a thread."""
-        while self.removed:
-            self.removed.pop().unlink_removed()
+    def delete_segment_files(self) -> None:
+        """Delete the files of removed segments. Runs in a thread."""
+        while self.segments_to_delete:
+            self.segments_to_delete.pop().delete_files()
 
     def truncate_to(self, offset: int) -> None:
-        """Cut the batches that end at or after `offset`; nothing may be reserved.
+        """Truncate the batches that end at or after `offset`; nothing may be reserved.
 
-        The caller must store the lower recovery point before it appends again: after a crash the new batches
-        would otherwise pass for fsynced ones.
+        The caller must store the lower recovery point before it appends again: after a crash the new batches would
+        otherwise be taken for fsynced ones.
         """
         assert not self._queue
         if offset >= self.log_end_offset:
@@ -338,48 +332,48 @@ class Log:
         segment, position, _ = self.reader.locate(offset)
         header = segment.header_at(position)
         kept = self.segments.index(segment) + 1 if offset >= segment.base_offset else 0
-        drop_segments(self.reader.drop(kept, len(self.segments)))
+        delete_last_segments(self.reader.remove(kept, len(self.segments)))
         self.next_offset = self.log_end_offset = min(offset, header.base_offset) if header else offset
         if kept:
-            cut(segment, position)
+            truncate_segment(segment, position)
             segment.txn_index.truncate(self.log_end_offset)
             segment.rebuild_indexes(self._config.index_interval_bytes)
-            self._take_active()
+            self._activate_last_segment()
         else:
-            self._begin_segment(created_ms)
+            self._create_segment(created_ms)
         self._truncated(self.log_end_offset)
 
     def _truncated(self, end_offset: int) -> None:
         self.log_start_offset = min(self.log_start_offset, end_offset)
         self.recovery_point = min(self.recovery_point, end_offset)
-        leader_epochs.cut_end(self.epochs, end_offset)
+        self.leader_epochs.truncate_from_end(end_offset)
         self._store_epochs()
-        snapshots.remove(self._disk, self.directory, above=end_offset)
+        self.producer_snapshots.delete_after(end_offset)
 
     def delete(self) -> str:
-        """Take the whole log away; the folder under its new name, for `remove_tree` in a thread."""
+        """Rename the directory of the log; return the new path, whose files a thread deletes."""
         self.close(clean=False)
         parent, name = os.path.split(self.directory)
         path = os.path.join(parent, deleted_directory(name))
         self._disk.rename(self.directory, path)
         return path
 
-    # -- durability
+    # Durability.
 
     def flush(self) -> None:
-        """Fsync what is published, for a thread; appends may go on. A failure is final."""
+        """Fsync the published batches. Runs in a thread, during appends. A failure is final."""
         if self._failure:
             raise self._failure
         end_offset, truncations = self.log_end_offset, self.truncations
-        segments = list(self.segments)  # taken after the offset: they hold everything below it
-        names_dirty, self._names_dirty = self._names_dirty, frozenset()
+        segments = list(self.segments)  # read after the offset: they contain everything below it
+        directories, self._directories_dirty = self._directories_dirty, frozenset()
         try:
             for number, segment in enumerate(segments):
                 if number + 1 == len(segments) or segments[number + 1].base_offset > self.recovery_point:
                     segment.fsync()
-            if names_dirty:
-                leader_epochs.fsync(self._disk, self.directory)
-            for directory in sorted(names_dirty):
+            if directories:
+                self.leader_epochs.fsync()
+            for directory in sorted(directories):
                 self._disk.fsync_dir(directory)
         except OSError as error:
             self._fail(error)
@@ -388,13 +382,13 @@ class Log:
             self.recovery_point = max(self.recovery_point, end_offset)
 
     def close(self, clean: bool) -> None:
-        """Let go of the files; a clean close first publishes, stores the indexes and fsyncs."""
+        """Close the files; a clean close publishes, stores the indexes and flushes first."""
         if clean:
             self.publish()
             self.active.seal()
             if self.recovery_point < self.log_end_offset:
                 self.flush()
-            self.unlink_removed()
-            self._disk.fsync_dir(self.directory)  # what is gone stays gone: the next opening trusts the names
+            self.delete_segment_files()
+            self._disk.fsync_dir(self.directory)  # deletions are durable: the next start trusts the directory
         for segment in self.segments:
             segment.close()

@@ -19,14 +19,14 @@ from tests.support.waiting import until
 from levada.broker.compaction import cleaner as cleaning
 from levada.broker.compaction.process import MODULE
 from levada.clock import SystemClock
-from levada.storage.compaction.job import prepare
-from levada.storage.compaction.process import OrphanError, Pace
+from levada.storage.compaction.plan import cleaning_job
+from levada.storage.compaction.process import OrphanError, Throttler
 
 TIMEOUT_S = 30.0
 
 
 def test_a_cleaner_without_its_broker_ends() -> None:
-    pace = Pace(1e300, SystemClock(), time.sleep, 0)
+    pace = Throttler(1e300, SystemClock(), time.sleep, 0)
     with pytest.raises(OrphanError):
         pace(1 << 20)
 
@@ -103,7 +103,7 @@ def test_a_broker_compacts_its_topics(tmp_path: Path) -> None:
         until(checkpoint.exists)
         assert values(broker, "compacted") == {b"%d" % key: b"%d" % (55 + key) for key in range(5)}
         assert len(list(children_of(os.getpid()))) == 1
-        figures = broker.broker.cleaner
+        figures = broker.broker.cleaner_metrics
         assert figures.cleanings >= 1 and figures.bytes_read > figures.bytes_written > 0
         assert broker.partition("deleted").log.size_bytes > 2_000
     assert list(children_of(os.getpid())) == []
@@ -120,9 +120,9 @@ def test_several_processes_clean_a_log_each(tmp_path: Path, monkeypatch: pytest.
 
     def noted(*arguments: Any, **options: Any) -> Any:
         limits.add((options["map_bytes"], options["io_bytes_per_second"]))
-        return prepare(*arguments, **options)
+        return cleaning_job(*arguments, **options)
 
-    monkeypatch.setattr(cleaning, "prepare", noted)
+    monkeypatch.setattr(cleaning, "cleaning_job", noted)
     allowed: dict[str, Any] = {
         "log_cleaner_dedupe_buffer_size": 4 << 20,
         "log_cleaner_io_max_bytes_per_second": 1e9,
@@ -171,7 +171,7 @@ def test_a_broken_log_is_left_alone_and_the_others_go_on(
         broker.call(lambda: partition.configure(type(config).build(broker.broker.config.topic_defaults, {
             "cleanup.policy": "compact", "segment.bytes": "600", "min.cleanable.dirty.ratio": "0.01",
         })))  # fmt: skip
-        until(lambda: "a log cannot be compacted, it is broken" in caplog.text)
+        until(lambda: "log cannot be compacted, it is corrupt" in caplog.text)
         fill(broker, "sound", 60)
         until(lambda: broker.partition("sound").log.size_bytes < 1_500)
         assert not partition.offline and path.read_bytes() == data
@@ -188,7 +188,7 @@ def test_a_topic_deleted_while_it_is_cleaned(tmp_path: Path, caplog: pytest.LogC
         broker.delete("doomed")
         broker.create("doomed", **COMPACT)
         fill(broker, "doomed", 3)
-        until(lambda: "cut short" in caplog.text or "could not be compacted" in caplog.text)
+        until(lambda: "log cleaning interrupted" in caplog.text or "could not be compacted" in caplog.text)
         assert values(broker, "doomed") == {b"0": b"0", b"1": b"1", b"2": b"2"}
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
@@ -212,7 +212,7 @@ def test_a_cleaner_that_is_off_does_nothing(tmp_path: Path) -> None:
 
 
 def test_an_idle_process_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cleaning, "IDLE_S_MAX", 0.1)
+    monkeypatch.setattr(cleaning, "PROCESS_IDLE_S_MAX", 0.1)
     with BrokerThread(tmp_path, log_cleaner_backoff_ms=20) as broker:
         broker.create("compacted", **COMPACT)
         fill(broker, "compacted", 60)

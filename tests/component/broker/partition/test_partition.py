@@ -160,7 +160,7 @@ def test_a_full_segment_is_synced_and_its_producers_saved(world: World) -> None:
     append(partition, batch_of(b"y" * 300, producer=(5, 0, 1)))
     world.flush_queue.flush()
     assert world.asked_to_sync == [partition]
-    assert partition.log.snapshots() == [1]
+    assert partition.log.producer_snapshots.offsets() == [1]
     assert partition.high_watermark == 2
 
 

@@ -13,11 +13,11 @@ from levada.broker.partition.transactions import load_producers
 from levada.errors import KafkaError
 from levada.model import Codec
 from levada.storage.compaction.cleaner import Cleaner
-from levada.storage.compaction.job import look, prepare
-from levada.storage.compaction.messages import Cleaned, Failed, Finished, Job
+from levada.storage.compaction.messages import CleanedSegment, CleaningFailed, CleaningFinished, CleaningJob
 from levada.storage.compaction.offset_map import ENTRY_BYTES
-from levada.storage.compaction.process import Pace, clean
-from levada.storage.compaction.swap import SwapRefusedError, settle, swap
+from levada.storage.compaction.plan import cleaning_job, inspect_log
+from levada.storage.compaction.process import Throttler, clean
+from levada.storage.compaction.swap import SwapRefusedError, complete_swap, swap
 from levada.storage.log.log import Log
 from levada.wire import batches
 from levada.wire.batches import TRANSACTIONAL_BIT, Record, read_header
@@ -53,14 +53,14 @@ def clean_log(
     now_ms: int = NOW_MS,
     map_bytes: int = 1 << 20,
     stable: int = 1 << 60,
-) -> Finished:
+) -> CleaningFinished:
     """What the broker and its cleaner do, one after the other."""
     log.roll(now_ms)
     log.flush()
     stable = min(stable, log.log_end_offset)
     producers = load_producers(log)
-    found = look(log, stable, checkpoint, now_ms)
-    job, segments = prepare(
+    found = inspect_log(log, stable, checkpoint, now_ms)
+    job, segments = cleaning_job(
         log,
         found,
         producers.last_batches(stable),
@@ -70,11 +70,11 @@ def clean_log(
     )
     by_base = {segment.base_offset: segment for segment in segments}
     for report in Cleaner(job, log.active.disk).run():
-        if isinstance(report, Finished):
+        if isinstance(report, CleaningFinished):
             return report
         replaced = [by_base[base] for base in report.replaced]
         swap(log, replaced, report, now_ms)
-        settle(log, replaced)
+        complete_swap(log, replaced)
     raise AssertionError("no end")
 
 
@@ -245,7 +245,7 @@ def test_an_old_snapshot_does_not_bring_a_transaction_back(tmp_path: Path) -> No
     log.roll(NOW_MS)
     states = load_producers(log)
     assert states.open == {0: 1}
-    log.write_snapshot(1, states.encode_snapshot())
+    log.producer_snapshots.write(1, states.encode_snapshot())
     marker = encode_marker(Marker(False, 0), 1, 0, NOW_MS)
     batches.OFFSET_LENGTH_EPOCH.pack_into(marker, 0, 1, len(marker) - 12, 0)
     log.reserve(memoryview(marker), 1, NOW_MS, NOW_MS)
@@ -257,10 +257,10 @@ def test_an_old_snapshot_does_not_bring_a_transaction_back(tmp_path: Path) -> No
     put(log, [(b"b", b"3")])
     clean_log(log, done)
     assert not [batch for batch in read_all(log) if read_header(batch).is_control]
-    assert log.snapshots() == [] and not load_producers(log).open
+    assert log.producer_snapshots.offsets() == [] and not load_producers(log).open
 
 
-@pytest.mark.parametrize(("at", "reason"), [(90, "CRC differs"), (3, "out of place"), (7, "out of place")])
+@pytest.mark.parametrize(("at", "reason"), [(90, "CRC differs"), (3, "out of order"), (7, "out of order")])
 def test_a_broken_batch_stops_the_cleaning(tmp_path: Path, at: int, reason: str) -> None:
     """Nothing is written over: what is broken must be looked at by people."""
     folder = tmp_path / "t-0"
@@ -281,10 +281,10 @@ def test_a_swap_of_a_log_that_has_changed_is_refused(tmp_path: Path) -> None:
     for number in range(30):
         put(log, [(b"k", b"%d" % number * 30)])
     log.flush()
-    found = look(log, log.log_end_offset, None, NOW_MS)
-    job, segments = prepare(log, found, [], now_ms=NOW_MS, map_bytes=0, io_bytes_per_second=1e300)
+    found = inspect_log(log, log.log_end_offset, None, NOW_MS)
+    job, segments = cleaning_job(log, found, [], now_ms=NOW_MS, map_bytes=0, io_bytes_per_second=1e300)
     cleaned = next(Cleaner(job, log.active.disk).run())
-    assert isinstance(cleaned, Cleaned)
+    assert isinstance(cleaned, CleanedSegment)
     log.delete_records(segments[1].base_offset)
     log.apply_retention(NOW_MS)
     before = read_all(log)
@@ -315,22 +315,22 @@ class FakeClock:
 def test_the_cleaner_keeps_to_its_pace() -> None:
     """log.cleaner.io.max.bytes.per.second."""
     clock = FakeClock()
-    pace = Pace(1_000_000, clock, clock.sleep, os.getppid())
+    pace = Throttler(1_000_000, clock, clock.sleep, os.getppid())
     for _ in range(100):
         pace(100_000)
     assert 8.5 <= clock.now <= 10 and max(clock.slept) <= 1.0
     clock = FakeClock()
-    unhurried = Pace(1e300, clock, clock.sleep, os.getppid())
+    unhurried = Throttler(1e300, clock, clock.sleep, os.getppid())
     for _ in range(100):
         unhurried(1 << 30)
     assert clock.now < 0.001
 
 
 def test_what_is_wrong_with_a_log_is_told(tmp_path: Path) -> None:
-    job = Job(str(tmp_path / "gone"), SOURCES, [30], 0, 30, NOW_MS, 1, 2, 3, 4, 5, 1e300, [])
+    job = CleaningJob(str(tmp_path / "gone"), SOURCES, [30], 0, 30, NOW_MS, 1, 2, 3, 4, 5, 1e300, [])
     told: list[object] = []
     clean(job, lambda size: None, told.append)
-    assert isinstance(told[0], Failed) and told[0].errno == 2
+    assert isinstance(told[0], CleaningFailed) and told[0].errno == 2
 
 
 # The broker.

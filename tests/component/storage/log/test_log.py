@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support.logs import NOW_MS, QuickDisk, append, make_batch, open_log, read_all, split, topic_config
 
 from levada.errors import ErrorCode, KafkaError
-from levada.storage.handles import Handles
+from levada.storage.handles import FileHandleCache
 from levada.storage.log.log import Log
 from levada.wire.batches import read_header
 
@@ -97,7 +97,7 @@ def test_segments_roll_by_size_age_and_full_index(tmp_path: Path) -> None:
     by_index = open_log(tmp_path / "index-0", segment_index_bytes=40, index_interval_bytes=0)
     for _ in range(30):
         append(by_index)
-    assert all(len(segment.index) <= 5 for segment in by_index.segments)
+    assert all(len(segment.offset_index) <= 5 for segment in by_index.segments)
     assert len(by_index.segments) == 5
     for log in (by_size, by_age, by_index):
         assert len(read_all(log)) == log.log_end_offset
@@ -220,7 +220,7 @@ def test_flush_moves_the_recovery_point_over_closed_segments(tmp_path: Path) -> 
 
 def test_few_handles_serve_many_logs(tmp_path: Path) -> None:
     """R17: 2,000 partitions must fit the limit of open files."""
-    handles = Handles(QuickDisk(), 16)
+    handles = FileHandleCache(QuickDisk(), 16)
     logs = [open_log(tmp_path / f"t-{number}", handles=handles) for number in range(50)]
     before = len(os.listdir("/proc/self/fd"))
     wanted: dict[int, list[bytes]] = {number: [] for number in range(50)}
@@ -246,7 +246,7 @@ def test_a_slice_outlives_truncation_retention_and_eviction(tmp_path: Path) -> N
     assert any(isinstance(piece.views[0], memoryview) for _, piece in pieces)
     log.truncate_to(20)
     log.apply_retention(NOW_MS)
-    log.unlink_removed()
+    log.delete_segment_files()
     log.close(clean=False)
     for offset, piece in pieces:
         found = list(split(b"".join(piece.views)))
@@ -260,21 +260,21 @@ def test_epochs_tell_where_they_end(tmp_path: Path) -> None:
         log.assign_epoch(epoch)
         for _ in range(count):
             append(log, leader_epoch=epoch)
-    assert log.epochs == [(2, 0), (5, 5)]
+    assert log.leader_epochs.entries == [(2, 0), (5, 5)]
     assert log.epoch_end_offset(5) == (5, 9)
     assert log.epoch_end_offset(6) == (-1, -1)
     assert log.epoch_end_offset(4) == log.epoch_end_offset(2) == (2, 5)
     assert log.epoch_end_offset(1) == (1, 0)
     assert log.epoch_end_offset(-1) == (-1, -1)
     log.close(clean=True)
-    assert open_log(tmp_path / "t-0").epochs == [(2, 0), (5, 5)]
+    assert open_log(tmp_path / "t-0").leader_epochs.entries == [(2, 0), (5, 5)]
     os.unlink(tmp_path / "t-0" / "leader-epoch-checkpoint")
     log = open_log(tmp_path / "t-0")
-    assert log.epochs == [(2, 0), (5, 5)]
+    assert log.leader_epochs.entries == [(2, 0), (5, 5)]
     log.delete_records(7)
-    assert log.epochs == [(5, 7)]
+    assert log.leader_epochs.entries == [(5, 7)]
     log.truncate_to(7)
-    assert log.epochs == []
+    assert log.leader_epochs.entries == []
 
 
 def test_records_are_found_by_time(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_retention_by_time_takes_the_old_and_rolls_an_expired_active_segment(tmp
     assert log.apply_retention(NOW_MS + 10_000, end_offset=8) == 4
     assert log.apply_retention(NOW_MS + 10_000) == 2
     assert (log.log_start_offset, log.log_end_offset, log.size_bytes) == (10, 10, 0)
-    log.unlink_removed()
+    log.delete_segment_files()
     assert sorted(name for name in os.listdir(tmp_path / "t-0") if name.endswith(".log")) == [
         f"{10:020d}.log"
     ]
@@ -362,12 +362,12 @@ def test_snapshots_beyond_the_end_are_forgotten(tmp_path: Path) -> None:
     for _ in range(10):
         append(log)
     for offset in (2, 4, 6, 8, 10):
-        log.write_snapshot(offset, b"state %d" % offset)
-    assert log.snapshots() == [10, 8, 6]
-    assert log.read_snapshot(8) == b"state 8"
-    assert log.read_snapshot(2) is None
+        log.producer_snapshots.write(offset, b"state %d" % offset)
+    assert log.producer_snapshots.offsets() == [10, 8, 6]
+    assert log.producer_snapshots.read(8) == b"state 8"
+    assert log.producer_snapshots.read(2) is None
     log.truncate_to(9)
-    assert log.snapshots() == [8, 6]
+    assert log.producer_snapshots.offsets() == [8, 6]
 
 
 class LogMachine(RuleBasedStateMachine):

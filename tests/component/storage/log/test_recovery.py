@@ -35,7 +35,7 @@ def fill(folder: Path, batches: int = 30, clean: bool = True) -> list[bytes]:
     log = open_log(folder, **OPTIONS)
     log.assign_epoch(0)
     written = [append(log, 2, b"x" * (20 + 7 * n % 90), NOW_MS + 10 * n) for n in range(batches)]
-    log.write_snapshot(log.log_end_offset, b"snapshot")
+    log.producer_snapshots.write(log.log_end_offset, b"snapshot")
     log.close(clean)
     return written
 
@@ -139,7 +139,7 @@ def test_a_bit_turned_in_an_index_in_use_changes_nothing(tmp_path: Path) -> None
         for act in flips(path, chance, 60):
             act()
             number = chance.randrange(400)
-            log.reader.drop(0, 0)  # forgets the places
+            log.reader.remove(0, 0)  # forgets the places
             assert read_all(log, max_bytes=chance.choice([300, 3_000, 30_000])) == written
             assert log.read(2 * number, 1, 800, True).views == [written[number]]
             assert log.offset_for_timestamp(NOW_MS + 10 * number) == (NOW_MS + 10 * number, 2 * number)
@@ -193,7 +193,7 @@ def test_a_broken_closed_segment_below_the_recovery_point_is_refused(tmp_path: P
     path.write_bytes(data)
     path.with_suffix(".index").unlink()
     for clean in (True, False):
-        with pytest.raises(KafkaError, match=re.escape(f"{path} is broken at byte 0")) as raised:
+        with pytest.raises(KafkaError, match=re.escape(f"{path} is corrupt at byte 0")) as raised:
             open_log(tmp_path / "t-0", clean, recovery_point=60, **OPTIONS)
         assert raised.value.code is ErrorCode.KAFKA_STORAGE_ERROR
 
@@ -206,7 +206,7 @@ def test_a_broken_batch_met_while_reading_is_named(tmp_path: Path) -> None:
     with open(log.active.path, "r+b") as file:
         file.seek(len(first) + 8)
         file.write(b"\xff\xff\xff\xff")
-    with pytest.raises(KafkaError, match=f"broken at byte {len(first)}") as raised:
+    with pytest.raises(KafkaError, match=f"corrupt at byte {len(first)}") as raised:
         log.read(2, 10, 3, True)
     assert raised.value.code is ErrorCode.CORRUPT_MESSAGE
     assert log.read(0, 10, 3, True).views == [first]
@@ -323,7 +323,7 @@ def test_epochs_of_a_crash_come_from_the_batches(tmp_path: Path) -> None:
     for content in (b"0\n2\n0 0\n4 2\n", b"0\n3\n0 0\n4 2\n5 5\n", b"", b"rubbish", b"0\n1\n-3 x\n"):
         (folder / "leader-epoch-checkpoint").write_bytes(content)
         log = open_log(folder, clean=False)
-        assert log.epochs == [(0, 0), (4, 2), (6, 4)]
+        assert log.leader_epochs.entries == [(0, 0), (4, 2), (6, 4)]
         log.close(clean=False)
 
 

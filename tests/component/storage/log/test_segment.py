@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from tests.support.logs import NOW_MS, QuickDisk, append, make_batch, open_log, split
 
 from levada.storage.disk import read_file, write_all, write_atomically
-from levada.storage.handles import Handle, Handles
-from levada.storage.log.index import OFFSET_ENTRY, SparseIndex
-from levada.storage.log.segment import BrokenBatchError, Segment
-from levada.storage.log.slices import MAPPED_STEP_BYTES, take, warm
+from levada.storage.handles import FileHandle, FileHandleCache
+from levada.storage.log.indexes import OffsetIndex
+from levada.storage.log.reader import MAPPED_STEP_BYTES, slice_segment, warm
+from levada.storage.log.segment import CorruptBatchError, LogSegment
 
 
-def write_segment(folder: Path, batches: list[bytes]) -> Segment:
+def write_segment(folder: Path, batches: list[bytes]) -> LogSegment:
     (folder / f"{0:020d}.log").write_bytes(b"".join(batches))
     disk = QuickDisk()
-    segment = Segment(str(folder), 0, disk, Handles(disk, 16), NOW_MS)
+    segment = LogSegment(str(folder), 0, disk, FileHandleCache(disk, 16), NOW_MS)
     segment.size = sum(map(len, batches))
     return segment
 
@@ -29,7 +29,7 @@ def test_a_walk_gives_every_batch_once(tmp_path: Path, whole: bool) -> None:
     sizes = [10, 9_000, 8_100, 20_000, 5, 5, 1_500_000, 7]
     batches = [make_batch(offset, value=b"x" * size) for offset, size in enumerate(sizes)]
     segment = write_segment(tmp_path, batches)
-    walked = list(segment.walk(whole=whole))
+    walked = list(segment.batches(whole=whole))
     assert [header.base_offset for _, header, _ in walked] == list(range(len(sizes)))
     assert [position for position, _, _ in walked] == [sum(map(len, batches[:n])) for n in range(len(sizes))]
     if whole:
@@ -53,9 +53,9 @@ def test_a_walk_stops_at_what_cannot_be_a_batch(
     with open(segment.path, "r+b") as file:
         file.seek(len(batches[0]) + position)
         file.write(content)
-    walk = segment.walk()
+    walk = segment.batches()
     assert next(walk)[1].base_offset == 0
-    with pytest.raises(BrokenBatchError, match=reason) as raised:
+    with pytest.raises(CorruptBatchError, match=reason) as raised:
         next(walk)
     assert raised.value.position == len(batches[0])
     assert segment.path in raised.value.detail
@@ -74,7 +74,7 @@ def test_index_entries_are_those_that_kafka_makes(tmp_path: Path) -> None:
         position += len(batch)
     log.close(clean=True)
     data = (tmp_path / "t-0" / f"{0:020d}.index").read_bytes()
-    assert list(OFFSET_ENTRY.iter_unpack(data)) == wanted
+    assert list(OffsetIndex.ENTRY.iter_unpack(data)) == wanted
     assert (tmp_path / "t-0" / f"{0:020d}.timeindex").read_bytes() == (NOW_MS + 1_002).to_bytes(8) + (
         2
     ).to_bytes(4)
@@ -86,7 +86,7 @@ def test_an_index_finds_the_last_entry_up_to_a_value(
     tmp_path_factory: pytest.TempPathFactory, steps: list[int], hint: int, data: st.DataObject
 ) -> None:
     disk = QuickDisk()
-    index = SparseIndex(OFFSET_ENTRY, str(tmp_path_factory.mktemp("i") / "x.index"), disk, Handles(disk, 4))
+    index = OffsetIndex(str(tmp_path_factory.mktemp("i") / "x.index"), disk, FileHandleCache(disk, 4))
     entries, offset = [], 0
     for step in steps:
         offset += step
@@ -101,7 +101,7 @@ def test_an_index_finds_the_last_entry_up_to_a_value(
         if 0 <= hint <= place:
             assert index.floor(column, value, hint, 401) == (place, entries[place])
     index.store()
-    again = SparseIndex(OFFSET_ENTRY, index.handle.path, disk, Handles(disk, 4))
+    again = OffsetIndex(index.handle.path, disk, FileHandleCache(disk, 4))
     assert again.load() and [again.entry(number) for number in range(len(again))] == entries
 
 
@@ -137,14 +137,14 @@ def test_what_is_not_in_memory_is_said_to_be_cold(tmp_path: Path) -> None:
     segment = write_segment(tmp_path, batches)
     segment.disk = ColdDisk()
     end = len(batches[0])
-    piece = take(segment, 0, end, recent=False)
+    piece = slice_segment(segment, 0, end, recent=False)
     assert piece.cold and bytes(piece.views[0]) == batches[0]
     warm(segment.disk, piece)
     ColdDisk.cold = False
-    assert not take(segment, 0, end, recent=False).cold
+    assert not slice_segment(segment, 0, end, recent=False).cold
     ColdDisk.cold = True
-    assert not take(segment, 0, end, recent=True).cold
-    segment.remove()
+    assert not slice_segment(segment, 0, end, recent=True).cold
+    segment.mark_deleted()
     warm(segment.disk, piece)
 
 
@@ -175,8 +175,8 @@ def test_a_file_shorter_than_the_log_believes_is_an_error_of_the_disk(tmp_path: 
 
 def test_handles_give_a_second_chance_to_those_in_use(tmp_path: Path) -> None:
     disk = QuickDisk()
-    handles = Handles(disk, 8)
-    files = [Handle(str(tmp_path / str(number))) for number in range(12)]
+    handles = FileHandleCache(disk, 8)
+    files = [FileHandle(str(tmp_path / str(number))) for number in range(12)]
     for file in files[:4]:
         handles.open_or_create(file)
     for file in files[4:]:

@@ -1,0 +1,282 @@
+"""The indexes of a segment in Kafka's formats: OffsetIndex, TimeIndex and TransactionIndex.
+
+Offset and time indexes are sparse hints. A reader validates an entry against the batch it points to and rebuilds the
+index from the log if it is wrong, so these indexes need neither fsync nor checksums. The transaction index is not a
+hint: a missing entry would show aborted records to read_committed consumers. It is fsynced with the log and rebuilt
+wherever recovery scans the log.
+"""
+
+import os
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from struct import Struct
+from typing import ClassVar, Final
+
+from levada.core.partition.producer_state import AbortedTransaction
+from levada.storage.disk import Disk, fsync_file, read_file, write_all, write_atomically
+from levada.storage.handles import FileHandle, FileHandleCache
+
+TAIL_ENTRIES_MAX: Final = 64
+RUN_ENTRIES_MIN: Final = 1_024
+RUN_ENTRIES_MAX: Final = 4_096
+TRANSACTION_VERSION: Final = 0
+TRANSACTION_RUN_ENTRIES: Final = 64
+# Version, producer id, first offset, last offset (that of the marker), last stable offset.
+TRANSACTION_ENTRY: Final = Struct(">hqqqq")
+
+Entry = tuple[int, int]
+_COLUMNS: tuple[Callable[[Entry], int], Callable[[Entry], int]] = (itemgetter(0), itemgetter(1))
+
+
+class Run:
+    """Consecutive stored entries by column; `low` is the number of the first."""
+
+    __slots__ = ("columns", "low")
+
+    def __init__(self, low: int, columns: tuple[Sequence[int], Sequence[int]]) -> None:
+        self.low = low
+        self.columns = columns
+
+    def covers(self, column: int, value: int) -> bool:
+        """Whether the last entry up to `value` is certainly in this run."""
+        numbers = self.columns[column]
+        return bool(numbers) and numbers[0] <= value < numbers[-1]
+
+
+class SparseIndex:
+    """Entries of two increasing numbers. The newest are in memory, all others in the file.
+
+    The file is read on demand, so the memory of an index does not grow with its length.
+    """
+
+    ENTRY: ClassVar[Struct]
+
+    __slots__ = ("_disk", "handle", "handles", "stored", "tail")
+
+    def __init__(self, path: str, disk: Disk, handles: FileHandleCache) -> None:
+        self._disk = disk
+        self.handle = FileHandle(path)
+        self.handles = handles
+        self.stored = 0  # entries in the file
+        self.tail: list[Entry] = []  # the entries after them
+
+    def load(self) -> bool:
+        """Count the stored entries; return whether the file exists and holds whole entries."""
+        if not self._disk.exists(self.handle.path):
+            return False
+        size = self._disk.size(self.handles.fd(self.handle))
+        self.stored = size // self.ENTRY.size
+        return size % self.ENTRY.size == 0
+
+    def __len__(self) -> int:
+        return self.stored + len(self.tail)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self) * self.ENTRY.size
+
+    def append(self, first: int, second: int) -> None:
+        self.tail.append((first, second))
+        if len(self.tail) >= TAIL_ENTRIES_MAX:
+            self.store()
+
+    def store(self) -> None:
+        """Write the entries in memory to the file; an empty index becomes an empty file."""
+        if self.stored and not self.tail:
+            return
+        handle = self.handle
+        fd = self.handles.fd(handle) if self.stored else self.handles.open_or_create(handle)
+        if self.tail:
+            data = b"".join([self.ENTRY.pack(first, second) for first, second in self.tail])
+            write_all(self._disk, fd, [data], self.stored * self.ENTRY.size)
+            self.stored += len(self.tail)
+            self.tail = []
+
+    def _read(self, number: int, count: int) -> bytes:
+        """Read at most `count` stored entries from `number` on, undecoded."""
+        size = self.ENTRY.size
+        count = min(count, self.stored - number, RUN_ENTRIES_MAX)
+        return self._disk.pread(self.handles.fd(self.handle), count * size, number * size)
+
+    def entry(self, number: int) -> Entry | None:
+        """Return one entry; None if the file no longer has it."""
+        if number >= self.stored:
+            return self.tail[number - self.stored]
+        data = self._read(number, 1)
+        if len(data) < self.ENTRY.size:
+            return None
+        first, second = self.ENTRY.unpack(data)
+        return first, second
+
+    def last(self) -> Entry | None:
+        return self.entry(len(self) - 1) if len(self) else None
+
+    def floor(self, column: int, value: int, hint: int = -1, span: int = 0) -> tuple[int, Entry] | None:
+        """Return the number of the last entry whose `column` is at most `value`, and the entry.
+
+        With `hint`, the number of an entry known to be at or below, only the `span` entries after it are searched.
+        """
+        tail = self.tail
+        if tail and tail[0][column] <= value:
+            found = bisect_right(tail, value, key=_COLUMNS[column]) - 1
+            return self.stored + found, tail[found]
+        if not self.stored:
+            return None
+        run = self.handle.cached
+        if not isinstance(run, Run) or not run.covers(column, value):
+            low, count = (hint, span) if 0 <= hint < self.stored else self._narrow(column, value)
+            run = self._load_run(low, count)
+        found = bisect_right(run.columns[column], value) - 1
+        return None if found < 0 else (run.low + found, (run.columns[0][found], run.columns[1][found]))
+
+    def _load_run(self, low: int, count: int) -> Run:
+        """Read stored entries from `low` on and cache them: most readers are sequential."""
+        data = self._read(low, max(count, RUN_ENTRIES_MIN))
+        self.handle.cached = run = Run(
+            low, self._columns(data[: len(data) // self.ENTRY.size * self.ENTRY.size])
+        )
+        return run
+
+    def _columns(self, data: bytes) -> tuple[Sequence[int], Sequence[int]]:
+        entries = list(self.ENTRY.iter_unpack(data))
+        return [first for first, _ in entries], [second for _, second in entries]
+
+    def _narrow(self, column: int, value: int) -> tuple[int, int]:
+        """Return the first number and the count of few stored entries that contain the last one up to `value`."""
+        low, high = 0, self.stored
+        while high - low > TAIL_ENTRIES_MAX:
+            middle = (low + high) // 2
+            found = self.entry(middle)
+            if found and found[column] <= value:
+                low = middle
+            else:
+                high = middle
+        return low, high - low
+
+    def reset(self) -> None:
+        """Remove every entry, in memory and on disk."""
+        self.handles.close(self.handle)
+        if self._disk.exists(self.handle.path):
+            self._disk.unlink(self.handle.path)
+        self.stored = 0
+        self.tail = []
+
+
+class OffsetIndex(SparseIndex):
+    """Last offset of a batch relative to the segment's base offset, and the position of the batch."""
+
+    ENTRY = Struct(">ii")
+
+    __slots__ = ()
+
+    def _columns(self, data: bytes) -> tuple[Sequence[int], Sequence[int]]:
+        numbers = array("i", data)
+        if sys.byteorder == "little":
+            numbers.byteswap()
+        return numbers[0::2], numbers[1::2]
+
+
+class TimeIndex(SparseIndex):
+    """Greatest timestamp so far, and the relative last offset of the first batch that has it."""
+
+    ENTRY = Struct(">qi")
+
+    __slots__ = ()
+
+
+class TransactionIndex:
+    """The aborted transactions whose marker is in a segment, in the order of the markers (`.txnindex`).
+
+    All entries are in the file, none in memory. A segment without aborted transactions has no file.
+    """
+
+    __slots__ = ("_directory_dirty", "_disk", "count", "handle", "handles", "stale")
+
+    def __init__(self, path: str, disk: Disk, handles: FileHandleCache) -> None:
+        self._disk = disk
+        self.handle = FileHandle(path)
+        self.handles = handles
+        self.count = 0
+        self.stale = False  # the entries have to be rebuilt from the log
+        self._directory_dirty = False  # the file is new and its directory not fsynced yet
+
+    def load(self, base_offset: int, size_bytes: int) -> None:
+        """Accept the file if it is plausible for a segment of that size; mark the index as stale otherwise."""
+        self.count, self.stale = 0, False
+        data = read_file(self._disk, self.handle.path)
+        if not data:
+            return
+        count = len(data) // TRANSACTION_ENTRY.size
+        self.stale = not size_bytes or len(data) % TRANSACTION_ENTRY.size != 0
+        last = base_offset - 1
+        for version, _, first_offset, last_offset, stable_offset in TRANSACTION_ENTRY.iter_unpack(
+            data[: count * TRANSACTION_ENTRY.size]
+        ):
+            plausible = last < last_offset > first_offset and stable_offset <= last_offset + 1
+            if version != TRANSACTION_VERSION or not plausible:
+                self.stale = True
+                break
+            last = last_offset
+        self.count = 0 if self.stale else count
+
+    def append(self, aborted: AbortedTransaction) -> None:
+        """Add the transaction of the newest abort marker."""
+        self._directory_dirty |= not self.count
+        fd = self.handles.fd(self.handle) if self.count else self.handles.open_or_create(self.handle)
+        data = TRANSACTION_ENTRY.pack(TRANSACTION_VERSION, *aborted)
+        write_all(self._disk, fd, [data], self.count * TRANSACTION_ENTRY.size)
+        self.count += 1
+
+    def since(self, offset: int) -> Iterator[AbortedTransaction]:
+        """Yield the transactions that ended at or after `offset`, in the order of their markers."""
+        low, high = 0, self.count
+        while high - low > TRANSACTION_RUN_ENTRIES:
+            middle = (low + high) // 2
+            (entry,) = self._read(middle, 1)
+            if entry.last_offset < offset:
+                low = middle + 1
+            else:
+                high = middle
+        while low < self.count:
+            entries = self._read(low, TRANSACTION_RUN_ENTRIES)
+            yield from (entry for entry in entries if entry.last_offset >= offset)
+            low += len(entries)
+
+    def _read(self, number: int, count: int) -> list[AbortedTransaction]:
+        size = TRANSACTION_ENTRY.size
+        count = min(count, self.count - number)
+        data = self._disk.pread(self.handles.fd(self.handle), count * size, number * size)
+        if len(data) != count * size:
+            raise OSError(f"{self.handle.path} has lost entries after {number}")
+        return [AbortedTransaction(*entry[1:]) for entry in TRANSACTION_ENTRY.iter_unpack(data)]
+
+    def truncate(self, offset: int) -> None:
+        """Remove the transactions whose marker is at or after `offset`."""
+        kept = []
+        for entry in self.since(0):
+            if entry.last_offset >= offset:
+                break
+            kept.append(TRANSACTION_ENTRY.pack(TRANSACTION_VERSION, *entry))
+        if len(kept) < self.count:
+            self.reset()
+            if kept:
+                write_atomically(self._disk, self.handle.path, b"".join(kept))
+                self.count = len(kept)
+
+    def reset(self) -> None:
+        """Remove every entry."""
+        self.handles.close(self.handle)
+        if self._disk.exists(self.handle.path):
+            self._disk.unlink(self.handle.path)
+        self.count = 0
+
+    def fsync(self) -> None:
+        """Make the entries durable. Runs in a thread."""
+        if self.count:
+            fsync_file(self._disk, self.handle.path)
+            if self._directory_dirty:
+                self._disk.fsync_dir(os.path.dirname(self.handle.path))
+                self._directory_dirty = False
