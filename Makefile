@@ -29,8 +29,12 @@ $(STAMP): requirements/dev.txt pyproject.toml | $(BIN)/python
 demo: $(STAMP)  ## watch a broker and a pipeline on Spark at work: about a minute once all is installed, longer on a busy machine (KEEP=1 leaves them running)
 	@$(BIN)/python examples/demo.py
 
-test: $(STAMP)  ## all tests: unit, component, packaging and sim (5 minutes), badinput (1), compat with real clients (9, more the first time), eos (1), spark (9)
+# What fast paths serve, to run once more without them.
+FAST_PATHS := tests/component/api tests/component/broker/coordinator tests/component/client
+
+test: $(STAMP)  ## all tests: unit, component, packaging and sim (5 minutes), without fast paths (1), badinput (1), compat with real clients (9, more the first time), eos (1), spark (9)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/unit tests/component tests/packaging tests/sim
+	BROKER_SETTINGS=levada.fast.paths=false $(BIN)/python -m pytest -n 2 --dist loadgroup -q $(FAST_PATHS)
 	$(BIN)/python -m pytest tests/badinput
 	$(BIN)/python -m pytest tests/compat
 	$(BIN)/python -m pytest -n 2 tests/eos

@@ -1,4 +1,4 @@
-"""Record batches that must not enter a log, and such that would be too much to unpack (R13, R14)."""
+"""Record batches that must not enter a log, and such that would be too much to unpack."""
 
 import struct
 import uuid

@@ -1,4 +1,4 @@
-"""Folders that somebody has been at: the broker says what is missing, serves the rest, begins nothing anew (R21)."""
+"""Folders that somebody has been at: the broker says what is missing, serves the rest, begins nothing anew."""
 
 import signal
 import subprocess

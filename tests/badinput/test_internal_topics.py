@@ -20,7 +20,7 @@ def delete(broker: Broker, topic: str) -> None:
 
 
 def test_groups_begin_anew(tmp_path: Path) -> None:
-    """A consumer that is at work joins again by itself, and reads from where its own reset policy says (R32)."""
+    """A consumer that is at work joins again by itself, and reads from where its own reset policy says."""
     with Broker(tmp_path) as broker:
         broker.prepare()
         consumer = Consumer(
@@ -42,7 +42,7 @@ def test_groups_begin_anew(tmp_path: Path) -> None:
 
 
 def test_transactions_begin_anew(tmp_path: Path) -> None:
-    """What was open is nobody's: the producer is told, its id is free, and an operator ends what hangs (R26)."""
+    """What was open is nobody's: the producer is told, its id is free, and an operator ends what hangs."""
     with Broker(tmp_path) as broker:
         broker.prepare()
         settings = {"bootstrap.servers": broker.bootstrap, "transactional.id": "t", "log_level": 0}

@@ -1,4 +1,4 @@
-"""What users do with a Kafka client, done by every client that can do it (R1, R8-R14).
+"""What users do with a Kafka client, done by every client that can do it.
 
 Each expectation, error names included, was first seen to hold with Apache Kafka 4.3.1.
 """

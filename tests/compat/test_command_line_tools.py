@@ -1,4 +1,4 @@
-"""Kafka's own command line tools, run from its jars as an operator runs them (R1).
+"""Kafka's own command line tools, run from its jars as an operator runs them.
 
 Each run is a Java process of a second or two, so one test walks through what a user does with one topic.
 """

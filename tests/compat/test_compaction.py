@@ -1,4 +1,4 @@
-"""Compacted topics with real clients (R22): all read the same latest values; Kafka's own tool reads the segments."""
+"""Compacted topics with real clients: all read the same latest values; Kafka's own tool reads the segments."""
 
 import os
 import re

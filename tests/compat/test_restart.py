@@ -1,7 +1,7 @@
 """Clients that live through a restart of the broker, clean or killed: nothing acknowledged is lost, nothing doubled.
 
-A killed process loses nothing either, since its writes are in the page cache (R23), and the producers' sequence
-numbers survive with the log (R20), so that a retry of what was written before the end is known as a duplicate.
+A killed process loses nothing either, since its writes are in the page cache, and the producers' sequence
+numbers survive with the log, so that a retry of what was written before the end is known as a duplicate.
 """
 
 import os

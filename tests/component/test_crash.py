@@ -1,4 +1,4 @@
-"""A broker that is killed, stopped or starved of files: what was acknowledged is there, once, in order (R17, R25)."""
+"""A broker that is killed, stopped or starved of files: what was acknowledged is there, once, in order."""
 
 import contextlib
 import resource
@@ -196,7 +196,7 @@ def test_a_broker_whose_starter_is_gone_stops_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_thousand_partitions_after_a_kill(tmp_path: Path) -> None:
-    """R9: and few files open, however many there are."""
+    """And few files open, however many there are."""
     with BrokerProcess(tmp_path, {"levada.open.files.max": 500}, ready_s=TIMEOUT_S) as server:
         for number in range(20):
             create(server.bootstrap, f"topic-{number}", 100)
@@ -231,7 +231,7 @@ def few_files() -> None:
 
 
 def test_few_files_are_enough(tmp_path: Path) -> None:
-    """Logs keep within their share, and clients that take the rest cannot take the logs' (R49)."""
+    """Logs keep within their share, and clients that take the rest cannot take the logs'."""
     with BrokerProcess(tmp_path, {"log.segment.bytes": 5_000}, limit=few_files) as server:
         create(server.bootstrap, "orders", 300)
         with Connection(server.bootstrap) as one, flood(server.bootstrap, 300) as refused:
@@ -271,7 +271,7 @@ def small_files() -> None:
 
 
 def test_a_file_that_may_not_grow_is_like_a_full_disk(tmp_path: Path) -> None:
-    """R18: the directory goes offline with Kafka's error code; the process lives and stops as told."""
+    """The directory goes offline with Kafka's error code; the process lives and stops as told."""
     with BrokerProcess(tmp_path, limit=small_files) as server:
         create(server.bootstrap, "orders", 1)
         with Connection(server.bootstrap) as one:

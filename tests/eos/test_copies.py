@@ -1,4 +1,4 @@
-"""Exactly once: what copiers copy from topic to topic is there once and in order, whoever is killed meanwhile (R26).
+"""Exactly once: what copiers copy from topic to topic is there once and in order, whoever is killed meanwhile.
 
 `make test` copies 10,000 messages; `make chaos` 100,000, with more faults. `SEED=n` runs one seed again.
 """

@@ -1,6 +1,6 @@
 """Exactly once at each step: a copier dies or sleeps between two steps of its transaction, and another takes over.
 
-What `test_copies` meets by chance is met here by design, one place at a time (R24, R26).
+What `test_copies` meets by chance is met here by design, one place at a time.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Many groups, a large group, many commits (R31, R32, R34)."""
+"""Many groups, a large group, many commits."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Many transactional producers at once (R26)."""
+"""Many transactional producers at once."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

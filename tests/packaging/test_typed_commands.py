@@ -1,4 +1,4 @@
-"""Every `levada ...` that the pages and the help show can be typed: its commands and options exist (R60)."""
+"""Every `levada ...` that the pages and the help show can be typed: its commands and options exist."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Brokers that are away for a while are waited for, to read and to write; those that stay away are told (R60-R62)."""
+"""Brokers that are away for a while are waited for, to read and to write; those that stay away are told."""
 
 import signal
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Groups as real clients form them: members share partitions, come, go and die; nothing is left (R2, R31)."""
+"""Groups as real clients form them: members share partitions, come, go and die; nothing is left."""
 
 import pytest
 from tests.compat.drivers.base import ClientError

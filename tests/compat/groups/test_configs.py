@@ -1,4 +1,4 @@
-"""Kafka's own command line on settings of groups (R32)."""
+"""Kafka's own command line on settings of groups."""
 
 from tests.compat.tools import run_tool
 

@@ -1,4 +1,4 @@
-"""Groups of the consumer protocol (KIP-848) as real clients form them, alone and beside the classic protocol (R33).
+"""Groups of the consumer protocol (KIP-848) as real clients form them, alone and beside the classic protocol.
 
 What single requests are answered is in `test_consumer_protocol_wire`.
 """

@@ -1,4 +1,4 @@
-"""What ConsumerGroupHeartbeat and its neighbours answer, request by request, as Apache Kafka does (R33)."""
+"""What ConsumerGroupHeartbeat and its neighbours answer, request by request, as Apache Kafka does."""
 
 import time
 import uuid

@@ -1,4 +1,4 @@
-"""kcat as a member of groups (`kcat -G`): many a shell script reads that way (R31)."""
+"""kcat as a member of groups (`kcat -G`): many a shell script reads that way."""
 
 import re
 import signal

@@ -1,4 +1,4 @@
-"""Groups and committed offsets on the wire, version by version and error by error (R31-R34).
+"""Groups and committed offsets on the wire, version by version and error by error.
 
 Every code and every field here is what Apache Kafka 4.3.1 answered to the same request.
 """

@@ -1,4 +1,4 @@
-"""A broker that is killed under its groups: members go on where they had committed, and nothing is lost (R32, R34)."""
+"""A broker that is killed under its groups: members go on where they had committed, and nothing is lost."""
 
 import signal
 from pathlib import Path

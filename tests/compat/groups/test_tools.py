@@ -1,4 +1,4 @@
-"""Groups through Kafka's own tools: kafka-consumer-groups, and the formatters that read our journal (R32, R34)."""
+"""Groups through Kafka's own tools: kafka-consumer-groups, and the formatters that read our journal."""
 
 import json
 import re

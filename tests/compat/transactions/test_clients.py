@@ -1,4 +1,4 @@
-"""Transactions with every client that has them (R26): commits, aborts, fencing, offsets, and what readers see."""
+"""Transactions with every client that has them: commits, aborts, fencing, offsets, and what readers see."""
 
 import uuid
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Kafka's own tools on transactions of Levada: they list, describe and end them, and read every file (R1, R26)."""
+"""Kafka's own tools on transactions of Levada: they list, describe and end them, and read every file."""
 
 import os
 import signal

@@ -177,7 +177,6 @@ class TestTopics:
             assert answer.error_code == expected
 
     def test_partitions_are_added(self, wire: Connection) -> None:
-        """R15"""
         create(wire, "growing", 2)
 
         def grow(count: int, **more: Any) -> ErrorCode:

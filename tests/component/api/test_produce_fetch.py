@@ -190,7 +190,7 @@ def test_too_few_replicas_in_sync(broker: BrokerThread, wire: Connection) -> Non
 
 
 def test_a_pipeline_of_an_idempotent_producer(wire: Connection, topic: str) -> None:
-    """R25: in order, retries answered with their first offset, gaps refused, all in one stream of requests."""
+    """In order, retries answered with their first offset, gaps refused, all in one stream of requests."""
     sequences = [0, 1, 2, 2, 1, 4, 3, 4]
     for sequence in sequences:
         place = {"index": 0, "records": batch(b"%d" % sequence, producer=(77, 0, sequence))}

@@ -1,4 +1,4 @@
-"""What may happen to a request that waits for its turn, and to what comes behind it (R49)."""
+"""What may happen to a request that waits for its turn, and to what comes behind it."""
 
 import asyncio
 import time

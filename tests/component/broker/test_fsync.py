@@ -1,4 +1,4 @@
-"""Group commit: who waits for the disk shares an fsync, and nobody is told before it is done (R17)."""
+"""Group commit: who waits for the disk shares an fsync, and nobody is told before it is done."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Data directories: a broken one goes offline alone and loudly, and no start takes data for rubbish (R17, R18)."""
+"""Data directories: a broken one goes offline alone and loudly, and no start takes data for rubbish."""
 
 import errno
 import json
@@ -169,7 +169,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_is_really_full(tmp_path: Path, small_disk: Path) -> None:
-    """R18: the records that were acknowledged are there, before and after a restart with room."""
+    """The records that were acknowledged are there, before and after a restart with room."""
     acknowledged = []
     with BrokerThread(tmp_path / "large", small_disk) as broker:
         good, bad = two_topics(broker)
@@ -328,7 +328,7 @@ def delete_records(one: Connection, topic: str, offset: int) -> None:
 
 
 def test_a_topic_made_anew_keeps_its_records_after_a_crash(tmp_path: Path) -> None:
-    """The checkpoints of the deleted one said that the log begins later: all that was acknowledged was cut (R17)."""
+    """The checkpoints of the deleted one said that the log begins later: all that was acknowledged was cut."""
     with BrokerThread(tmp_path / "data") as broker, broker.connect() as one:
         broker.create("orders")
         broker.create("others")
@@ -347,7 +347,7 @@ def test_a_topic_made_anew_keeps_its_records_after_a_crash(tmp_path: Path) -> No
 
 
 def test_data_in_a_directory_that_is_away_is_not_hidden(tmp_path: Path) -> None:
-    """Neither a change of the topic nor a new topic of the name may take an old log's place (R17)."""
+    """Neither a change of the topic nor a new topic of the name may take an old log's place."""
     first, second, away = (tmp_path / name for name in ("first", "second", "away"))
     with BrokerThread(first, second) as broker, broker.connect() as one:
         for name in ("filler", "orders", "others", "shop"):  # by turns in the first and the second

@@ -1,4 +1,4 @@
-"""/metrics and /healthz: Kafka's names, values that follow the traffic, and a server that cannot be held up (R52)."""
+"""/metrics and /healthz: Kafka's names, values that follow the traffic, and a server that cannot be held up."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""`levada group` as operators use it: what is printed where, how it ends, and what it changes (R32, R34)."""
+"""`levada group` as operators use it: what is printed where, how it ends, and what it changes."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -91,7 +91,7 @@ def test_a_group_at_work(levada: EmbeddedBroker, shell: Shell, topic: str) -> No
 
 
 def test_a_group_named_to_paint_the_terminal(levada: EmbeddedBroker, shell: Shell, topic: str) -> None:
-    """A name is data: a table shows it, JSON and -q give it as it is (R32)."""
+    """A name is data: a table shows it, JSON and -q give it as it is."""
     name = "red\x1b[31m\talert"
     client = Consumer({"bootstrap.servers": levada.bootstrap, "group.id": name})
     client.commit(offsets=[TopicPartition(topic, 0, 5)], asynchronous=False)

@@ -133,7 +133,7 @@ def test_a_port_that_is_taken(levada_broker: EmbeddedBroker, tmp_path: Path) -> 
 
 
 def test_metrics_that_have_another_port_say_so(tmp_path: Path) -> None:
-    """R52; whoever has the usual port."""
+    """Whoever has the usual port."""
     with ExitStack() as held:
         with suppress(OSError):
             held.enter_context(socket.create_server(("127.0.0.1", 9404)))

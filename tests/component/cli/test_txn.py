@@ -1,4 +1,4 @@
-"""`levada txn`: transactions are seen and ended by people: open ones, prepared ones, and those that hang (R26)."""
+"""`levada txn`: transactions are seen and ended by people: open ones, prepared ones, and those that hang."""
 
 import asyncio
 import uuid

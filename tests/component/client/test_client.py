@@ -46,7 +46,7 @@ async def produced(client: Client, topic: str, count: int, **options: Any) -> As
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_record_comes_back_as_it_was_sent(levada: EmbeddedBroker, codec: Any) -> None:
-    """R13, R14: key, value, headers and timestamp survive each codec, as do null and empty."""
+    """Key, value, headers and timestamp survive each codec, as do null and empty."""
     topic = levada.topic()
     headers = (("trace", b"1"), ("empty", b""), ("null", None))
 
@@ -87,7 +87,7 @@ def test_the_client_runs_on_uvloop(levada: EmbeddedBroker) -> None:
 
 @pytest.mark.parametrize("acks", [0, 1, "all"])
 def test_many_records_keep_their_order(levada: EmbeddedBroker, acks: Any) -> None:
-    """R23, R29: through batches of different sizes, with every level of acknowledgement."""
+    """Through batches of different sizes, with every level of acknowledgement."""
     topic = levada.topic()
 
     async def work(client: Client) -> None:
@@ -107,7 +107,6 @@ def test_many_records_keep_their_order(levada: EmbeddedBroker, acks: Any) -> Non
 
 
 def test_keys_choose_partitions_and_records_without_keys_spread(levada: EmbeddedBroker) -> None:
-    """R12."""
     topic = levada.topic(partitions=4)
 
     async def work(client: Client) -> None:
@@ -127,7 +126,7 @@ def test_keys_choose_partitions_and_records_without_keys_spread(levada: Embedded
 
 
 def test_linger_gathers_records_into_one_batch(levada: EmbeddedBroker) -> None:
-    """R20: 100 sends within the linger are one request."""
+    """100 sends within the linger are one request."""
     topic = levada.topic()
 
     async def work(client: Client) -> None:
@@ -164,7 +163,7 @@ def test_a_full_buffer_makes_the_sender_wait(levada: EmbeddedBroker) -> None:
     ["NOT_LEADER_OR_FOLLOWER", "UNKNOWN_TOPIC_OR_PARTITION", "NOT_ENOUGH_REPLICAS", "REQUEST_TIMED_OUT"],
 )
 def test_what_may_heal_is_tried_again(levada: EmbeddedBroker, error: str) -> None:
-    """R25: with the same sequence numbers, so each record is stored once and in order."""
+    """With the same sequence numbers, so each record is stored once and in order."""
     topic = levada.topic(partitions=2)
 
     async def work(client: Client) -> None:
@@ -204,7 +203,7 @@ def test_a_lost_connection_loses_no_record(levada: EmbeddedBroker, api: str) -> 
 
 
 def test_a_batch_that_was_stored_although_the_answer_was_lost_is_stored_once(levada: EmbeddedBroker) -> None:
-    """R25: the request times out after the append; the second attempt carries the same sequence."""
+    """The request times out after the append; the second attempt carries the same sequence."""
     topic = levada.topic()
 
     async def work(client: Client) -> None:
@@ -379,7 +378,7 @@ def test_a_producer_cannot_be_made_of_nonsense(levada: EmbeddedBroker, options: 
 
 
 def test_where_a_consumer_may_start(levada: EmbeddedBroker) -> None:
-    """R4, R5: earliest, latest, an offset, the last few, a time, an offset for each partition."""
+    """Earliest, latest, an offset, the last few, a time, an offset for each partition."""
     topic = levada.topic()
 
     async def offset(client: Client, start: Any) -> int:
@@ -407,7 +406,7 @@ def test_where_a_consumer_may_start(levada: EmbeddedBroker) -> None:
 
 
 def test_seek_and_positions(levada: EmbeddedBroker) -> None:
-    """R5: a consumer may go back, into the middle of a batch too."""
+    """A consumer may go back, into the middle of a batch too."""
     topic = levada.topic()
 
     async def work(client: Client) -> None:
@@ -451,7 +450,7 @@ def test_an_offset_that_the_log_does_not_hold(levada: EmbeddedBroker) -> None:
 
 
 def test_a_waiting_consumer_gets_what_comes(levada: EmbeddedBroker) -> None:
-    """R30: the long poll is open before the record is there."""
+    """The long poll is open before the record is there."""
     topic = levada.topic(partitions=3)
 
     async def work(client: Client) -> None:
@@ -514,7 +513,6 @@ def test_offsets_of_partitions_by_time(levada: EmbeddedBroker) -> None:
 
 
 def test_partitions_that_were_added_are_found_in_time(levada: EmbeddedBroker) -> None:
-    """R15."""
     topic = levada.topic()
 
     async def work(client: Client) -> None:

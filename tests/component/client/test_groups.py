@@ -85,7 +85,7 @@ async def until_each_has(shares: Sequence[int], *consumers: GroupConsumer) -> No
 
 
 def test_a_group_goes_on_where_it_has_committed(broker: EmbeddedBroker, group: str) -> None:
-    """R34: what was committed is not read again, what was not is."""
+    """What was committed is not read again, what was not is."""
     topic = broker.topic()
 
     async def work(client: Client) -> None:
@@ -108,7 +108,7 @@ def test_a_group_goes_on_where_it_has_committed(broker: EmbeddedBroker, group: s
 
 
 def test_a_group_reads_what_matches_a_pattern(broker: EmbeddedBroker, group: str) -> None:
-    """R33, KIP-848: also topics that are made later."""
+    """KIP-848: also topics that are made later."""
 
     async def work(client: Client) -> None:
         named = broker.topic()
@@ -157,7 +157,7 @@ def test_where_a_group_without_offsets_starts(broker: EmbeddedBroker) -> None:
 def test_members_share_partitions_and_take_over_from_one_that_leaves(
     broker: EmbeddedBroker, group: str
 ) -> None:
-    """R31: everything is read once, since those who lose a partition commit first."""
+    """Everything is read once, since those who lose a partition commit first."""
     topic = broker.topic(partitions=4)
 
     async def work(client: Client) -> None:
@@ -185,7 +185,7 @@ def test_members_share_partitions_and_take_over_from_one_that_leaves(
 
 
 def test_a_member_that_is_killed_is_replaced(broker: EmbeddedBroker, group: str) -> None:
-    """R32: its session runs out, and the other one has everything."""
+    """Its session runs out, and the other one has everything."""
     topic = broker.topic(partitions=2)
 
     async def work(client: Client) -> None:
@@ -210,7 +210,7 @@ def test_a_member_that_is_killed_is_replaced(broker: EmbeddedBroker, group: str)
 def test_one_that_does_not_come_back_loses_its_partitions_and_hears_of_it(
     broker: EmbeddedBroker, group: str
 ) -> None:
-    """R34: its commit is refused; when it asks for more, it joins again and reads what the group has committed."""
+    """Its commit is refused; when it asks for more, it joins again and reads what the group has committed."""
     topic = broker.topic()
     lost: list[TopicPartition] = []
 
@@ -238,7 +238,7 @@ def test_one_that_does_not_come_back_loses_its_partitions_and_hears_of_it(
 
 
 def test_at_least_once_saves_what_was_dealt_with(broker: EmbeddedBroker, group: str) -> None:
-    """R27: leaving in order saves everything, an error all but the record in hand."""
+    """Leaving in order saves everything, an error all but the record in hand."""
     topic = broker.topic()
 
     async def at_the_fifteenth(consumer: GroupConsumer) -> None:
@@ -265,7 +265,7 @@ def test_at_least_once_saves_what_was_dealt_with(broker: EmbeddedBroker, group: 
 
 
 def test_at_most_once_saves_before_it_hands_out(broker: EmbeddedBroker, group: str) -> None:
-    """R27: what was handed out is not seen again, whatever became of it."""
+    """What was handed out is not seen again, whatever became of it."""
     topic = broker.topic()
 
     async def with_the_first(consumer: GroupConsumer) -> None:
@@ -286,7 +286,7 @@ def test_at_most_once_saves_before_it_hands_out(broker: EmbeddedBroker, group: s
 
 
 def test_partitions_are_saved_when_they_are_taken_away(broker: EmbeddedBroker, group: str) -> None:
-    """R27: at least once, and also without a crash nothing twice."""
+    """At least once, and also without a crash nothing twice."""
     topic = broker.topic(partitions=2)
 
     async def work(client: Client) -> None:
@@ -301,7 +301,7 @@ def test_partitions_are_saved_when_they_are_taken_away(broker: EmbeddedBroker, g
 
 
 def test_offsets_may_be_kept_elsewhere(broker: EmbeddedBroker, group: str) -> None:
-    """R28: `on_assign` goes to where the output says that it is."""
+    """`on_assign` goes to where the output says that it is."""
     topic = broker.topic(partitions=2)
 
     async def work(client: Client) -> None:
@@ -338,7 +338,7 @@ def test_a_hook_that_fails_is_told_and_the_partitions_move(broker: EmbeddedBroke
 
 
 def test_a_static_member_comes_back_to_what_it_had(broker: EmbeddedBroker, group: str) -> None:
-    """R33: its place is kept for it, and nobody else may have it meanwhile."""
+    """Its place is kept for it, and nobody else may have it meanwhile."""
     topic = broker.topic(partitions=4)
 
     async def work(client: Client) -> None:
@@ -359,7 +359,7 @@ def test_a_static_member_comes_back_to_what_it_had(broker: EmbeddedBroker, group
 
 
 def test_a_consumer_that_is_not_asked_for_records_leaves(broker: EmbeddedBroker, group: str) -> None:
-    """R32: a program that hangs does not keep its partitions, although its heartbeats go on."""
+    """A program that hangs does not keep its partitions, although its heartbeats go on."""
     topic = broker.topic()
 
     async def work(client: Client) -> None:
@@ -495,7 +495,7 @@ def test_a_topic_that_comes_later_is_read(broker: EmbeddedBroker, group: str) ->
 
 
 def test_a_caller_that_gives_up_loses_nothing(broker: EmbeddedBroker, group: str) -> None:
-    """R34: a wait that is cut off at any moment leaves the consumer whole."""
+    """A wait that is cut off at any moment leaves the consumer whole."""
     topic = broker.topic(partitions=4)
 
     async def work(client: Client) -> None:

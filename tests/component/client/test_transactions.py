@@ -83,7 +83,6 @@ async def values(client: Client, topic: str, isolation: Any = "read_committed") 
 def test_what_is_aborted_is_seen_by_nobody_who_asks_for_committed_records(
     broker: EmbeddedBroker, name: str
 ) -> None:
-    """R26."""
     topic = broker.topic()
 
     async def work(client: Client) -> None:
@@ -101,7 +100,7 @@ def test_what_is_aborted_is_seen_by_nobody_who_asks_for_committed_records(
 
 
 def test_a_transaction_counts_in_all_its_partitions_at_once(broker: EmbeddedBroker, name: str) -> None:
-    """R26: until it ends, nobody who asks for committed records sees any of it, nor what is behind it."""
+    """Until it ends, nobody who asks for committed records sees any of it, nor what is behind it."""
     topic, other = broker.topic(partitions=3), broker.topic()
 
     async def work(client: Client) -> None:
@@ -143,7 +142,7 @@ async def copy(
 
 
 def test_records_are_copied_exactly_once(broker: EmbeddedBroker, name: str) -> None:
-    """R26: two copiers that fail again and again, of which one leaves; the copy equals the source."""
+    """Two copiers that fail again and again, of which one leaves; the copy equals the source."""
     source, target = broker.topic(partitions=2), broker.topic(partitions=2)
     total = 400
 
@@ -171,7 +170,6 @@ def test_records_are_copied_exactly_once(broker: EmbeddedBroker, name: str) -> N
 
 
 def test_offsets_count_only_with_their_transaction(broker: EmbeddedBroker, name: str) -> None:
-    """R26."""
     source, target = broker.topic(), broker.topic()
     place = TopicPartition(source, 0)
 
@@ -196,7 +194,7 @@ def test_offsets_count_only_with_their_transaction(broker: EmbeddedBroker, name:
 
 
 def test_the_last_one_to_start_has_the_transactional_id(broker: EmbeddedBroker, name: str) -> None:
-    """R26: what the one before had open is aborted, and it cannot write any more."""
+    """What the one before had open is aborted, and it cannot write any more."""
     topic = broker.topic()
 
     async def work(client: Client) -> None:
@@ -219,7 +217,7 @@ def test_the_last_one_to_start_has_the_transactional_id(broker: EmbeddedBroker, 
 
 
 def test_a_transaction_that_stays_open_is_aborted(broker: EmbeddedBroker, name: str) -> None:
-    """R26: nobody waits for a producer that hangs."""
+    """Nobody waits for a producer that hangs."""
     topic = broker.topic()
 
     async def hang(producer: TransactionalProducer, consumer: Any) -> None:
@@ -243,7 +241,7 @@ def test_a_transaction_that_stays_open_is_aborted(broker: EmbeddedBroker, name: 
 
 
 def test_a_member_that_was_fenced_cannot_commit_in_a_transaction(broker: EmbeddedBroker, name: str) -> None:
-    """R26: what it read belongs to others, so what it made of it does not count."""
+    """What it read belongs to others, so what it made of it does not count."""
     source, target = broker.topic(), broker.topic()
 
     async def copy_it(consumer: GroupConsumer, producer: TransactionalProducer) -> None:
@@ -301,7 +299,6 @@ def test_what_may_heal_is_tried_again(broker: EmbeddedBroker, name: str, api: st
 
 @pytest.mark.parametrize("api", ["init_producer_id", "produce", "txn_offset_commit", "end_txn"])
 def test_a_lost_connection_doubles_nothing(broker: EmbeddedBroker, name: str, api: str) -> None:
-    """R26."""
     source, target = broker.topic(), broker.topic()
 
     async def work(client: Client) -> None:
@@ -322,7 +319,7 @@ def test_a_lost_connection_doubles_nothing(broker: EmbeddedBroker, name: str, ap
 
 
 def test_an_end_whose_answer_was_lost_is_asked_for_again(broker: EmbeddedBroker, name: str) -> None:
-    """R26: the transaction is committed once, and the producer learns its new epoch."""
+    """The transaction is committed once, and the producer learns its new epoch."""
     topic = broker.topic()
 
     async def work(client: Client) -> None:
@@ -338,7 +335,7 @@ def test_an_end_whose_answer_was_lost_is_asked_for_again(broker: EmbeddedBroker,
 def test_a_transaction_with_a_record_that_fails_cannot_be_committed(
     broker: EmbeddedBroker, name: str
 ) -> None:
-    """R26: although nobody looked at the record's future; the next transaction is not harmed."""
+    """Although nobody looked at the record's future; the next transaction is not harmed."""
     topic = broker.topic(max_message_bytes=1_000)
 
     async def work(client: Client) -> None:
@@ -355,7 +352,7 @@ def test_a_transaction_with_a_record_that_fails_cannot_be_committed(
 
 
 def test_nobody_knows_how_it_ended(broker: EmbeddedBroker, name: str) -> None:
-    """R26: a producer that could not hear of the end of its transaction does not guess."""
+    """A producer that could not hear of the end of its transaction does not guess."""
     topic = broker.topic()
 
     async def work(client: Client) -> None:
@@ -443,7 +440,7 @@ asyncio.run(main(*sys.argv[1:]))
 def test_a_transaction_is_prepared_in_one_process_and_committed_from_another(
     broker: EmbeddedBroker, name: str
 ) -> None:
-    """R26: whoever knows id and epoch ends it; the second time is no error, the other way is one."""
+    """Whoever knows id and epoch ends it; the second time is no error, the other way is one."""
     topic = broker.topic()
     gone = subprocess.run(
         [sys.executable, "-c", PREPARER, broker.bootstrap, name, topic], stdout=subprocess.PIPE, timeout=60
@@ -471,7 +468,7 @@ def test_a_transaction_is_prepared_in_one_process_and_committed_from_another(
 def test_a_prepared_transaction_that_another_producer_finds_is_aborted(
     broker: EmbeddedBroker, name: str
 ) -> None:
-    """R26: unless it asks to keep it."""
+    """Unless it asks to keep it."""
     topic = broker.topic()
 
     async def work(client: Client) -> None:

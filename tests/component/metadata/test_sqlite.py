@@ -388,7 +388,7 @@ def test_metadata_that_is_not_of_the_log_dirs_is_refused(tmp_path: Path, file: s
 
 @on_a_loop
 async def test_two_processes_share_producer_ids_without_giving_one_twice(tmp_path: Path) -> None:
-    """R25: an id belongs to one producer, whichever broker gave it."""
+    """An id belongs to one producer, whichever broker gave it."""
     brokers = [await started(tmp_path / "m.db", [], node_id) for node_id in (1, 2)]
     ends: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Sockets to frames and back: real sockets, a real listener, and a handler that tells what it was handed (R49)."""
+"""Sockets to frames and back: real sockets, a real listener, and a handler that tells what it was handed."""
 
 import asyncio
 import contextlib
@@ -231,7 +231,7 @@ def test_requests_in_flight_are_limited() -> None:
 
 @pytest.mark.parametrize("kind", ["bytes", "views"])
 def test_a_client_that_does_not_read_waits_and_is_then_served(kind: str) -> None:
-    """R49: what lies with the broker for one client is bounded, and nothing is lost or out of order."""
+    """What lies with the broker for one client is bounded, and nothing is lost or out of order."""
     size, count, queued_bytes_max = 100 * KIB, 400, 2 * MIB
     most = 0
 

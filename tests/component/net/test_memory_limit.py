@@ -1,4 +1,4 @@
-"""A connection that may not begin a request gathers none, and goes on as soon as it may (R49)."""
+"""A connection that may not begin a request gathers none, and goes on as soon as it may."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Runs of pipelines: who runs, who ran, how far they are, without Spark (R60)."""
+"""Runs of pipelines: who runs, who ran, how far they are, without Spark."""
 
 import fcntl
 import json

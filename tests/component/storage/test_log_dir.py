@@ -1,4 +1,4 @@
-"""A data directory: one owner, one lock, and partitions that are found again (R17, R21)."""
+"""A data directory: one owner, one lock, and partitions that are found again."""
 
 import os
 import subprocess

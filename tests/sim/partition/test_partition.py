@@ -1,4 +1,4 @@
-"""The storage and producer machines under crashes, torn writes and failing disks, by many seeds (R17, R21, R25).
+"""The storage and producer machines under crashes, torn writes and failing disks, by many seeds.
 
 What was fsynced is never lost, what is served has a valid CRC and is what was stored there, recovery is idempotent,
 an acknowledgement is kept, a sequence is in the log once.

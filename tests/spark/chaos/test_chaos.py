@@ -1,4 +1,4 @@
-"""Exactly once under kill -9: topic to topic, with and without counts, while driver, worker and broker die (R62).
+"""Exactly once under kill -9: topic to topic, with and without counts, while driver, worker and broker die.
 
 A few kills here; `make chaos-spark` does the rest: everybody at every step, then at random, then executors.
 """

@@ -1,4 +1,4 @@
-"""archive under kill -9: lake and log have each record once, while driver, worker and broker die (R61).
+"""archive under kill -9: lake and log have each record once, while driver, worker and broker die.
 
 A few kills here; `make chaos-spark` does the rest: at every step, then at random. The steps are in the driver's Python,
 so "worker", the process that comes to a step, means that one alone there, while its JVM lives a moment longer.

@@ -1,4 +1,4 @@
-"""A Spark Declarative Pipelines project over topics, run as users run it, and Spark Connect behind it (R60).
+"""A Spark Declarative Pipelines project over topics, run as users run it, and Spark Connect behind it.
 
 Both start a Connect server, for which Spark has one port: they are in one file, so that they never run at once.
 """
@@ -23,7 +23,7 @@ from levada.testing import EmbeddedBroker
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 220
 PROJECT = ROOT / "examples" / "declarative"
-# Flows start at the same moment: what they put into the map they share must be there before (R60).
+# Flows start at the same moment: what they put into the map they share must be there before.
 PREPARED = """
 from pyspark.sql.session import SparkSession
 from levada.spark.session.session import STREAM_VARIABLES

@@ -1,4 +1,4 @@
-"""The examples of pipelines do what they say: real programs against a real broker, one after the other (R60, R63, R64).
+"""The examples of pipelines do what they say: real programs against a real broker, one after the other.
 
 They share one Spark, whose start would be most of their time.
 """

@@ -1,4 +1,4 @@
-"""The tutorial runs from top to bottom, and its notebook is the same text (R60)."""
+"""The tutorial runs from top to bottom, and its notebook is the same text."""
 
 import json
 import re

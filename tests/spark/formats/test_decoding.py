@@ -49,7 +49,7 @@ def outcome(decode: object, data: memoryview, *rest: object) -> object:
 @THOROUGH
 @given(logs(), st.data())
 def test_any_part_of_any_log_is_decoded_as_by_the_twin(log: Log, data: st.DataObject) -> None:
-    """Offsets, times, nulls, headers, codecs, gaps, markers and aborted transactions (R13, R14, R26)."""
+    """Offsets, times, nulls, headers, codecs, gaps, markers and aborted transactions."""
     first = read_header(log.data).base_offset
     start = data.draw(st.integers(max(first - 2, 0), log.end + 1))
     end = data.draw(st.integers(start, log.end + 2))
@@ -142,7 +142,7 @@ def test_kio_reads_the_same(log: Log) -> None:
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_what_librdkafka_writes_is_read(broker: EmbeddedBroker, codec: str) -> None:
-    """Key, value, headers and timestamp of each record as it was given to librdkafka (R13, R14)."""
+    """Key, value, headers and timestamp of each record as it was given to librdkafka."""
     chance = random.Random(codec)
     topic = broker.topic(partitions=1)
     settings = {

@@ -92,7 +92,7 @@ def encode(case: Case, partitions: Any, **options: Any) -> list[EncodedBatch]:
 @THOROUGH
 @given(cases(), st.data())
 def test_what_is_encoded_is_what_was_given(case: Case, data: st.DataObject) -> None:
-    """R13, R14, R29: every field, every codec, in the order given within each partition; batches within their limit."""
+    """Every field, every codec, in the order given within each partition; batches within their limit."""
     count = data.draw(st.integers(1, 4))
     partitions = np.array([data.draw(st.integers(0, count - 1)) for _ in case.records], np.int32)
     codec, limit = (
@@ -169,7 +169,6 @@ def test_no_rows_are_no_batches() -> None:
 @THOROUGH
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=50), st.integers(1, 100))
 def test_keys_choose_as_in_the_client(keys: list[bytes], count: int) -> None:
-    """R12."""
     rows = Rows(pa.array(keys, pa.binary()), pa.array(keys, pa.binary()))
     assert assign_partitions(rows, count, StickyPartition()).tolist() == [
         partition_for_key(key, count) for key in keys
@@ -292,7 +291,7 @@ def test_librdkafka_reads_what_is_encoded(broker: EmbeddedBroker, codec: Codec) 
 
 
 def test_librdkafka_chooses_the_same_partitions(broker: EmbeddedBroker) -> None:
-    """R12: same key, same partition, whoever writes; librdkafka has Kafka's choice as murmur2_random."""
+    """Same key, same partition, whoever writes; librdkafka has Kafka's choice as murmur2_random."""
     chance = random.Random(12)
     topic = broker.topic(partitions=7)
     keys = [chance.randbytes(chance.randrange(1, 30)) for _ in range(500)]

@@ -1,4 +1,4 @@
-"""`levada pipeline` as a user types it: what it prints, keeps and refuses (R60, R61, R62, R63, R64).
+"""`levada pipeline` as a user types it: what it prints, keeps and refuses.
 
 Commands run in this process, on the Spark that the tests share; one is a process of its own, to be interrupted.
 """

@@ -1,4 +1,4 @@
-"""Why a pipeline failed is said in a sentence, wherever Python raised it (R60)."""
+"""Why a pipeline failed is said in a sentence, wherever Python raised it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

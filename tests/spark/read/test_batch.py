@@ -1,4 +1,4 @@
-"""`spark.read.format("levada")`: a topic as a table of Spark, in Python and in SQL (R61)."""
+"""`spark.read.format("levada")`: a topic as a table of Spark, in Python and in SQL."""
 
 import json
 from typing import TYPE_CHECKING

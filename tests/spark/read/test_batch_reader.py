@@ -1,4 +1,4 @@
-"""A batch: the stock connector's columns and options, by the reader as a plain object (R61)."""
+"""A batch: the stock connector's columns and options, by the reader as a plain object."""
 
 import json
 from datetime import UTC, datetime

@@ -120,7 +120,6 @@ def transactions(bootstrap: str, topic: str) -> list[bytes]:
 
 
 def test_aborted_records_are_not_read(broker: EmbeddedBroker) -> None:
-    """R26."""
     topic = broker.topic()
     kept = transactions(broker.bootstrap, topic)
     assert [key for _, key in read(broker.bootstrap, topic, 0, 123)] == kept
@@ -153,7 +152,7 @@ def test_an_open_transaction_is_waited_for_and_named(broker: EmbeddedBroker) -> 
 
 
 def test_a_compacted_log_is_read_to_its_end(tmp_path: Path) -> None:
-    """R22: offsets that do not exist any more are passed over, also where a range begins and ends among them."""
+    """Offsets that do not exist any more are passed over, also where a range begins and ends among them."""
     with BrokerThread(tmp_path, log_cleaner_backoff_ms=20) as broker:
         broker.create("t", cleanup_policy="compact", segment_bytes=20_000, min_cleanable_dirty_ratio=0.01)
         keys = [b"%d" % (number % 5) for number in range(2_000)]
@@ -178,7 +177,7 @@ def delete_before(bootstrap: str, topic: str, offset: int) -> None:
 
 
 def test_records_deleted_before_they_were_read_are_a_loss(broker: EmbeddedBroker) -> None:
-    """R19: retention or DeleteRecords overtook the reader."""
+    """Retention or DeleteRecords overtook the reader."""
     topic, keys = broker.topic(), numbers(500)
     produce(broker.bootstrap, topic, keys)
     delete_before(broker.bootstrap, topic, 123)
@@ -266,7 +265,7 @@ def test_a_topic_made_again_in_the_middle_is_not_the_old_one(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("planned", [True, False])
 def test_what_a_worker_remembers_of_a_topic_may_be_older_than_the_plan(tmp_path: Path, planned: bool) -> None:
-    """Its client is kept from task to task: a topic that was created again is read as it is now (R61)."""
+    """Its client is kept from task to task: a topic that was created again is read as it is now."""
     with BrokerThread(tmp_path) as broker:
         broker.create("t")
         produce(broker.bootstrap, "t", numbers(100))
@@ -335,7 +334,7 @@ def test_a_connection_that_is_lost_is_made_again(broker: EmbeddedBroker) -> None
 
 
 def test_a_broker_that_restarts_is_waited_for(tmp_path: Path) -> None:
-    """R21: killed in the middle of a range."""
+    """Killed in the middle of a range."""
     with BrokerProcess(tmp_path) as server:
         produce(server.bootstrap, "t", numbers(5_000))
         chunks = fetch_range(server.bootstrap, TopicPartition("t", 0), 0, 5_000, SMALL)

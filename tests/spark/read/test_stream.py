@@ -1,4 +1,4 @@
-"""`spark.readStream.format("levada")`: queries that run, end, go on, and are seen by others (R60)."""
+"""`spark.readStream.format("levada")`: queries that run, end, go on, and are seen by others."""
 
 import json
 import subprocess

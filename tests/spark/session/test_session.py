@@ -1,4 +1,4 @@
-"""`levada.spark.session.session()`: a Spark that is well set, with the user's Java or none, new or given (R60)."""
+"""`levada.spark.session.session()`: a Spark that is well set, with the user's Java or none, new or given."""
 
 import os
 import shutil
@@ -51,7 +51,7 @@ def test_a_session_that_is_there_is_used_and_keeps_what_its_owner_set(spark: "Sp
 
 
 def test_streams_add_no_name_to_the_map_they_share(spark: "SparkSession", broker: EmbeddedBroker) -> None:
-    """Two that add one at the same moment break it for good (R60)."""
+    """Two that add one at the same moment break it for good."""
     kept = spark.newSession()
     kept.dataSource.register(LevadaDataSource)  # a map that no stream has seen
     assert not shared_by_streams(kept).keys() & STREAM_VARIABLES.keys()

@@ -1,4 +1,4 @@
-"""Spark's Python processes start from what pip compiled (R60)."""
+"""Spark's Python processes start from what pip compiled."""
 
 import os
 from collections.abc import Iterator

@@ -110,7 +110,7 @@ for _ in range(3):  # tasks
 @pytest.mark.skipif(sys.platform != "linux", reason="others acknowledge in other ways")
 @pytest.mark.parametrize("spec", ["pyspark.daemon", "other"])
 def test_what_arrives_in_a_worker_is_acknowledged_at_once(spec: str) -> None:
-    """Every time; a program that is no worker is left alone (R60)."""
+    """Every time; a program that is no worker is left alone."""
     done = subprocess.run([sys.executable, "-c", ARRIVAL, spec], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == [str(spec != "pyspark.daemon")] * 3, done.stderr
 

@@ -1,4 +1,4 @@
-"""`spark-sql-kafka-0-10` unchanged against Levada, in batches (R65): begins and ends, splits, columns, writes."""
+"""`spark-sql-kafka-0-10` unchanged against Levada, in batches: begins and ends, splits, columns, writes."""
 
 import json
 from typing import Any

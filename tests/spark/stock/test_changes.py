@@ -1,4 +1,4 @@
-"""The stock connector while topics change under it (R65): growth, deletion, retention, both ways of failOnDataLoss."""
+"""The stock connector while topics change under it: growth, deletion, retention, both ways of failOnDataLoss."""
 
 import pytest
 from pyspark.errors import StreamingQueryException

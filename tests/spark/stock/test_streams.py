@@ -1,4 +1,4 @@
-"""`spark-sql-kafka-0-10` unchanged against Levada, as a stream (R60, R65): topic to topic, live, in real time."""
+"""`spark-sql-kafka-0-10` unchanged against Levada, as a stream: topic to topic, live, in real time."""
 
 import json
 import time

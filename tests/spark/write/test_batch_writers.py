@@ -1,4 +1,4 @@
-"""Batch jobs as plain writers: which records rows become, when they are seen, and what goes wrong clearly (R60-R62)."""
+"""Batch jobs as plain writers: which records rows become, when they are seen, and what goes wrong clearly."""
 
 import linecache
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""`format("levada")` as a sink in Spark: batches, streams and their restarts (R60-R62)."""
+"""`format("levada")` as a sink in Spark: batches, streams and their restarts."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Answers that wait: for bytes, for time, for whoever has promised them (R4)."""
+"""Answers that wait: for bytes, for time, for whoever has promised them."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Buffers for received bytes: reused only after the turn, and never given on a mere promise (R49)."""
+"""Buffers for received bytes: reused only after the turn, and never given on a mere promise."""
 
 from random import Random
 

@@ -29,7 +29,7 @@ def placed(given_records: list[Record], base_offset: int) -> list[Record]:
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(records, st.sampled_from(Codec), st.integers(0, 2**50))
 def test_what_is_written_comes_back(given_records: list[Record], codec: Codec, base_offset: int) -> None:
-    """R13, R14: key, value, headers, timestamps and order survive every codec."""
+    """Key, value, headers, timestamps and order survive every codec."""
     batch = memoryview(batches.encode(given_records, base_offset=base_offset, codec=codec))
     header = batches.read_header(batch)
     assert batches.crc_is_valid(batch)
@@ -120,7 +120,7 @@ def test_garbage_is_refused(codec: Codec) -> None:
 def test_records_unfold_into_their_place_as_elsewhere_or_not_at_all(
     codec: Codec, part: bytes, times: int, spare: int, damage: tuple[int, int] | None
 ) -> None:
-    """In blocks of 64 KiB, some stored as they are; whatever is wrong, nothing is written beside the place (R14)."""
+    """In blocks of 64 KiB, some stored as they are; whatever is wrong, nothing is written beside the place."""
     plain = part * times + os.urandom(len(part))
     data = bytearray(compression.compress(codec, plain))
     if damage is not None:

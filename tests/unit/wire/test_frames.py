@@ -89,7 +89,7 @@ def test_pending_responses_are_cancelled_with_their_connection() -> None:
 def test_any_order_of_knowing_is_sent_in_the_order_of_asking(
     requests: list[tuple[bool, bytes, bool]], random: object
 ) -> None:
-    """R20: pipelined requests of one client are answered in their order, whatever waits for what."""
+    """Pipelined requests of one client are answered in their order, whatever waits for what."""
     outbox, unknown, sent = Outbox(AT_ONCE_MAX), [], b""
     for known, reply, in_pieces in requests:
         answer: Response = [reply[:10], memoryview(reply)[10:]] if in_pieces else reply

@@ -29,7 +29,7 @@ def batch_of(codec: Codec, **options: int) -> memoryview:
 
 @pytest.mark.parametrize("codec", list(Codec))
 def test_what_stays_of_a_batch_is_what_it_was(codec: Codec) -> None:
-    """R22: offsets, timestamps, headers, the producer and the codec are kept; the last offset too."""
+    """Offsets, timestamps, headers, the producer and the codec are kept; the last offset too."""
     view = batch_of(codec, producer_id=9, producer_epoch=2, base_sequence=77)
     header = read_header(view)
     data, spans = locate_records(view, header)

@@ -180,7 +180,7 @@ def test_usual_commits_are_kept_and_others_refused_as_ever(broker: BrokerThread,
 
 
 def test_who_waits_for_a_lost_journal_is_told(broker: BrokerThread) -> None:
-    """R34: what could not be written is not acknowledged."""
+    """What could not be written is not acknowledged."""
     assert committed(broker, 9, (0, 5)) == [ErrorCode.NONE]
     broker.call(broker.broker.groups.shard("g").partition.go_offline)
     assert committed(broker, 9, (0, 6), (1, 6)) == [ErrorCode.NOT_COORDINATOR] * 2

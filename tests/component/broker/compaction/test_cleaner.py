@@ -91,7 +91,7 @@ COMPACT: dict[str, Any] = {
 
 
 def test_a_broker_compacts_its_topics(tmp_path: Path) -> None:
-    """R22: through a process of its own, which is there only when it is needed and ends with the broker."""
+    """Through a process of its own, which is there only when it is needed and ends with the broker."""
     with BrokerThread(tmp_path, log_cleaner_backoff_ms=20) as broker:
         broker.create("deleted", segment_bytes=600)
         fill(broker, "deleted", 30)

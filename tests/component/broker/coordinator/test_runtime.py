@@ -164,7 +164,7 @@ def test_a_group_is_not_served_before_its_journal_is_read(
 def test_transactions_are_not_listed_before_all_their_journals_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever ends what is open must not take a part for the whole (R26)."""
+    """Whoever ends what is open must not take a part for the whole."""
     client = {"transactional_id": "x", "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
     with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         wire.call("find_coordinator", 4, {"key_type": 1, "coordinator_keys": ["x"]})
@@ -324,7 +324,7 @@ def group_size(one: BrokerThread) -> int:
 
 
 def test_nobody_hears_of_a_commit_before_it_is_on_disk(tmp_path: Path) -> None:
-    """With fsync before the answer (R17): neither who commits nor who asks."""
+    """With fsync before the answer: neither who commits nor who asks."""
     disk = FaultyDisk()
     with (
         BrokerThread(tmp_path, disk=disk, **QUICK, levada_acks_wait_for_fsync="true") as one,

@@ -1,4 +1,4 @@
-"""A partition: what may enter its log, when it is seen, and what a broken disk does to it (R9, R17, R23, R25)."""
+"""A partition: what may enter its log, when it is seen, and what a broken disk does to it."""
 
 import errno
 from collections.abc import Iterator
@@ -247,7 +247,7 @@ def test_log_append_time_is_stamped_and_signed(world: World) -> None:
 
 
 def test_a_duplicate_is_answered_with_its_first_offset(world: World) -> None:
-    """R25, also while the first is not yet written."""
+    """Also while the first is not yet written."""
     partition = world.open()
     append(partition, batch_of(b"other"))
     first, second = batch_of(b"a", b"b", producer=(5, 0, 0)), batch_of(b"c", producer=(5, 0, 2))
@@ -268,7 +268,7 @@ def test_sequences_have_no_gaps(world: World) -> None:
 
 @pytest.mark.parametrize("end", ["closed", "crashed", "crashed and its snapshots damaged"])
 def test_duplicates_are_known_after_a_restart(world: World, end: str) -> None:
-    """R25: from the snapshot, from the log after it, from the log alone."""
+    """From the snapshot, from the log after it, from the log alone."""
     partition = world.open(segment_bytes=400)
     batches = [batch_of(b"%d" % number * 200, producer=(5, 0, number)) for number in range(6)]
     for batch in batches:

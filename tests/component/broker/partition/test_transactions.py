@@ -1,4 +1,4 @@
-"""Transactions in one partition: what readers of committed records see, and who may write (R26)."""
+"""Transactions in one partition: what readers of committed records see, and who may write."""
 
 import os
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Compaction of logs on disk (R22): what is kept of a batch, of a log, and how the broker's cleaner process does it."""
+"""Compaction of logs on disk: what is kept of a batch, of a log, and how the broker's cleaner process does it."""
 
 import os
 import tempfile
@@ -95,7 +95,7 @@ some_records = st.lists(
 )
 @settings(max_examples=60, deadline=None)
 def test_the_latest_of_each_key_is_left(written: list[tuple[Pairs, Codec]], map_keys: int) -> None:
-    """R22, and a second cleaning changes nothing; with a small map it takes several."""
+    """A second cleaning changes nothing; with a small map it takes several."""
     with tempfile.TemporaryDirectory() as folder:
         log = compacted(Path(folder) / "t-0")
         for pairs, codec in written:

@@ -1,4 +1,4 @@
-"""The log against a list of batches: what is published is read, in order, by every way of reading (R9, R17, R18)."""
+"""The log against a list of batches: what is published is read, in order, by every way of reading."""
 
 import errno
 import os
@@ -219,7 +219,7 @@ def test_flush_moves_the_recovery_point_over_closed_segments(tmp_path: Path) -> 
 
 
 def test_few_handles_serve_many_logs(tmp_path: Path) -> None:
-    """R17: 2,000 partitions must fit the limit of open files."""
+    """2,000 partitions must fit the limit of open files."""
     handles = FileHandleCache(QuickDisk(), 16)
     logs = [open_log(tmp_path / f"t-{number}", handles=handles) for number in range(50)]
     before = len(os.listdir("/proc/self/fd"))
@@ -278,7 +278,7 @@ def test_epochs_tell_where_they_end(tmp_path: Path) -> None:
 
 
 def test_records_are_found_by_time(tmp_path: Path) -> None:
-    """R5: timestamps need not rise; the first record in the log that is late enough counts."""
+    """Timestamps need not rise; the first record in the log that is late enough counts."""
     chance = random.Random(7)
     log = open_log(tmp_path / "t-0", segment_bytes=2_000, segment_ms=10**12)
     times: list[int] = []
@@ -304,7 +304,6 @@ def _reopen(log: Log, folder: Path) -> Log:
 
 
 def test_retention_by_time_takes_the_old_and_rolls_an_expired_active_segment(tmp_path: Path) -> None:
-    """R19."""
     log = open_log(tmp_path / "t-0", segment_bytes=300, retention_ms=1_000)
     for number in range(10):
         append(log, value=b"x" * 150, timestamp=NOW_MS + 100 * number)
@@ -333,7 +332,7 @@ def test_retention_without_timestamps_goes_by_the_file(tmp_path: Path) -> None:
 
 
 def test_retention_by_size_and_by_deleted_records(tmp_path: Path) -> None:
-    """R19: DeleteRecords trims on request; a compacted topic keeps what nobody deleted."""
+    """DeleteRecords trims on request; a compacted topic keeps what nobody deleted."""
     log = open_log(tmp_path / "t-0", segment_bytes=300, retention_bytes=1_000)
     size = len(append(log, value=b"x" * 150))
     for _ in range(9):

@@ -1,4 +1,4 @@
-"""Logs that open after anything that may happen to their files (R21).
+"""Logs that open after anything that may happen to their files.
 
 The log opens, or refuses and names file and place; it never serves a batch that recovery found bad, and never loses
 a batch before the first bad byte.
@@ -353,7 +353,7 @@ def test_a_large_segment_is_scanned_in_blocks(tmp_path: Path) -> None:
 
 
 def test_opening_reads_no_more_than_it_must(tmp_path: Path) -> None:
-    """R21: 2,000 partitions must open quickly, so closed segments below the recovery point are not scanned."""
+    """2,000 partitions must open quickly, so closed segments below the recovery point are not scanned."""
 
     class CountingDisk(QuickDisk):
         read = 0

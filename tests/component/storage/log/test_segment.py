@@ -1,4 +1,4 @@
-"""Segments and their parts: walking batches, sparse indexes, slices of mappings, checkpoints (R17, R18)."""
+"""Segments and their parts: walking batches, sparse indexes, slices of mappings, checkpoints."""
 
 import os
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""activity: counts, top pages and sessions of a website, the same however often it is stopped (R62, R63)."""
+"""activity: counts, top pages and sessions of a website, the same however often it is stopped."""
 
 import json
 from collections import Counter

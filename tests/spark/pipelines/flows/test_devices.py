@@ -1,4 +1,4 @@
-"""devices: statistics, highest values and spells of many devices, over batches and streams (R62, R63)."""
+"""devices: statistics, highest values and spells of many devices, over batches and streams."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""logs: lines of many formats understood, rates and alerts kept, everything found again (R64)."""
+"""logs: lines of many formats understood, rates and alerts kept, everything found again."""
 
 import json
 from collections import Counter

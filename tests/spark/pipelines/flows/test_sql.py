@@ -1,4 +1,4 @@
-"""sql: topics as tables, results as a topic, errors in words (R60, R62)."""
+"""sql: topics as tables, results as a topic, errors in words."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""archive: every record of a topic is in the lake once, whatever dies or is lost in between (R61)."""
+"""archive: every record of a topic is in the lake once, whatever dies or is lost in between."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""A lake as a Delta table: readers of Delta and Levada's own see every record once (R61)."""
+"""A lake as a Delta table: readers of Delta and Levada's own see every record once."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A lake on HDFS is the same lake (R61)."""
+"""A lake on HDFS is the same lake."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""replay: what a lake has comes back into a topic in order, once, also if the replay is killed in between (R61)."""
+"""replay: what a lake has comes back into a topic in order, once, also if the replay is killed in between."""
 
 import time
 from datetime import UTC, datetime

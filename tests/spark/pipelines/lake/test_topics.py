@@ -1,4 +1,4 @@
-"""A lake belongs to topics, not to names: one that was deleted and made again is never taken for the old one (R61)."""
+"""A lake belongs to topics, not to names: one that was deleted and made again is never taken for the old one."""
 
 import json
 from pathlib import Path

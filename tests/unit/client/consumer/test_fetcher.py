@@ -45,7 +45,7 @@ def test_markers_are_passed_over_and_count_as_read() -> None:
 
 
 def test_aborted_records_are_left_out_up_to_their_marker() -> None:
-    """R26: two producers, of which one aborts, begins again and commits."""
+    """Two producers, of which one aborts, begins again and commits."""
     log = (
         data(0, b"aborted", producer_id=7)
         + data(1, b"other", producer_id=8)

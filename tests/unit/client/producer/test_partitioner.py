@@ -1,4 +1,4 @@
-"""Keys meet the partitions that Kafka's Java client chooses (R12)."""
+"""Keys meet the partitions that Kafka's Java client chooses."""
 
 import pytest
 

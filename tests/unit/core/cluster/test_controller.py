@@ -107,7 +107,7 @@ def test_a_manual_assignment_is_kept_and_its_first_broker_leads() -> None:
 
 @given(st.integers(1, 6), st.integers(1, 40), st.integers(1, 6), st.integers(0, 2**128 - 1))
 def test_placement_spreads_leaders_and_replicas(brokers: int, count: int, factor: int, number: int) -> None:
-    """R41: no broker leads or holds more than one partition above any other."""
+    """No broker leads or holds more than one partition above any other."""
     factor = min(factor, brokers)
     made = after(cluster(brokers), topic("a", number, partitions=count, replication_factor=factor)).topics[
         "a"
@@ -129,7 +129,6 @@ def test_an_internal_topic_keeps_its_partitions() -> None:
 
 
 def test_partitions_are_added_and_the_old_ones_stay() -> None:
-    """R15"""
     before = after(cluster(3), topic("a", partitions=2, replication_factor=2))
     grown = after(before, CreatePartitions("a", 5)).topics["a"]
     assert grown.partitions[:2] == before.topics["a"].partitions
@@ -234,7 +233,6 @@ def test_settings_of_one_broker_and_of_all() -> None:
 
 
 def test_producer_ids_are_given_in_blocks_and_end_some_day() -> None:
-    """R25"""
     image = after(cluster(), AllocateProducerIds(), AllocateProducerIds())
     assert image.next_producer_id == 2 * PRODUCER_ID_BLOCK
     exhausted = ClusterImage(next_producer_id=2**63 - PRODUCER_ID_BLOCK)

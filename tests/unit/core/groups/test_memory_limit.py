@@ -1,4 +1,4 @@
-"""What members say is held in memory: bounded for a group and for all of them (R32)."""
+"""What members say is held in memory: bounded for a group and for all of them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Committed offsets: who may commit, what is found again, what is forgotten (R34)."""
+"""Committed offsets: who may commit, what is found again, what is forgotten."""
 
 from typing import Any
 

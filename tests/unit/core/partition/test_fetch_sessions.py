@@ -1,4 +1,4 @@
-"""Incremental fetch sessions: who names only changes sees what one that names all sees (R20, R30)."""
+"""Incremental fetch sessions: who names only changes sees what one that names all sees."""
 
 from collections.abc import Callable, Sequence
 from uuid import UUID

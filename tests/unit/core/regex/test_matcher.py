@@ -1,4 +1,4 @@
-"""Patterns of topics: RE2's syntax, exact, and harmless whatever a client sends (R33)."""
+"""Patterns of topics: RE2's syntax, exact, and harmless whatever a client sends."""
 
 import re
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""The lake's commits, with writers that die or meet at every step (R61): a batch is in it wholly or not at all."""
+"""The lake's commits, with writers that die or meet at every step: a batch is in it wholly or not at all."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The slices of a replay: whatever the times of records, none is left out and none overtakes another (R61)."""
+"""The slices of a replay: whatever the times of records, none is left out and none overtakes another."""
 
 from collections import defaultdict
 from random import Random

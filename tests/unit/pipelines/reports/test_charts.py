@@ -1,4 +1,4 @@
-"""Charts and tables of reports, and the made-up streams, without Spark (R63)."""
+"""Charts and tables of reports, and the made-up streams, without Spark."""
 
 import random
 from datetime import UTC, datetime, timedelta

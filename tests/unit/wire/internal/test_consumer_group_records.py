@@ -1,4 +1,4 @@
-"""Records of consumer groups are Kafka's own, byte for byte (R33)."""
+"""Records of consumer groups are Kafka's own, byte for byte."""
 
 from typing import Any
 from uuid import UUID

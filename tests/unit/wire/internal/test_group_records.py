@@ -1,4 +1,4 @@
-"""Records of `__consumer_offsets`: byte for byte Kafka's, every version readable, damage noticed (R34)."""
+"""Records of `__consumer_offsets`: byte for byte Kafka's, every version readable, damage noticed."""
 
 from typing import Any
 
@@ -136,7 +136,7 @@ def test_the_short_way_to_write_a_group_ends_in_the_same_bytes(group: str, value
 
 @pytest.mark.parametrize(("size", "kept"), [(CACHED_BYTES_MAX, 1), (CACHED_BYTES_MAX + 1, 0), (1 << 20, 0)])
 def test_what_large_members_say_is_not_kept(size: int, kept: int) -> None:
-    """They are gone some day, and what is kept of them is not counted among what members hold (R32)."""
+    """They are gone some day, and what is kept of them is not counted among what members hold."""
     journal._cached_member_start.cache_clear()
     member = MemberMetadata("m", None, "", "/1", 2, 3, bytes(size), b"part")
     value = GroupMetadataValue("consumer", 1, "range", "m", 7, (member,))

@@ -1,4 +1,4 @@
-"""Records of `__transaction_state` and markers: Kafka's bytes, and nothing lost in between (R26)."""
+"""Records of `__transaction_state` and markers: Kafka's bytes, and nothing lost in between."""
 
 from dataclasses import fields
 

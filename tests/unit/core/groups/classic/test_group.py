@@ -1,4 +1,4 @@
-"""Groups of the classic protocol, rule by rule, as Kafka's coordinator has them (R31-R33)."""
+"""Groups of the classic protocol, rule by rule, as Kafka's coordinator has them."""
 
 from random import Random
 from typing import Any
@@ -49,7 +49,7 @@ def test_a_second_member_makes_the_first_join_again() -> None:
 
 
 def test_for_members_who_only_wait_the_group_is_not_copied() -> None:
-    """Of the requests of a rebalance nearly all are theirs (R32)."""
+    """Of the requests of a rebalance nearly all are theirs."""
     world = World()
     leader, second, third = world.stable(3)
     world.join(leader)
@@ -419,7 +419,7 @@ def test_a_static_member_that_returns_while_the_leader_assigns_starts_over() -> 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_a_session_ends_a_moment_after_its_time_and_never_before(seed: int) -> None:
-    """However often the member is heard of, by heartbeats or commits (R32)."""
+    """However often the member is heard of, by heartbeats or commits."""
     random, world = Random(seed), World()
     (member_id,) = world.stable(session_timeout_ms=10_000)
     heard_ms = world.now_ms
