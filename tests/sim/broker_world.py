@@ -14,7 +14,7 @@ from uuid import UUID
 
 from levada.broker.broker import Broker
 from levada.broker.coordinator.groups import group_coordinators
-from levada.broker.coordinator.metrics import CoordinatorFigures
+from levada.broker.coordinator.runtime import CoordinatorMetrics
 from levada.broker.coordinator.transactions import transaction_coordinators
 from levada.broker.partition.partition import Partition, PartitionContext
 from levada.config.broker import BrokerConfig
@@ -99,7 +99,7 @@ class SimBroker:
         self.image_listeners: list[Callable[[ClusterImage, ClusterImage], None]] = []
         self.partitions: dict[Place, Partition] = {}
         self.timers: list[Timer] = []
-        self.coordination = CoordinatorFigures()
+        self.coordinator_metrics = CoordinatorMetrics()
         self._numbers = count()
         itself = cast(Broker, self)
         self.groups = group_coordinators(itself)

@@ -14,7 +14,7 @@ from levada.api.request import RequestContext
 from levada.api.response_fields import AUTHORIZED_OPERATIONS_OMITTED, UNTHROTTLED
 from levada.broker.broker import Broker
 from levada.broker.controller import new_topic_id
-from levada.broker.coordinator.runtime import Coordinators
+from levada.broker.coordinator.runtime import CoordinatorRuntime
 from levada.core.cluster import topic_names
 from levada.core.cluster.controller import Command, CreateTopic, find_topic
 from levada.core.cluster.image import TopicImage
@@ -326,7 +326,7 @@ def find_coordinator(
 async def _create_then_find(
     context: RequestContext,
     request: "find_coordinator_v6.FindCoordinatorRequest",
-    coordinators: Coordinators[Any],
+    coordinators: CoordinatorRuntime[Any],
 ) -> "find_coordinator_v6.FindCoordinatorResponse":
     await coordinators.create_topic()
     return _coordinators(context, request)

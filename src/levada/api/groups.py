@@ -245,7 +245,7 @@ def each_group(
     shards: dict[int, list[str]] = {}
     groups = context.broker.groups
     for group_id in dict.fromkeys(group_ids):
-        shards.setdefault(groups.index(group_id), []).append(group_id)
+        shards.setdefault(groups.partition_for(group_id), []).append(group_id)
 
     def ask(some: list[str]) -> DelayedResult:
         def decide_all(machine: GroupsMachine, _: int, handle: ResponseHandle) -> Outcome:

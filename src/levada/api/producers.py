@@ -9,7 +9,7 @@ from levada.api.registry import handles
 from levada.api.request import RequestContext
 from levada.api.response_fields import UNTHROTTLED
 from levada.broker.broker import Broker
-from levada.broker.coordinator.shard import Shard
+from levada.broker.coordinator.shard import CoordinatorShard
 from levada.broker.purgatory import DelayedResult
 from levada.core.transactions.machine import (
     InitRequest,
@@ -81,7 +81,9 @@ def init_producer_id(
     return _init(context, broker.transactions.shard(name), wanted)
 
 
-async def _init(context: RequestContext, shard: Shard[TransactionsMachine], wanted: InitRequest) -> Any:
+async def _init(
+    context: RequestContext, shard: CoordinatorShard[TransactionsMachine], wanted: InitRequest
+) -> Any:
     """Retry while the coordinator aborts an open transaction, so that most clients need not retry themselves."""
     backoffs_s = iter(RETRY_BACKOFFS_S)
     while True:

@@ -124,7 +124,7 @@ def add_offsets_to_txn(
     """Say that a transaction will commit offsets of a group. Clients of version 2 need not."""
     name = _check_id(request.transactional_id)
     client = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
-    places = [(OFFSETS_TOPIC, context.broker.groups.index(request.group_id))]
+    places = [(OFFSETS_TOPIC, context.broker.groups.partition_for(request.group_id))]
     try:
         return context.broker.transactions.shard(name).submit(
             lambda machine, now_ms, handle: machine.add(name, client, places, 1, now_ms, handle),

@@ -53,7 +53,7 @@ def _ask(
         raise KafkaError(ErrorCode.INVALID_GROUP_ID, "an empty group id")
     broker = context.broker
     broker.groups.shard(request.group_id)
-    partition = broker.partition(OFFSETS_TOPIC, broker.groups.index(request.group_id))
+    partition = broker.partition(OFFSETS_TOPIC, broker.groups.partition_for(request.group_id))
     client = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
 
     def hear(errors: list[ErrorCode]) -> None:
@@ -76,7 +76,7 @@ def _commit(
     context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", answer: DelayedResult
 ) -> None:
     broker = context.broker
-    partition = broker.partition(OFFSETS_TOPIC, broker.groups.index(request.group_id))
+    partition = broker.partition(OFFSETS_TOPIC, broker.groups.partition_for(request.group_id))
     partition.producers.check_epoch(request.producer_id, request.producer_epoch)
     partition.transactions.check(request.producer_id, request.producer_epoch)
     commit = CommitRequest(

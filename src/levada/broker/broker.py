@@ -15,8 +15,7 @@ from uuid import UUID
 from levada.broker.compaction.cleaner import CleanerMetrics
 from levada.broker.controller import Controller
 from levada.broker.coordinator.groups import GROUP_KEYS, group_coordinators
-from levada.broker.coordinator.metrics import CoordinatorFigures
-from levada.broker.coordinator.runtime import Coordinators
+from levada.broker.coordinator.runtime import CoordinatorMetrics, CoordinatorRuntime
 from levada.broker.coordinator.transactions import TRANSACTION_KEYS, transaction_coordinators
 from levada.broker.log_dirs import LogDirs
 from levada.broker.partition.partition import Partition, PartitionContext
@@ -61,12 +60,12 @@ class Broker:
         self.image_listeners: list[Callable[[ClusterImage, ClusterImage], None]] = []
         self.groups = group_coordinators(self)
         self.transactions = transaction_coordinators(self)
-        self.coordinators: dict[int, Coordinators[Any]] = {  # by FindCoordinator's key type
+        self.coordinators: dict[int, CoordinatorRuntime[Any]] = {  # by FindCoordinator's key type
             GROUP_KEYS: self.groups,
             TRANSACTION_KEYS: self.transactions,
         }
         self.cleaner_metrics = CleanerMetrics()
-        self.coordination = CoordinatorFigures()
+        self.coordinator_metrics = CoordinatorMetrics()
         self.request_counts: Counter[int] = Counter()  # by API key
         self.sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, lambda: random.randint(1, SESSION_ID_MAX)

@@ -126,7 +126,7 @@ class Collector:
                 for group in shard.machine.groups.values():
                     states[group.kind, group.state] += 1
                     members[group.kind] += len(group.members)
-        prefix, metrics = "kafka_server_group_coordinator_metrics", self._broker.coordination
+        prefix, metrics = "kafka_server_group_coordinator_metrics", self._broker.coordinator_metrics
         counts = [
             (f'{{protocol="{kind}",state="{state}"}}', count) for (kind, state), count in states.items()
         ]
@@ -152,7 +152,7 @@ class Collector:
         yield Family(
             "levada_transactions", GAUGE, "Transactional ids by the state of their transaction", counts
         )
-        metrics = self._broker.coordination
+        metrics = self._broker.coordinator_metrics
         ended = [
             ('{result="committed"}', metrics.transactions_committed),
             ('{result="aborted"}', metrics.transactions_aborted),

@@ -87,7 +87,7 @@ class GroupChecks:
         if topic not in self.world.image.topics:
             return True
         machine = self.world.known
-        shard = self.world.broker.groups.at(0)
+        shard = self.world.broker.groups.shard_of_partition(0)
         machine = machine or (None if shard is None else shard.machine)
         assert machine is not None
         group: Any = machine.groups.get(group_id)
@@ -125,7 +125,7 @@ class GroupChecks:
         """Invariant 13: replaying it gives the state."""
         world = self.world
         world.settle()
-        shard = world.broker.groups.at(0)
+        shard = world.broker.groups.shard_of_partition(0)
         assert shard is not None and shard.machine is not None
         live = shard.machine
         replayed = shard._new_machine()

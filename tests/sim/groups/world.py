@@ -261,7 +261,7 @@ class GroupWorld(EventWorld):
 
     def look(self) -> None:
         """After every event."""
-        shard = self.broker.groups.at(0)
+        shard = self.broker.groups.shard_of_partition(0)
         machine = None if shard is None else shard.machine
         if machine is None:
             self.known = None

@@ -9,7 +9,7 @@ from tests.sim.transactions.world import simulate
 
 from levada.broker.coordinator import transactions as txn_coordinators
 from levada.broker.coordinator.journal import Journal
-from levada.broker.coordinator.shard import Shard
+from levada.broker.coordinator.shard import CoordinatorShard
 from levada.broker.partition.partition import Partition
 from levada.broker.partition.transactions import Transactions
 from levada.core.groups.machine import GroupsMachine
@@ -30,7 +30,7 @@ FIRST_SEEDS = {
 
 
 def marker_before_the_prepare_is_durable(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Shard, "_carry_out", _hasty(Shard._carry_out))
+    patch.setattr(CoordinatorShard, "_append_and_apply", _hasty(CoordinatorShard._append_and_apply))
 
 
 def _hasty(carry_out: Any) -> Any:
@@ -88,7 +88,7 @@ def markers_are_not_written_again_after_a_restart(patch: pytest.MonkeyPatch) -> 
 
 
 def a_marker_that_fails_is_given_up(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(txn_coordinators._Writing, "_is_settled", lambda self, place, error: True)
+    patch.setattr(txn_coordinators._MarkerWriter, "_is_unnecessary", lambda self, place, error: True)
 
 
 def a_fence_leaves_the_epoch(patch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ class FastPathRequest(DelayedResponse):
         outbox = self.connection.outbox
         outbox.add(self)  # first, since the coordinator may complete it at once; its size is counted then
         try:
-            broker.groups.shard(self.request.group_id).ask(self.decide, self)
+            broker.groups.shard(self.request.group_id).execute(self.decide, self)
         except KafkaError:
             outbox.remove_last()
             return False

@@ -1,1 +1,1 @@
-"""The runtime of group and transaction coordinators: shards, journals, responses."""
+"""The coordinator runtime: shards of groups and transactions, their journals, timers and pending responses."""

@@ -1,15 +1,24 @@
-"""The coordinators of groups: what the runtime needs to know of them, and what a deleted topic means to them."""
+"""The group coordinators of a broker: the runtime of `__consumer_offsets`, its settings and its metrics."""
 
 from typing import TYPE_CHECKING, Final
 
-from levada.broker.coordinator.metrics import CountedGroups
-from levada.broker.coordinator.runtime import Coordinators, InternalTopic
-from levada.broker.coordinator.shard import Shard
+from levada.broker.coordinator.runtime import CoordinatorMetrics, CoordinatorRuntime, InternalTopic
+from levada.broker.coordinator.shard import CoordinatorShard
 from levada.config.groups import ASSIGNOR_CLASSES, ASSIGNORS, MINUTE_MS, GroupSettings
 from levada.core.cluster.image import ClusterImage
-from levada.core.groups.consumer.draft import ConsumerLimits
+from levada.core.groups.consumer.draft import ConsumerLimits, ConsumerRecord
+from levada.core.groups.events import (
+    GroupChanged,
+    GroupEvent,
+    JoinReceived,
+    OffsetPut,
+    SyncReceived,
+    TimersChanged,
+    TimerScheduled,
+)
 from levada.core.groups.group import GroupLimits
 from levada.core.groups.machine import GroupsMachine
+from levada.wire.internal.consumer_group_records import ConsumerGroupMetadataKey
 
 if TYPE_CHECKING:
     from levada.broker.broker import Broker
@@ -17,11 +26,34 @@ if TYPE_CHECKING:
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 GROUP_KEYS: Final = 0  # FindCoordinator's key type of groups
 
-GroupCoordinators = Coordinators[GroupsMachine]
+GroupCoordinators = CoordinatorRuntime[GroupsMachine]
+
+# Frequent events without a metric.
+NOT_COUNTED: Final[frozenset[type]] = frozenset((JoinReceived, SyncReceived, TimerScheduled, TimersChanged))
+
+
+class MeteredGroups(GroupsMachine):
+    """A state machine of groups that counts its events."""
+
+    __slots__ = ("metrics",)
+    metrics: CoordinatorMetrics
+
+    def apply(self, event: GroupEvent) -> None:
+        if isinstance(event, OffsetPut):
+            self.metrics.offsets_committed += event.value is not None
+        elif type(event) in NOT_COUNTED:
+            pass
+        elif isinstance(event, GroupChanged):
+            former = self.classic_group(event.group.id)
+            self.metrics.classic_rebalances += event.group.generation > (former.generation if former else 0)
+        elif isinstance(event, ConsumerRecord):
+            is_epoch = isinstance(event.key, ConsumerGroupMetadataKey) and event.value is not None
+            self.metrics.consumer_rebalances += is_epoch
+        event.apply(self)
 
 
 def group_coordinators(broker: "Broker") -> GroupCoordinators:
-    """The coordinators of groups of a broker, following its image."""
+    """Create the group coordinators of a broker."""
     config = broker.config.groups
     topic = InternalTopic(
         OFFSETS_TOPIC,
@@ -35,7 +67,7 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
     )
     limits, consumer_limits = _limits(config), _consumer_limits(config)
 
-    def forget_gone_topics(shard: Shard[GroupsMachine]) -> None:
+    def remove_deleted_topics(shard: CoordinatorShard[GroupsMachine]) -> None:
         topics = broker.image.topics
         shard.submit(
             lambda machine, _, handle: machine.on_topics_deleted(lambda name: name not in topics, handle)
@@ -45,27 +77,27 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
         return sum([shard.machine.memory_bytes for shard in coordinators if shard.machine is not None])
 
     def new_machine() -> GroupsMachine:
-        machine = CountedGroups(
+        machine = MeteredGroups(
             limits,
             consumer_limits=consumer_limits,
             image=lambda: broker.image,
             total_memory_bytes=total_memory_bytes,
         )
-        machine.figures = broker.coordination
+        machine.metrics = broker.coordinator_metrics
         return machine
 
-    coordinators = Coordinators(broker, topic, new_machine, forget_gone_topics)
+    coordinators = CoordinatorRuntime(broker, topic, new_machine, remove_deleted_topics)
 
-    def follow(former: ClusterImage, image: ClusterImage) -> None:
-        gone = {name for name, topic in former.topics.items() if image.topic_names.get(topic.id) != name}
-        if gone:
+    def on_image(former: ClusterImage, image: ClusterImage) -> None:
+        deleted = {name for name, topic in former.topics.items() if image.topic_names.get(topic.id) != name}
+        if deleted:
             for shard in coordinators:
                 if shard.machine is not None:
                     shard.submit(
-                        lambda machine, _, handle: machine.on_topics_deleted(gone.__contains__, handle)
+                        lambda machine, _, handle: machine.on_topics_deleted(deleted.__contains__, handle)
                     )
 
-    broker.image_listeners.append(follow)
+    broker.image_listeners.append(on_image)
     return coordinators
 
 

@@ -1,7 +1,7 @@
-"""An internal topic's partition as the journal of a coordinator: events go in, and come back in order after a restart.
+"""A partition of an internal topic as the journal of a coordinator shard.
 
-A machine applies its events when they are appended and answers when they are committed, that is when the high
-watermark has passed them. If an append fails, the coordinator drops its state and replays the journal.
+A shard applies events when their records are appended, and completes responses when the records are committed: when the
+high watermark has passed them. If an append fails, the shard drops its state and replays the journal.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +14,8 @@ from levada.wire.batches import BatchHeader, crc_is_valid, decode, iterate_heade
 READ_BYTES = 1 << 20
 
 
-class Entry(NamedTuple):
-    """A record of the journal and the batch that brought it."""
+class ReplayedRecord(NamedTuple):
+    """A record of the journal, and the header of its batch."""
 
     key: bytes | None
     value: bytes | None
@@ -26,44 +26,43 @@ class Entry(NamedTuple):
 class Journal:
     """One partition of `__consumer_offsets` or `__transaction_state`."""
 
-    __slots__ = ("_committed", "_failed", "end", "partition")
+    __slots__ = ("_on_committed", "_on_failure", "end_offset", "partition")
 
     def __init__(
         self,
         partition: Partition,
-        committed: Callable[[int], None],
-        failed: Callable[[KafkaError], None],
+        on_committed: Callable[[int], None],
+        on_failure: Callable[[KafkaError], None],
     ) -> None:
         self.partition = partition
-        self.end = 0  # of the partition with everything appended
-        self._committed = committed  # told whenever the high watermark has moved
-        self._failed = failed  # told when something appended never will be committed
+        self.end_offset = 0  # after the last append
+        self._on_committed = on_committed  # called with the high watermark when it has advanced
+        self._on_failure = on_failure  # called when appended records will never be committed
         partition.watchers.add(self)
 
     @property
     def is_committed(self) -> bool:
-        """Whether everything appended is."""
-        return self.end <= self.partition.high_watermark
+        """Whether all appended records are committed."""
+        return self.end_offset <= self.partition.high_watermark
 
     def append(self, batch: bytearray, now_ms: int) -> None:
-        """Write one batch. Raises KafkaError."""
-        self.end = self.partition.append_own(batch, now_ms)
+        """Append a record batch. Raises KafkaError."""
+        self.end_offset = self.partition.append_own(batch, now_ms)
 
     def close(self) -> None:
-        """Tell nobody any more."""
         self.partition.watchers.discard(self)
 
     def try_complete(self, published_bytes: int) -> None:
-        """The partition has moved on, or has failed."""
+        """The high watermark has advanced, or the partition has failed."""
         partition = self.partition
-        self._committed(partition.high_watermark)
+        self._on_committed(partition.high_watermark)
         if partition.offline and not self.is_committed:
-            self._failed(partition.storage_error())
+            self._on_failure(partition.storage_error())
 
-    def replay(self) -> Iterator[Entry]:
-        """Everything that is in the journal, in order; control batches come as their one record.
+    def replay(self) -> Iterator[ReplayedRecord]:
+        """All records in order; a control batch has one record.
 
-        CORRUPT_MESSAGE where it is damaged: a wrong offset is worse than none.
+        CORRUPT_MESSAGE for a damaged batch: skipping it could restore a wrong offset.
         """
         log = self.partition.log
         offset = log.log_start_offset
@@ -73,16 +72,16 @@ class Journal:
             start = offset
             for position, header in iterate_headers(view):
                 batch = view[position : position + header.size]
-                # Offsets are no part of the CRC.
+                # The CRC does not cover the offsets.
                 if not (offset <= header.last_offset < log.log_end_offset and crc_is_valid(batch)):
-                    raise _damaged(offset)
+                    raise _corrupt(offset)
                 for record in decode(batch):
                     if record.offset >= log.log_start_offset:
-                        yield Entry(record.key, record.value, header, record.offset)
+                        yield ReplayedRecord(record.key, record.value, header, record.offset)
                 offset = header.last_offset + 1
             if offset == start:
-                raise _damaged(offset)
+                raise _corrupt(offset)
 
 
-def _damaged(offset: int) -> KafkaError:
-    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"the batch at offset {offset} is damaged")
+def _corrupt(offset: int) -> KafkaError:
+    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"the batch at offset {offset} is corrupt")

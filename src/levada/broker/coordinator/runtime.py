@@ -1,30 +1,28 @@
-"""The runtime of coordinators: journaled machines, one for each partition of an internal topic that this broker leads.
+"""The coordinator runtime: one shard for each partition of an internal topic that this broker leads.
 
-Groups (`__consumer_offsets`) and transactions (`__transaction_state`) share it. A key (group id, transactional id)
-belongs to the shard of the partition that its hash names, as in Kafka. A handler finds the shard and submits a
-decision; what it gets is a `DelayedResult` to return or to await:
+Group coordinators (`__consumer_offsets`) and transaction coordinators (`__transaction_state`) share it. A key (group
+id, transactional id) belongs to the partition of its hash, as in Kafka. A handler submits a decision to the shard of
+its key and returns the `DelayedResult`:
 
-    shard = call.broker.groups.shard(request.group_id)             # raises NOT_COORDINATOR, ..._LOAD_IN_PROGRESS
-    return shard.submit(lambda machine, now_ms, handle: machine.heartbeat(..., handle), answer=_heartbeat_response)
+    shard = context.broker.groups.shard(request.group_id)          # raises NOT_COORDINATOR, ..._LOAD_IN_PROGRESS
+    return shard.submit(lambda machine, now_ms, handle: machine.heartbeat(..., handle), _heartbeat_response)
 
-`submit` asks the machine to decide, journals the events that have records in one batch, applies all of them, and
-lets every reply go once everything the machine had applied by then is committed: nobody hears of what may be lost.
-The machine may keep the handle and reply to it in a later outcome (a JoinGroup waits for the other members).
+The shard appends the records of the decision in one batch, applies its events, and completes the response once all
+that was applied by then is committed: no client learns of a state that may be lost. A response that is not committed
+within offsets.commit.timeout.ms fails with COORDINATOR_NOT_AVAILABLE.
 
-A reply that the journal keeps waiting for longer than offsets.commit.timeout.ms becomes COORDINATOR_NOT_AVAILABLE.
-
-A shard is loaded by replaying its partition, in slices, so that the loop stays free; meanwhile its keys are answered
-COORDINATOR_LOAD_IN_PROGRESS. When an append or a commit fails, or the partition is gone, the machine is dropped,
-whoever waits is told NOT_COORDINATOR, and the shard is loaded again from what the journal holds. One whose journal
-cannot be read says why in the log and answers NOT_COORDINATOR.
+A shard loads by replaying its partition in time slices; meanwhile requests fail with COORDINATOR_LOAD_IN_PROGRESS.
+When an append fails, or the partition goes offline, the shard unloads: pending responses fail with NOT_COORDINATOR, and
+the shard loads again. If the journal cannot be read, the shard logs the cause and fails with NOT_COORDINATOR.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from levada.broker.controller import new_topic_id
-from levada.broker.coordinator.shard import Shard
+from levada.broker.coordinator.shard import CoordinatorShard
 from levada.core.cluster.controller import CreateTopic
 from levada.core.cluster.image import ClusterImage
 from levada.core.machine import StateMachine
@@ -36,8 +34,20 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=StateMachine)
 
 
+@dataclass(slots=True)
+class CoordinatorMetrics:
+    """Counters since the start of the broker; replayed events are not counted."""
+
+    offsets_committed: int = 0
+    classic_rebalances: int = 0  # new generations
+    consumer_rebalances: int = 0  # new group epochs
+    transactions_committed: int = 0
+    transactions_aborted: int = 0  # including those that timed out
+    transactions_timed_out: int = 0
+
+
 class InternalTopic(NamedTuple):
-    """The topic that holds the journals, and how it is made on first use."""
+    """The topic of the journals, created on first use."""
 
     name: str
     partitions: int
@@ -45,52 +55,52 @@ class InternalTopic(NamedTuple):
     configs: Mapping[str, str]
 
 
-class Coordinators(Generic[M]):
-    """All shards of one internal topic on this broker."""
+class CoordinatorRuntime(Generic[M]):
+    """The shards of one internal topic on this broker."""
 
     def __init__(
         self,
         broker: "Broker",
         topic: InternalTopic,
         new_machine: Callable[[], M],
-        on_loaded: Callable[[Shard[M]], None] | None = None,
-        perform: Callable[[Shard[M], Any], None] | None = None,
+        on_loaded: Callable[[CoordinatorShard[M]], None] | None = None,
+        run_effect: Callable[[CoordinatorShard[M], Any], None] | None = None,
     ) -> None:
         self.topic = topic
         self._broker = broker
         self._new_machine = new_machine
-        self._on_loaded = on_loaded  # told of each shard that begins to serve
-        self._perform = perform  # carries out the effects of decisions
-        self._partitions = topic.partitions  # of the topic, once there is one
-        self._shards: dict[int, Shard[M]] = {}
-        broker.image_listeners.append(self._follow)
+        self._on_loaded = on_loaded  # called with each shard that was loaded
+        self._run_effect = run_effect  # runs the effects of committed outcomes
+        self._partitions = topic.partitions  # of the configuration, until the topic exists
+        self._shards: dict[int, CoordinatorShard[M]] = {}
+        broker.image_listeners.append(self._on_image)
 
-    def shard(self, key: str) -> Shard[M]:
-        """The shard that a group id or transactional id belongs to; NOT_COORDINATOR if it is not here."""
-        shard = self._shards.get(partition_of(key, self._partitions))
+    def shard(self, key: str) -> CoordinatorShard[M]:
+        """The shard of a group id or transactional id. NOT_COORDINATOR if this broker does not lead its partition."""
+        shard = self._shards.get(partition_for(key, self._partitions))
         if shard is None:
             raise KafkaError(ErrorCode.NOT_COORDINATOR, f"this broker is not the coordinator of {key!r}")
         return shard
 
-    def __iter__(self) -> Iterator[Shard[M]]:
-        """Every shard of this broker, also those still loading."""
+    def __iter__(self) -> Iterator[CoordinatorShard[M]]:
+        """All shards of this broker, also those that are loading."""
         return iter(self._shards.values())
 
-    def at(self, index: int) -> Shard[M] | None:
-        """The shard of a partition, if it is led here."""
+    def shard_of_partition(self, index: int) -> CoordinatorShard[M] | None:
+        """The shard of a partition, if this broker leads it."""
         return self._shards.get(index)
 
-    def index(self, key: str) -> int:
-        """The partition that a key belongs to."""
-        return partition_of(key, self._partitions)
+    def partition_for(self, key: str) -> int:
+        """The partition of a key."""
+        return partition_for(key, self._partitions)
 
     @property
     def exists(self) -> bool:
-        """Whether the internal topic has been made."""
+        """Whether the internal topic exists."""
         return self.topic.name in self._broker.image.topics
 
     async def create_topic(self) -> None:
-        """Make the internal topic if it is not there; KafkaError COORDINATOR_NOT_AVAILABLE if that fails."""
+        """Create the internal topic unless it exists. COORDINATOR_NOT_AVAILABLE if that fails."""
         if self.exists:
             return
         name, partitions, factor, configs = self.topic
@@ -100,17 +110,17 @@ class Coordinators(Generic[M]):
         except KafkaError as error:
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 raise KafkaError(
-                    ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{name} cannot be made: {error}"
+                    ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{name} cannot be created: {error}"
                 ) from None
 
     def close(self) -> None:
-        """Answer who waits, and decide nothing more."""
+        """Close all shards."""
         for shard in self._shards.values():
             shard.close()
         self._shards.clear()
 
-    def _follow(self, former: ClusterImage, image: ClusterImage) -> None:
-        """Have a shard for each partition of the topic that is open here, and for no other."""
+    def _on_image(self, former: ClusterImage, image: ClusterImage) -> None:
+        """Open a shard for each partition of the topic that is open here, and close all others."""
         topic = image.topics.get(self.topic.name)
         if topic is not None:
             self._partitions = len(topic.partitions)
@@ -125,19 +135,19 @@ class Coordinators(Generic[M]):
                 shard.close()
         for index, partition in open_here.items():
             if index not in self._shards:
-                self._shards[index] = Shard(
-                    self._broker, partition, self._new_machine, self._on_loaded, self._perform
+                self._shards[index] = CoordinatorShard(
+                    self._broker, partition, self._new_machine, self._on_loaded, self._run_effect
                 )
 
 
 @lru_cache(1_000)
-def partition_of(key: str, partitions: int) -> int:
-    """The partition that a key belongs to, of so many."""
+def partition_for(key: str, partitions: int) -> int:
+    """The partition of a key, as Kafka's partitionFor."""
     return java_abs(java_hash(key)) % partitions
 
 
 def java_hash(text: str) -> int:
-    """Java's String.hashCode: over UTF-16 units, as a signed 32-bit number."""
+    """Java's String.hashCode: over UTF-16 units, as a signed 32-bit integer."""
     number = 0
     units = text.encode("utf-16-be", "surrogatepass")
     for position in range(0, len(units), 2):
@@ -146,5 +156,5 @@ def java_hash(text: str) -> int:
 
 
 def java_abs(number: int) -> int:
-    """Kafka's abs: the smallest int, which has no positive twin, becomes 0."""
+    """Kafka's Utils.abs: the smallest integer becomes 0."""
     return 0 if number == -(1 << 31) else abs(number)

@@ -1,8 +1,9 @@
-"""One shard of a coordinator: a machine, its journal, and everybody who waits for it.
+"""One shard of a coordinator: a state machine, its journal, its timer, and the responses that are pending.
 
-`submit` asks the machine to decide, journals the events that have records, applies all of them, and lets every reply go
-once everything the machine had applied by then is committed. The machine may keep the handle and reply to it in a
-later outcome (a JoinGroup waits for the other members). See `levada.broker.coordinator.runtime` for the whole.
+`submit` lets the state machine decide, appends the records of the events to the journal, applies the events, and
+completes the responses once everything the state machine had applied by then is committed. The state machine may keep
+a handle and complete it in a later outcome (a JoinGroup waits for the other members). For the lifecycle of shards see
+`levada.broker.coordinator.runtime`.
 """
 
 import asyncio
@@ -23,40 +24,43 @@ if TYPE_CHECKING:
 
 log = EventLog(__name__)
 
-LOAD_SLICE_S: Final = 0.005  # how long replaying may keep the loop
-ENTRIES_PER_LOOK: Final = 64  # how many records are replayed between looks at the clock
-RECORD_OVERHEAD_BYTES: Final = 24  # at most, beside key and value
-RETRY_S: Final = 1.0  # after a bug in a deadline
-STANDSTILL_MS: Final = 2_000  # a timer that rings so late says that the process was stopped, or the clock set
-HESITATION_S: Final = 3.0  # about the time between two heartbeats
+LOAD_SLICE_S: Final = 0.005  # how long loading may block the event loop
+RECORDS_PER_CLOCK_CHECK: Final = 64  # while loading
+RECORD_OVERHEAD_BYTES: Final = 24  # at most, without key and value
+TIMER_RETRY_S: Final = 1.0  # after a bug in `expire`
+STANDSTILL_MS: Final = (
+    2_000  # a timer that is so late means that the process was stopped, or the clock changed
+)
+GRACE_PERIOD_S: Final = 3.0  # after a standstill: about one heartbeat interval
 
 M = TypeVar("M", bound=StateMachine)
+Decide = Callable[[M, int, ResponseHandle], Outcome | VolatileOutcome]
 Responses = Sequence[tuple[ResponseHandle, Any]]
-Part = tuple[Sequence[Any], bytearray | None]  # events, and the batch of those that have a record
-# What waits for the journal: for which of its ends and until when, responses to be given and effects to be had.
-Owed = tuple[int, float, Responses, Sequence[Any]]
+EventBatch = tuple[Sequence[Any], bytearray | None]  # events, and the record batch of those with a record
+# Responses and effects of an outcome that is not committed: the offset to be committed, the commit timeout.
+Uncommitted = tuple[int, float, Responses, Sequence[Any]]
 
 
-class Shard(Generic[M]):
-    """The machine of one partition, and everything that waits for it."""
+class CoordinatorShard(Generic[M]):
+    """The state machine of one partition of an internal topic."""
 
     __slots__ = (
         "_armed_ms",
         "_broker",
         "_closed",
-        "_hesitates",
-        "_impatience",
+        "_commit_timeout_s",
+        "_commit_timer",
+        "_in_grace_period",
         "_journal",
+        "_load_failed",
         "_monotonic",
         "_new_machine",
         "_now_ms",
         "_on_loaded",
-        "_owed",
-        "_patience_s",
-        "_perform",
+        "_pending",
+        "_run_effect",
         "_timer",
-        "_unreadable",
-        "_waiting",
+        "_uncommitted",
         "machine",
         "partition",
     )
@@ -66,73 +70,67 @@ class Shard(Generic[M]):
         broker: "Broker",
         partition: Partition,
         new_machine: Callable[[], M],
-        on_loaded: "Callable[[Shard[M]], None] | None" = None,
-        perform: "Callable[[Shard[M], Any], None] | None" = None,
+        on_loaded: "Callable[[CoordinatorShard[M]], None] | None" = None,
+        run_effect: "Callable[[CoordinatorShard[M], Any], None] | None" = None,
     ) -> None:
         self.partition = partition
-        self.machine: M | None = None  # None while it is loaded
+        self.machine: M | None = None  # None until it is loaded
         self._broker = broker
         self._now_ms, self._monotonic = broker.clock.now_ms, broker.clock.monotonic
         self._new_machine = new_machine
         self._on_loaded = on_loaded
-        self._perform = perform
-        self._journal = Journal(partition, self._pay, self._fail)
-        self._waiting: dict[ResponseHandle, Completable] = {}  # exactly the handles that are not answered
+        self._run_effect = run_effect
+        self._journal = Journal(partition, self._on_committed, self._on_failure)
+        self._pending: dict[ResponseHandle, Completable] = {}  # the responses that are not completed
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ms = 0
-        self._hesitates = False
+        self._in_grace_period = False
         self._closed = False
-        self._unreadable = False
-        self._patience_s = broker.config.groups.offsets_commit_timeout_ms / 1000
-        self._owed: deque[Owed] = deque()  # in the order of the journal
-        self._impatience: asyncio.TimerHandle | None = None  # rings for the first of them, or early
+        self._load_failed = False
+        self._commit_timeout_s = broker.config.groups.offsets_commit_timeout_ms / 1000
+        self._uncommitted: deque[Uncommitted] = deque()  # in the order of the journal
+        self._commit_timer: asyncio.TimerHandle | None = None  # for the first of them, or earlier
         self._load()
 
     @property
     def ready(self) -> M:
-        """The machine; COORDINATOR_LOAD_IN_PROGRESS until it is there, NOT_COORDINATOR if it never will be."""
+        """The state machine. COORDINATOR_LOAD_IN_PROGRESS while it loads, NOT_COORDINATOR if that failed."""
         if self.machine is None:
-            if self._closed or self._unreadable or self.partition.offline:
+            if self._closed or self._load_failed or self.partition.offline:
                 raise _not_coordinator(self.partition)
-            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the coordinator reads its journal")
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the coordinator is loading")
         return self.machine
 
-    # Deciding.
+    # Decisions.
 
-    def submit(
-        self,
-        decide: Callable[[M, int, ResponseHandle], Outcome | VolatileOutcome],
-        answer: Callable[[Any], Any] | None = None,
-    ) -> DelayedResult:
-        """Let the machine decide on a request; `answer` turns its reply into the response. Raises KafkaError."""
-        handle = DelayedResult(answer)
-        self.ask(decide, handle)
-        return handle
+    def submit(self, decide: Decide[M], convert: Callable[[Any], Any] | None = None) -> DelayedResult:
+        """Decide on a request; `convert` makes the response of its result. Raises KafkaError."""
+        response = DelayedResult(convert)
+        self.execute(decide, response)
+        return response
 
-    def ask(
-        self, decide: Callable[[M, int, ResponseHandle], Outcome | VolatileOutcome], handle: Completable
-    ) -> None:
-        """Let the machine decide on a request, whose handle is given the reply. Raises KafkaError."""
+    def execute(self, decide: Decide[M], response: Completable) -> None:
+        """Decide on a request, and complete its response. Raises KafkaError."""
         machine = self.machine or self.ready
         now_ms = self._now_ms()
-        outcome = decide(machine, now_ms, handle)
+        outcome = decide(machine, now_ms, response)
         if isinstance(outcome, VolatileOutcome):
-            self._waiting[handle] = handle
+            self._pending[response] = response
             if outcome.events:
                 for event in outcome.events:
                     machine.apply(event)
-                self._arm(machine)
+                self._arm_timer(machine)
             if outcome.responses:
-                self._owe(outcome.responses)
+                self._complete_when_committed(outcome.responses)
             return
-        parts = self._parts(machine, outcome, now_ms) if outcome.events else ()
-        self._waiting[handle] = handle
-        self._carry_out(machine, outcome, parts, now_ms)
+        batches = self._encode(machine, outcome, now_ms) if outcome.events else ()
+        self._pending[response] = response
+        self._append_and_apply(machine, outcome, batches, now_ms)
 
-    def _parts(self, machine: M, outcome: Outcome, now_ms: int) -> Sequence[Part]:
-        """The batches of an outcome: one, or as many as it takes if it may be divided.
+    def _encode(self, machine: M, outcome: Outcome, now_ms: int) -> Sequence[EventBatch]:
+        """The record batches of an outcome: one, or several if it is not atomic.
 
-        MESSAGE_TOO_LARGE if the topic would not take one, and nothing happens.
+        MESSAGE_TOO_LARGE if a batch exceeds the topic's limits; nothing changes then.
         """
         events, producer, encode = outcome.events, outcome.producer, machine.encode
         records = []
@@ -149,74 +147,77 @@ class Shard(Generic[M]):
         limit = min(config.max_message_bytes, config.segment_bytes)
         if outcome.atomic:
             raise _too_large(len(batch))
-        parts = _divided(events, [encode(event) for event in events], limit - HEADER_BYTES)
+        parts = _split(events, [encode(event) for event in events], limit - HEADER_BYTES)
         return [(part, encode_key_values(some, now_ms, *producer) if some else None) for part, some in parts]
 
-    def _carry_out(self, machine: M, outcome: Outcome, parts: Sequence[Part], now_ms: int) -> None:
-        for events, batch in parts:
+    def _append_and_apply(
+        self, machine: M, outcome: Outcome, batches: Sequence[EventBatch], now_ms: int
+    ) -> None:
+        for events, batch in batches:
             if batch is not None:
                 try:
                     self._journal.append(batch, now_ms)
                 except KafkaError as error:
-                    self._fail(error)
+                    self._on_failure(error)
                     return
             for event in events:
                 machine.apply(event)
         if outcome.responses or outcome.effects:
-            self._owe(outcome.responses, outcome.effects)
-        if parts:
-            self._arm(machine)
+            self._complete_when_committed(outcome.responses, outcome.effects)
+        if batches:
+            self._arm_timer(machine)
 
-    def _owe(self, responses: Responses, effects: Sequence[Any] = ()) -> None:
-        """Pay when the journal is committed; give a refusal if that takes too long."""
+    # Responses.
+
+    def _complete_when_committed(self, responses: Responses, effects: Sequence[Any] = ()) -> None:
         journal = self._journal
-        if not self._owed and journal.is_committed:
-            self._settle(responses, effects)
+        if not self._uncommitted and journal.is_committed:
+            self._complete(responses, effects)
             return
-        until = self._monotonic() + self._patience_s
-        self._owed.append((journal.end, until, responses, effects))
-        if self._impatience is None:
-            self._impatience = self._broker.call_later(self._patience_s, self._lose_patience)
+        until = self._monotonic() + self._commit_timeout_s
+        self._uncommitted.append((journal.end_offset, until, responses, effects))
+        if self._commit_timer is None:
+            self._commit_timer = self._broker.call_later(self._commit_timeout_s, self._on_commit_timeout)
 
-    def _pay(self, high_watermark: int) -> None:
-        """What waited for the journal up to here is due."""
-        owed = self._owed
-        while owed and owed[0][0] <= high_watermark:
-            _, _, responses, effects = owed.popleft()
-            self._settle(responses, effects)
+    def _on_committed(self, high_watermark: int) -> None:
+        uncommitted = self._uncommitted
+        while uncommitted and uncommitted[0][0] <= high_watermark:
+            _, _, responses, effects = uncommitted.popleft()
+            self._complete(responses, effects)
 
-    def _settle(self, responses: Responses, effects: Sequence[Any]) -> None:
-        machine, waiting = self.machine, self._waiting
-        for handle, reply in responses:
-            waiter = waiting.pop(handle, None)
-            if waiter is not None:
-                waiter.complete(reply)
+    def _complete(self, responses: Responses, effects: Sequence[Any]) -> None:
+        machine, pending = self.machine, self._pending
+        for handle, result in responses:
+            response = pending.pop(handle, None)
+            if response is not None:
+                response.complete(result)
         if effects and machine is not None:
-            self._have_done(machine, effects)
+            self._run_effects(machine, effects)
 
-    def _lose_patience(self) -> None:
-        self._impatience = None
+    def _on_commit_timeout(self) -> None:
+        """Fail the responses that were not committed within offsets.commit.timeout.ms; their effects stay."""
+        self._commit_timer = None
         now = self._monotonic()
-        error = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the journal is not committed in time")
-        for place, (end, until, responses, effects) in enumerate(list(self._owed)):
+        error = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the write was not committed in time")
+        for position, (offset, until, responses, effects) in enumerate(list(self._uncommitted)):
             if until > now:
-                self._impatience = self._broker.call_later(until - now, self._lose_patience)
+                self._commit_timer = self._broker.call_later(until - now, self._on_commit_timeout)
                 return
-            self._owed[place] = (end, until, (), effects)
-            self._settle([(handle, error) for handle, _ in responses], ())
+            self._uncommitted[position] = (offset, until, (), effects)
+            self._complete([(handle, error) for handle, _ in responses], ())
 
-    def _have_done(self, machine: M, effects: Sequence[Any]) -> None:
-        assert self._perform is not None
+    def _run_effects(self, machine: M, effects: Sequence[Any]) -> None:
+        assert self._run_effect is not None
         for effect in effects:
             if self.machine is machine:
-                self._perform(self, effect)
+                self._run_effect(self, effect)
 
-    # Time.
+    # The timer.
 
-    def _arm(self, machine: M) -> None:
-        """One timer: moved when something is due earlier, and left alone when later, since it looks again."""
+    def _arm_timer(self, machine: M) -> None:
+        """Set the timer to the next deadline. A timer that is early stays: it is set again when it expires."""
         deadline_ms = machine.next_deadline_ms()
-        if deadline_ms is None or self._hesitates:
+        if deadline_ms is None or self._in_grace_period:
             return
         if self._timer is not None and self._armed_ms <= deadline_ms:
             return
@@ -224,41 +225,41 @@ class Shard(Generic[M]):
             self._timer.cancel()
         self._armed_ms = deadline_ms
         delay_ms = max(0, deadline_ms - self._now_ms())
-        self._timer = self._broker.call_later(delay_ms / 1000, self._ring)
+        self._timer = self._broker.call_later(delay_ms / 1000, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         machine, now_ms = self.machine, self._now_ms()
         if machine is None:
             return
-        if now_ms - self._armed_ms > STANDSTILL_MS and not self._hesitates:
-            # The process or its clock stood still: hear first what clients have sent meanwhile.
-            self._hesitates = True
-            self._timer = self._broker.call_later(HESITATION_S, self._ring)
+        if now_ms - self._armed_ms > STANDSTILL_MS and not self._in_grace_period:
+            # The process or its clock stood still: handle first the heartbeats that arrived meanwhile.
+            self._in_grace_period = True
+            self._timer = self._broker.call_later(GRACE_PERIOD_S, self._on_timer)
             return
-        self._hesitates = False
+        self._in_grace_period = False
         deadline_ms = machine.next_deadline_ms()
         if deadline_ms is None or deadline_ms > now_ms:
-            self._arm(machine)
+            self._arm_timer(machine)
             return
         try:
-            self._happen(machine, machine.expire(now_ms))
-        except Exception as error:  # (whatever it is, time goes on)
-            log.error("a deadline of a coordinator failed", topic=self.partition.topic, exc_info=error)
-            self._timer = self._broker.call_later(RETRY_S, self._ring)
+            self._execute_own(machine, machine.expire(now_ms))
+        except Exception as error:  # (a bug in one timer must not stop the others)
+            log.error("coordinator timer failed", topic=self.partition.topic, exc_info=error)
+            self._timer = self._broker.call_later(TIMER_RETRY_S, self._on_timer)
 
-    def _happen(self, machine: M, outcome: Outcome) -> None:
-        """Carry out what nobody asked for."""
+    def _execute_own(self, machine: M, outcome: Outcome) -> None:
+        """Execute an outcome that no request caused."""
         now_ms = self._now_ms()
-        self._carry_out(machine, outcome, self._parts(machine, outcome, now_ms), now_ms)
+        self._append_and_apply(machine, outcome, self._encode(machine, outcome, now_ms), now_ms)
 
-    # Beginning and end.
+    # Loading and unloading.
 
     def _load(self) -> None:
         if self.partition.offline or self._closed:
             return
         if self.partition.log.log_start_offset == self.partition.log.log_end_offset:
-            self._begin(self._new_machine())
+            self._activate(self._new_machine())
         else:
             self._broker.tasks.start(f"load-{self.partition.topic}-{self.partition.index}", self._replay())
 
@@ -266,96 +267,90 @@ class Shard(Generic[M]):
         machine, clock = self._new_machine(), self._broker.clock
         since, offset = clock.monotonic(), -1
         try:
-            for count, entry in enumerate(self._journal.replay()):
-                machine.replay(entry.key, entry.value, entry.batch)
-                offset = entry.offset
-                if count % ENTRIES_PER_LOOK == 0 and clock.monotonic() - since > LOAD_SLICE_S:
+            for count, record in enumerate(self._journal.replay()):
+                machine.replay(record.key, record.value, record.batch)
+                offset = record.offset
+                if count % RECORDS_PER_CLOCK_CHECK == 0 and clock.monotonic() - since > LOAD_SLICE_S:
                     await asyncio.sleep(0)
                     since = clock.monotonic()
                     if self._closed:
                         return
-        except Exception as error:  # noqa: BLE001 (whoever wrote the record, its groups are not to wait for ever)
-            self._give_up(error, offset)
+        except Exception as error:  # noqa: BLE001 (a bug must not leave the keys of the shard loading for ever)
+            self._on_load_failure(error, offset)
             return
-        self._begin(machine)
+        self._activate(machine)
 
-    def _give_up(self, error: Exception, offset: int) -> None:
-        """The journal cannot be read, or the broker fails at a record of it: nothing is served from a part."""
-        topic, index = self.partition.topic, self.partition.index
+    def _on_load_failure(self, error: Exception, offset: int) -> None:
+        """The journal cannot be read, or a record fails to apply: a shard never serves a part of its journal."""
         is_bug = not isinstance(error, OSError | KafkaError)
         log.error(
-            "a journal cannot be read",
-            topic=topic,
-            index=index,
+            "coordinator load failed",
+            topic=self.partition.topic,
+            index=self.partition.index,
             after_offset=offset,
             why=str(error),
             exc_info=error if is_bug else None,
         )
-        self._unreadable = True
+        self._load_failed = True
         if isinstance(error, OSError):
             self.partition.failed(error)
 
-    def _begin(self, machine: M) -> None:
+    def _activate(self, machine: M) -> None:
         self.machine = machine
-        self._happen(machine, machine.on_loaded(self._now_ms()))
+        self._execute_own(machine, machine.on_loaded(self._now_ms()))
         if self._on_loaded is not None:
             self._on_loaded(self)
 
-    def _fail(self, error: KafkaError) -> None:
-        """What was applied may not be in the journal: forget it and read the journal again."""
+    def _on_failure(self, error: KafkaError) -> None:
+        """Applied events may be missing in the journal: drop the state machine and load it again."""
         if self.machine is None:
             return
         log.error(
-            "a coordinator lost its journal",
+            "coordinator write failed",
             topic=self.partition.topic,
             index=self.partition.index,
             why=str(error),
         )
-        self._drop()
+        self._unload()
         self._load()
 
-    def _drop(self) -> None:
+    def _unload(self) -> None:
         self.machine = None
-        self._hesitates = False
+        self._in_grace_period = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._owed.clear()
-        waiting, self._waiting = self._waiting, {}
-        for handle in waiting.values():
-            handle.complete(_not_coordinator(self.partition))
+        self._uncommitted.clear()
+        pending, self._pending = self._pending, {}
+        for response in pending.values():
+            response.complete(_not_coordinator(self.partition))
 
     def close(self) -> None:
-        """This broker does not lead the partition any more, or stops."""
+        """Stop: the broker does not lead the partition any more, or shuts down."""
         self._closed = True
         self._journal.close()
-        self._drop()
-        if self._impatience is not None:
-            self._impatience.cancel()
+        self._unload()
+        if self._commit_timer is not None:
+            self._commit_timer.cancel()
 
 
 def _not_coordinator(partition: Partition) -> KafkaError:
     return KafkaError(
-        ErrorCode.NOT_COORDINATOR, f"{partition.topic}-{partition.index} is not served here any more"
+        ErrorCode.NOT_COORDINATOR, f"this broker does not serve {partition.topic}-{partition.index}"
     )
 
 
-def _record_bytes(record: JournalRecord) -> int:
-    """What a record takes in a batch, at most."""
-    key, value = record
-    return len(key) + (0 if value is None else len(value)) + RECORD_OVERHEAD_BYTES
-
-
-def _divided(
+def _split(
     events: Sequence[Any], encoded: Sequence[JournalRecord | None], limit: int
 ) -> Iterator[tuple[list[Any], list[JournalRecord]]]:
-    """As few batches as the events fit into, in their order."""
+    """Split events, in order, into as few batches as possible."""
     part: list[Any] = []
     records: list[JournalRecord] = []
     size = 0
     for event, record in zip(events, encoded, strict=True):
         if record is not None:
-            added = _record_bytes(record)
+            key, value = record
+            added = len(key) + (0 if value is None else len(value)) + RECORD_OVERHEAD_BYTES
             if added > limit:
                 raise _too_large(added)
             if size + added > limit:
@@ -368,4 +363,4 @@ def _divided(
 
 
 def _too_large(size: int) -> KafkaError:
-    return KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{size} bytes for one batch of a journal")
+    return KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{size} bytes exceed one batch of the internal topic")

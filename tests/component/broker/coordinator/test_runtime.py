@@ -18,9 +18,9 @@ from tests.support.raw import Connection
 
 from levada.broker.broker import Broker
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
-from levada.broker.coordinator.journal import Entry, Journal
+from levada.broker.coordinator.journal import Journal, ReplayedRecord
 from levada.broker.coordinator.runtime import java_abs, java_hash
-from levada.broker.coordinator.shard import Shard
+from levada.broker.coordinator.shard import CoordinatorShard
 from levada.broker.partition.partition import Partition
 from levada.broker.purgatory import DelayedResult, gather
 from levada.config.broker import BrokerConfig
@@ -214,7 +214,7 @@ def test_a_journal_that_cannot_be_read_has_no_coordinator(
         assert offset(wire, other) == 5
         listed = wire.call("list_groups", 4, {})
         assert (listed.error_code, [one.group_id for one in listed.groups]) == (ErrorCode.NONE, [other])
-    assert "a journal cannot be read" in caplog.text and "background task crashed" not in caplog.text
+    assert "coordinator load failed" in caplog.text and "background task crashed" not in caplog.text
 
 
 def test_a_bug_while_a_journal_is_read_leaves_nobody_waiting(
@@ -236,7 +236,7 @@ def test_a_bug_while_a_journal_is_read_leaves_nobody_waiting(
             assert time.monotonic() < deadline, "it would wait for ever"
         assert committed(wire).error_code == ErrorCode.NOT_COORDINATOR
         assert commit(wire, 2) == ErrorCode.NOT_COORDINATOR
-    assert "a journal cannot be read" in caplog.text and "LookupError" in caplog.text
+    assert "coordinator load failed" in caplog.text and "LookupError" in caplog.text
     assert "background task crashed" not in caplog.text
 
 
@@ -276,7 +276,7 @@ def test_a_disk_that_does_not_give_a_journal_is_broken(
         find(wire)
         commit(wire, 1)
 
-    def fail(_: Journal) -> Iterator[Entry]:
+    def fail(_: Journal) -> Iterator[ReplayedRecord]:
         raise OSError(errno.EIO, "broken")
 
     monkeypatch.setattr(Journal, "replay", fail)
@@ -482,7 +482,7 @@ class Standstill:
         for one in timers:
             one()
 
-    def shard(self) -> Shard[GroupsMachine]:
+    def shard(self) -> CoordinatorShard[GroupsMachine]:
         config = SimpleNamespace(max_message_bytes=1 << 20, segment_bytes=1 << 30)
         empty = SimpleNamespace(log_start_offset=0, log_end_offset=0, config=config)
         self.partition = SimpleNamespace(
@@ -495,7 +495,9 @@ class Standstill:
             append_own=self.append,
         )
         limits = GroupLimits(initial_rebalance_delay_ms=0)
-        return Shard(cast(Broker, self), cast(Partition, self.partition), lambda: GroupsMachine(limits))
+        return CoordinatorShard(
+            cast(Broker, self), cast(Partition, self.partition), lambda: GroupsMachine(limits)
+        )
 
     def append(self, batch: bytes, now_ms: int) -> int:
         self.written.append(batch)
