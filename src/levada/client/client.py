@@ -1,8 +1,8 @@
-"""A small Kafka client on asyncio: the command line, followers and pipelines talk to brokers with it (R47, R49).
+"""A Kafka client on asyncio, used by the command line, Spark and pipelines, and open to users.
 
-It keeps one connection to each broker, sends every request to the broker that must answer it, and learns anew
-who leads what when an answer says so. For heavy use confluent-kafka is faster; this one needs no C library, runs
-in the loop of its caller and knows every API.
+It keeps one connection to each broker, sends each request to the leader or coordinator in charge, and refreshes its
+metadata when a response shows that it is stale. It needs no C library, runs on the caller's event loop and can send
+every API; confluent-kafka is faster.
 """
 
 import asyncio
@@ -79,9 +79,9 @@ class Client:
         self._response_bytes_max = response_bytes_max
         self._brokers: dict[int, BrokerInfo] = {}
         self._topics: dict[str, TopicInfo] = {}
-        self._learned: dict[str, float] = {}  # when each of them was
+        self._refreshed_at: dict[str, float] = {}  # by topic
         self._pool = self.pool()
-        self.has_responded = False  # a broker has, ever; kept by the retry policy
+        self.has_responded = False  # a broker, ever; set by the retry policy
 
     async def __aenter__(self) -> "Client":
         try:
@@ -101,13 +101,13 @@ class Client:
         return self._pool.closed
 
     async def close(self) -> None:
-        """Close every connection; requests on the way fail with ConnectionFailed."""
+        """Close every connection; requests in flight fail with ConnectionFailed."""
         await self._pool.close()
 
     # Metadata
 
     async def metadata(self, topics: Iterable[str] | None = None, *, create: bool = False) -> ClusterMetadata:
-        """Brokers and these topics, or all; `create` lets the broker create what is missing, if it may."""
+        """Brokers and these topics, or all; `create` lets the broker create missing topics, if it is configured to."""
         names = None if topics is None else list(topics)
         connection = await self._any_connection()
         found = await connection.metadata(names, create=create, timeout_s=self.request_timeout_ms / 1000)
@@ -115,13 +115,13 @@ class Client:
         for name, topic in found.topics.items():
             if topic.error == ErrorCode.NONE:
                 self._topics[name] = topic
-                self._learned[name] = asyncio.get_running_loop().time()
+                self._refreshed_at[name] = asyncio.get_running_loop().time()
             else:
                 self._topics.pop(name, None)
         return found
 
     async def topic(self, name: str, *, create: bool = False, refresh: bool = False) -> TopicInfo:
-        """One topic, from memory unless `refresh`; waits for a topic that is being created, and for brokers."""
+        """One topic, cached unless `refresh`; retries while the topic is being created or brokers are unreachable."""
         known = self._topics.get(name)
         if known is not None and not refresh and self._is_fresh(name):
             return known
@@ -137,8 +137,8 @@ class Client:
         return topic
 
     def _is_fresh(self, topic: str) -> bool:
-        """Whether a topic was asked about lately: partitions are added without notice."""
-        return asyncio.get_running_loop().time() - self._learned[topic] < self._metadata_max_age_s
+        """Whether a topic's metadata is younger than `metadata_max_age_ms`: brokers do not announce new partitions."""
+        return asyncio.get_running_loop().time() - self._refreshed_at[topic] < self._metadata_max_age_s
 
     async def leader(self, partition: TopicPartition, *, refresh: bool = False) -> int:
         """The node that leads a partition; KafkaError if there is no such partition or no leader now."""
@@ -151,14 +151,14 @@ class Client:
         return leader
 
     def cached_leader(self, partition: TopicPartition) -> int:
-        """The leader as far as is known without asking, -1 if it is not."""
+        """The leader by the cached metadata, -1 if it is unknown."""
         topic = self._topics.get(partition.topic)
         if topic is None or not 0 <= partition.partition < len(topic.partitions):
             return -1
         return topic.partitions[partition.partition].leader
 
     def invalidate_metadata(self, topic: str) -> None:
-        """Ask the brokers again before the next use of a topic."""
+        """Refresh the metadata of a topic before its next use."""
         self._topics.pop(topic, None)
 
     async def list_offsets(
@@ -181,11 +181,11 @@ class Client:
         pool: ConnectionPool | None = None,
         version_min: int = 0,
     ) -> Any:
-        """Send any request of the protocol to a broker (to any broker without `node`) and give its response.
+        """Send any request of the protocol to a broker (to any broker without `node`) and return its response.
 
         `api` is the API's name as kio spells it ("create_topics"); request and response have the shape of its
-        newest version, whatever version the broker speaks. Fields that it does not know are left out: below
-        `version_min` the request is not sent, but fails with UNSUPPORTED_VERSION.
+        newest version, whatever version the broker supports. Fields that are new in later versions are left out; if
+        the broker supports only versions below `version_min`, UNSUPPORTED_VERSION is raised and nothing is sent.
         """
         from levada.wire.schema import messages
         from levada.wire.schema.versions import APIS
@@ -202,7 +202,7 @@ class Client:
             messages.write_request(api_key, version, request),
             timeout_s=(timeout_ms or self.request_timeout_ms) / 1000,
             flexible=messages.request_header_is_flexible(api_key, version),
-            flexible_reply=messages.response_header_is_flexible(api_key, version),
+            flexible_response=messages.response_header_is_flexible(api_key, version),
         )
 
         def read(view: memoryview) -> Any:
@@ -215,7 +215,7 @@ class Client:
 
     @property
     def admin(self) -> "Admin":
-        """Topics and settings: create, alter, describe, delete."""
+        """Topics and configs: create, alter, describe, delete."""
         from levada.client.admin.admin import Admin
 
         return Admin(self)
@@ -250,16 +250,16 @@ class Client:
         return Producer(self, **options)
 
     async def commit_prepared(self, prepared: "PreparedTransaction") -> None:
-        """Commit a transaction that a producer, anywhere, has prepared; twice is as good as once.
+        """Commit a transaction that a producer in any process has prepared; safe to repeat.
 
-        ProducerFenced: it was ended otherwise, or its transactional id was taken over since.
+        ProducerFenced: it was aborted, or another producer has taken over the transactional id.
         """
         from levada.client.producer.transactions import end_prepared
 
         await end_prepared(self, prepared, committed=True)
 
     async def abort_prepared(self, prepared: "PreparedTransaction") -> None:
-        """Abort a transaction that a producer, anywhere, has prepared, as `commit_prepared` commits it."""
+        """Abort a transaction that a producer in any process has prepared, as `commit_prepared` commits it."""
         from levada.client.producer.transactions import end_prepared
 
         await end_prepared(self, prepared, committed=False)
@@ -276,7 +276,7 @@ class Client:
     def consumer(self, *topics: str, group: str, **options: "Unpack[GroupOptions]") -> "GroupConsumer": ...
 
     def consumer(self, *topics: str, group: str | None = None, **options: Any) -> "Consumer":
-        """A consumer of topics, or of the partitions in `assign`, or of a group's share of topics.
+        """A consumer of topics, or of the partitions in `assign`, or a member of a group.
 
         See `levada.client.consumer.consumer.Consumer` and `levada.client.consumer.group_consumer.GroupConsumer`.
         """
@@ -291,7 +291,7 @@ class Client:
     # Connections
 
     def pool(self) -> ConnectionPool:
-        """Connections of one's own, to keep long polls open on; whoever asks for it closes it."""
+        """A new connection pool, for long polls; the caller closes it."""
         return ConnectionPool(
             self.client_id,
             connect_timeout_s=self._connect_timeout_s,
@@ -311,7 +311,7 @@ class Client:
         return await (pool or self._pool).get(Address(broker.host, broker.port))
 
     async def _any_connection(self) -> Connection:
-        """A connection that is open, or to the first broker that answers."""
+        """An open connection, or one to the first broker that responds."""
         connection = self._pool.any_open()
         if connection is not None:
             return connection
@@ -323,6 +323,6 @@ class Client:
                 return await self._pool.get(address)
             except ConnectionFailed as failure:
                 failures.append(failure)
-        some_stand_still = any(isinstance(failure, BrokerNotResponding) for failure in failures)
-        kind = BrokerNotResponding if some_stand_still else ConnectionFailed
+        not_responding = any(isinstance(failure, BrokerNotResponding) for failure in failures)
+        kind = BrokerNotResponding if not_responding else ConnectionFailed
         raise kind("; ".join(dict.fromkeys(map(str, failures))))

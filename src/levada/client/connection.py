@@ -1,7 +1,7 @@
-"""One socket to one broker: requests go out as they come, answers are matched by correlation id.
+"""Connections to brokers: requests are pipelined, responses matched by correlation id.
 
-Any number of requests may be on the way at once. A request that gets no answer in time closes the connection,
-because a broker answers in order: whatever follows is late as well.
+A request that gets no response in time closes the connection: a broker responds in order, so every later response would
+be late as well.
 """
 
 import asyncio
@@ -27,17 +27,16 @@ from levada.client.reader import MessageReader
 from levada.errors import ErrorCode, KafkaError
 
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
-FINISH_TIMEOUT_S = 1.0
-
-INBOX_BYTES = 64 * 1024  # answers that fit are cut out of it, the rest of others comes to memory of their own
+CLOSE_TIMEOUT_S = 1.0
+RECEIVE_BUFFER_BYTES = 64 * 1024  # a response that does not fit is received into memory of its own
 
 _SIZE = Struct(">i")
 _START = Struct(">ii")  # size and correlation id
 _HEADER = Struct(">hhih")
 
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 Allocate = Callable[[int], memoryview]  # writable, of so many bytes
-BROKEN = (ValueError, IndexError, StructError)  # what reading bytes that are no answer raises
+MALFORMED = (ValueError, IndexError, StructError)  # raised by the reader of a malformed response
 
 
 class Address(NamedTuple):
@@ -50,8 +49,8 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class _Pending(NamedTuple):
-    answer: asyncio.Future[memoryview]
+class _InFlight(NamedTuple):
+    response: asyncio.Future[memoryview]
     timer: asyncio.TimerHandle
     flexible: bool
     allocate: Allocate
@@ -62,7 +61,7 @@ def _allocate(size: int) -> memoryview:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A socket that speaks Kafka's frames; `Connection.open` makes it and learns what the broker serves."""
+    """A connection to one broker; `Connection.open` connects and learns the versions that the broker supports."""
 
     def __init__(
         self, address: Address, client_id: str, response_bytes_max: int = RESPONSE_BYTES_MAX
@@ -76,11 +75,11 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._lost = asyncio.Event()
-        self._pending: dict[int, _Pending] = {}  # exactly the requests sent and not yet answered
+        self._in_flight: dict[int, _InFlight] = {}  # by correlation id
         self._correlation_id = 0
-        self._inbox = _allocate(INBOX_BYTES)
-        self._frame: memoryview | None = None  # an answer of which only the beginning has come
-        self._filled = 0  # bytes of that answer, or of the inbox
+        self._buffer = _allocate(RECEIVE_BUFFER_BYTES)
+        self._frame: memoryview | None = None  # a response that is received into memory of its own
+        self._filled = 0  # bytes of that response, or of the buffer
 
     @classmethod
     async def open(
@@ -91,7 +90,7 @@ class Connection(asyncio.BufferedProtocol):
         timeout_s: float,
         response_bytes_max: int = RESPONSE_BYTES_MAX,
     ) -> "Connection":
-        """Connect and ask which versions the broker serves."""
+        """Connect and send ApiVersions."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
@@ -99,7 +98,7 @@ class Connection(asyncio.BufferedProtocol):
                     lambda: cls(address, client_id, response_bytes_max), address.host, address.port
                 )
         except TimeoutError:
-            raise ConnectionFailed(f"{address} does not take a connection within {timeout_s:g} s") from None
+            raise ConnectionFailed(f"{address} did not accept a connection within {timeout_s:g} s") from None
         except OSError as error:
             why = (
                 os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
@@ -111,12 +110,12 @@ class Connection(asyncio.BufferedProtocol):
                 API_VERSIONS.versions.start,
                 write_api_versions(),
                 timeout_s=timeout_s,
-                flexible_reply=False,
+                flexible_response=False,
             )
             connection.api_versions = connection.parse(read_api_versions, body)
         except RequestTimedOut:
             raise BrokerNotResponding(
-                f"{address} takes connections and does not answer: is it a broker?"
+                f"{address} accepts connections and does not respond: is it a broker?"
             ) from None
         except BaseException:
             connection.close()
@@ -124,16 +123,16 @@ class Connection(asyncio.BufferedProtocol):
         return connection
 
     def version(self, api: Api) -> int:
-        """The highest version of an API that both sides know."""
-        served, known = self.api_versions.apis.get(api.key), api.versions
-        if served is None:
-            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{self.address} does not serve {api.name}")
-        highest = min(served.stop, known.stop) - 1
-        if highest < max(served.start, known.start):
+        """The highest version of an API that both sides support."""
+        supported, known = self.api_versions.apis.get(api.key), api.versions
+        if supported is None:
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{self.address} does not support {api.name}")
+        highest = min(supported.stop, known.stop) - 1
+        if highest < max(supported.start, known.start):
             raise KafkaError(
                 ErrorCode.UNSUPPORTED_VERSION,
-                f"{self.address} serves {api.name} {served.start}-{served.stop - 1}, "
-                f"this client knows {known.start}-{known.stop - 1}",
+                f"{self.address} supports {api.name} {supported.start}-{supported.stop - 1}, "
+                f"this client {known.start}-{known.stop - 1}",
             )
         return highest
 
@@ -150,23 +149,23 @@ class Connection(asyncio.BufferedProtocol):
         *,
         timeout_s: float,
         flexible: bool = True,
-        flexible_reply: bool = True,
+        flexible_response: bool = True,
         allocate: Allocate | None = None,
     ) -> memoryview:
-        """Send one request and wait for the body of its answer; a large one is received into memory from `allocate`."""
+        """Send a request and wait for the body of its response; a large one is received into memory from `allocate`."""
         correlation_id = await self._write(api_key, version, body, flexible)
-        answer: asyncio.Future[memoryview] = self._loop.create_future()
+        response: asyncio.Future[memoryview] = self._loop.create_future()
         timer = self._loop.call_later(timeout_s, self._expire, correlation_id, timeout_s)
-        self._pending[correlation_id] = _Pending(answer, timer, flexible_reply, allocate or _allocate)
+        self._in_flight[correlation_id] = _InFlight(response, timer, flexible_response, allocate or _allocate)
         try:
-            return await answer
+            return await response
         finally:
             timer.cancel()
 
     async def send_without_response(
         self, api_key: int, version: int, body: bytes | bytearray | memoryview, *, flexible: bool = True
     ) -> None:
-        """Send a request to which the protocol has no answer: Produce with acks=0."""
+        """Send a request that has no response: Produce with acks=0."""
         await self._write(api_key, version, body, flexible)
 
     async def _write(
@@ -181,58 +180,58 @@ class Connection(asyncio.BufferedProtocol):
         if flexible:
             header += b"\0"
         head = _SIZE.pack(len(header) + len(body)) + header
-        # asyncio's transports since Python 3.12 never get rid of an empty chunk, and so never close.
+        # asyncio's transports since Python 3.12 keep an empty chunk for ever, and so never close.
         self._transport.writelines((head, body) if body else (head,))
         return correlation_id
 
-    def parse(self, read: Callable[[memoryview], Answer], body: memoryview) -> Answer:
-        """Read an answer; one that cannot be read closes the connection."""
+    def parse(self, read: Callable[[memoryview], Response], body: memoryview) -> Response:
+        """Decode a response; a malformed one closes the connection."""
         try:
             return read(body)
-        except BROKEN as error:
-            failure = ConnectionFailed(f"{self.address} sent an answer that cannot be read: {error}")
+        except MALFORMED as error:
+            failure = ConnectionFailed(f"{self.address} sent a malformed response: {error}")
             self._fail(failure)
             raise failure from None
 
     def close(self) -> None:
-        """Stop at once; requests on the way fail."""
+        """Close at once; requests in flight fail."""
         self._fail(ConnectionFailed(f"the connection to {self.address} was closed"))
 
-    async def finish(self) -> None:
-        """Close after what was written has left, which matters to requests without an answer."""
+    async def drain_and_close(self) -> None:
+        """Close after the written bytes are sent, which matters to requests without a response."""
         if self._transport is not None and not self.closed:
             self._transport.close()
             try:
-                async with asyncio.timeout(FINISH_TIMEOUT_S):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self._lost.wait()
             except TimeoutError:
                 self.close()
 
     def _fail(self, failure: Exception) -> None:
-        """Close, and tell everybody who waits."""
+        """Close, and fail the requests in flight."""
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
         self._writable.set()
-        pending, self._pending = self._pending, {}
+        pending, self._in_flight = self._in_flight, {}
         for request in pending.values():
             request.timer.cancel()
-            if not request.answer.done():
-                request.answer.set_exception(failure)
+            if not request.response.done():
+                request.response.set_exception(failure)
         self._frame, self._filled = None, 0
 
     def _expire(self, correlation_id: int, timeout_s: float) -> None:
-        request = self._pending.pop(correlation_id, None)
+        request = self._in_flight.pop(correlation_id, None)
         if request is None:
             return
-        if not request.answer.done():
-            request.answer.set_exception(
-                RequestTimedOut(f"{self.address} gave no answer within {timeout_s:g} s")
+        if not request.response.done():
+            request.response.set_exception(
+                RequestTimedOut(f"{self.address} did not respond within {timeout_s:g} s")
             )
         self._fail(ConnectionFailed(f"the connection to {self.address} was closed after a timeout"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are transports by what they do only
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -247,59 +246,64 @@ class Connection(asyncio.BufferedProtocol):
         self._writable.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return (self._inbox if self._frame is None else self._frame)[self._filled :]
+        return (self._buffer if self._frame is None else self._frame)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
         if self._frame is None:
-            self._read_inbox()
+            self._read_frames()
         elif self._filled == len(self._frame):
             frame, self._frame, self._filled = self._frame, None, 0
             self._receive(frame)
 
-    def _read_inbox(self) -> None:
-        """Take out whole frames; one that is not whole goes on in memory of its own, and fewer than 8 bytes wait."""
+    def _read_frames(self) -> None:
+        """Take whole frames out of the buffer; the rest of a partial frame is received into its own memory.
+
+        Fewer than 8 bytes stay in the buffer until the correlation id has arrived.
+        """
         position, filled = 0, self._filled
         while filled - position >= _SIZE.size:
-            size = _SIZE.unpack_from(self._inbox, position)[0]
-            if not self._size_is_sane(size):
+            size = _SIZE.unpack_from(self._buffer, position)[0]
+            if not self._check_size(size):
                 return
             if filled - position < _START.size:
                 break
             start = position + _SIZE.size
             position = start + size
             if position > filled:
-                self._begin_frame(self._inbox[start:filled], size)
+                self._begin_frame(self._buffer[start:filled], size)
                 return
-            self._receive(memoryview(bytes(self._inbox[start:position])))
+            self._receive(memoryview(bytes(self._buffer[start:position])))
             if self.closed:
                 return
         self._filled = filled - position
-        self._inbox[: self._filled] = bytes(self._inbox[position:filled])
+        self._buffer[: self._filled] = bytes(self._buffer[position:filled])
 
     def _begin_frame(self, beginning: memoryview, size: int) -> None:
-        request = self._pending.get(_SIZE.unpack_from(beginning)[0])
+        request = self._in_flight.get(_SIZE.unpack_from(beginning)[0])
         self._frame = (request.allocate if request else _allocate)(size)
         self._filled = len(beginning)
         self._frame[: self._filled] = beginning
 
-    def _size_is_sane(self, size: int) -> bool:
+    def _check_size(self, size: int) -> bool:
         if _SIZE.size <= size <= self._response_bytes_max:
             return True
         self._fail(
             ConnectionFailed(
-                f"{self.address} announced an answer of {size} bytes, at most {self._response_bytes_max} "
-                "are taken: is it a Kafka listener without TLS?"
+                f"{self.address} announced a response of {size} bytes, the limit is {self._response_bytes_max} "
+                "(response_bytes_max): is it a Kafka listener without TLS?"
             )
         )
         return False
 
     def _receive(self, frame: memoryview) -> None:
         correlation_id = _SIZE.unpack_from(frame)[0]
-        request = self._pending.pop(correlation_id, None)
+        request = self._in_flight.pop(correlation_id, None)
         if request is None:
             self._fail(
-                ConnectionFailed(f"{self.address} answered a request that was not sent ({correlation_id})")
+                ConnectionFailed(
+                    f"{self.address} sent a response without a request (correlation id {correlation_id})"
+                )
             )
             return
         request.timer.cancel()
@@ -308,20 +312,20 @@ class Connection(asyncio.BufferedProtocol):
             header = MessageReader(frame, start)
             try:
                 header.tags()
-            except BROKEN:
-                self._pending[correlation_id] = request
-                self._fail(ConnectionFailed(f"{self.address} sent a broken response header"))
+            except MALFORMED:
+                self._in_flight[correlation_id] = request
+                self._fail(ConnectionFailed(f"{self.address} sent a malformed response header"))
                 return
             start = header.position
-        if not request.answer.done():  # somebody still waits
-            request.answer.set_result(frame[start:].toreadonly())
+        if not request.response.done():  # the caller still waits
+            request.response.set_result(frame[start:].toreadonly())
 
 
 class ConnectionPool:
-    """At most one connection to each address.
+    """At most one connection to each address, opened when it is first needed, and again after it was lost.
 
-    A broker answers the requests of a connection in order, so whoever keeps a long poll open has a pool of its own:
-    nothing else shall wait behind it.
+    A broker responds in the order of the requests of a connection, so long polls have a pool of their own: no other
+    request waits behind them.
     """
 
     def __init__(self, client_id: str, *, connect_timeout_s: float, response_bytes_max: int) -> None:
@@ -333,7 +337,7 @@ class ConnectionPool:
         self.closed = False
 
     def any_open(self) -> Connection | None:
-        """A connection that is open, if there is one."""
+        """An open connection, if there is one."""
         return next((one for one in self._connections.values() if not one.closed), None)
 
     async def get(self, address: Address) -> Connection:
@@ -346,17 +350,17 @@ class ConnectionPool:
         opening = self._opening.get(address)
         if opening is None:
             opening = asyncio.create_task(self._open(address), name=f"connect to {address}")
-            opening.add_done_callback(_look_at)  # who asked for it may be gone
+            opening.add_done_callback(_retrieve_exception)  # the caller may have been cancelled
             self._opening[address] = opening
         return await asyncio.shield(opening)
 
     async def close(self) -> None:
-        """Close every connection after what was written has left."""
+        """Close every connection after the written bytes are sent."""
         self.closed = True
         for opening in self._opening.values():
             opening.cancel()
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
-        await asyncio.gather(*(connection.finish() for connection in self._connections.values()))
+        await asyncio.gather(*(connection.drain_and_close() for connection in self._connections.values()))
         self._connections.clear()
 
     async def _open(self, address: Address) -> Connection:
@@ -373,6 +377,6 @@ class ConnectionPool:
             del self._opening[address]
 
 
-def _look_at(task: asyncio.Task[Connection]) -> None:
+def _retrieve_exception(task: asyncio.Task[Connection]) -> None:
     if not task.cancelled():
         task.exception()

@@ -1,7 +1,7 @@
-"""Produce, Fetch, ListOffsets and InitProducerId as a client writes and reads them.
+"""Produce, Fetch, ListOffsets and InitProducerId messages, written and read by hand.
 
-By hand for the same reason as `bootstrap`, and because records then stay views of the frame they came in.
-From Produce 13 and Fetch 13 on a topic goes by its id: one deleted and made again is not taken for the old one.
+For the same reason as in `metadata`, and so that records stay views of the received frame. From version 13 on, Produce
+and Fetch name a topic by its id: a topic that was deleted and created again is not taken for the old one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ LIST_OFFSETS = Api("list_offsets", 2, range(6, 12))
 INIT_PRODUCER_ID = Api("init_producer_id", 22, range(2, 6))
 
 TOPIC_IDS_FROM = 13
-LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3  # in the place of a time
+LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3  # in place of a timestamp
 
 _ACKS_TIMEOUT = Struct(">hi")
 _INT = Struct(">i")
@@ -36,7 +36,7 @@ _LIST_PARTITION = Struct(">iiq")
 
 
 class ProducedPartition(NamedTuple):
-    """What became of one batch."""
+    """The Produce response for one partition."""
 
     error: int
     base_offset: int
@@ -53,7 +53,7 @@ class ProducerIdentity(NamedTuple):
 
 
 class FetchPosition(NamedTuple):
-    """A partition to fetch and from where."""
+    """A partition to fetch, and the offset to fetch from."""
 
     partition: TopicPartition
     offset: int
@@ -61,7 +61,7 @@ class FetchPosition(NamedTuple):
 
 
 class FetchedPartition(NamedTuple):
-    """What came of one partition; `records` are whole batches, and perhaps the beginning of one more."""
+    """The Fetch response for one partition; `records` are whole batches, and perhaps the beginning of one more."""
 
     error: int
     high_watermark: int
@@ -72,7 +72,7 @@ class FetchedPartition(NamedTuple):
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """Where a time is in a partition; offset -1 if nothing is that late."""
+    """The first record with at least the requested timestamp; offset -1 if there is none."""
 
     error: int
     timestamp: int
@@ -91,14 +91,14 @@ def write_produce(
     topics: Topics,
     transactional_id: str | None = None,
 ) -> bytearray:
-    """One batch for each of these partitions."""
+    """A Produce request with one batch for each partition."""
     body = bytearray(
         b"\0" if transactional_id is None else encode_nullable_string(transactional_id.encode(), True)
     )
     body += _ACKS_TIMEOUT.pack(acks, timeout_ms)
-    grouped = _by_topic(batches)
-    body += encode_array_length(len(grouped), True)
-    for topic, partitions in grouped:
+    by_topic = _by_topic(batches)
+    body += encode_array_length(len(by_topic), True)
+    for topic, partitions in by_topic:
         body += _topic_bytes(version, topic, topics)
         body += encode_array_length(len(partitions), True)
         for partition in partitions:
@@ -112,10 +112,10 @@ def write_produce(
 
 
 def read_produce(version: int, body: memoryview, topics: Topics) -> dict[TopicPartition, ProducedPartition]:
-    """The answer for each partition."""
+    """The response for each partition."""
     reader = MessageReader(body)
     names = _names(topics)
-    answers: dict[TopicPartition, ProducedPartition] = {}
+    responses: dict[TopicPartition, ProducedPartition] = {}
     for _ in range(reader.count()):
         topic = _read_topic(version, reader, names)
         for _ in range(reader.count()):
@@ -124,11 +124,11 @@ def read_produce(version: int, body: memoryview, topics: Topics) -> dict[TopicPa
             reasons = [_read_record_error(reader) for _ in range(reader.count())]
             message = reader.string() or next(filter(None, reasons), None)
             reader.tags()
-            answers[TopicPartition(topic, index)] = ProducedPartition(
+            responses[TopicPartition(topic, index)] = ProducedPartition(
                 error, base_offset, append_time, message
             )
         reader.tags()
-    return answers
+    return responses
 
 
 def _read_record_error(reader: MessageReader) -> str | None:
@@ -148,21 +148,21 @@ def write_fetch(
     partition_max_bytes: int,
     isolation_level: int,
 ) -> bytearray:
-    """A fetch without a session."""
+    """A Fetch request without a fetch session."""
     body = bytearray()
     if version < 15:
         body += _INT.pack(-1)  # not a replica
     body += _FETCH.pack(max_wait_ms, min_bytes, max_bytes, isolation_level, 0, -1)
-    places = {want.partition: want for want in wanted}
-    grouped = _by_topic(places)
-    body += encode_array_length(len(grouped), True)
-    for topic, partitions in grouped:
+    positions = {position.partition: position for position in wanted}
+    by_topic = _by_topic(positions)
+    body += encode_array_length(len(by_topic), True)
+    for topic, partitions in by_topic:
         body += _topic_bytes(version, topic, topics)
         body += encode_array_length(len(partitions), True)
         for partition in partitions:
-            want = places[partition]
+            position = positions[partition]
             body += _FETCH_PARTITION.pack(
-                partition.partition, want.leader_epoch, want.offset, -1, -1, partition_max_bytes
+                partition.partition, position.leader_epoch, position.offset, -1, -1, partition_max_bytes
             )
             body += b"\0"
         body += b"\0"
@@ -175,19 +175,19 @@ def write_fetch(
 def read_fetch(
     version: int, body: memoryview, topics: Topics
 ) -> tuple[int, dict[TopicPartition, FetchedPartition]]:
-    """The error of the whole answer, and what came of each partition."""
+    """The error of the whole response, and the response for each partition."""
     reader = MessageReader(body)
     names = _names(topics)
     reader.int32()  # throttle time
     error, _ = reader.int16(), reader.int32()
-    answers: dict[TopicPartition, FetchedPartition] = {}
+    responses: dict[TopicPartition, FetchedPartition] = {}
     for _ in range(reader.count()):
         topic = _read_topic(version, reader, names)
         for _ in range(reader.count()):
             index = reader.int32()
-            answers[TopicPartition(topic, index)] = _read_fetched(reader)
+            responses[TopicPartition(topic, index)] = _read_fetched(reader)
         reader.tags()
-    return error, answers
+    return error, responses
 
 
 def _read_fetched(reader: MessageReader) -> FetchedPartition:
@@ -215,48 +215,48 @@ def _read_fetched(reader: MessageReader) -> FetchedPartition:
 
 
 def timestamp_of(moment: datetime) -> int:
-    """A moment as ListOffsets takes it. Nothing is older than 1970: below 0 it would mean an end of the log."""
+    """Milliseconds since 1970 for ListOffsets; never negative, since negative values mean LATEST and EARLIEST."""
     return max(0, int(moment.timestamp() * 1000))
 
 
 def write_list_offsets(
     version: int, times: Mapping[TopicPartition, int], *, isolation_level: int
 ) -> bytearray:
-    """Where these times (or LATEST, EARLIEST, MAX_TIMESTAMP) are."""
+    """A ListOffsets request for these timestamps (or LATEST, EARLIEST, MAX_TIMESTAMP)."""
     body = bytearray(_LIST_OFFSETS.pack(-1, isolation_level))
-    grouped = _by_topic(times)
-    body += encode_array_length(len(grouped), True)
-    for topic, partitions in grouped:
+    by_topic = _by_topic(times)
+    body += encode_array_length(len(by_topic), True)
+    for topic, partitions in by_topic:
         body += encode_nullable_string(topic.encode(), True)
         body += encode_array_length(len(partitions), True)
         for partition in partitions:
             body += _LIST_PARTITION.pack(partition.partition, -1, times[partition]) + b"\0"
         body += b"\0"
     if version >= 10:
-        body += _INT.pack(30_000)  # how long remote storage may take
+        body += _INT.pack(30_000)  # timeout of remote storage
     body += b"\0"
     return body
 
 
 def read_list_offsets(body: memoryview) -> dict[TopicPartition, OffsetAndTimestamp]:
-    """The answer for each partition."""
+    """The response for each partition."""
     reader = MessageReader(body)
     reader.int32()  # throttle time
-    answers: dict[TopicPartition, OffsetAndTimestamp] = {}
+    responses: dict[TopicPartition, OffsetAndTimestamp] = {}
     for _ in range(reader.count()):
         topic = reader.string() or ""
         for _ in range(reader.count()):
             index, error = reader.int32(), reader.int16()
-            answers[TopicPartition(topic, index)] = OffsetAndTimestamp(
+            responses[TopicPartition(topic, index)] = OffsetAndTimestamp(
                 error, reader.int64(), reader.int64(), reader.int32()
             )
             reader.tags()
         reader.tags()
-    return answers
+    return responses
 
 
 def write_init_producer_id(version: int) -> bytes:
-    """Ask for a fresh producer id, without transactions."""
+    """Request a new producer id, without transactions."""
     body = b"\0" + _INT.pack(0x7FFFFFFF)
     if version >= 3:
         body += Struct(">qh").pack(-1, -1)

@@ -1,8 +1,8 @@
-"""ApiVersions and Metadata by hand: the two answers that a client needs before it can ask anything else.
+"""Cluster metadata: the ApiVersions and Metadata messages, written and read by hand.
 
-Loading Kafka's message classes takes a tenth of a second, too long for a tool that only lists topics; so the
-messages that every client needs are written and read here and in `data` with nothing but `struct`. The rest goes
-through `wire.messages`, which is also the oracle of these in the tests.
+Importing kio's message classes is too slow for a command that only lists topics. So the messages that every client
+needs are written and read here and in `data` with `struct` alone. Tests compare them with `wire.schema.messages`,
+which serves all other APIs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,11 +16,11 @@ from levada.wire.primitives import encode_array_length, encode_nullable_string
 
 NO_TOPIC_ID = bytes(16)
 FINALIZED_FEATURES = 2  # the tag of that field
-OWN_PREFIX = "__levada_"  # of topics that are ordinary ones for brokers, and that Levada keeps for itself
+OWN_PREFIX = "__levada_"  # of topics in which Levada's tools keep their state; ordinary topics for brokers
 
 
 class Api(NamedTuple):
-    """An API and the versions of it that this client speaks."""
+    """An API and the versions of it that this client supports."""
 
     name: str
     key: int
@@ -32,7 +32,7 @@ METADATA = Api("metadata", 3, range(10, 14))  # 10 added topic ids: Kafka 2.8
 
 
 class BrokerInfo(NamedTuple):
-    """A broker of the cluster and where it is reached."""
+    """A broker of the cluster and its address."""
 
     node_id: int
     host: str
@@ -41,7 +41,7 @@ class BrokerInfo(NamedTuple):
 
 
 class PartitionInfo(NamedTuple):
-    """A partition and the brokers that hold it."""
+    """A partition and its replicas."""
 
     partition: int
     leader: int
@@ -53,7 +53,7 @@ class PartitionInfo(NamedTuple):
 
 
 class TopicInfo(NamedTuple):
-    """A topic as the brokers describe it; `partitions` is ordered by number."""
+    """A topic; `partitions` is ordered by number."""
 
     name: str
     topic_id: UUID | None
@@ -62,7 +62,7 @@ class TopicInfo(NamedTuple):
     error: int
 
     def unknown_partition(self, partition: int) -> KafkaError:
-        """The error that says that there is no such partition."""
+        """The error for a partition that the topic does not have."""
         count = len(self.partitions)
         has = f"{count} partition" if count == 1 else f"{count} partitions"
         return KafkaError(
@@ -71,19 +71,19 @@ class TopicInfo(NamedTuple):
 
     @property
     def is_hidden(self) -> bool:
-        """Whether only who asks for it by its name gets it: one of the brokers' own, or of those Levada keeps."""
+        """Whether lists and patterns leave it out: internal topics, and those of Levada's tools."""
         return self.is_internal or self.name.startswith(OWN_PREFIX)
 
 
 class ApiVersions(NamedTuple):
-    """What a broker can be asked, and the levels of the cluster's features."""
+    """The versions that a broker supports by API key, and the levels of the cluster's finalized features."""
 
     apis: Mapping[int, range]
     features: Mapping[str, int]
 
 
 class ClusterMetadata(NamedTuple):
-    """One Metadata answer."""
+    """A Metadata response."""
 
     cluster_id: str | None
     controller_id: int
@@ -97,11 +97,11 @@ def write_api_versions() -> bytes:
 
 
 def read_api_versions(body: memoryview) -> ApiVersions:
-    """What the broker serves: versions by API key, and features by name."""
+    """Versions by API key, and features by name."""
     reader = MessageReader(body)
     error = reader.int16()
     if error:
-        raise KafkaError(error_code(error), "the broker refuses ApiVersions version 3")
+        raise KafkaError(error_code(error), "the broker does not support ApiVersions version 3")
     served: dict[int, range] = {}
     for _ in range(reader.count()):
         key, lowest, highest = reader.int16(), reader.int16(), reader.int16()
@@ -122,7 +122,7 @@ def _read_features(reader: MessageReader) -> dict[str, int]:
 
 
 def write_metadata(version: int, topics: Iterable[str] | None, *, create: bool) -> bytes:
-    """Ask for these topics, or for all of them with None."""
+    """Request these topics, or all of them with None."""
     body = bytearray()
     if topics is None:
         body += b"\0"
@@ -139,7 +139,7 @@ def write_metadata(version: int, topics: Iterable[str] | None, *, create: bool) 
 
 
 def read_metadata(body: memoryview) -> ClusterMetadata:
-    """Brokers and topics; what differs between the versions stands at the end and is not needed."""
+    """Brokers and topics; the fields that differ between versions are at the end and not needed."""
     reader = MessageReader(body)
     reader.int32()  # throttle time
     brokers: dict[int, BrokerInfo] = {}

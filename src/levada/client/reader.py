@@ -1,4 +1,4 @@
-"""A walk over a flexible message, for the few answers that the client reads by hand."""
+"""Reads the fields of flexible messages, for the responses that the client decodes by hand."""
 
 import struct
 
@@ -21,7 +21,7 @@ class MessageReader:
         self.position = position
 
     def take(self, size: int) -> memoryview:
-        """The next `size` bytes, where they are."""
+        """The next `size` bytes, without a copy."""
         end = self.position + size
         if size < 0 or end > self._stop:
             raise IndexError("the message ends early")
@@ -70,7 +70,7 @@ class MessageReader:
         return struct.unpack(f">{count}i", self.take(4 * count))
 
     def tagged(self) -> dict[int, memoryview]:
-        """Tagged fields by their numbers, unread."""
+        """Tagged fields by their numbers, undecoded."""
         fields: dict[int, memoryview] = {}
         for _ in range(self._unsigned()):
             tag = self._unsigned()
@@ -78,5 +78,5 @@ class MessageReader:
         return fields
 
     def tags(self) -> None:
-        """Pass over tagged fields."""
+        """Skip tagged fields."""
         self.position = skip_tagged_fields(self._view, self.position, self._stop)

@@ -133,7 +133,7 @@ def test_exit_codes(shell: Shell, broker: BrokerThread) -> None:
     broker.delay("metadata", 30)
     late = shell("topic", "list", "--timeout", "1")
     assert late.code == 6
-    assert "gave no answer within 1 s" in late.err
+    assert "did not respond within 1 s" in late.err
 
 
 def commands() -> Iterator[list[str]]:

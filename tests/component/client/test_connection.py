@@ -1,4 +1,4 @@
-"""A client's connection against servers that misbehave: every bad answer is a clear error, within bounds."""
+"""A client's connection against servers that misbehave: every bad response is a clear error, within bounds."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from levada import Client, ConnectionFailed, KafkaError
-from levada.client.connection import INBOX_BYTES, Address, Connection
+from levada.client.connection import RECEIVE_BUFFER_BYTES, Address, Connection
 from levada.client.metadata import Api
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -62,23 +62,23 @@ async def connect(address: Address, timeout_s: float = 5.0, **options: int) -> C
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("response", "message"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is it a Kafka listener without TLS"),
-        (b"\x15\x03\x03\x00\x02\x02\x46", "announced an answer of"),
-        (struct.pack(">i", -5), "announced an answer of -5 bytes"),
-        (struct.pack(">i", 3) + b"abc", "announced an answer of 3 bytes"),
-        (struct.pack(">i", 2**31 - 1), "at most"),
-        (frame(77, API_VERSIONS), r"a request that was not sent \(77\)"),
-        (frame(1, b""), "cannot be read"),
-        (frame(1, b"\0\0\xff\xff\xff\xff\x0f"), "cannot be read"),
-        (frame(1, API_VERSIONS[:7]), "cannot be read"),
+        (b"\x15\x03\x03\x00\x02\x02\x46", "announced a response of"),
+        (struct.pack(">i", -5), "announced a response of -5 bytes"),
+        (struct.pack(">i", 3) + b"abc", "announced a response of 3 bytes"),
+        (struct.pack(">i", 2**31 - 1), "the limit is"),
+        (frame(77, API_VERSIONS), r"without a request \(correlation id 77\)"),
+        (frame(1, b""), "malformed response"),
+        (frame(1, b"\0\0\xff\xff\xff\xff\x0f"), "malformed response"),
+        (frame(1, API_VERSIONS[:7]), "malformed response"),
     ],
 )
-def test_an_answer_that_is_none(answer: bytes, message: str) -> None:
+def test_a_malformed_response(response: bytes, message: str) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await next_request(reader)
-        writer.write(answer)
+        writer.write(response)
 
     async def work(address: Address) -> None:
         with pytest.raises(ConnectionFailed, match=message):
@@ -104,7 +104,7 @@ def test_a_server_that_says_nothing() -> None:
         await next_request(reader)
 
     async def work(address: Address) -> None:
-        with pytest.raises(ConnectionFailed, match="does not answer: is it a broker"):
+        with pytest.raises(ConnectionFailed, match="does not respond: is it a broker"):
             await connect(address, timeout_s=0.05)
 
     against(serve, work)
@@ -147,17 +147,17 @@ def test_frames_arrive_in_any_pieces(piece: int) -> None:
 
     async def work(address: Address) -> None:
         connection = await connect(address)
-        answers = await asyncio.gather(
-            *(connection.send(1, 4, b"x", timeout_s=5, flexible_reply=False) for _ in bodies)
+        responses = await asyncio.gather(
+            *(connection.send(1, 4, b"x", timeout_s=5, flexible_response=False) for _ in bodies)
         )
-        assert [bytes(answer) for answer in answers] == bodies
+        assert [bytes(response) for response in responses] == bodies
         connection.close()
 
     against(serve, work)
 
 
-@pytest.mark.parametrize("size", [0, 100, INBOX_BYTES - 8, INBOX_BYTES - 7, 1_000_000])
-def test_a_big_answer_comes_into_the_memory_that_is_given_for_it(size: int) -> None:
+@pytest.mark.parametrize("size", [0, 100, RECEIVE_BUFFER_BYTES - 8, RECEIVE_BUFFER_BYTES - 7, 1_000_000])
+def test_a_large_response_is_received_into_the_given_memory(size: int) -> None:
     """Between small ones, which have memory of their own and do not change when the next comes."""
     bodies = [b"before", os.urandom(size), b"after"]
 
@@ -174,19 +174,22 @@ def test_a_big_answer_comes_into_the_memory_that_is_given_for_it(size: int) -> N
             return memoryview(given[-1])
 
         connection = await connect(address)
-        answers = await asyncio.gather(
-            *(connection.send(1, 4, b"x", timeout_s=5, flexible_reply=False, allocate=memory) for _ in bodies)
+        responses = await asyncio.gather(
+            *(
+                connection.send(1, 4, b"x", timeout_s=5, flexible_response=False, allocate=memory)
+                for _ in bodies
+            )
         )
-        assert [bytes(answer) for answer in answers] == bodies
-        assert all(answer.readonly for answer in answers)
-        if size > INBOX_BYTES:
+        assert [bytes(response) for response in responses] == bodies
+        assert all(response.readonly for response in responses)
+        if size > RECEIVE_BUFFER_BYTES:
             assert [len(area) for area in given] == [size + 4]
         connection.close()
 
     against(serve, work)
 
 
-def test_an_answer_larger_than_agreed_is_not_read() -> None:
+def test_a_response_larger_than_the_limit_is_not_read() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await greet(reader, writer)
         _, correlation_id = await next_request(reader)
@@ -194,14 +197,14 @@ def test_an_answer_larger_than_agreed_is_not_read() -> None:
 
     async def work(address: Address) -> None:
         connection = await connect(address, response_bytes_max=1_000)
-        with pytest.raises(ConnectionFailed, match="2004 bytes, at most 1000"):
+        with pytest.raises(ConnectionFailed, match="2004 bytes, the limit is 1000"):
             await connection.send(3, 12, b"", timeout_s=5)
 
     against(serve, work)
 
 
 @pytest.mark.parametrize("tags", [b"\x01", b"\xff\xff\xff\xff\xff\xff", b"\x01\x00\x7f"])
-def test_a_broken_response_header(tags: bytes) -> None:
+def test_a_malformed_response_header(tags: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await greet(reader, writer)
         _, correlation_id = await next_request(reader)
@@ -209,7 +212,7 @@ def test_a_broken_response_header(tags: bytes) -> None:
 
     async def work(address: Address) -> None:
         connection = await connect(address)
-        with pytest.raises(ConnectionFailed, match="broken response header"):
+        with pytest.raises(ConnectionFailed, match="malformed response header"):
             await connection.send(3, 12, b"", timeout_s=5)
 
     against(serve, work)
@@ -223,11 +226,11 @@ def test_metadata_that_cannot_be_read_and_a_version_that_nobody_knows() -> None:
 
     async def work(address: Address) -> None:
         async with Client(str(address)) as client:
-            with pytest.raises(KafkaError, match="does not serve list_offsets"):
+            with pytest.raises(KafkaError, match="does not support list_offsets"):
                 (await client.connection()).version(Api("list_offsets", 2, range(6, 12)))
-            with pytest.raises(KafkaError, match="serves metadata 0-13, this client knows 20-21"):
+            with pytest.raises(KafkaError, match="supports metadata 0-13, this client 20-21"):
                 (await client.connection()).version(Api("metadata", 3, range(20, 22)))
-            with pytest.raises(ConnectionFailed, match="cannot be read"):
+            with pytest.raises(ConnectionFailed, match="malformed response"):
                 await client.metadata()
 
     against(serve, work)
@@ -238,15 +241,15 @@ def test_a_caller_that_gives_up_disturbs_nobody() -> None:
         await greet(reader, writer)
         requests = [await next_request(reader) for _ in range(2)]
         for _, correlation_id in requests:
-            writer.write(frame(correlation_id, b"answer"))
+            writer.write(frame(correlation_id, b"response"))
 
     async def work(address: Address) -> None:
         connection = await connect(address)
-        first = asyncio.create_task(connection.send(1, 4, b"", timeout_s=5, flexible_reply=False))
+        first = asyncio.create_task(connection.send(1, 4, b"", timeout_s=5, flexible_response=False))
         await asyncio.sleep(0)
         first.cancel()
-        assert bytes(await connection.send(1, 4, b"", timeout_s=5, flexible_reply=False)) == b"answer"
+        assert bytes(await connection.send(1, 4, b"", timeout_s=5, flexible_response=False)) == b"response"
         assert not connection.closed
-        await connection.finish()
+        await connection.drain_and_close()
 
     against(serve, work)

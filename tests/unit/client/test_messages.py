@@ -12,7 +12,7 @@ from kio.serial import entity_reader, entity_writer
 from tests.support.random_messages import kio_class, random_message
 
 from levada.client import data, metadata
-from levada.client.connection import BROKEN
+from levada.client.connection import MALFORMED
 from levada.client.metadata import Api, TopicInfo
 from levada.model import TopicPartition
 from levada.wire.schema.versions import APIS
@@ -130,7 +130,7 @@ def test_produce_response(api: Api, version: int) -> None:
     for message in random_responses(api, version):
         topics = {str(entry.topic_id): entry for entry in message.responses} if version >= 13 else {}
         infos = {name: ORDERS._replace(topic_id=entry.topic_id) for name, entry in topics.items()}
-        answers = data.read_produce(version, as_kio_writes(message), infos)
+        responses = data.read_produce(version, as_kio_writes(message), infos)
         expected = {}
         for entry in message.responses:
             name = topic_of(entry, version)
@@ -142,8 +142,12 @@ def test_produce_response(api: Api, version: int) -> None:
                     part.error_message,
                 )
         assert {
-            partition: (answer.error, answer.base_offset, expected[partition][2] and answer.error_message)
-            for partition, answer in answers.items()
+            partition: (
+                response.error,
+                response.base_offset,
+                expected[partition][2] and response.error_message,
+            )
+            for partition, response in responses.items()
         } == expected
 
 
@@ -187,7 +191,7 @@ def test_fetch_response(api: Api, version: int) -> None:
     for message in random_responses(api, version):
         entries = {str(entry.topic_id): entry for entry in message.responses} if version >= 13 else {}
         infos = {name: ORDERS._replace(topic_id=entry.topic_id) for name, entry in entries.items()}
-        error, answers = data.read_fetch(version, as_kio_writes(message), infos)
+        error, responses = data.read_fetch(version, as_kio_writes(message), infos)
         assert error == message.error_code
         expected = {}
         for entry in message.responses:
@@ -203,7 +207,7 @@ def test_fetch_response(api: Api, version: int) -> None:
                     part.records or b"",
                 )
         assert {
-            partition: (*answer[:5], bytes(answer[5])) for partition, answer in answers.items()
+            partition: (*response[:5], bytes(response[5])) for partition, response in responses.items()
         } == expected
 
 
@@ -252,13 +256,13 @@ def test_junk_is_refused_and_never_taken_for_more(junk: bytes, version: int) -> 
     ):
         try:
             read(view)
-        except BROKEN:
+        except MALFORMED:
             pass
 
 
-def test_every_cut_of_an_answer_is_refused() -> None:
+def test_every_truncated_response_is_refused() -> None:
     for message in random_responses(data.LIST_OFFSETS, 11):
         whole = as_kio_writes(message)
         for size in range(len(whole) - 1):  # the last byte says that no tagged fields follow
-            with pytest.raises(BROKEN):
+            with pytest.raises(MALFORMED):
                 data.read_list_offsets(whole[:size])
