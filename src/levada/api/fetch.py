@@ -48,7 +48,7 @@ def begin(
         for topic, index, epoch, offset, last_epoch, start, limit in request.partitions
     ]
     try:
-        context = broker.sessions.begin(
+        context = broker.sessions.new_context(
             request.session_id,
             request.session_epoch,
             wanted,

@@ -72,7 +72,7 @@ class TxnChecks:
         for place in PLACES:
             partition = self.world.broker.partitions[place]
             if partition.last_stable_offset != partition.high_watermark:  # invariant 10
-                raise Violation(f"a transaction hangs in {place}: {partition.producers.open}")
+                raise Violation(f"a transaction hangs in {place}: {partition.producers.ongoing_txns}")
             values = list(self.committed(partition, 0))
             if self.seen[place] != values:
                 raise Violation(f"{place} was seen as {self.seen[place]}, but is {values}")

@@ -132,7 +132,7 @@ class Partition:
     def last_stable_offset(self) -> int:
         """Where read_committed readers stop; without open transactions it is the high watermark."""
         producers = self.producers
-        if not producers.open and not producers.ended:
+        if not producers.ongoing_txns and not producers.unreplicated_txns:
             return self.high_watermark
         first = producers.first_unstable_offset()
         assert first is not None
@@ -257,8 +257,8 @@ class Partition:
 
     def _advance(self, high_watermark: int) -> None:
         self.high_watermark = high_watermark
-        if self.producers.ended:
-            self.producers.settle(high_watermark)
+        if self.producers.unreplicated_txns:
+            self.producers.on_high_watermark_updated(high_watermark)
         fresh = self.bytes_in - self._announced_bytes
         self._announced_bytes = self.bytes_in
         if self.watchers:

@@ -47,7 +47,7 @@ class Transactions:
 
     def has_open(self, producer_id: int, producer_epoch: int) -> bool:
         """Whether a producer has a transaction open here: then its batches need no verification."""
-        return self._partition.producers.has_open(producer_id, producer_epoch)
+        return self._partition.producers.has_ongoing_txn(producer_id, producer_epoch)
 
     def guard(self, producer_id: int, producer_epoch: int) -> VerificationGuard:
         """The guard of a verification that starts; its result is set in the guard."""
@@ -65,7 +65,7 @@ class Transactions:
             guard = self._guards.get((producer_id, producer_epoch))
             if guard is not None and guard.verified:
                 return True
-        return self._partition.producers.has_open(producer_id, producer_epoch)
+        return self._partition.producers.has_ongoing_txn(producer_id, producer_epoch)
 
     def check(self, producer_id: int, producer_epoch: int) -> None:
         """KafkaError unless the producer may write in a transaction here."""
@@ -177,5 +177,5 @@ def load_producers(segments: Log) -> ProducerStates:
             )
     with reader.rebuilding_txn_indexes() as found:
         states.replay(reader.headers_and_markers(start), found)
-    states.settle(segments.log_end_offset)
+    states.on_high_watermark_updated(segments.log_end_offset)
     return states

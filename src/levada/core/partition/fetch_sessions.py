@@ -1,15 +1,15 @@
-"""Incremental fetch sessions (KIP-227): a consumer of many partitions names only what changed, and so do we.
+"""Incremental fetch sessions (KIP-227): requests and responses contain only the partitions that changed.
 
-The machine is pure: time is an argument and so is what draws a session id. A handler uses it in three steps:
+The state machine is pure: time and the source of session ids are arguments. A handler uses it in three steps:
 
-    context = sessions.begin(session_id, epoch, wanted, forgotten, ...)
-    for partition in context.partitions: ...read it, perhaps wait and read again...
-    answer = [... for partition in context.partitions if context.include(partition, ...)]
+    context = sessions.new_context(session_id, epoch, fetch_data, to_forget, ...)
+    for partition in context.partitions: ...read it, possibly wait and read again...
+    response = [... for partition in context.partitions if context.include(partition, ...)]
 
-`begin` raises KafkaError for an error of the session; the answer then carries its code, session id 0 and no
-partition. `include` is called once for each partition, when the answer is built: it records what the client
-now knows. A partition that gave records goes to the end of its session's order, so that none starves when the
-bytes of a response are few. Without a session (most clients but Java's) all this costs one small object.
+`new_context` raises KafkaError for an error of the session; the response then has its code, session id 0 and no
+partitions. `include` is called once for each partition when the response is built: it caches what the client receives.
+A partition with records moves to the end of the session's order, so that none starves when responses are small.
+Without a session (most clients except Java's) a request costs one small object.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,33 +18,35 @@ from dataclasses import dataclass
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.primitives import ELEMENTS_MAX
 
-NO_SESSION = 0  # the session id of a request or an answer outside of any session
-INITIAL_EPOCH = 0  # a full request that wants a session
-FINAL_EPOCH = -1  # a full request that wants none, and the end of the session it names
-EVICTION_MS = 120_000  # a session unused for that long is stale; one younger than that is left alone
-PARTITIONS_MAX = 500_000  # remembered in all sessions together
+NO_SESSION = 0  # the session id of a request or response without a session
+INITIAL_EPOCH = 0  # a full request that creates a session
+FINAL_EPOCH = -1  # a full request without a session; closes the given one
+EVICTION_MS = 120_000  # sessions unused for so long are stale; younger ones are not evicted
+PARTITIONS_MAX = 500_000  # cached in all sessions together
 
 _EPOCH_MAX = 0x7FFFFFFF
 
-TopicKey = bytes  # as on the wire: a name in requests up to version 12, an id in later ones
+TopicKey = bytes  # as on the wire: a name up to version 12, an id in later versions
 
 
 @dataclass(slots=True)
 class FetchPartition:
-    """What a client wants of one partition, and what it was last told about it."""
+    """A partition of a Fetch request, and the values of the last response that contained it."""
 
     topic: TopicKey
     partition: int
     fetch_offset: int
     max_bytes: int
-    log_start_offset: int = -1  # of the follower that asks
+    log_start_offset: int = -1  # of the follower
     current_leader_epoch: int = -1
     last_fetched_epoch: int = -1
-    told_high_watermark: int = -1
-    told_log_start_offset: int = -1
+    sent_high_watermark: int = -1
+    sent_log_start_offset: int = -1
 
 
-class _Session:
+class FetchSession:
+    """The cached partitions of one client, and the epoch of its next request."""
+
     __slots__ = ("by_topic_id", "created_ms", "epoch", "id", "last_used_ms", "partitions", "privileged")
 
     def __init__(self, session_id: int, by_topic_id: bool, privileged: bool, now_ms: int) -> None:
@@ -53,32 +55,32 @@ class _Session:
         self.privileged = privileged
         self.created_ms = now_ms
         self.last_used_ms = now_ms
-        self.epoch = 1  # the one that the next request must carry
-        self.partitions: dict[tuple[TopicKey, int], FetchPartition] = {}  # in the order of reading
+        self.epoch = 1  # expected in the next request
+        self.partitions: dict[tuple[TopicKey, int], FetchPartition] = {}  # in the order they are read
 
     @property
-    def worth(self) -> tuple[bool, int, int]:
-        """Sessions of followers, then those with many partitions, are kept before others."""
+    def eviction_key(self) -> tuple[bool, int, int]:
+        """The least key is evicted first: sessions of consumers before followers, then those with few partitions."""
         return (self.privileged, len(self.partitions), self.id)
 
 
 class FetchContext:
-    """One Fetch request: the partitions to read, in order, and which of them the answer must name."""
+    """One Fetch request: the partitions to read, in order, and which of them the response contains."""
 
     __slots__ = ("_epoch", "_incremental", "_session", "partitions", "session_id")
 
     def __init__(
-        self, partitions: Sequence[FetchPartition], session: _Session | None, incremental: bool
+        self, partitions: Sequence[FetchPartition], session: FetchSession | None, incremental: bool
     ) -> None:
         self.partitions = partitions
-        self.session_id = NO_SESSION if session is None else session.id  # to be answered
+        self.session_id = NO_SESSION if session is None else session.id  # of the response
         self._session = session
         self._incremental = incremental
         self._epoch = 0 if session is None else session.epoch
 
     @property
     def superseded(self) -> bool:
-        """A later request of the session came while this one waited: answer INVALID_FETCH_SESSION_EPOCH."""
+        """Whether a later request of the session arrived meanwhile: the response is INVALID_FETCH_SESSION_EPOCH."""
         return self._session is not None and self._session.epoch != self._epoch
 
     def include(
@@ -90,63 +92,63 @@ class FetchContext:
         error: int = 0,
         diverges: bool = False,
     ) -> bool:
-        """Whether the answer must name the partition. `diverges`: an epoch to cut at, or another replica."""
+        """Whether the response contains the partition. `diverges`: it has a diverging epoch or preferred replica."""
         session = self._session
         if session is None:
             return True
-        news = (
+        changed = (
             records_bytes > 0
             or error != 0
             or diverges
             or not self._incremental
-            or high_watermark != partition.told_high_watermark
-            or log_start_offset != partition.told_log_start_offset
+            or high_watermark != partition.sent_high_watermark
+            or log_start_offset != partition.sent_log_start_offset
         )
-        # After an error the partition is sent once more when it is well again.
-        partition.told_high_watermark = -1 if error else high_watermark
-        partition.told_log_start_offset = log_start_offset
+        # After an error the next response without one contains the partition again.
+        partition.sent_high_watermark = -1 if error else high_watermark
+        partition.sent_log_start_offset = log_start_offset
         if records_bytes > 0 and self._incremental:
             key = (partition.topic, partition.partition)
             if session.partitions.pop(key, None) is not None:
                 session.partitions[key] = partition
-        return news
+        return changed
 
 
 class FetchSessions:
     """The sessions of one broker, at most `slots` (max.incremental.fetch.session.cache.slots)."""
 
-    __slots__ = ("_draw_id", "_sessions", "evictions", "partitions_cached", "partitions_max", "slots")
+    __slots__ = ("_new_id", "_sessions", "evictions", "partitions_cached", "partitions_max", "slots")
 
-    def __init__(self, slots: int, draw_id: Callable[[], int], partitions_max: int = PARTITIONS_MAX) -> None:
-        """`draw_id` gives a random id from 1 to 2^31-1."""
+    def __init__(self, slots: int, new_id: Callable[[], int], partitions_max: int = PARTITIONS_MAX) -> None:
+        """`new_id` returns a random id from 1 to 2^31-1."""
         self.slots = slots
         self.partitions_max = partitions_max
-        self.partitions_cached = 0  # exactly the sum over all sessions
+        self.partitions_cached = 0  # the sum over all sessions
         self.evictions = 0
-        self._draw_id = draw_id
-        self._sessions: dict[int, _Session] = {}  # the one unused for longest comes first
+        self._new_id = new_id
+        self._sessions: dict[int, FetchSession] = {}  # the least recently used first
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def begin(
+    def new_context(
         self,
         session_id: int,
         epoch: int,
-        wanted: Sequence[FetchPartition],
-        forgotten: Iterable[tuple[TopicKey, int]],
+        fetch_data: Sequence[FetchPartition],
+        to_forget: Iterable[tuple[TopicKey, int]],
         *,
         by_topic_id: bool,
         privileged: bool,
         now_ms: int,
     ) -> FetchContext:
-        """Open, continue or close a session. `privileged` is a follower's request."""
+        """Create, continue or close a session. `privileged` requests come from followers."""
         if epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             if session_id != NO_SESSION and (closed := self._sessions.get(session_id)) is not None:
                 self._remove(closed)
-            if epoch == FINAL_EPOCH or not wanted:
-                return FetchContext(wanted, None, False)
-            return self._open(wanted, by_topic_id, privileged, now_ms)
+            if epoch == FINAL_EPOCH or not fetch_data:
+                return FetchContext(fetch_data, None, False)
+            return self._create(fetch_data, by_topic_id, privileged, now_ms)
         session = self._sessions.get(session_id)
         if session is None:
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, f"no fetch session {session_id}")
@@ -160,50 +162,50 @@ class FetchSessions:
                 ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
                 f"fetch session {session_id} mixes topic names and ids",
             )
-        return self._continue(session, wanted, forgotten, now_ms)
+        return self._continue(session, fetch_data, to_forget, now_ms)
 
-    def _open(
-        self, wanted: Sequence[FetchPartition], by_topic_id: bool, privileged: bool, now_ms: int
+    def _create(
+        self, fetch_data: Sequence[FetchPartition], by_topic_id: bool, privileged: bool, now_ms: int
     ) -> FetchContext:
-        if self.partitions_cached + len(wanted) > self.partitions_max or not (
-            len(self._sessions) < self.slots or self._evict_for(len(wanted), privileged, now_ms)
+        if self.partitions_cached + len(fetch_data) > self.partitions_max or not (
+            len(self._sessions) < self.slots or self._evict_for(len(fetch_data), privileged, now_ms)
         ):
-            return FetchContext(wanted, None, False)
-        session_id = self._draw_id()
+            return FetchContext(fetch_data, None, False)
+        session_id = self._new_id()
         while session_id in self._sessions or session_id == NO_SESSION:
-            session_id = self._draw_id()
-        session = self._sessions[session_id] = _Session(session_id, by_topic_id, privileged, now_ms)
-        for partition in wanted:
+            session_id = self._new_id()
+        session = self._sessions[session_id] = FetchSession(session_id, by_topic_id, privileged, now_ms)
+        for partition in fetch_data:
             session.partitions[partition.topic, partition.partition] = partition
         self.partitions_cached += len(session.partitions)
         return FetchContext(list(session.partitions.values()), session, False)
 
     def _continue(
         self,
-        session: _Session,
-        wanted: Sequence[FetchPartition],
-        forgotten: Iterable[tuple[TopicKey, int]],
+        session: FetchSession,
+        fetch_data: Sequence[FetchPartition],
+        to_forget: Iterable[tuple[TopicKey, int]],
         now_ms: int,
     ) -> FetchContext:
         partitions = session.partitions
         before = len(partitions)
-        for partition in wanted:
+        for partition in fetch_data:
             key = (partition.topic, partition.partition)
             known = partitions.get(key)
             if known is not None:
-                partition.told_high_watermark = known.told_high_watermark
-                partition.told_log_start_offset = known.told_log_start_offset
-            partitions[key] = partition  # a known one keeps its place in the order
-        for key in forgotten:
+                partition.sent_high_watermark = known.sent_high_watermark
+                partition.sent_log_start_offset = known.sent_log_start_offset
+            partitions[key] = partition  # a known one keeps its position in the order
+        for key in to_forget:
             partitions.pop(key, None)
         self.partitions_cached += len(partitions) - before
         if not partitions:
             self._remove(session)
-            return FetchContext(wanted, None, False)
+            return FetchContext(fetch_data, None, False)
         if len(partitions) > ELEMENTS_MAX or self.partitions_cached > self.partitions_max:
             self._remove(session)
             raise KafkaError(
-                ErrorCode.FETCH_SESSION_ID_NOT_FOUND, f"fetch session {session.id} grew past the limit"
+                ErrorCode.FETCH_SESSION_ID_NOT_FOUND, f"fetch session {session.id} has too many partitions"
             )
         del self._sessions[session.id]
         self._sessions[session.id] = session
@@ -211,12 +213,12 @@ class FetchSessions:
         session.epoch = session.epoch + 1 if session.epoch < _EPOCH_MAX else 1
         return FetchContext(list(partitions.values()), session, True)
 
-    def _remove(self, session: _Session) -> None:
+    def _remove(self, session: FetchSession) -> None:
         del self._sessions[session.id]
         self.partitions_cached -= len(session.partitions)
 
     def _evict_for(self, size: int, privileged: bool, now_ms: int) -> bool:
-        """Make room for a session of that size by Kafka's rules: a stale one goes, else the least worthy."""
+        """Evict a session for one of that size by Kafka's rules: a stale one, else the one with the least key."""
         if not self._sessions:
             return False
         victim = next(iter(self._sessions.values()))
@@ -228,8 +230,8 @@ class FetchSessions:
             ]
             if not evictable:
                 return False
-            victim = min(evictable, key=lambda session: session.worth)
-            if (privileged, size, 0) < victim.worth:
+            victim = min(evictable, key=lambda session: session.eviction_key)
+            if (privileged, size, 0) < victim.eviction_key:
                 return False
         self._remove(victim)
         self.evictions += 1

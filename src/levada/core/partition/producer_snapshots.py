@@ -1,6 +1,6 @@
-"""One producer as a partition remembers it, and all of them in the format of Kafka's `.snapshot` files.
+"""The state of one producer in a partition, and the format of Kafka's `.snapshot` files.
 
-A snapshot carries a CRC: one that is damaged is not believed, and what it told is folded again from the log.
+A snapshot has a CRC. A corrupt snapshot is ignored, and the state is rebuilt from an older one and the log.
 """
 
 from collections.abc import Mapping
@@ -9,48 +9,50 @@ from struct import Struct
 
 from crc32c import crc32c
 
-BATCHES_KEPT = 5  # what max.in.flight.requests.per.connection may be at most for an idempotent producer
+BATCHES_KEPT = 5  # the greatest max.in.flight.requests.per.connection of an idempotent producer
 SEQUENCE_MAX = 0x7FFFFFFF
 
 _VERSION = 1
 _HEAD = Struct(">hIi")  # version, CRC32C of all that follows it, number of entries
 _CRC_COVERS_FROM = 6
 _ENTRY = Struct(">qhiqiqiq")
-# Ours, after what Kafka reads: number of earlier batches, then each with its producer's id, oldest first.
+# An extension after the part that Kafka reads: number of earlier batches, then each with its producer id, in order.
 _EARLIER_HEAD = Struct(">i")
 _EARLIER_ENTRY = Struct(">qiiqq")
 
 
 class CorruptSnapshotError(ValueError):
-    """Not a producer snapshot of a known version with a valid CRC: delete it and take an older one."""
+    """The content is no producer snapshot of a known version with a valid CRC."""
 
 
-# Base sequence, last sequence, base offset, last offset. A plain tuple: one is made for each batch appended.
-Batch = tuple[int, int, int, int]
+# Base sequence, last sequence, base offset, last offset. A plain tuple, because one is made for each appended batch.
+BatchMetadata = tuple[int, int, int, int]
 
 
 @dataclass(slots=True)
-class Producer:
-    """What is known of one producer."""
+class ProducerStateEntry:
+    """The state of one producer."""
 
     epoch: int
-    next_sequence: int  # always that after the newest batch; 0 without one
-    timestamp: int = -1  # the largest of the newest batch
+    next_sequence: int  # the one after the newest batch; 0 without batches
+    timestamp: int = -1  # the greatest of the newest batch
     coordinator_epoch: int = -1
-    transaction_first_offset: int = -1  # -1 when no transaction is open
-    batches: list[Batch] = field(default_factory=list)  # oldest first, at most BATCHES_KEPT, all of `epoch`
-    marker_offset: int = field(default=-1, compare=False)  # of the newest marker in this life of the process
+    transaction_first_offset: int = -1  # -1 without an ongoing transaction
+    batches: list[BatchMetadata] = field(
+        default_factory=list
+    )  # oldest first, at most BATCHES_KEPT, all of `epoch`
+    marker_offset: int = field(default=-1, compare=False)  # of the newest marker since the start
 
     @property
     def last_offset(self) -> int:
         return max(self.marker_offset, self.batches[-1][3] if self.batches else -1)
 
 
-def encode(producers: Mapping[int, Producer]) -> bytes:
-    """A snapshot: of each producer the newest batch.
+def encode(producers: Mapping[int, ProducerStateEntry]) -> bytes:
+    """Encode a snapshot with the newest batch of each producer.
 
-    The earlier ones follow where Kafka does not look: a client that had five batches on their way when the
-    broker went down sends them all again.
+    Earlier batches follow where Kafka does not read: a client with five batches in flight when the broker stops sends
+    all of them again.
     """
     data = bytearray(_HEAD.size)
     for producer_id, producer in producers.items():
@@ -81,8 +83,8 @@ def encode(producers: Mapping[int, Producer]) -> bytes:
     return bytes(data)
 
 
-def decode(data: bytes) -> dict[int, Producer]:
-    """Read a `.snapshot` file of ours or of Kafka. Raises CorruptSnapshotError."""
+def decode(data: bytes) -> dict[int, ProducerStateEntry]:
+    """Decode a `.snapshot` file of Levada or Kafka. Raises CorruptSnapshotError."""
     if len(data) < _HEAD.size:
         raise CorruptSnapshotError(f"{len(data)} bytes are too few")
     version, crc, count = _HEAD.unpack_from(data)
@@ -94,15 +96,15 @@ def decode(data: bytes) -> dict[int, Producer]:
     end = _HEAD.size + count * _ENTRY.size
     if not 0 <= count <= end <= len(data):
         raise CorruptSnapshotError(f"{count} entries do not fit {len(data)} bytes")
-    producers: dict[int, Producer] = {}
+    producers: dict[int, ProducerStateEntry] = {}
     for producer_id, *entry in _ENTRY.iter_unpack(memoryview(data)[_HEAD.size : end]):
-        producers[producer_id] = _producer(*entry)
+        producers[producer_id] = _entry(*entry)
     if end < len(data):
         _load_earlier(producers, memoryview(data)[end:])
     return producers
 
 
-def _producer(
+def _entry(
     epoch: int,
     last_sequence: int,
     last_offset: int,
@@ -110,8 +112,8 @@ def _producer(
     timestamp: int,
     coordinator_epoch: int,
     transaction_first_offset: int,
-) -> Producer:
-    producer = Producer(epoch, 0, timestamp, coordinator_epoch, transaction_first_offset)
+) -> ProducerStateEntry:
+    producer = ProducerStateEntry(epoch, 0, timestamp, coordinator_epoch, transaction_first_offset)
     if last_offset >= 0 and last_sequence >= 0:
         base_sequence = (last_sequence - offset_delta) & SEQUENCE_MAX
         producer.batches.append((base_sequence, last_sequence, last_offset - offset_delta, last_offset))
@@ -119,7 +121,7 @@ def _producer(
     return producer
 
 
-def _load_earlier(producers: Mapping[int, Producer], data: memoryview) -> None:
+def _load_earlier(producers: Mapping[int, ProducerStateEntry], data: memoryview) -> None:
     count = _EARLIER_HEAD.unpack_from(data)[0] if len(data) >= _EARLIER_HEAD.size else -1
     if _EARLIER_HEAD.size + count * _EARLIER_ENTRY.size != len(data):
         raise CorruptSnapshotError(f"{count} earlier batches do not fill {len(data)} bytes")

@@ -1,16 +1,16 @@
-"""What a partition remembers of its idempotent producers: a retried batch is stored once and in order.
+"""The state of the idempotent and transactional producers of a partition: each batch is appended once and in order.
 
-The machine is pure. `check` decides and changes nothing, `apply` is the only way in and cannot fail, and
-applying the headers of a log in order rebuilds the state: a partition drops it after a failed write and folds
-it again from the last snapshot and the log. A batch is applied when its offsets are reserved, so the next
-request of the same loop turn sees it; a duplicate is answered no earlier than the batch it repeats.
+The state machine is pure. `check` decides and changes nothing; `apply` changes the state and cannot fail. Replaying
+the batch headers of a log rebuilds the state: after a failed write it is rebuilt from the last snapshot and the log. A
+batch is applied when its offsets are reserved, so that the next request of the same loop iteration sees it. The
+response to a duplicate is sent no earlier than that to the original batch.
 
-The rules are those of Kafka 4: the last five batches of a producer are known, a retry of one of them is
-answered with its first offset, sequences go on after 2^31-1 with 0, a new epoch starts at 0, an older
-epoch is fenced, and a producer that is not known (new, expired, its records deleted) may start anywhere.
+The rules are those of Kafka 4. The last five batches of a producer are known, and a duplicate of one of them receives
+its base offset. Sequences wrap from 2^31-1 to 0. A new epoch starts at 0, an older epoch is fenced. An unknown producer
+(new, expired, its records deleted) may start at any sequence.
 
-A transaction is open here from its first batch until a marker ends it. Readers of committed records stop before the
-first record of any open one, and of any whose marker may still be lost: it is not below the high watermark.
+A transaction is ongoing from its first batch until a marker completes it. The first unstable offset is the first
+offset of all ongoing transactions and of those whose marker is not below the high watermark.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ from levada.core.partition.producer_snapshots import (
     BATCHES_KEPT,
     SEQUENCE_MAX,
     CorruptSnapshotError,
-    Producer,
+    ProducerStateEntry,
 )
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import BatchHeader
@@ -32,18 +32,18 @@ from levada.wire.control_records import Marker
 
 __all__ = ["APPEND", "SEQUENCE_MAX", "AbortedTransaction", "CorruptSnapshotError", "ProducerStates"]
 
-APPEND = -1  # the answer of `check` for a batch that is not a duplicate
-PRODUCERS_MAX = 20_000  # per partition; the ones that wrote longest ago are forgotten first
+APPEND = -1  # the result of `check` for a batch that is not a duplicate
+PRODUCERS_MAX = 20_000  # of a partition; those with the oldest batches are evicted first
 NO_EPOCH = -1
 
 
 class AbortedTransaction(NamedTuple):
-    """A transaction that readers of committed records must skip."""
+    """A transaction whose records read_committed consumers skip."""
 
     producer_id: int
     first_offset: int
-    last_offset: int  # its marker's
-    last_stable_offset: int  # below it everything was decided once the marker was there
+    last_offset: int  # of the marker
+    last_stable_offset: int  # after the marker
 
 
 @dataclass(slots=True)
@@ -51,21 +51,21 @@ class ProducerStates:
     """The producers of one partition, by producer id."""
 
     producers_max: int = PRODUCERS_MAX
-    _producers: dict[int, Producer] = field(default_factory=dict)
-    # The open transactions: first offset -> producer id, in the order of the log.
-    open: dict[int, int] = field(default_factory=dict)
-    # (marker's offset, first offset) of those that ended, until the marker is below the high watermark.
-    ended: deque[tuple[int, int]] = field(default_factory=deque)
+    _producers: dict[int, ProducerStateEntry] = field(default_factory=dict)
+    # First offset -> producer id, in the order of the log.
+    ongoing_txns: dict[int, int] = field(default_factory=dict)
+    # (offset of the marker, first offset) of completed transactions whose marker is not below the high watermark.
+    unreplicated_txns: deque[tuple[int, int]] = field(default_factory=deque)
 
     def __len__(self) -> int:
         return len(self._producers)
 
-    def items(self) -> Iterable[tuple[int, Producer]]:
-        """All that is known, by producer id."""
+    def items(self) -> Iterable[tuple[int, ProducerStateEntry]]:
+        """Return the entries by producer id."""
         return self._producers.items()
 
     def check(self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int) -> int:
-        """Decide on a batch of a client: APPEND, or for a duplicate the base offset it was first given."""
+        """Check a batch of a client; return APPEND, or the base offset of the original batch for a duplicate."""
         producer = self._producers.get(producer_id)
         if producer is None:
             if producer_epoch < NO_EPOCH:
@@ -77,18 +77,18 @@ class ProducerStates:
             and producer.transaction_first_offset < 0
         ):
             return APPEND
-        answer = _check_known(producer_id, producer, producer_epoch, base_sequence, record_count)
-        if answer == APPEND and producer.transaction_first_offset >= 0:
+        result = _check_known(producer_id, producer, producer_epoch, base_sequence, record_count)
+        if result == APPEND and producer.transaction_first_offset >= 0:
             raise KafkaError(
                 ErrorCode.INVALID_TXN_STATE,
-                f"producer {producer_id} has a transaction open: it may not write outside",
+                f"producer {producer_id} has an ongoing transaction and cannot write outside of it",
             )
-        return answer
+        return result
 
     def check_transactional(
         self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int
     ) -> int:
-        """The same for a batch of a transaction; whether the transaction may write here is not asked."""
+        """Check a batch of a transaction; its verification (KIP-890) is not part of this check."""
         producer = self._producers.get(producer_id)
         if producer is None:
             return self.check(producer_id, producer_epoch, base_sequence, record_count)
@@ -103,12 +103,8 @@ class ProducerStates:
         record_count: int,
         timestamp: int,
     ) -> None:
-        """Remember a batch of the log. `record_count` is its span of offsets: the last offset delta + 1."""
-        producer = self._producers.get(producer_id)
-        if producer is None:
-            producer = self._producers[producer_id] = Producer(producer_epoch, 0)
-            if len(self._producers) > self.producers_max:
-                self._forget_oldest(producer_id)
+        """Apply a batch of the log. `record_count` is its span of offsets: the last offset delta + 1."""
+        producer = self._producers.get(producer_id) or self._add(producer_id, producer_epoch)
         batches = producer.batches
         if producer.epoch != producer_epoch:
             producer.epoch = producer_epoch
@@ -124,13 +120,13 @@ class ProducerStates:
     # Transactions.
 
     def check_epoch(self, producer_id: int, producer_epoch: int) -> None:
-        """A producer that a newer one has replaced may not write, whoever writes for it."""
+        """Raise INVALID_PRODUCER_EPOCH if the epoch of a producer is fenced."""
         producer = self._producers.get(producer_id)
         if producer is not None and producer_epoch < producer.epoch:
             raise _fenced(producer_id, producer_epoch, producer.epoch)
 
-    def has_open(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether a producer has a transaction open here in this epoch."""
+    def has_ongoing_txn(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether a producer has an ongoing transaction in this epoch."""
         producer = self._producers.get(producer_id)
         return (
             producer is not None
@@ -139,35 +135,36 @@ class ProducerStates:
         )
 
     def begin(self, producer_id: int, first_offset: int) -> None:
-        """A batch of a transaction was applied: it opens the transaction unless that is open."""
+        """Begin a transaction with its first applied batch, unless it is ongoing."""
         producer = self._producers[producer_id]
         if producer.transaction_first_offset < 0:
             producer.transaction_first_offset = first_offset
-            self.open[first_offset] = producer_id
+            self.ongoing_txns[first_offset] = producer_id
 
     def check_marker(self, producer_id: int, producer_epoch: int, marker: Marker, bumped: bool) -> None:
-        """Decide on a marker: one of an older producer epoch or coordinator is refused.
+        """Check a marker; one of an older producer epoch or coordinator epoch is fenced.
 
-        With transactions of version 2 the epoch was `bumped` by the end of the transaction, so that a marker
-        which comes twice cannot end the next one.
+        With transaction version 2 the end of a transaction has `bumped` the epoch, so that a duplicate of its marker
+        cannot complete the next transaction.
         """
         producer = self._producers.get(producer_id)
         if producer is None:
             return
-        again = bumped and producer_epoch == producer.epoch and producer.transaction_first_offset >= 0
-        if producer_epoch < producer.epoch or again:
+        duplicate = bumped and producer_epoch == producer.epoch and producer.transaction_first_offset >= 0
+        if producer_epoch < producer.epoch or duplicate:
             raise _fenced(producer_id, producer_epoch, producer.epoch)
         if marker.coordinator_epoch < producer.coordinator_epoch:
             raise KafkaError(
                 ErrorCode.TRANSACTION_COORDINATOR_FENCED,
-                f"a marker of coordinator epoch {marker.coordinator_epoch}, {producer.coordinator_epoch} was here",
+                f"the marker has coordinator epoch {marker.coordinator_epoch}, but the last one had "
+                f"{producer.coordinator_epoch}",
             )
 
     def end(
         self, producer_id: int, producer_epoch: int, marker: Marker, offset: int, timestamp: int
     ) -> AbortedTransaction | None:
-        """Apply a marker of the log; the transaction that it aborted, if it did."""
-        producer = self._know(producer_id, producer_epoch)
+        """Apply a marker of the log; return the transaction if the marker aborts one."""
+        producer = self._entry(producer_id, producer_epoch)
         producer.coordinator_epoch = marker.coordinator_epoch
         producer.timestamp = timestamp
         producer.marker_offset = offset
@@ -175,40 +172,46 @@ class ProducerStates:
         if first_offset < 0:
             return None
         producer.transaction_first_offset = -1
-        del self.open[first_offset]
-        self.ended.append((offset, first_offset))
+        del self.ongoing_txns[first_offset]
+        self.unreplicated_txns.append((offset, first_offset))
         if marker.committed:
             return None
-        return AbortedTransaction(producer_id, first_offset, offset, next(iter(self.open), offset + 1))
+        return AbortedTransaction(
+            producer_id, first_offset, offset, next(iter(self.ongoing_txns), offset + 1)
+        )
 
-    def settle(self, high_watermark: int) -> None:
-        """The high watermark has moved: markers below it are there to stay."""
-        while self.ended and self.ended[0][0] < high_watermark:
-            self.ended.popleft()
+    def on_high_watermark_updated(self, high_watermark: int) -> None:
+        """Remove the completed transactions whose marker is below the high watermark."""
+        while self.unreplicated_txns and self.unreplicated_txns[0][0] < high_watermark:
+            self.unreplicated_txns.popleft()
 
     def first_unstable_offset(self) -> int | None:
-        """The first record of a transaction that is not decided for good."""
-        candidates = [first_offset for _, first_offset in self.ended]
+        """Return the first offset of all transactions that are ongoing or whose marker can still be lost."""
+        candidates = [first_offset for _, first_offset in self.unreplicated_txns]
         candidates.extend(
-            first_offset for first_offset in (next(iter(self.open), None),) if first_offset is not None
+            first_offset
+            for first_offset in (next(iter(self.ongoing_txns), None),)
+            if first_offset is not None
         )
         return min(candidates, default=None)
 
     def observe(self, producer_id: int, producer_epoch: int, timestamp: int) -> None:
-        """Remember a batch without sequence numbers: coordinators write so in the name of producers."""
-        self._know(producer_id, producer_epoch).timestamp = timestamp
+        """Apply a batch without sequence numbers, as coordinators write on behalf of producers."""
+        self._entry(producer_id, producer_epoch).timestamp = timestamp
 
-    def _know(self, producer_id: int, producer_epoch: int) -> Producer:
-        """The producer, in this epoch from now on."""
-        producer = self._producers.get(producer_id)
-        if producer is None:
-            producer = self._producers[producer_id] = Producer(producer_epoch, 0)
-            if len(self._producers) > self.producers_max:
-                self._forget_oldest(producer_id)
-        elif producer.epoch != producer_epoch:
+    def _entry(self, producer_id: int, producer_epoch: int) -> ProducerStateEntry:
+        """Return the entry of a producer, updated to this epoch."""
+        producer = self._producers.get(producer_id) or self._add(producer_id, producer_epoch)
+        if producer.epoch != producer_epoch:
             producer.epoch = producer_epoch
             producer.batches.clear()
             producer.next_sequence = 0
+        return producer
+
+    def _add(self, producer_id: int, producer_epoch: int) -> ProducerStateEntry:
+        producer = self._producers[producer_id] = ProducerStateEntry(producer_epoch, 0)
+        if len(self._producers) > self.producers_max:
+            self._evict(producer_id)
         return producer
 
     def replay(
@@ -216,9 +219,9 @@ class ProducerStates:
         history: Iterable[tuple[BatchHeader, Marker | None]],
         aborted: Callable[[AbortedTransaction], None] = lambda _: None,
     ) -> None:
-        """Apply batches read from the log, in order; they were checked before they were written.
+        """Apply batches read from the log, in order, without checks. Control batches come with their marker.
 
-        Control batches come with their marker. `aborted` is told of each transaction that turns out to be.
+        `aborted` is called with each aborted transaction.
         """
         for header, marker in history:
             if header.producer_id < 0:
@@ -239,7 +242,7 @@ class ProducerStates:
                 self.begin(producer_id, header.base_offset)
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget producers silent for that long without an open transaction; how many these were."""
+        """Remove idle producers without an ongoing transaction; return their number."""
         expired = [
             producer_id
             for producer_id, producer in self._producers.items()
@@ -250,9 +253,9 @@ class ProducerStates:
         return len(expired)
 
     def last_batches(self, end_offset: int) -> Iterator[tuple[int, int, int, int]]:
-        """(producer id, epoch, offset of its newest batch, of its newest marker) of those that ended below an offset.
+        """Yield (producer id, epoch, offset of its last batch, offset of its last marker) if these are below an offset.
 
-        Offsets are -1 where they are not known; compaction keeps what they name.
+        Unknown offsets are -1. Compaction retains these batches.
         """
         for producer_id, producer in self._producers.items():
             data_offset = producer.batches[-1][3] if producer.batches else -1
@@ -260,30 +263,30 @@ class ProducerStates:
                 yield producer_id, producer.epoch, data_offset, producer.marker_offset
 
     def clear(self) -> None:
-        """Forget everything, before the state is folded again after a truncation."""
+        """Remove everything, before the state is rebuilt after a truncation."""
         self._producers.clear()
-        self.open.clear()
-        self.ended.clear()
+        self.ongoing_txns.clear()
+        self.unreplicated_txns.clear()
 
     def encode_snapshot(self) -> bytes:
-        """The content of Kafka's `.snapshot` file."""
+        """Return the content of Kafka's `.snapshot` file."""
         return snapshots.encode(self._producers)
 
     @classmethod
     def decode_snapshot(cls, data: bytes, producers_max: int = PRODUCERS_MAX) -> Self:
-        """Read a `.snapshot` file of ours or of Kafka. Raises CorruptSnapshotError."""
+        """Decode a `.snapshot` file of Levada or Kafka. Raises CorruptSnapshotError."""
         states = cls(producers_max, snapshots.decode(data))
-        openings = (
+        ongoing = (
             (producer.transaction_first_offset, producer_id)
             for producer_id, producer in states._producers.items()
             if producer.transaction_first_offset >= 0
         )
-        states.open.update(sorted(openings))
+        states.ongoing_txns.update(sorted(ongoing))
         return states
 
-    def _forget_oldest(self, newest_id: int) -> None:
-        # A sixteenth at once, so that a flood of new producer ids pays for the search only now and then. Whoever has
-        # no offset wrote markers only, and before the restart: before all others.
+    def _evict(self, newest_id: int) -> None:
+        # A sixteenth at once, to amortise the search. A producer without an offset has only markers from before the
+        # restart: it is the oldest.
         idle = (
             item
             for item in self._producers.items()
@@ -296,7 +299,7 @@ class ProducerStates:
 
 
 def _check_known(
-    producer_id: int, producer: Producer, producer_epoch: int, base_sequence: int, record_count: int
+    producer_id: int, producer: ProducerStateEntry, producer_epoch: int, base_sequence: int, record_count: int
 ) -> int:
     if producer_epoch < producer.epoch:
         raise _fenced(producer_id, producer_epoch, producer.epoch)
@@ -321,5 +324,5 @@ def _check_known(
 def _fenced(producer_id: int, producer_epoch: int, current_epoch: int) -> KafkaError:
     return KafkaError(
         ErrorCode.INVALID_PRODUCER_EPOCH,
-        f"producer {producer_id} sent epoch {producer_epoch}, the current one is {current_epoch}",
+        f"producer {producer_id} sent epoch {producer_epoch}, the current epoch is {current_epoch}",
     )

@@ -226,7 +226,7 @@ def test_aborted_records_go_at_once_and_their_marker_last(tmp_path: Path) -> Non
     clean_log(log, done, NOW_MS + 1 + HOUR_MS)
     left = [read_header(batch) for batch in read_all(log)]
     assert [header.base_offset for header in left if header.is_control] == [4, 6]
-    assert not load_producers(log).open
+    assert not load_producers(log).ongoing_txns
 
 
 def test_an_old_snapshot_does_not_bring_a_transaction_back(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_an_old_snapshot_does_not_bring_a_transaction_back(tmp_path: Path) -> No
     log.publish()
     log.roll(NOW_MS)
     states = load_producers(log)
-    assert states.open == {0: 1}
+    assert states.ongoing_txns == {0: 1}
     log.producer_snapshots.write(1, states.encode_snapshot())
     marker = encode_marker(Marker(False, 0), 1, 0, NOW_MS)
     batches.OFFSET_LENGTH_EPOCH.pack_into(marker, 0, 1, len(marker) - 12, 0)
@@ -257,7 +257,7 @@ def test_an_old_snapshot_does_not_bring_a_transaction_back(tmp_path: Path) -> No
     put(log, [(b"b", b"3")])
     clean_log(log, done)
     assert not [batch for batch in read_all(log) if read_header(batch).is_control]
-    assert log.producer_snapshots.offsets() == [] and not load_producers(log).open
+    assert log.producer_snapshots.offsets() == [] and not load_producers(log).ongoing_txns
 
 
 @pytest.mark.parametrize(("at", "reason"), [(90, "CRC differs"), (3, "out of order"), (7, "out of order")])

@@ -47,7 +47,7 @@ class Driver:
         by_topic_id: bool = False,
         privileged: bool = False,
     ) -> FetchContext:
-        return self.sessions.begin(
+        return self.sessions.new_context(
             session_id,
             epoch,
             wanted,
