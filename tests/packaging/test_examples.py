@@ -142,7 +142,7 @@ def test_records_of_something_else_are_told_in_a_sentence(
     other = Message(topic="others", partition=0, offset=5, key=key, value=value)
     totals = importlib.import_module("exactly_once_database").Totals(str(tmp_path / "totals.sqlite"))
     for deal_with in (importlib.import_module("exactly_once").invoice, lambda order: totals.add([order])):
-        with pytest.raises(SystemExit, match="others-0 at offset 5: no order"):
+        with pytest.raises(SystemExit, match="others-0 at offset 5: not an order"):
             deal_with(other)
 
 

@@ -1,1 +1,1 @@
-"""The command line: noun, then verb."""
+"""The command line: `levada NOUN VERB`."""

@@ -1,10 +1,10 @@
-"""`levada cluster`: who is there."""
+"""`levada cluster describe`."""
 
 from typing import Any
 
 import click
 
-from levada.cli.options import connects, prints, with_client
+from levada.cli.options import connection_options, output_option, with_client
 from levada.cli.output import Output, emit, emit_one, table, wants_color
 
 
@@ -20,10 +20,10 @@ def cluster() -> None:
 
 
 @cluster.command()
-@prints
-@connects
+@output_option
+@connection_options
 def describe(output: Output, bootstrap: str, timeout: float) -> None:
-    """Show the cluster's id, its brokers and what they lead.
+    """Show the cluster's id, and its brokers with their leaders and replicas.
 
     \b
     Examples:

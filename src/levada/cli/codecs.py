@@ -1,4 +1,4 @@
-"""Records as text: the formats of kcat, and JSON lines that `produce` can read back as `consume` wrote them."""
+"""Records as text: kcat's formats, and JSON lines that `consume` writes and `produce` reads."""
 
 import base64
 import re
@@ -16,7 +16,7 @@ Formatter = Callable[["ConsumerRecord"], bytes]
 
 
 def unescape(text: str) -> bytes:
-    r"""The bytes of text with \n, \t, \r, \0, \\ and \xNN."""
+    r"""The bytes of a text with \n, \t, \r, \0, \\ and \xNN."""
 
     def replace(match: re.Match[bytes]) -> bytes:
         code = match[1]
@@ -28,7 +28,7 @@ def unescape(text: str) -> bytes:
 
 
 def formatter(template: str, null: bytes = b"") -> Formatter:
-    """A function that fills a kcat format string; ValueError for a token that does not exist."""
+    """A function that fills a format string of kcat; ValueError for an unknown token."""
 
     def or_null(value: bytes | None) -> bytes:
         return null if value is None else value
@@ -54,7 +54,7 @@ def formatter(template: str, null: bytes = b"") -> Formatter:
     for token in parts[1::2]:
         if token not in fields:
             raise ValueError(
-                f"there is no %{token.decode(errors='replace')}: use {', '.join(_names(fields))}"
+                f"unknown token %{token.decode(errors='replace')}: use {', '.join(_names(fields))}"
             )
     steps = [fields[part] if odd else part for index, part in enumerate(parts) for odd in (index % 2,)]
 
@@ -69,7 +69,7 @@ def _names(fields: dict[bytes, Formatter]) -> list[str]:
 
 
 def to_json(record: "ConsumerRecord") -> dict[str, Any]:
-    """A record as JSON; bytes that are not UTF-8 go as base64 under `key_base64` and so on."""
+    """A record as JSON; bytes that are not UTF-8 are base64 in `key_base64` or `value_base64`."""
     return {
         "topic": record.topic,
         "partition": record.partition,
@@ -89,14 +89,14 @@ def _text(name: str, value: bytes | None) -> dict[str, str | None]:
 
 
 def from_json(fields: Any) -> dict[str, Any]:
-    """Arguments of `Producer.send` from a JSON object; ValueError with the reason if it is none."""
+    """The arguments of `Producer.send` from a JSON object; ValueError if it is not a record."""
     if not isinstance(fields, dict):
         raise ValueError("not a JSON object")
     headers = fields.get("headers") or []
     if isinstance(headers, dict):
         headers = [{"name": name, "value": value} for name, value in headers.items()]
     if not isinstance(headers, list) or not all(isinstance(one, dict) and "name" in one for one in headers):
-        raise ValueError("headers are objects with name and value")
+        raise ValueError("headers must be objects with name and value")
     return {
         "key": _bytes(fields, "key"),
         "value": _bytes(fields, "value"),
@@ -109,7 +109,7 @@ def from_json(fields: Any) -> dict[str, Any]:
 def _number(fields: dict[str, Any], name: str) -> int | None:
     value = fields.get(name)
     if value is not None and not (type(value) is int and -1 <= value < 1 << 63):
-        raise ValueError(f"{name} is a whole number, not {value!r}")
+        raise ValueError(f"{name} must be an integer, not {value!r}")
     return value
 
 

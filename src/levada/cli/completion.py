@@ -1,4 +1,4 @@
-"""`levada completion`: what a shell needs to complete commands, options and names of topics."""
+"""`levada completion`: shell scripts that complete commands, options and topic names."""
 
 import click
 from click.shell_completion import get_completion_class

@@ -1,18 +1,18 @@
-"""`levada config`: settings of topics, brokers and groups."""
+"""`levada config describe|set|unset`: settings of topics, brokers and groups."""
 
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from levada.cli.errors import EXIT_NOT_FOUND, Failure, did_you_mean
+from levada.cli.errors import EXIT_NOT_FOUND, CommandError, did_you_mean
 from levada.cli.options import (
     complete_topics,
-    connects,
-    existing_topic,
+    connection_options,
+    notice,
+    output_option,
     parse_settings,
-    prints,
-    say,
+    require_topic,
     with_client,
 )
 from levada.cli.output import Output, emit
@@ -50,9 +50,9 @@ def config() -> None:
 @resource_argument
 @name_argument
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
-@click.option("-a", "--all", "everything", is_flag=True, help="Also show settings that have their default.")
-@prints
-@connects
+@click.option("-a", "--all", "everything", is_flag=True, help="Also show default values.")
+@output_option
+@connection_options
 def describe(
     resource: "Resource",
     name: str,
@@ -62,7 +62,7 @@ def describe(
     bootstrap: str,
     timeout: float,
 ) -> None:
-    """Show settings: those that are not defaults, those named, or all of them.
+    """Show settings: those that differ from the defaults, the named ones, or all.
 
     \b
     Examples:
@@ -77,7 +77,7 @@ def describe(
         for key in keys:
             if all(entry.name != key for entry in entries):
                 known = [entry.name for entry in entries]
-                raise Failure(f"no such setting: {key}{did_you_mean(key, known)}", EXIT_NOT_FOUND)
+                raise CommandError(f"no such setting: {key}{did_you_mean(key, known)}", EXIT_NOT_FOUND)
         return [
             {
                 "name": entry.name,
@@ -92,7 +92,7 @@ def describe(
 
     rows = with_client(bootstrap, timeout, work)
     if not rows and output == "table":
-        say(f"{resource} {name} has nothing but defaults; try: --all")
+        notice(f"{resource} {name} has only default settings; try: --all")
         return
     emit(rows, output, ("name", "value", "source"))
 
@@ -101,7 +101,7 @@ def describe(
 @resource_argument
 @name_argument
 @click.argument("settings", metavar="KEY=VALUE...", nargs=-1, required=True)
-@connects
+@connection_options
 def set_values(
     resource: "Resource", name: str, settings: tuple[str, ...], bootstrap: str, timeout: float
 ) -> None:
@@ -119,9 +119,9 @@ def set_values(
 @resource_argument
 @name_argument
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
-@connects
+@connection_options
 def unset(resource: "Resource", name: str, keys: tuple[str, ...], bootstrap: str, timeout: float) -> None:
-    """Let settings have their defaults again.
+    """Reset settings to their defaults.
 
     \b
     Examples:
@@ -138,13 +138,13 @@ def _alter(
         await client.admin.alter_configs(resource, name, changes)
 
     with_client(bootstrap, timeout, work)
-    say(f"altered {resource} {name}")
+    notice(f"altered {resource} {name}")
 
 
 async def _check(client: "Client", resource: "Resource", name: str) -> None:
-    """A topic or broker must be there; a group may have settings before it is."""
+    """Raise CommandError unless the topic or broker exists; a group may have settings before it exists."""
     if resource == "topic":
-        await existing_topic(client, name)
+        await require_topic(client, name)
     elif resource == "broker":
         await _check_broker(client, name)
 
@@ -154,4 +154,4 @@ async def _check_broker(client: "Client", name: str) -> None:
         raise click.BadParameter(f"{name!r} is not a node id", param_hint="NAME")
     if int(name) not in (brokers := (await client.metadata(())).brokers):
         known = ", ".join(map(str, sorted(brokers)))
-        raise Failure(f"no such broker: {name}; known are: {known}", EXIT_NOT_FOUND)
+        raise CommandError(f"no such broker: {name}; brokers: {known}", EXIT_NOT_FOUND)

@@ -1,4 +1,4 @@
-"""`levada consume`: the records of a topic, as text for pipes or as JSON."""
+"""`levada consume`: prints the records of a topic as text, columns or JSON."""
 
 import re
 import sys
@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from levada.cli.codecs import Formatter, formatter, to_json
-from levada.cli.options import TimeType, connects, existing_topic, say, topic_argument, with_client
+from levada.cli.options import (
+    TimeType,
+    connection_options,
+    notice,
+    require_topic,
+    topic_argument,
+    with_client,
+)
 from levada.cli.output import printable
 
 if TYPE_CHECKING:
@@ -21,7 +28,7 @@ RawOutput = Literal["table", "json", "jsonl"]
 
 
 class StartType(click.ParamType["Start"]):
-    """Where to start, in kcat's words."""
+    """A start position in kcat's syntax."""
 
     name = "start"
 
@@ -39,7 +46,7 @@ class StartType(click.ParamType["Start"]):
 
 
 class Printer:
-    """Writes records to standard output in one of the formats."""
+    """Writes records to standard output."""
 
     def __init__(self, output: RawOutput | None, fill: Formatter) -> None:
         self._output = output
@@ -87,24 +94,22 @@ def _printable(value: bytes | None) -> str:
 @click.command()
 @topic_argument
 @click.option("--from", "start", type=StartType(), metavar="WHERE", default="beginning", show_default=True,
-              help="beginning, end, an offset, -COUNT (the last ones of each partition), or s@TIME "
+              help="beginning, end, an offset, -COUNT (the last records of each partition), or s@TIME "
               "(milliseconds since 1970 or 2026-05-01T12:00).")  # fmt: skip
 @click.option(
     "-p", "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this partition."
 )
-@click.option("-c", "--count", type=click.IntRange(min=1), help="Stop after so many records.")
+@click.option("-c", "--count", type=click.IntRange(min=1), help="Stop after this number of records.")
 @click.option("-e", "--exit", "exit_at_end", is_flag=True, help="Stop at the end of the topic.")
 @click.option("-f", "--format", "template", help="%s value, %S its length, %R the same in 4 bytes, %k key, %K its "
               "length, %t topic, %p partition, %o offset, %T timestamp, %h headers.")  # fmt: skip
-@click.option("-K", "--key-delimiter", metavar="TEXT", help="Print keys, and TEXT between key and value.")
-@click.option("-D", "--delimiter", metavar="TEXT", default="\\n", help="What ends a record.  [default: \\n]")
+@click.option("-K", "--key-delimiter", metavar="TEXT", help="Print key, TEXT and value.")
+@click.option("-D", "--delimiter", metavar="TEXT", default="\\n", help="The end of a record.  [default: \\n]")
 @click.option("-Z", "--null", "show_null", is_flag=True, help="Print NULL for keys and values that are null.")
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json", "jsonl"]), help="Print columns or JSON instead."
-)
-@click.option("--committed", is_flag=True, help="Leave out records of transactions that did not end well.")
-@click.option("-q", "--quiet", is_flag=True, help="Do not say where the end was.")
-@connects
+@click.option("-o", "--output", type=click.Choice(["table", "json", "jsonl"]), help="Print columns or JSON.")
+@click.option("--committed", is_flag=True, help="Print committed records only (read_committed).")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print the end offsets.")
+@connection_options
 def consume(
     topic: str,
     start: "Start",
@@ -134,7 +139,7 @@ def consume(
     fill = _fill(template, key_delimiter, delimiter, b"NULL" if show_null else b"")
 
     async def work(client: "Client") -> None:
-        await existing_topic(client, topic)
+        await require_topic(client, topic)
         consumer = client.consumer(
             *(() if partitions else (topic,)),
             assign=[(topic, partition) for partition in partitions],
@@ -149,7 +154,7 @@ def consume(
                 printer.end()
             if exit_at_end and not quiet and sys.stderr.isatty():
                 ends = ", ".join(f"{part} at {consumer.position(part)}" for part in consumer.assignment)
-                say(f"% reached the end: {ends}")
+                notice(f"% reached the end: {ends}")
 
     with_client(bootstrap, timeout, work)
 

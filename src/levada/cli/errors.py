@@ -1,4 +1,4 @@
-"""What went wrong, in words: what, why, what to try; and with which code the command ends."""
+"""Errors of commands: message, hint and exit code."""
 
 from collections.abc import Iterable
 
@@ -33,16 +33,16 @@ DENIED = {
     ErrorCode.POLICY_VIOLATION,
 }
 HINTS = {
-    ErrorCode.TOPIC_ALREADY_EXISTS: "try: --if-not-exists to leave it as it is",
+    ErrorCode.TOPIC_ALREADY_EXISTS: "try: --if-not-exists to leave it unchanged",
     ErrorCode.TOPIC_DELETION_DISABLED: "try: delete.topic.enable=true in the broker's settings",
     ErrorCode.MESSAGE_TOO_LARGE: "try: levada config set topic TOPIC max.message.bytes=...",
-    ErrorCode.OFFSET_OUT_OF_RANGE: "try: --from beginning, or see `levada topic describe` for the offsets it holds",
-    ErrorCode.INVALID_TOPIC_EXCEPTION: "a name has at most 249 of these: a-z A-Z 0-9 . _ -",
+    ErrorCode.OFFSET_OUT_OF_RANGE: "try: --from beginning, or `levada topic describe` for its offsets",
+    ErrorCode.INVALID_TOPIC_EXCEPTION: "use at most 249 of a-z A-Z 0-9 . _ -",
 }
 
 
-class Failure(Exception):  # noqa: N818
-    """Ends the command with a sentence on standard error and a code."""
+class CommandError(Exception):
+    """Ends the command with a message on standard error and an exit code."""
 
     def __init__(self, message: str, exit_code: int = EXIT_FAILED, hint: str = "") -> None:
         super().__init__(message)
@@ -56,34 +56,36 @@ class Failure(Exception):  # noqa: N818
             click.echo(f"  {self.hint}", err=True)
 
 
-def misused(error: click.ClickException) -> Failure:
-    """What click finds wrong with a command line, said like every other failure."""
+def from_click(error: click.ClickException) -> CommandError:
+    """A usage error of click in the form of other errors."""
     message = " ".join(error.format_message().removesuffix(".").split("\n\t"))
     message = message.replace(". Did you mean", "; did you mean").replace(". (Did you mean", " (did you mean")
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = f"try: {context.command_path} --help" if context else ""
-    return Failure(message[:1].lower() + message[1:], error.exit_code, hint)
+    return CommandError(message[:1].lower() + message[1:], error.exit_code, hint)
 
 
-def explain(error: Exception) -> Failure | None:
-    """A failure of the world or of the user in words; None for a bug of ours, which shall show its trace."""
+def from_exception(error: Exception) -> CommandError | None:
+    """A known error as CommandError; None for a bug, which shows its traceback."""
     from levada.client.errors import ConnectionFailed, RequestTimedOut
 
-    if isinstance(error, Failure):
+    if isinstance(error, CommandError):
         return error
     if isinstance(error, KafkaError):
-        what = error.detail or error.code.name.lower().replace("_", " ")
-        return Failure(f"{what} ({error.code.name})", _exit_code(error.code), HINTS.get(error.code, ""))
+        message = error.detail or error.code.name.lower().replace("_", " ")
+        return CommandError(
+            f"{message} ({error.code.name})", _exit_code(error.code), HINTS.get(error.code, "")
+        )
     if isinstance(error, ConnectionFailed):
         hint = "try: levada start, or name a broker with -b host:port"
-        return Failure(str(error), EXIT_CANNOT_CONNECT, hint)
+        return CommandError(str(error), EXIT_CANNOT_CONNECT, hint)
     if isinstance(error, RequestTimedOut):
-        return Failure(str(error), EXIT_TIMEOUT, "try: --timeout with more seconds")
+        return CommandError(str(error), EXIT_TIMEOUT, "try: --timeout with more seconds")
     if isinstance(error, UnicodeEncodeError):
-        return Failure(f"{error.object!r} is not UTF-8", EXIT_USAGE)
+        return CommandError(f"{error.object!r} is not UTF-8", EXIT_USAGE)
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
-        return Failure(f"{name}{error.strerror or error}")
+        return CommandError(f"{name}{error.strerror or error}")
     return None
 
 
@@ -95,15 +97,15 @@ def _exit_code(code: ErrorCode) -> int:
     return EXIT_TIMEOUT if code is ErrorCode.REQUEST_TIMED_OUT else EXIT_FAILED
 
 
-def no_such_topic(name: str, topics: Iterable[str]) -> Failure:
-    """The topic is not there; perhaps another one was meant."""
+def no_such_topic(name: str, topics: Iterable[str]) -> CommandError:
+    """The error for a missing topic, with a similar name if there is one."""
     hint = f"try: levada topic create {name}"
-    return Failure(f"no such topic: {name}{did_you_mean(name, topics)}", EXIT_NOT_FOUND, hint)
+    return CommandError(f"no such topic: {name}{did_you_mean(name, topics)}", EXIT_NOT_FOUND, hint)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean orders?`, or nothing if nothing is near."""
+    """`; did you mean orders?`, or an empty text if no name is similar."""
     from difflib import get_close_matches
 
-    near = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    similar = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {similar[0]}?" if similar else ""

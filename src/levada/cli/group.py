@@ -1,12 +1,12 @@
-"""`levada group`: list, describe, lag, reset, delete."""
+"""`levada group list|describe|lag|reset|delete`."""
 
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from levada.cli.errors import EXIT_NOT_FOUND, Failure, did_you_mean
-from levada.cli.options import confirm, connects, existing_topic, prints, say, with_client
+from levada.cli.errors import EXIT_NOT_FOUND, CommandError, did_you_mean
+from levada.cli.options import confirm, connection_options, notice, output_option, require_topic, with_client
 from levada.cli.output import Output, Row, emit, emit_each, printable, table, wants_color
 from levada.errors import ErrorCode, KafkaError
 
@@ -27,7 +27,7 @@ UNUSED = ("Empty", "Dead")
 
 @click.group()
 def group() -> None:
-    """List, describe, reset and delete groups of consumers, and see how far they are behind.
+    """List, describe, reset and delete consumer groups, and show their lag.
 
     \b
     Examples:
@@ -41,8 +41,8 @@ def group() -> None:
 
 @group.command("list")
 @click.option("-q", "--names", is_flag=True, help="Print only the names.")
-@prints
-@connects
+@output_option
+@connection_options
 def list_groups(names: bool, output: Output, bootstrap: str, timeout: float) -> None:
     """List groups.
 
@@ -55,20 +55,20 @@ def list_groups(names: bool, output: Output, bootstrap: str, timeout: float) -> 
 
     groups = with_client(bootstrap, timeout, lambda client: GroupAdmin(client).known())
     if names:
-        # Data: with `color` nothing is left out that looks like one.
+        # `color` keeps click from removing what looks like colour codes: this is data.
         click.echo("".join(f"{found.group}\n" for found in groups), nl=False, color=True)
     elif not groups and output == "table":
-        say("no groups; a consumer with a group.id makes one")
+        notice("no groups; a consumer with a group.id creates one")
     else:
         emit([found._asdict() for found in groups], output, ("group", "state", "kind"))
 
 
 @group.command(short_help="Show members, their partitions and lag.")
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True)
-@prints
-@connects
+@output_option
+@connection_options
 def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: float) -> None:
-    """Show the members of groups, the partitions they have, and how far they are behind.
+    """Show the members of groups, their partitions and their lag.
 
     \b
     Examples:
@@ -82,13 +82,13 @@ def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: fl
     emit_each(with_client(bootstrap, timeout, work), output, _print_description)
 
 
-@group.command(short_help="Show how many messages are unread, and for how long.")
+@group.command(short_help="Show the lag in records and seconds.")
 @click.argument("names", metavar="[GROUP...]", nargs=-1)
-@click.option("--partitions", is_flag=True, help="One line for each partition.")
-@prints
-@connects
+@click.option("--partitions", is_flag=True, help="One row per partition.")
+@output_option
+@connection_options
 def lag(names: tuple[str, ...], partitions: bool, output: Output, bootstrap: str, timeout: float) -> None:
-    """Show how many messages groups have not read, and how long the oldest of them has waited.
+    """Show the lag of groups in records, and the age of the oldest unread record.
 
     \b
     Examples:
@@ -103,14 +103,14 @@ def lag(names: tuple[str, ...], partitions: bool, output: Output, bootstrap: str
         for name in names or [found.group for found in await GroupAdmin(client).known()]:
             try:
                 rows += await _lag_rows(client, name, partitions)
-            except Failure as error:
-                if names or error.exit_code != EXIT_NOT_FOUND:  # otherwise it has gone meanwhile
+            except CommandError as error:
+                if names or error.exit_code != EXIT_NOT_FOUND:  # otherwise it was deleted meanwhile
                     raise
         return rows
 
     rows = with_client(bootstrap, timeout, work)
     if not rows and output == "table":
-        say("no groups have committed offsets")
+        notice("no groups have committed offsets")
         return
     columns = (
         ("group", *LAG_COLUMNS) if partitions else ("group", "state", "members", "lag", "seconds_behind")
@@ -125,16 +125,18 @@ def lag(names: tuple[str, ...], partitions: bool, output: Output, bootstrap: str
     "topics",
     metavar="TOPIC[:PARTITION,...]",
     multiple=True,
-    help="What to reset; all that the group has committed if not given.",
+    help="The partitions to reset; by default all with committed offsets.",
 )
-@click.option("--to-earliest", is_flag=True, help="To the first message.")
-@click.option("--to-latest", is_flag=True, help="To the end: skip what is there.")
+@click.option("--to-earliest", is_flag=True, help="To the earliest offset.")
+@click.option("--to-latest", is_flag=True, help="To the latest offset.")
 @click.option("--to-offset", type=click.IntRange(min=0), help="To this offset.")
-@click.option("--to-datetime", metavar="TIME", help="To the first message from a time on: 2026-05-01T12:00.")
-@click.option("--shift-by", type=int, help="So many messages further, or back if negative.")
-@click.option("--execute", is_flag=True, help="Do it without asking.")
-@prints
-@connects
+@click.option(
+    "--to-datetime", metavar="TIME", help="To the first record at or after a time: 2026-05-01T12:00."
+)
+@click.option("--shift-by", type=int, help="By this number of offsets; backwards if negative.")
+@click.option("--execute", is_flag=True, help="Do not ask for confirmation.")
+@output_option
+@connection_options
 def reset(
     name: str,
     topics: tuple[str, ...],
@@ -148,9 +150,9 @@ def reset(
     bootstrap: str,
     timeout: float,
 ) -> None:
-    """Let a group without members go on elsewhere. Shows what would change; changes it with --execute or a yes.
+    """Reset the committed offsets of a group without members. Shows the changes, and asks unless --execute is given.
 
-    A group that does not exist yet is made, if topics are named: its consumers will start there.
+    With --topic a group that does not exist is created: its consumers will start at these offsets.
 
     \b
     Examples:
@@ -162,28 +164,28 @@ def reset(
     """
     from levada.client.admin.groups import GroupAdmin, plan_reset
 
-    goal = _goal(to_earliest, to_latest, to_offset, to_datetime, shift_by)
+    target = _target(to_earliest, to_latest, to_offset, to_datetime, shift_by)
 
     async def plan(client: "Client") -> "list[OffsetReset]":
         await _check_resettable(client, name, topics)
-        places = await _places(client, name, topics)
-        return await plan_reset(client, name, places, goal, shift=shift_by is not None)
+        partitions = await _partitions(client, name, topics)
+        return await plan_reset(client, name, partitions, target, shift=shift_by is not None)
 
     moves = with_client(bootstrap, timeout, plan)
     emit([_move_row(move) for move in moves], output, ("topic", "partition", "committed", "new", "lag"))
-    _tell_of_ends(name, moves)
+    _report_limits(name, moves)
     count = "1 offset" if len(moves) == 1 else f"{len(moves)} offsets"
     if not execute:
         confirm(f"reset {count} of {name}?", yes=False, hint="try: --execute")
     new = {move.partition: move.target for move in moves}
     with_client(bootstrap, timeout, lambda client: GroupAdmin(client).commit(name, new))
-    say(f"reset {count} of {name}")
+    notice(f"reset {count} of {name}")
 
 
 @group.command()
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@connects
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@connection_options
 def delete(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) -> None:
     """Delete groups that have no members, and their offsets.
 
@@ -204,12 +206,12 @@ def delete(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) ->
     async def work(client: "Client") -> None:
         for name in names:
             await GroupAdmin(client).delete(name)
-            say(f"deleted {name}")
+            notice(f"deleted {name}")
 
     with_client(bootstrap, timeout, work)
 
 
-def _goal(
+def _target(
     to_earliest: bool, to_latest: bool, to_offset: int | None, to_datetime: str | None, shift_by: int | None
 ) -> "ResetTarget":
     numbers = [number for number in (to_offset, shift_by) if number is not None]
@@ -225,12 +227,12 @@ def _goal(
         return datetime.fromisoformat(to_datetime).astimezone()
     except (ValueError, OverflowError):
         raise click.BadParameter(
-            f"{to_datetime!r} is no time; write 2026-05-01T12:00", param_hint="--to-datetime"
+            f"{to_datetime!r} is not a time; write 2026-05-01T12:00", param_hint="--to-datetime"
         ) from None
 
 
 async def _find(client: "Client", name: str) -> "GroupDescription":
-    """The group; ends the command with code 4 if there is none."""
+    """The group; ends the command with exit code 4 if it does not exist."""
     from levada.client.admin.groups import GroupAdmin
 
     try:
@@ -239,7 +241,7 @@ async def _find(client: "Client", name: str) -> "GroupDescription":
         if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
             raise
     known = [found.group for found in await GroupAdmin(client).known()]
-    raise Failure(
+    raise CommandError(
         f"no such group: {name}{did_you_mean(name, known)}", EXIT_NOT_FOUND, "try: levada group list"
     )
 
@@ -247,47 +249,49 @@ async def _find(client: "Client", name: str) -> "GroupDescription":
 async def _check_unused(client: "Client", name: str) -> None:
     found = await _find(client, name)
     if found.state not in UNUSED:
-        raise Failure(
+        raise CommandError(
             f"{name} is in use ({found.state}, members: {len(found.members)})",
             hint="stop its consumers first",
         )
 
 
 async def _check_resettable(client: "Client", name: str, topics: tuple[str, ...]) -> None:
-    """A group without members may be reset, and one that does not exist if it is said where."""
+    """Raise CommandError unless the group has no members; a missing group needs --topic."""
     from levada.client.admin.groups import GroupAdmin
 
     known = [found.group for found in await GroupAdmin(client).known()]
     if name in known or not topics:
         await _check_unused(client, name)
     else:
-        say(f"{name} will be a new group{did_you_mean(name, known)}")
+        notice(f"{name} will be a new group{did_you_mean(name, known)}")
 
 
-async def _places(client: "Client", name: str, topics: tuple[str, ...]) -> "list[TopicPartition]":
-    """The partitions that were named, or all that the group has committed."""
+async def _partitions(client: "Client", name: str, topics: tuple[str, ...]) -> "list[TopicPartition]":
+    """The named partitions, or all with committed offsets."""
     from levada.client.admin.groups import GroupAdmin
     from levada.model import TopicPartition
 
     if not topics:
         known = (await client.metadata()).topics
-        places = [place for place in await GroupAdmin(client).offsets(name) if place.topic in known]
-        if not places:
-            raise Failure(f"{name} has committed no offsets", hint="name what to reset with --topic")
-        return places
-    places = []
+        found = [one for one in await GroupAdmin(client).offsets(name) if one.topic in known]
+        if not found:
+            raise CommandError(
+                f"{name} has committed no offsets", hint="try: --topic with the topics to reset"
+            )
+        return found
+    found = []
     for text in topics:
         topic, _, numbers = text.partition(":")
-        await existing_topic(client, topic)
+        await require_topic(client, topic)
         count = len((await client.topic(topic)).partitions)
         try:
             indexes = [int(number) for number in numbers.split(",")] if numbers else list(range(count))
         except ValueError:
             raise click.BadParameter(f"{text!r} is not TOPIC[:PARTITION,...]", param_hint="--topic") from None
         if not all(0 <= index < count for index in indexes):
-            raise Failure(f"{topic} has partitions 0 to {count - 1}", EXIT_NOT_FOUND)
-        places += [TopicPartition(topic, index) for index in indexes]
-    return places
+            raise CommandError(f"{topic} has partitions 0 to {count - 1}", EXIT_NOT_FOUND)
+        found += [TopicPartition(topic, index) for index in indexes]
+    return found
 
 
 async def _description(client: "Client", name: str) -> dict[str, Any]:
@@ -320,7 +324,7 @@ async def _lag_rows(client: "Client", name: str, partitions: bool) -> list[dict[
             "group": name,
             "state": found.state,
             "members": len(found.members),
-            "lag": sum(lags) if lags else None,  # it is not known of a group that has committed nothing
+            "lag": sum(lags) if lags else None,  # unknown without committed offsets
             "seconds_behind": max(seconds, default=None),
         }
     ]
@@ -345,7 +349,9 @@ def _member_row(member: "GroupMember") -> dict[str, Any]:
         "instance": member.instance_id,
         "client": member.client_id,
         "host": member.host,
-        "partitions": None if member.partitions is None else [str(place) for place in member.partitions],
+        "partitions": None
+        if member.partitions is None
+        else [str(partition) for partition in member.partitions],
     }
 
 
@@ -359,15 +365,17 @@ def _move_row(move: "OffsetReset") -> dict[str, Any]:
     }
 
 
-def _tell_of_ends(name: str, moves: "list[OffsetReset]") -> None:
-    """Say which partitions do not reach as far as was asked."""
+def _report_limits(name: str, moves: "list[OffsetReset]") -> None:
+    """Report partitions whose offsets end before, or begin after, the target."""
     for move in moves:
         if move.wanted is None:
-            say(f"{move.partition} has nothing from that time on: {name} goes on at its end, {move.target}")
+            notice(
+                f"{move.partition} has no records from that time on: {name} continues at its end, {move.target}"
+            )
         elif move.wanted > move.target:
-            say(f"{move.partition} ends at {move.target}: {name} goes on there, not at {move.wanted}")
+            notice(f"{move.partition} ends at {move.target}: {name} continues there, not at {move.wanted}")
         elif move.wanted < move.target:
-            say(f"{move.partition} begins at {move.target}: {name} goes on there, not at {move.wanted}")
+            notice(f"{move.partition} begins at {move.target}: {name} continues there, not at {move.wanted}")
 
 
 def _print_description(info: Row) -> None:

@@ -1,4 +1,4 @@
-"""The command `levada`: loads only the command that was asked for, and turns what goes wrong into words and a code."""
+"""The command `levada`: imports only the command in use, and turns errors into messages and exit codes."""
 
 import os
 import sys
@@ -10,13 +10,13 @@ from levada.cli.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
-    Failure,
+    CommandError,
     did_you_mean,
-    explain,
-    misused,
+    from_click,
+    from_exception,
 )
 
-# Each command: the module that holds it, and what it is for.
+# Each command: its module, and a description.
 COMMANDS = {
     "start": ("levada.cli.start", "Start a broker."),
     "topic": ("levada.cli.topic", "List, create, describe, alter and delete topics."),
@@ -24,21 +24,21 @@ COMMANDS = {
     "consume": ("levada.cli.consume", "Print the records of a topic."),
     "group": (
         "levada.cli.group",
-        "See groups of consumers and how far they are behind; reset and delete them.",
+        "List and describe consumer groups and their lag; reset and delete them.",
     ),
-    "txn": ("levada.cli.txn", "See transactions, also those that hang or were prepared; end them."),
+    "txn": ("levada.cli.txn", "List and describe transactions; abort or commit hanging and prepared ones."),
     "pipeline": (
         "levada.cli.pipeline.commands",
         "Run pipelines on Spark: topics to lakes and back, topics to topics.",
     ),
-    "config": ("levada.cli.config", "Show and change the settings of topics and brokers."),
+    "config": ("levada.cli.config", "Show and change the settings of topics, brokers and groups."),
     "cluster": ("levada.cli.cluster", "Describe the cluster and its brokers."),
     "completion": ("levada.cli.completion", "Print the completion script of a shell."),
 }
 
 
 class Commands(click.Group):
-    """Knows the commands by name and imports one when it is used."""
+    """The commands; a command is imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -54,7 +54,9 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             hint = "try: levada --help"
-            raise Failure(f"no such command: {args[0]}{did_you_mean(args[0], COMMANDS)}", EXIT_USAGE, hint)
+            raise CommandError(
+                f"no such command: {args[0]}{did_you_mean(args[0], COMMANDS)}", EXIT_USAGE, hint
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -65,7 +67,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="levada", message="levada %(version)s")
 def levada() -> None:
-    """A message broker that speaks Kafka's protocol, and the tools to use it.
+    """A message broker for Kafka's protocol, and its tools.
 
     \b
     Examples:
@@ -74,7 +76,7 @@ def levada() -> None:
       echo hello | levada produce orders
       levada consume orders -e
 
-    Tools connect to 127.0.0.1:9092, to LEVADA_BOOTSTRAP if it is set, or to what -b names.
+    Tools connect to the brokers of -b, otherwise to LEVADA_BOOTSTRAP, otherwise to 127.0.0.1:9092.
     """
 
 
@@ -95,17 +97,17 @@ def run(arguments: list[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except click.ClickException as error:
-        failure = misused(error)
+        failure = from_click(error)
         failure.show()
         return failure.exit_code
     except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Who read the output has enough. Python would flush it once more at exit and complain.
+        # The reader has closed the pipe. Python would flush standard output at exit and print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except Exception as error:
-        explained = explain(error)
+        explained = from_exception(error)
         if explained is None:
             raise
         explained.show()

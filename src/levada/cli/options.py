@@ -1,4 +1,4 @@
-"""What every command that talks to a broker has in common: where to connect, how long to wait, how to print."""
+"""The options that commands share, and their connection to a broker."""
 
 import os
 from collections.abc import Awaitable, Callable, Iterable
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from levada.cli.errors import Failure, no_such_topic
+from levada.cli.errors import CommandError, no_such_topic
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ Result = TypeVar("Result")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def names_brokers(command: Command) -> Command:
-    """Adds -b."""
+def bootstrap_option(command: Command) -> Command:
+    """Add -b."""
     return click.option(
         "-b",
         "--bootstrap",
@@ -35,8 +35,8 @@ def names_brokers(command: Command) -> Command:
     )(command)
 
 
-def connects(command: Command) -> Command:
-    """Adds -b and --timeout."""
+def connection_options(command: Command) -> Command:
+    """Add -b and --timeout."""
     timeout = click.option(
         "--timeout",
         metavar="SECONDS",
@@ -45,23 +45,23 @@ def connects(command: Command) -> Command:
         show_default=True,
         help="How long to wait for a broker.",
     )
-    return names_brokers(timeout(command))
+    return bootstrap_option(timeout(command))
 
 
-def prints(command: Command) -> Command:
-    """Adds -o."""
+def output_option(command: Command) -> Command:
+    """Add -o."""
     return click.option(
         "-o",
         "--output",
         type=click.Choice(["table", "json", "jsonl"]),
         default="table",
         show_default=True,
-        help="How to print: aligned columns, one JSON document, or one JSON object a line.",
+        help="Aligned columns, one JSON document, or one JSON object per line.",
     )(command)
 
 
 class TimeType(click.ParamType[datetime]):
-    """A moment; without a zone it is meant here."""
+    """A time; without an offset in the local time zone."""
 
     name = "time"
 
@@ -72,11 +72,13 @@ class TimeType(click.ParamType[datetime]):
                 return datetime.fromtimestamp(int(text) / 1000, UTC)
             return datetime.fromisoformat(text).astimezone()
         except (ValueError, OverflowError):
-            return self.fail(f"{text!r} is no time: milliseconds since 1970 or 2026-05-01T12:00", param, ctx)
+            return self.fail(
+                f"{text!r} is not a time: milliseconds since 1970 or 2026-05-01T12:00", param, ctx
+            )
 
 
 def with_client(bootstrap: str, timeout: float, work: Callable[["Client"], Awaitable[Result]]) -> Result:
-    """Connect, do the work, close."""
+    """Run `work` with a connected client."""
     import asyncio
 
     from levada.client.client import Client
@@ -98,8 +100,8 @@ def with_client(bootstrap: str, timeout: float, work: Callable[["Client"], Await
     return asyncio.run(connected())
 
 
-async def existing_topic(client: "Client", name: str) -> None:
-    """Ends the command with code 4 if there is no such topic."""
+async def require_topic(client: "Client", name: str) -> None:
+    """End the command with exit code 4 unless the topic exists."""
     try:
         await client.topic(name)
     except KafkaError as error:
@@ -109,7 +111,7 @@ async def existing_topic(client: "Client", name: str) -> None:
 
 
 def complete_topics(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of topics for the shell: quick, and silent if no broker answers."""
+    """Topic names for shell completion; empty if no broker responds quickly."""
     bootstrap = ctx.params.get("bootstrap") or os.environ.get("LEVADA_BOOTSTRAP") or DEFAULT_BOOTSTRAP
 
     async def names(client: "Client") -> Iterable[str]:
@@ -117,13 +119,13 @@ def complete_topics(ctx: click.Context, param: click.Parameter, incomplete: str)
 
     try:
         found = with_client(bootstrap, COMPLETION_TIMEOUT_MS / 1000, names)
-    except Exception:  # noqa: BLE001  # whatever it is, a shell waiting for TAB must not see it
+    except Exception:  # noqa: BLE001  # completion must not print errors
         return []
     return [CompletionItem(name) for name in sorted(found) if name.startswith(incomplete)]
 
 
 def topic_argument(command: Command) -> Command:
-    """The argument TOPIC."""
+    """Add the argument TOPIC."""
     return click.argument("topic", metavar="TOPIC", shell_complete=complete_topics)(command)
 
 
@@ -138,18 +140,20 @@ def parse_settings(pairs: Iterable[str], hint: str) -> dict[str, str]:
     return settings
 
 
-def say(text: str) -> None:
-    """Talk, on standard error, so that it never mixes with data."""
+def notice(text: str) -> None:
+    """Print a message to standard error, apart from data."""
     click.echo(text, err=True)
 
 
 def confirm(question: str, yes: bool, hint: str = "try: --yes") -> None:
-    """Ask before something is lost; without a terminal only --yes will do."""
+    """Ask for confirmation unless `yes`; raise CommandError without a terminal."""
     import sys
 
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Failure(f"cannot ask, since standard input is not a terminal: {question}", hint=hint)
+        raise CommandError(
+            f"cannot ask for confirmation: standard input is not a terminal: {question}", hint=hint
+        )
     if not click.confirm(question, err=True):
-        raise Failure("nothing was changed")
+        raise CommandError("nothing was changed")

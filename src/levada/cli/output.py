@@ -1,4 +1,4 @@
-"""Data on standard output: aligned columns for people, JSON for programs."""
+"""Data on standard output: aligned columns or JSON."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ SPACE = 3
 
 
 def emit(rows: Sequence[Row], output: Output, columns: Sequence[str] | None = None) -> None:
-    """Print rows; a table shows only `columns`, JSON shows everything."""
+    """Print rows; a table has only `columns`, JSON has all."""
     if output == "table":
         click.echo(table(rows, columns or (list(rows[0]) if rows else [])), nl=False, color=wants_color())
         return
@@ -25,15 +25,15 @@ def emit(rows: Sequence[Row], output: Output, columns: Sequence[str] | None = No
         click.echo(json.dumps(row, ensure_ascii=False))
 
 
-def emit_one(thing: Row, output: Output) -> None:
-    """Print one thing as JSON."""
+def emit_one(item: Row, output: Output) -> None:
+    """Print one object as JSON."""
     import json
 
-    click.echo(json.dumps(thing, indent=2 if output == "json" else None, ensure_ascii=False))
+    click.echo(json.dumps(item, indent=2 if output == "json" else None, ensure_ascii=False))
 
 
 def emit_each(described: Sequence[Row], output: Output, show: Callable[[Row], None]) -> None:
-    """Print descriptions: JSON (of one thing, not a list of one), or each as `show` does, apart by an empty line."""
+    """Print descriptions as JSON (one object without a list), or each by `show`, separated by empty lines."""
     if output == "json" and len(described) == 1:
         emit_one(described[0], output)
     elif output != "table":
@@ -46,12 +46,12 @@ def emit_each(described: Sequence[Row], output: Output, show: Callable[[Row], No
 
 
 def table(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """Columns as wide as they must be, numbers to the right; nothing but the heads if there are no rows."""
+    """Rows in aligned columns, numbers to the right, below a header."""
     cells = [[_text(row.get(column)) for column in columns] for row in rows]
-    heads = [column.upper().replace("_", " ") for column in columns]
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    headers = [column.upper().replace("_", " ") for column in columns]
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
     numeric = [bool(rows) and all(_is_number(row.get(column)) for row in rows) for column in columns]
-    lines = [click.style(_line(heads, widths, numeric), bold=True)]
+    lines = [click.style(_line(headers, widths, numeric), bold=True)]
     lines += [_line(row, widths, numeric) for row in cells]
     return "".join(line + "\n" for line in lines)
 
@@ -77,10 +77,10 @@ def _text(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """What a client may have named so, without what would make a terminal do things."""
+    """A text without control characters; names come from clients."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def wants_color() -> bool | None:
-    """None lets click decide by the terminal; NO_COLOR (no-color.org) decides first."""
+    """False with NO_COLOR (no-color.org), otherwise None: click decides by the terminal."""
     return False if os.environ.get("NO_COLOR") else None

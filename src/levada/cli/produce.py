@@ -1,4 +1,4 @@
-"""`levada produce`: lines, files or JSON become records."""
+"""`levada produce`: sends lines, files or JSON as records."""
 
 import asyncio
 import os
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from levada.cli.codecs import from_json, unescape
-from levada.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, Failure, no_such_topic
-from levada.cli.options import connects, parse_settings, say, topic_argument, with_client
+from levada.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CommandError, no_such_topic
+from levada.cli.options import connection_options, notice, parse_settings, topic_argument, with_client
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -26,25 +26,27 @@ RECORD_BYTES_MAX = 100 * 1024 * 1024
 @click.command()
 @topic_argument
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(exists=True, dir_okay=False))
-@click.option("-l", "--lines", is_flag=True, help="Send each line of the files, not each file, as a record.")
+@click.option("-l", "--lines", is_flag=True, help="Send each line of the files as a record, not each file.")
 @click.option("-k", "--key", help="The key of every record.")
-@click.option("-K", "--key-delimiter", metavar="TEXT", help="What separates key and value in a line.")
-@click.option("-D", "--delimiter", metavar="TEXT", default="\\n", help="What ends a record.  [default: \\n]")
+@click.option("-K", "--key-delimiter", metavar="TEXT", help="The separator of key and value in a line.")
+@click.option("-D", "--delimiter", metavar="TEXT", default="\\n", help="The end of a record.  [default: \\n]")
 @click.option(
     "-H", "--header", "headers", metavar="NAME=VALUE", multiple=True, help="A header of every record."
 )
-@click.option("-p", "--partition", type=click.IntRange(min=0), help="The partition; else by key, or spread.")
+@click.option(
+    "-p", "--partition", type=click.IntRange(min=0), help="The partition; by default by key, or spread."
+)
 @click.option("-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]), default="none",
-              show_default=True, help="How to compress.")  # fmt: skip
+              show_default=True, help="The compression of batches.")  # fmt: skip
 @click.option("-Z", "--null", "empty_is_null", is_flag=True, help="Send empty keys and values as null.")
-@click.option("-c", "--count", type=click.IntRange(min=1), help="Stop after so many records.")
-@click.option("-T", "--tee", is_flag=True, help="Also print what is sent.")
+@click.option("-c", "--count", type=click.IntRange(min=1), help="Stop after this number of records.")
+@click.option("-T", "--tee", is_flag=True, help="Also print the records.")
 @click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True,
-              help="Who must have a record before it counts as sent.")  # fmt: skip
+              help="The acknowledgements that a record needs.")  # fmt: skip
 @click.option("-i", "--input", "input_format", type=click.Choice(["raw", "jsonl"]), default="raw", show_default=True,
               help="jsonl reads what `levada consume -o jsonl` writes.")  # fmt: skip
-@click.option("-q", "--quiet", is_flag=True, help="Do not say how many records were sent.")
-@connects
+@click.option("-q", "--quiet", is_flag=True, help="Do not print the number of records.")
+@connection_options
 def produce(topic: str, bootstrap: str, timeout: float, quiet: bool, acks: str, **given: Any) -> None:
     """Send each line of standard input as a record, or each FILE as one.
 
@@ -57,7 +59,7 @@ def produce(topic: str, bootstrap: str, timeout: float, quiet: bool, acks: str, 
       levada topic create new -p 3  # as many partitions as the old one has
       levada consume old -e -o jsonl | levada produce new -i jsonl
     """
-    reading = Reading(**given)
+    records = RecordReader(**given)
     level: Literal[0, 1, "all"] = "all" if acks == "all" else (0 if acks == "0" else 1)
 
     async def work(client: "Client") -> int:
@@ -67,59 +69,59 @@ def produce(topic: str, bootstrap: str, timeout: float, quiet: bool, acks: str, 
             if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
             raise no_such_topic(topic, (await client.metadata()).topics) from None
-        return await _send_all(client, topic, reading, level, int(timeout * 1000))
+        return await _send_all(client, topic, records, level, int(timeout * 1000))
 
     sent = with_client(bootstrap, timeout, work)
     if not quiet and sys.stderr.isatty():
-        say(f"% sent {sent} {'record' if sent == 1 else 'records'} to {topic}")
+        notice(f"% sent {sent} {'record' if sent == 1 else 'records'} to {topic}")
 
 
 async def _send_all(
-    client: "Client", topic: str, reading: "Reading", acks: Literal[0, 1, "all"], timeout_ms: int
+    client: "Client", topic: str, reader: "RecordReader", acks: Literal[0, 1, "all"], timeout_ms: int
 ) -> int:
     failures: list[BaseException] = []
 
-    def settled(answer: "asyncio.Future[RecordMetadata]") -> None:
-        if not answer.cancelled() and (error := answer.exception()) is not None:
+    def delivered(sending: "asyncio.Future[RecordMetadata]") -> None:
+        if not sending.cancelled() and (error := sending.exception()) is not None:
             failures.append(error)
 
     sent = 0
     async with client.producer(
-        acks=acks, compression=reading.compression, delivery_timeout_ms=timeout_ms
+        acks=acks, compression=reader.compression, delivery_timeout_ms=timeout_ms
     ) as producer:
-        async for record in reading.records():
+        async for record in reader.records():
             if record["partition"] is not None:
                 await _check_partition(client, topic, record["partition"], sent)
-            answer = await producer.send(topic, **record)
-            answer.add_done_callback(settled)
+            sending = await producer.send(topic, **record)
+            sending.add_done_callback(delivered)
             sent += 1
-            if failures or sent == reading.count:
+            if failures or sent == reader.count:
                 break
         await producer.flush()
         await asyncio.sleep(0)  # let the callbacks of the last records run
     if failures:
-        say(f"% {len(failures)} of {sent} records were not stored")
+        notice(f"% {len(failures)} of {sent} records were not stored")
         raise failures[0]
     return sent
 
 
 async def _check_partition(client: "Client", topic: str, partition: int, sent: int) -> None:
-    """Ends the command if there is no such partition, and says how to have one."""
+    """End the command unless the partition exists."""
     info = await client.topic(topic, create=True)
     if partition < len(info.partitions):
         return
     if sent:
-        say(f"% stored so far: up to {sent} {'record' if sent == 1 else 'records'}")
+        notice(f"% stored so far: up to {sent} {'record' if sent == 1 else 'records'}")
     error = info.unknown_partition(partition)
-    raise Failure(
+    raise CommandError(
         f"{error.detail} ({error.code.name})",
         EXIT_NOT_FOUND,
         f"try: levada topic alter {topic} --partitions {partition + 1}, or more if other records need more",
     )
 
 
-class Reading:
-    """Turns the input into records."""
+class RecordReader:
+    """Reads records from files or standard input."""
 
     def __init__(
         self,
@@ -153,7 +155,7 @@ class Reading:
             raise click.UsageError("a delimiter must not be empty")
 
     async def records(self) -> AsyncIterator[dict[str, Any]]:
-        """Arguments of `Producer.send`, one after the other."""
+        """The arguments of `Producer.send` for each record."""
         number = 0
         async for text in self._texts():
             number += 1
@@ -196,9 +198,9 @@ class Reading:
         try:
             record = from_json(json.loads(text))
         except json.JSONDecodeError as error:
-            raise Failure(f"line {number} of the input: not JSON ({error.msg})", EXIT_USAGE) from None
+            raise CommandError(f"line {number} of the input: not JSON ({error.msg})", EXIT_USAGE) from None
         except (ValueError, KeyError, TypeError) as error:
-            raise Failure(f"line {number} of the input: {error}", EXIT_USAGE) from None
+            raise CommandError(f"line {number} of the input: {error}", EXIT_USAGE) from None
         record["headers"] += self._headers
         if self._partition is not None:
             record["partition"] = self._partition
@@ -211,43 +213,46 @@ class Reading:
 
 
 async def _split(descriptor: int, delimiter: bytes) -> AsyncIterator[bytes]:
-    """The texts between delimiters as soon as they are there; what follows the last one counts if it is not empty."""
+    """The texts between delimiters as they arrive; the text after the last one unless it is empty."""
     rest = b""
     async for chunk in _chunks(descriptor):
         *texts, rest = (rest + chunk).split(delimiter)
         for text in texts:
             yield text
         if len(rest) > RECORD_BYTES_MAX:
-            raise Failure(f"no delimiter within {RECORD_BYTES_MAX} bytes of input", hint="try: -D")
+            raise CommandError(f"no delimiter within {RECORD_BYTES_MAX} bytes of input", hint="try: -D")
     if rest:
         yield rest
 
 
 async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
-    """What can be read, until the end. A thread that nobody joins reads, so that Ctrl-C need not wait for a line."""
+    """The bytes of a descriptor until its end. A daemon thread reads, so that Ctrl-C does not wait for a line."""
     loop = asyncio.get_running_loop()
     while True:
-        answer: asyncio.Future[bytes] = loop.create_future()
-        Thread(target=_read, args=(descriptor, loop, answer), daemon=True).start()
-        chunk = await answer
+        result: asyncio.Future[bytes] = loop.create_future()
+        Thread(target=_read, args=(descriptor, loop, result), daemon=True).start()
+        chunk = await result
         if not chunk:
             return
         yield chunk
 
 
-def _read(descriptor: int, loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[bytes]") -> None:
+def _read(descriptor: int, loop: asyncio.AbstractEventLoop, result: "asyncio.Future[bytes]") -> None:
     try:
         chunk = os.read(descriptor, READ_BYTES)
     except OSError as error:
-        _tell(loop, answer, answer.set_exception, error)
+        _resolve(loop, result, result.set_exception, error)
     else:
-        _tell(loop, answer, answer.set_result, chunk)
+        _resolve(loop, result, result.set_result, chunk)
 
 
-def _tell(
-    loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[bytes]", act: Callable[[Any], None], what: object
+def _resolve(
+    loop: asyncio.AbstractEventLoop,
+    result: "asyncio.Future[bytes]",
+    resolve: Callable[[Any], None],
+    value: object,
 ) -> None:
     try:
-        loop.call_soon_threadsafe(lambda: None if answer.done() else act(what))
+        loop.call_soon_threadsafe(lambda: None if result.done() else resolve(value))
     except RuntimeError:
-        pass  # the command has ended meanwhile
+        pass  # the event loop is closed: the command has ended

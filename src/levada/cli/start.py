@@ -1,25 +1,29 @@
-"""`levada start`: a broker in the foreground."""
+"""`levada start`: runs a broker in the foreground."""
 
 import os
 
 import click
 
-from levada.cli.errors import EXIT_USAGE, Failure
-from levada.cli.options import parse_settings, say
+from levada.cli.errors import EXIT_USAGE, CommandError
+from levada.cli.options import notice, parse_settings
 
 
 @click.command()
 @click.argument(
     "properties", metavar="[SERVER.PROPERTIES]", required=False, type=click.Path(exists=True, dir_okay=False)
 )
-@click.option("--data", metavar="DIR", help="Where to keep the logs (log.dirs).  [default: levada-data]")
+@click.option("--data", metavar="DIR", help="The log directory (log.dirs).  [default: levada-data]")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    help="Listen on this port of 127.0.0.1; 0 takes a free one.  [default: 9092]",
+    help="The port on 127.0.0.1; 0 is any free port.  [default: 9092]",
 )
 @click.option(
-    "--listener", "listeners", metavar="NAME://HOST:PORT", multiple=True, help="Where to listen (listeners)."
+    "--listener",
+    "listeners",
+    metavar="NAME://HOST:PORT",
+    multiple=True,
+    help="A listener; can be repeated.",
 )
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any setting, by Kafka's name.")
 def start(
@@ -32,7 +36,7 @@ def start(
     """Start a broker; Ctrl-C or SIGTERM stops it.
 
     Settings have Kafka's names. They come from a server.properties, from KAFKA_ variables (KAFKA_LOG_RETENTION_MS for
-    log.retention.ms) and from flags; the later one wins.
+    log.retention.ms) and from flags; later ones override earlier ones.
 
     \b
     Examples:
@@ -42,7 +46,7 @@ def start(
       levada start --set log.retention.ms=3600000 --set num.partitions=3
     """
     if port is not None and listeners:
-        raise click.UsageError("--port and --listener exclude one another")
+        raise click.UsageError("--port and --listener exclude each other")
     flags = parse_settings(settings, "--set")
     if data is not None:
         flags["log.dirs"] = data
@@ -63,20 +67,20 @@ def _run(properties: str | None, flags: dict[str, str]) -> None:
             merged(text=_text(properties), environment=os.environ, flags=flags)
         )
     except KafkaError as error:
-        raise Failure(error.detail, EXIT_USAGE) from None
+        raise CommandError(error.detail, EXIT_USAGE) from None
     for warning in warnings:
-        say(f"warning: {warning}")
+        notice(f"warning: {warning}")
     from levada.server import CannotStartError, run
 
     try:
         run(config)
     except CannotStartError as error:
-        hint = "try: --port with another one; 0 takes a free one" if "cannot listen" in str(error) else ""
-        raise Failure(f"cannot start: {error}", hint=hint) from error
+        hint = "try: another --port; 0 is any free port" if "cannot listen" in str(error) else ""
+        raise CommandError(f"cannot start: {error}", hint=hint) from error
 
 
 def _text(properties: str | None) -> str:
-    """The file's text, in UTF-8 or, as Java writes such files, in Latin-1."""
+    """The text of a properties file, in UTF-8 or, as older Java wrote it, in Latin-1."""
     if properties is None:
         return ""
     with open(properties, "rb") as file:

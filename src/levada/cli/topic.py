@@ -1,18 +1,18 @@
-"""`levada topic`: list, create, describe, alter, delete."""
+"""`levada topic list|create|describe|alter|delete`."""
 
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from levada.cli.errors import EXIT_NOT_FOUND, Failure, did_you_mean
+from levada.cli.errors import EXIT_NOT_FOUND, CommandError, did_you_mean
 from levada.cli.options import (
     complete_topics,
     confirm,
-    connects,
-    existing_topic,
+    connection_options,
+    notice,
+    output_option,
     parse_settings,
-    prints,
-    say,
+    require_topic,
     topic_argument,
     with_client,
 )
@@ -40,11 +40,9 @@ def topic() -> None:
 
 @topic.command("list")
 @click.option("-q", "--names", is_flag=True, help="Print only the names.")
-@click.option(
-    "--internal", is_flag=True, help="Also show topics that brokers and Levada keep for themselves."
-)
-@prints
-@connects
+@click.option("--internal", is_flag=True, help="Also show internal topics of brokers and of Levada.")
+@output_option
+@connection_options
 def list_topics(names: bool, internal: bool, output: Output, bootstrap: str, timeout: float) -> None:
     """List topics.
 
@@ -64,7 +62,7 @@ def list_topics(names: bool, internal: bool, output: Output, bootstrap: str, tim
         click.echo("".join(f"{info.name}\n" for info in topics), nl=False)
         return
     if not topics and output == "table":
-        say("no topics; try: levada topic create NAME")
+        notice("no topics; try: levada topic create NAME")
         return
     emit([_summary(info) for info in topics], output, ("name", "partitions", "replicas"))
 
@@ -72,13 +70,13 @@ def list_topics(names: bool, internal: bool, output: Output, bootstrap: str, tim
 @topic.command(short_help="Create topics.")
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True)
 @click.option("-p", "--partitions", type=click.IntRange(min=1), help="Number of partitions.")
-@click.option("-r", "--replication-factor", type=click.IntRange(min=1), help="Copies of each partition.")
+@click.option("-r", "--replication-factor", type=click.IntRange(min=1), help="Replicas of each partition.")
 @click.option(
     "-c", "--config", "settings", metavar="KEY=VALUE", multiple=True, help="A setting of the topic."
 )
-@click.option("--if-not-exists", is_flag=True, help="Leave a topic that exists as it is.")
-@prints
-@connects
+@click.option("--if-not-exists", is_flag=True, help="Leave an existing topic unchanged.")
+@output_option
+@connection_options
 def create(
     names: tuple[str, ...],
     partitions: int | None,
@@ -89,7 +87,7 @@ def create(
     bootstrap: str,
     timeout: float,
 ) -> None:
-    """Create topics; what is not given comes from the broker's settings.
+    """Create topics; defaults come from the broker's settings.
 
     \b
     Examples:
@@ -123,15 +121,15 @@ def create(
         return
     for row in rows:
         verb = "created" if row["created"] else "exists already:"
-        say(f"{verb} {row['name']} ({_count(row['partitions'], 'partition')})")
+        notice(f"{verb} {row['name']} ({_count(row['partitions'], 'partition')})")
 
 
 @topic.command(short_help="Show partitions, offsets and settings.")
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topics)
-@prints
-@connects
+@output_option
+@connection_options
 def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: float) -> None:
-    """Show partitions, where they are, what they hold, and settings that are not defaults.
+    """Show partitions with their replicas and offsets, and settings that differ from the defaults.
 
     \b
     Examples:
@@ -149,8 +147,8 @@ def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: fl
 @topic_argument
 @click.option("-p", "--partitions", type=click.IntRange(min=1), help="Let the topic have so many partitions.")
 @click.option("-c", "--config", "settings", metavar="KEY=VALUE", multiple=True, help="Change a setting.")
-@click.option("--unset", metavar="KEY", multiple=True, help="Let a setting have its default again.")
-@connects
+@click.option("--unset", metavar="KEY", multiple=True, help="Reset a setting to its default.")
+@connection_options
 def alter(
     topic: str,
     partitions: int | None,
@@ -159,7 +157,7 @@ def alter(
     bootstrap: str,
     timeout: float,
 ) -> None:
-    """Add partitions, change settings.
+    """Add partitions or change settings.
 
     \b
     Examples:
@@ -171,21 +169,21 @@ def alter(
         raise click.UsageError("nothing to alter; give --partitions, -c or --unset")
 
     async def work(client: "Client") -> None:
-        await existing_topic(client, topic)
+        await require_topic(client, topic)
         if changes:
             await client.admin.alter_configs("topic", topic, changes)
         if partitions is not None:
             await client.admin.create_partitions(topic, partitions)
 
     with_client(bootstrap, timeout, work)
-    say(f"altered {topic}")
+    notice(f"altered {topic}")
 
 
 @topic.command()
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topics)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("--if-exists", is_flag=True, help="Do not mind a topic that does not exist.")
-@connects
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--if-exists", is_flag=True, help="Ignore topics that do not exist.")
+@connection_options
 def delete(names: tuple[str, ...], yes: bool, if_exists: bool, bootstrap: str, timeout: float) -> None:
     """Delete topics and all their records.
 
@@ -199,22 +197,22 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, bootstrap: str, t
         known = (await client.metadata()).topics
         for name in names:
             if name not in known and not if_exists:
-                raise Failure(
+                raise CommandError(
                     f"no such topic: {name}{did_you_mean(name, known)}",
                     EXIT_NOT_FOUND,
                     "try: levada topic list",
                 )
         return [name for name in names if name in known]
 
-    doomed = with_client(bootstrap, timeout, check)
-    if not doomed:
+    existing = with_client(bootstrap, timeout, check)
+    if not existing:
         return
-    confirm(f"delete {', '.join(doomed)} and all records?", yes)
+    confirm(f"delete {', '.join(existing)} and all records?", yes)
 
     async def work(client: "Client") -> None:
-        for name in doomed:
+        for name in existing:
             await client.admin.delete_topic(name)
-            say(f"deleted {name}")
+            notice(f"deleted {name}")
 
     with_client(bootstrap, timeout, work)
 
@@ -233,11 +231,11 @@ async def _description(client: "Client", name: str) -> dict[str, Any]:
     from levada.client.data import EARLIEST, LATEST
     from levada.model import TopicPartition
 
-    await existing_topic(client, name)
+    await require_topic(client, name)
     info = await client.topic(name)
-    led = [TopicPartition(name, part.partition) for part in info.partitions if part.leader >= 0]
-    first = await client.list_offsets(dict.fromkeys(led, EARLIEST))
-    last = await client.list_offsets(dict.fromkeys(led, LATEST))
+    with_leader = [TopicPartition(name, part.partition) for part in info.partitions if part.leader >= 0]
+    first = await client.list_offsets(dict.fromkeys(with_leader, EARLIEST))
+    last = await client.list_offsets(dict.fromkeys(with_leader, LATEST))
     configs = await client.admin.describe_configs("topic", name)
     partitions = []
     for part in info.partitions:

@@ -1,11 +1,11 @@
-"""`levada txn`: list, describe, abort, commit."""
+"""`levada txn list|describe|abort|commit`."""
 
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from levada.cli.errors import EXIT_NOT_FOUND, Failure, did_you_mean
-from levada.cli.options import confirm, connects, existing_topic, prints, say, with_client
+from levada.cli.errors import EXIT_NOT_FOUND, CommandError, did_you_mean
+from levada.cli.options import confirm, connection_options, notice, output_option, require_topic, with_client
 from levada.cli.output import Output, emit, emit_one, table
 from levada.clock import SystemClock
 from levada.errors import ErrorCode, KafkaError
@@ -29,7 +29,7 @@ ENDING = ("PrepareCommit", "PrepareAbort")
 
 @click.group()
 def txn() -> None:
-    """List and describe transactions, and end those that hang or were prepared and left.
+    """List and describe transactions; abort or commit hanging and prepared ones.
 
     \b
     Examples:
@@ -41,16 +41,21 @@ def txn() -> None:
 
 
 @txn.command("list")
-@click.option("--open", "only_open", is_flag=True, help="Only those that have begun and are not over.")
+@click.option("--open", "only_open", is_flag=True, help="Only open transactions.")
 @click.option(
-    "--longer-than", metavar="SECONDS", type=click.FloatRange(min=0), help="Only those open for longer."
+    "--longer-than",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    help="Only transactions open for longer.",
 )
 @click.option(
-    "--hanging", is_flag=True, help="Those that hold up readers, and that no coordinator will ever end."
+    "--hanging",
+    is_flag=True,
+    help="Transactions that block read_committed consumers and that no coordinator will end.",
 )
-@click.option("--topic", "topics", metavar="TOPIC", multiple=True, help="With --hanging: look only there.")
-@prints
-@connects
+@click.option("--topic", "topics", metavar="TOPIC", multiple=True, help="With --hanging: only in this topic.")
+@output_option
+@connection_options
 def list_transactions(
     only_open: bool,
     longer_than: float | None,
@@ -62,7 +67,7 @@ def list_transactions(
 ) -> None:
     """List transactional ids and their open or last transactions.
 
-    Without a timeout a transaction is one of two-phase commit: prepared, and ended only by its owner or by you.
+    A transaction without a timeout uses two-phase commit: once prepared, only its owner or you can end it.
 
     \b
     Examples:
@@ -73,12 +78,12 @@ def list_transactions(
     _check_topics(topics, hanging)
     if hanging and (only_open or longer_than is not None):
         raise click.UsageError(
-            "--hanging lists what coordinators do not know; leave out --open and --longer-than"
+            "--hanging lists transactions that coordinators do not know; omit --open and --longer-than"
         )
     if hanging:
         found = with_client(bootstrap, timeout, lambda client: _hanging(client, topics))
         if not found and output == "table":
-            say("no transaction hangs")
+            notice("no hanging transactions")
         else:
             emit([_hanging_row(one) for one in found], output, HANGING_COLUMNS)
         return
@@ -90,10 +95,10 @@ def list_transactions(
     if longer_than is not None:
         rows = [row for row in rows if (row["open_seconds"] or 0) > longer_than]
     if not rows and output == "table":
-        say(
+        notice(
             "no such transactions"
             if states
-            else "no transactional ids; a producer with a transactional.id makes one"
+            else "no transactional ids; a producer with a transactional.id creates one"
         )
     else:
         emit(rows, output, COLUMNS)
@@ -101,8 +106,8 @@ def list_transactions(
 
 @txn.command()
 @click.argument("names", metavar="TRANSACTIONAL_ID...", nargs=-1, required=True)
-@prints
-@connects
+@output_option
+@connection_options
 def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: float) -> None:
     """Show transactions and the partitions they have written to.
 
@@ -123,20 +128,20 @@ def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: fl
     else:
         for row in rows:
             click.echo(table([row], COLUMNS[:-1]), nl=False)
-            for place in row["partitions"]:
-                click.echo(f"  {place}")
+            for partition in row["partitions"]:
+                click.echo(f"  {partition}")
 
 
 @txn.command(short_help="Abort open transactions.")
 @click.argument("names", metavar="[TRANSACTIONAL_ID...]", nargs=-1)
-@click.option("--hanging", is_flag=True, help="End all that hang.")
-@click.option("--topic", "topics", metavar="TOPIC", multiple=True, help="With --hanging: only there.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@connects
+@click.option("--hanging", is_flag=True, help="Abort all hanging transactions.")
+@click.option("--topic", "topics", metavar="TOPIC", multiple=True, help="With --hanging: only in this topic.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@connection_options
 def abort(
     names: tuple[str, ...], hanging: bool, topics: tuple[str, ...], yes: bool, bootstrap: str, timeout: float
 ) -> None:
-    """Abort open transactions, prepared ones too; whoever writes in them is fenced.
+    """Abort open and prepared transactions; their producers are fenced.
 
     \b
     Examples:
@@ -144,7 +149,7 @@ def abort(
       levada txn abort --hanging --topic orders
     """
     if bool(names) == hanging:
-        raise click.UsageError("name transactional ids, or give --hanging")
+        raise click.UsageError("give transactional ids or --hanging")
     _check_topics(topics, hanging)
     if hanging:
         _abort_hanging(topics, yes, bootstrap, timeout)
@@ -161,17 +166,17 @@ def abort(
     async def work(client: "Client") -> None:
         for name in names:
             await TransactionAdmin(client).abort(name)
-            say(f"aborted {name}")
+            notice(f"aborted {name}")
 
     with_client(bootstrap, timeout, work)
 
 
-@txn.command(short_help="Commit prepared transactions whose owners are gone.")
+@txn.command(short_help="Commit prepared transactions.")
 @click.argument("names", metavar="TRANSACTIONAL_ID...", nargs=-1, required=True)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@connects
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@connection_options
 def commit(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) -> None:
-    """Commit transactions of two-phase commit whose owners are gone: you know that all was prepared.
+    """Commit prepared transactions of two-phase commit in place of their owners.
 
     \b
     Examples:
@@ -184,8 +189,8 @@ def commit(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) ->
             state = await _find(client, name)
             _check_open(state)
             if not state.is_two_phase:
-                raise Failure(
-                    f"{name} is not of two-phase commit: only its producer knows whether all was written",
+                raise CommandError(
+                    f"{name} does not use two-phase commit: only its producer knows whether all records were written",
                     hint=f"try: levada txn abort {name}",
                 )
 
@@ -195,14 +200,14 @@ def commit(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) ->
     async def work(client: "Client") -> None:
         for name in names:
             await TransactionAdmin(client).commit(name)
-            say(f"committed {name}")
+            notice(f"committed {name}")
 
     with_client(bootstrap, timeout, work)
 
 
 def _check_topics(topics: tuple[str, ...], hanging: bool) -> None:
     if topics and not hanging:
-        raise click.UsageError("--topic goes with --hanging; give both, or leave --topic out")
+        raise click.UsageError("--topic needs --hanging")
 
 
 def _abort_hanging(topics: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) -> None:
@@ -210,20 +215,18 @@ def _abort_hanging(topics: tuple[str, ...], yes: bool, bootstrap: str, timeout: 
 
     found = with_client(bootstrap, timeout, lambda client: _hanging(client, topics))
     if not found:
-        say("no transaction hangs")
+        notice("no hanging transactions")
         return
     emit([_hanging_row(one) for one in found], "table", HANGING_COLUMNS)
     confirm(f"abort these {len(found)}?", yes)
 
     async def work(client: "Client") -> None:
         shown = {one.identity for one in found}
-        for one in await _hanging(client, topics):  # again, since who was asked may have taken their time
+        for one in await _hanging(client, topics):  # list again: the confirmation may have taken long
             if one.identity not in shown:
                 continue
             await TransactionAdmin(client).abort_hanging(one)
-            say(
-                f"aborted that of producer {one.producer_id} in {one.partition.topic}-{one.partition.partition}"
-            )
+            notice(f"aborted the transaction of producer {one.producer_id} in {one.partition}")
 
     with_client(bootstrap, timeout, work)
 
@@ -232,12 +235,12 @@ async def _hanging(client: "Client", topics: tuple[str, ...]) -> "list[OpenTrans
     from levada.client.admin.transactions import TransactionAdmin
 
     for topic in topics:
-        await existing_topic(client, topic)
+        await require_topic(client, topic)
     return await TransactionAdmin(client).hanging(topics)
 
 
 async def _find(client: "Client", name: str) -> "TransactionState":
-    """The transactional id; ends the command with code 4 if nobody has it."""
+    """The transaction; ends the command with exit code 4 if its id does not exist."""
     from levada.client.admin.transactions import TransactionAdmin
 
     try:
@@ -246,18 +249,18 @@ async def _find(client: "Client", name: str) -> "TransactionState":
         if error.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
             raise
     known = [state.transactional_id for state in await TransactionAdmin(client).known()]
-    raise Failure(
+    raise CommandError(
         f"no such transactional id: {name}{did_you_mean(name, known)}", EXIT_NOT_FOUND, "try: levada txn list"
     )
 
 
 def _check_open(state: "TransactionState") -> None:
     if state.state in ENDING:
-        raise Failure(
-            f"{state.transactional_id} is being ended ({state.state})", hint="try: levada txn describe"
+        raise CommandError(
+            f"{state.transactional_id} is ending ({state.state})", hint="try: levada txn describe"
         )
     if state.state != "Ongoing":
-        raise Failure(f"{state.transactional_id} has no open transaction ({state.state})")
+        raise CommandError(f"{state.transactional_id} has no open transaction ({state.state})")
 
 
 def _row(state: "TransactionState") -> dict[str, Any]:
@@ -274,7 +277,7 @@ def _row(state: "TransactionState") -> dict[str, Any]:
         "open_seconds": open_seconds,
         "timeout_seconds": None if state.timeout_ms is None else state.timeout_ms / 1000,
         "two_phase": state.is_two_phase,
-        "partitions": [f"{place.topic}-{place.partition}" for place in sorted(state.partitions)],
+        "partitions": [str(partition) for partition in sorted(state.partitions)],
     }
 
 

@@ -1,86 +1,125 @@
-"""What pipelines ask brokers themselves, beside what Spark reads and writes."""
+"""Topics on the broker: earliest offsets, ids, retention and creation."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from levada.client.admin.admin import BROKER_DEFAULT
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
-from levada.pipelines.lake.lake import LakeError
+from levada.pipelines.errors import LakeError, PipelineError
 from levada.spark.read.offset_reader import OffsetReader
 from levada.spark.read.options import read_options
 
 if TYPE_CHECKING:
+    from levada.client.client import Client
     from levada.client.metadata import TopicInfo
-    from levada.pipelines.lake.formats import AnyLake
+    from levada.pipelines.lake.lake import Lake
 
-LOOK_S = 0.1  # between two looks for a topic
-SETTINGS_OF_AGE = ("cleanup.policy", "retention.ms", "message.timestamp.type")
-UNTOLD = (
+POLL_SECONDS = 0.1
+RETENTION_SETTINGS = ("cleanup.policy", "retention.ms", "message.timestamp.type")
+SETTINGS_HIDDEN = (
     ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ErrorCode.UNSUPPORTED_VERSION,
 )
 
 
-def beginnings(
+def logs_of(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> OffsetReader:
+    """The logs of topics; of the `options` of `format("levada")` those of the connection count."""
+    given = {"kafka.bootstrap.servers": bootstrap, "subscribe": ",".join(topics)}
+    return OffsetReader(
+        read_options(given | {name.lower(): value for name, value in connection(options).items()})
+    )
+
+
+def connection(options: Mapping[str, str]) -> dict[str, str]:
+    """Of the options of `format("levada")` those of the connection."""
+    return {name: value for name, value in options.items() if name.lower().startswith("kafka.")}
+
+
+def earliest_offsets(
     bootstrap: str, topics: Sequence[str], options: Mapping[str, str]
 ) -> dict[TopicPartition, int]:
-    """Where the logs of topics begin; `options` are those of `format("levada")`."""
-    logs = _logs(bootstrap, topics, options)
+    """The earliest offsets of topics; `options` are those of `format("levada")`."""
+    logs = logs_of(bootstrap, topics, options)
     return logs.earliest(list(logs.partitions(missing_is_error=True)))
 
 
 def topic_ids(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> dict[str, UUID]:
-    """The ids of those topics that are there, as far as brokers give them; one made again has another."""
-    found = _logs(bootstrap, topics, options).partitions(missing_is_error=False)
-    return {place.topic: topic_id for place, topic_id in found.items() if topic_id is not None}
+    """The ids of the existing topics; brokers before topic ids give none."""
+    found = logs_of(bootstrap, topics, options).partitions(missing_is_error=False)
+    return {partition.topic: topic_id for partition, topic_id in found.items() if topic_id is not None}
 
 
-def check_same(lake: "AnyLake", ids: Mapping[str, UUID]) -> None:
-    """LakeError if the lake has records of another topic under one of these names: its offsets are others."""
+def check_topic_ids(lake: "Lake", ids: Mapping[str, UUID]) -> None:
+    """Raise LakeError if the lake holds another topic of one of these names: its offsets belong to other records."""
     for topic, topic_id in ids.items():
-        if lake.is_other(topic, topic_id):
+        if lake.has_other_topic(topic, topic_id):
             raise LakeError(
-                f"the lake {lake.files.root} has the records of another topic {topic}: that one was deleted and this "
-                "one made since, or this one is of another cluster, and its offsets mean other records. The lake stays "
-                "as it is; archive this topic to another lake (--to another path), and ask that one for its history"
+                f"the lake {lake.files.root} has the records of another topic {topic}: that topic was deleted and "
+                "created again, or this one is in another cluster. The lake is unchanged; archive this topic to "
+                "another lake (--to another path), and read its history from there"
             )
 
 
-def there(bootstrap: str, topic: str, patience_s: float = 5.0) -> "TopicInfo | None":
-    """What a topic is now; None if there is none. One that was just made is not known to every broker at once."""
+def find_topic(bootstrap: str, topic: str, timeout_s: float = 5.0) -> "TopicInfo | None":
+    """The metadata of a topic; None if it does not exist. Brokers may learn of a new topic with a delay."""
     from levada.spark import blocking
 
-    until = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while True:
         found = blocking.run(blocking.client(bootstrap).metadata([topic])).topics.get(topic)
         if found is not None and found.partitions:
             return found
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             return None
-        time.sleep(LOOK_S)
+        time.sleep(POLL_SECONDS)
 
 
-def kept_ms(bootstrap: str, topic: str) -> int | None:
-    """How old a record of this topic may become; None if any age, or where brokers do not tell their settings."""
+def retention_ms(bootstrap: str, topic: str) -> int | None:
+    """How old a record of this topic may become; None for any age, or if the settings cannot be read."""
     from levada.spark import blocking
 
-    asked = blocking.client(bootstrap).admin.describe_configs("topic", topic, SETTINGS_OF_AGE)
+    request = blocking.client(bootstrap).admin.describe_configs("topic", topic, RETENTION_SETTINGS)
     try:
-        found = {entry.name: entry.value or "" for entry in blocking.run(asked)}
+        settings = {entry.name: entry.value or "" for entry in blocking.run(request)}
     except KafkaError as error:
-        if error.code in UNTOLD:
+        if error.code in SETTINGS_HIDDEN:
             return None
         raise
-    kept = int(found.get("retention.ms") or -1)
-    deletes = "delete" in found.get("cleanup.policy", "")
-    by_own_time = found.get("message.timestamp.type") != "LogAppendTime"  # otherwise all are new
-    return kept if kept >= 0 and deletes and by_own_time else None
+    retention = int(settings.get("retention.ms") or -1)
+    deletes = "delete" in settings.get("cleanup.policy", "")
+    keeps_timestamps = (
+        settings.get("message.timestamp.type") != "LogAppendTime"
+    )  # otherwise all records are new
+    return retention if retention >= 0 and deletes and keeps_timestamps else None
 
 
-def _logs(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> OffsetReader:
-    asked = {"kafka.bootstrap.servers": bootstrap, "subscribe": ",".join(topics)}
-    asked |= {name.lower(): value for name, value in options.items() if name.lower().startswith("kafka.")}
-    return OffsetReader(read_options(asked))
+def create_topics(
+    bootstrap: str,
+    names: Iterable[str],
+    partitions: int = BROKER_DEFAULT,
+    configs: Mapping[str, str] | None = None,
+) -> None:
+    """Create those of the topics that do not exist."""
+    from levada.spark import blocking
+
+    blocking.run(_create(blocking.client(bootstrap), list(names), partitions, configs or {}))
+
+
+async def _create(
+    client: "Client", names: Sequence[str], partitions: int, configs: Mapping[str, str]
+) -> None:
+    existing = (await client.metadata()).topics
+    for name in names:
+        if name in existing:
+            continue
+        try:
+            await client.admin.create_topic(name, partitions=partitions, configs=configs)
+        except KafkaError as error:
+            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:  # created by another process meanwhile
+                raise PipelineError(
+                    f"topic {name} does not exist and cannot be created: {error.detail}"
+                ) from None

@@ -147,13 +147,13 @@ def test_reset(levada: EmbeddedBroker, shell: Shell, topic: str, goal: list[str]
 @pytest.mark.parametrize(
     ("goal", "said"),
     [
-        (["--to-offset", "99"], "{}-0 ends at 10: billing goes on there, not at 99"),
-        (["--shift-by", "7"], "{}-0 ends at 10: billing goes on there, not at 11"),
-        (["--shift-by", "-3"], "{}-0 begins at 2: billing goes on there, not at 1"),
-        (["--to-offset", "1"], "{}-0 begins at 2: billing goes on there, not at 1"),
+        (["--to-offset", "99"], "{}-0 ends at 10: billing continues there, not at 99"),
+        (["--shift-by", "7"], "{}-0 ends at 10: billing continues there, not at 11"),
+        (["--shift-by", "-3"], "{}-0 begins at 2: billing continues there, not at 1"),
+        (["--to-offset", "1"], "{}-0 begins at 2: billing continues there, not at 1"),
         (
             ["--to-datetime", "2199-01-01T00:00+00:00"],
-            "{}-0 has nothing from that time on: billing goes on at its end, 10",
+            "{}-0 has no records from that time on: billing continues at its end, 10",
         ),
         (["--to-offset", "2"], None),
         (["--to-offset", "10"], None),

@@ -94,7 +94,7 @@ def test_flags_win_over_variables_over_files(tmp_path: Path) -> None:
         (["--set", "num.partitions=many"], "num.partitions"),
         (["--set", "levada.metrics.listner=x"], "levada.metrics.listener"),
         (["--port", "70000"], "70000"),
-        (["--port", "1", "--listener", "PLAINTEXT://127.0.0.1:1"], "exclude one another"),
+        (["--port", "1", "--listener", "PLAINTEXT://127.0.0.1:1"], "exclude each other"),
         (["no-such-file.properties"], "no-such-file.properties"),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_port_that_is_taken(levada_broker: EmbeddedBroker, tmp_path: Path) -> 
     assert process.returncode == 1
     what, hint = process.stderr.splitlines()
     assert what == f"error: cannot start: cannot listen on 127.0.0.1:{port}: Address already in use"
-    assert hint.startswith("  try: --port")
+    assert hint == "  try: another --port; 0 is any free port"
 
 
 def test_metrics_that_have_another_port_say_so(tmp_path: Path) -> None:

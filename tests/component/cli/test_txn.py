@@ -162,16 +162,16 @@ def test_a_transaction_that_hangs_is_found_and_ended(
     """Its coordinator ended it, and an old broker let a late batch in: here its coordinator forgets it."""
     topic = broker.topic()
     producer_id, epoch = begin(wire, name, topic)
-    assert shell("txn", "list", "--hanging", "--topic", topic).err == "no transaction hangs\n"
+    assert shell("txn", "list", "--hanging", "--topic", topic).err == "no hanging transactions\n"
     broker._call(lambda: broker._server.broker.transactions.shard(name).ready.transactions.pop(name))
     (found,) = shell("txn", "list", "--hanging", "--topic", topic, "-o", "json").json()
     assert (found["topic"], found["partition"], found["start_offset"]) == (topic, 0, 0)
     assert (found["producer_id"], found["epoch"]) == (producer_id, epoch)
     assert shell("txn", "abort", "--hanging", "--topic", topic).code == EXIT_FAILED
     done = shell("txn", "abort", "--hanging", "--topic", topic, "--yes")
-    assert done.code == 0 and f"aborted that of producer {producer_id} in {topic}-0" in done.err
+    assert done.code == 0 and f"aborted the transaction of producer {producer_id} in {topic}-0" in done.err
     assert stable_offset(wire, topic) == 2
-    assert shell("txn", "abort", "--hanging", "--topic", topic, "--yes").err == "no transaction hangs\n"
+    assert shell("txn", "abort", "--hanging", "--topic", topic, "--yes").err == "no hanging transactions\n"
 
 
 def test_a_transaction_that_ends_meanwhile_does_not_hang(
@@ -208,7 +208,7 @@ def test_what_is_not_there_is_said_with_a_suggestion(
     assert shell("txn", "abort").code == EXIT_USAGE
     assert shell("txn", "abort", name, "--hanging").code == EXIT_USAGE
     assert shell("txn", "list", "--hanging", "--open").code == EXIT_USAGE
-    assert "leave out --open" in shell("txn", "list", "--hanging", "--longer-than", "5").err
+    assert "omit --open" in shell("txn", "list", "--hanging", "--longer-than", "5").err
     assert shell("txn", "list", "--hanging", "--topic", "no-such-topic").code == EXIT_NOT_FOUND
 
 
@@ -221,5 +221,5 @@ def test_a_topic_is_named_only_where_hanging_ones_are_looked_for(
     for command in (["list"], ["list", "--open"], ["abort", "--yes", name]):
         refused = shell("txn", *command, "--topic", topic)
         assert (refused.code, refused.out) == (EXIT_USAGE, ""), command
-        assert "--topic goes with --hanging" in refused.err
+        assert "--topic needs --hanging" in refused.err
     assert shell("txn", "describe", name, "-o", "json").json()["state"] == "Ongoing"

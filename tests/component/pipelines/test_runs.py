@@ -12,23 +12,23 @@ from types import SimpleNamespace
 
 import pytest
 
-from levada.pipelines.lake.formats import check_local_lake
-from levada.pipelines.lake.lake import LakeError
-from levada.pipelines.runs import runs
+from levada.pipelines.errors import LakeError, RunError
+from levada.pipelines.lake.lake import check_local_lake
+from levada.pipelines.runs import run as run_module
 from levada.pipelines.runs.progress import Progress
-from levada.pipelines.runs.runs import Run, RunError, all_runs
+from levada.pipelines.runs.run import Run, all_runs
 
 HOLDER = """
 import signal, sys
 from levada.pipelines.runs.progress import Progress
-from levada.pipelines.runs.runs import Run
+from levada.pipelines.runs.run import Run
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 run = Run(sys.argv[1], "orders")
-with run.held("archive", {"topic": "orders"}, 1000):
-    run.tell(Progress(3, 500, 12.5, 7, 0.25), "running", 2000)
+with run.hold("archive", {"topic": "orders"}, 1000):
+    run.record(Progress(3, 500, 12.5, 7, 0.25), "running", 2000)
     print("held", flush=True)
     signal.sigwait([signal.SIGTERM])
-    run.tell(Progress(4, 600, 12.5, 0, 0.25), "stopped", 3000)
+    run.record(Progress(4, 600, 12.5, 0, 0.25), "stopped", 3000)
 """
 
 OF_WRONG_KINDS = [
@@ -52,7 +52,7 @@ def holder(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def test_a_run_tells_others_how_far_it_is(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    told = Run(str(tmp_path), "orders").told()
+    told = Run(str(tmp_path), "orders").status()
     assert told is not None
     assert (told.state, told.pipeline, told.pid) == ("running", "archive", holder.pid)
     assert told.progress == Progress(3, 500, 12.5, 7, 0.25)
@@ -61,8 +61,8 @@ def test_a_run_tells_others_how_far_it_is(tmp_path: Path, holder: subprocess.Pop
 
 def test_no_pipeline_runs_twice_under_one_name(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     with (
-        pytest.raises(RunError, match="runs already"),
-        Run(str(tmp_path), "orders").held("archive", {}, 5000),
+        pytest.raises(RunError, match="is already running"),
+        Run(str(tmp_path), "orders").hold("archive", {}, 5000),
     ):
         pytest.fail("two hold it")
 
@@ -70,9 +70,9 @@ def test_no_pipeline_runs_twice_under_one_name(tmp_path: Path, holder: subproces
 def test_a_run_ends_when_it_is_asked(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     run = Run(str(tmp_path), "orders")
     assert run.stop(30.0)
-    told = run.told()
+    told = run.status()
     assert told is not None and told.state == "stopped" and told.progress.rows == 600
-    with pytest.raises(RunError, match="does not run"):
+    with pytest.raises(RunError, match="is not running"):
         run.stop(1.0)
 
 
@@ -80,21 +80,21 @@ def test_a_killed_run_is_not_taken_for_a_live_one(tmp_path: Path, holder: subpro
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
     run = Run(str(tmp_path), "orders")
-    told = run.told()
+    told = run.status()
     assert told is not None and told.state == "killed" and not run.is_running()
-    with run.held("archive", {}, 9000):
+    with run.hold("archive", {}, 9000):
         assert run.is_running()
 
 
 def test_a_run_begins_while_others_ask_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looks whether it runs holds its lock for a moment, and is not taken for a run."""
     run = Run(str(tmp_path), "orders")
-    with run.held("archive", {}, 1):
+    with run.hold("archive", {}, 1):
         pass
     asks = Run(str(tmp_path), "orders")._lock(fcntl.LOCK_SH)
     assert asks is not None and not run.is_running()
-    monkeypatch.setattr(runs, "time", SimpleNamespace(sleep=lambda _: os.close(asks)))
-    with run.held("archive", {}, 2):
+    monkeypatch.setattr(run_module, "time", SimpleNamespace(sleep=lambda _: os.close(asks)))
+    with run.hold("archive", {}, 2):
         assert run.is_running()
 
 
@@ -102,54 +102,54 @@ def test_a_run_begins_while_its_former_self_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run(str(tmp_path), "orders")
-    with run.held("archive", {}, 1):
+    with run.hold("archive", {}, 1):
         pass
-    forgets = run._own_lock()
+    forgets = run._exclusive_lock()
     assert forgets is not None
 
     def removed(_: float) -> None:
         shutil.rmtree(run.directory)
         os.close(forgets)
 
-    monkeypatch.setattr(runs, "time", SimpleNamespace(sleep=removed))
-    with run.held("replay", {}, 2):
+    monkeypatch.setattr(run_module, "time", SimpleNamespace(sleep=removed))
+    with run.hold("replay", {}, 2):
         assert run.is_running()
 
 
 def test_a_name_belongs_to_one_pipeline(tmp_path: Path) -> None:
     run = Run(str(tmp_path), "orders")
-    with run.held("archive", {}, 1):
+    with run.hold("archive", {}, 1):
         pass
-    with pytest.raises(RunError, match="another by --name"), run.held("replay", {}, 2):
+    with pytest.raises(RunError, match="another name with --name"), run.hold("replay", {}, 2):
         pytest.fail("its checkpoint is of another pipeline")
 
 
 def test_a_start_that_fails_leaves_what_was_known(tmp_path: Path) -> None:
     run = Run(str(tmp_path), "orders")
-    with run.held("sql", {"query": "SELECT shop"}, 1):
-        run.tell(Progress(rows=141), "finished", 2)
-    with run.held("sql", {"query": "SELECT shpo"}, 3):
-        run.did_not_begin("no column shpo", 4)
-    told = run.told()
+    with run.hold("sql", {"query": "SELECT shop"}, 1):
+        run.record(Progress(rows=141), "finished", 2)
+    with run.hold("sql", {"query": "SELECT shpo"}, 3):
+        run.record_failed_start("no column shpo", 4)
+    told = run.status()
     assert told is not None and told.options == {"query": "SELECT shop"} and told.progress.rows == 141
-    assert (told.state, told.why, told.started_ms, told.progress_ms) == ("failed", "no column shpo", 1, 4)
+    assert (told.state, told.error, told.started_ms, told.progress_ms) == ("failed", "no column shpo", 1, 4)
 
 
 def test_the_first_start_may_fail(tmp_path: Path) -> None:
     run = Run(str(tmp_path), "orders")
-    with run.held("sql", {"query": "SELECT shpo"}, 1):
-        run.did_not_begin("no column shpo", 2)
-    told = run.told()
+    with run.hold("sql", {"query": "SELECT shpo"}, 1):
+        run.record_failed_start("no column shpo", 2)
+    told = run.status()
     assert told is not None and (told.state, told.options) == ("failed", {"query": "SELECT shpo"})
 
 
 def test_a_run_is_forgotten_unless_it_runs(tmp_path: Path) -> None:
     run = Run(str(tmp_path), "orders")
-    with run.held("archive", {}, 1), pytest.raises(RunError, match="levada pipeline stop orders"):
+    with run.hold("archive", {}, 1), pytest.raises(RunError, match="levada pipeline stop orders"):
         Run(str(tmp_path), "orders").forget()
     run.forget()
-    assert run.told() is None and not list(tmp_path.iterdir())
-    with run.held("replay", {}, 2):  # the name is free
+    assert run.status() is None and not list(tmp_path.iterdir())
+    with run.hold("replay", {}, 2):  # the name is free
         pass
 
 
@@ -158,38 +158,38 @@ def test_a_run_is_forgotten_unless_it_runs(tmp_path: Path) -> None:
 def test_a_damaged_run_hides_no_others(tmp_path: Path, file: str, text: str) -> None:
     runs = {name: Run(str(tmp_path), name) for name in ("damaged", "well")}
     for run in runs.values():
-        with run.held("archive", {}, 1):
-            run.tell(Progress(1, 5), "running", 2)
+        with run.hold("archive", {}, 1):
+            run.record(Progress(1, 5), "running", 2)
     (tmp_path / "damaged" / file).write_text(text)
     (tmp_path / "a-file").write_text("of somebody else")
     damaged, well = all_runs(str(tmp_path))
-    assert (damaged.state, well.state) == ("damaged", "killed") and f"{file} is damaged" in damaged.why
-    held = runs["damaged"].held("archive", {}, 3)
+    assert (damaged.state, well.state) == ("damaged", "killed") and f"{file} is damaged" in damaged.error
+    held = runs["damaged"].hold("archive", {}, 3)
     if file == "run.json":  # the checkpoint may be of another pipeline
         with pytest.raises(RunError, match="remove that file"), held:
             pytest.fail("nobody knows what it was")
     else:
         with held:
-            assert runs["damaged"].told() != damaged
+            assert runs["damaged"].status() != damaged
 
 
 def test_a_run_whose_process_is_not_known_is_not_ended(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     (tmp_path / "orders" / "run.json").write_text("{}")
-    with pytest.raises(RunError, match="has to be ended otherwise"):
+    with pytest.raises(RunError, match="process id is unknown"):
         Run(str(tmp_path), "orders").stop(1.0)
     assert holder.poll() is None
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "x" * 101, "a b"])
 def test_names_are_plain(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RunError, match="cannot be a name"):
+    with pytest.raises(RunError, match="cannot be the name of a run"):
         Run(str(tmp_path), name)
 
 
 def test_what_an_older_run_told_is_still_read(tmp_path: Path) -> None:
     """It knew of fewer things."""
     run = Run(str(tmp_path), "orders")
-    with run.held("archive", {}, 1):
+    with run.hold("archive", {}, 1):
         pass
     path = tmp_path / "orders" / "progress.json"
     told = json.loads(path.read_text())

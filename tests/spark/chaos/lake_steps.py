@@ -11,10 +11,10 @@ from typing import Any
 from deltalake import DeltaTable
 from tests.spark.chaos.steps import READING, meet
 
-from levada.pipelines.lake.archive import Archivist
+from levada.pipelines.lake.archive import BatchWriter
 from levada.pipelines.lake.delta import DeltaLake
 from levada.pipelines.lake.files import Files
-from levada.pipelines.lake.lake import COMMITS, Lake
+from levada.pipelines.lake.parquet import COMMITS, ParquetLake
 
 BOTH = (READING, "called", "written")
 PARQUET_STEPS = (
@@ -51,7 +51,7 @@ def put_steps_into(form: str, folder: Path) -> None:
 
         setattr(owner, method, stepped)
 
-    step(Archivist, "take", "called", "done")
+    step(BatchWriter, "write", "called", "done")
     step(Files, "write_records", after="written")
     step(Files, "rename", after="moved one", when=_moves_records)
     if form == "delta":
@@ -64,9 +64,9 @@ def put_steps_into(form: str, folder: Path) -> None:
         )
         step(DeltaLake, "compact", "joining", "joined")
         return
-    step(Lake, "commit", "joined", when=_joins)
+    step(ParquetLake, "commit", "joined", when=_joins)
     step(Files, "create", "deciding", "decided", when=_adds_records)
-    step(Lake, "_publish", "joining decided", when=lambda _, commit, *__: bool(commit.removed))
+    step(ParquetLake, "_publish", "joining decided", when=lambda _, commit, *__: bool(commit.removed))
     step(Files, "remove", after="removed one", when=lambda _, name: name.endswith(".parquet"))
 
 
@@ -78,5 +78,5 @@ def _moves_records(_: Files, __: str, target: str) -> bool:
     return target.endswith(".parquet")
 
 
-def _joins(_: Lake, *, removed: object = (), **__: object) -> bool:
+def _joins(_: ParquetLake, *, removed: object = (), **__: object) -> bool:
     return bool(removed)

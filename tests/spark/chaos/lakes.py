@@ -14,8 +14,8 @@ from tests.spark.chaos.program import DELTA, PARQUET, SOURCE
 from tests.support.broker import BrokerProcess
 from tests.support.reading import read_committed
 
-from levada.pipelines.lake.formats import open_lake
 from levada.pipelines.lake.history import history
+from levada.pipelines.lake.lake import open_lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +69,7 @@ class KeptLake(ABC):
         lake.claim()  # as the next writer would: the last one was killed as well
         kept = _messages(self.table())
         ends = {index: len(found) for index, found in kept.items()}
-        assert lake.ends(SOURCE, ends) == ends
+        assert lake.end_offsets(SOURCE, ends) == ends
         assert kept == self._log(), "lost, doubled or changed"
         pipeline.feed(HOUR, revive=False)  # in the log only
         self.check_history()

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 from tests.spark.support.feeding import results
 
-from levada.pipelines.flows.flow import make_topics
+from levada.pipelines.topics import create_topics
 from levada.spark.session.java import java_home
 from levada.testing import EmbeddedBroker
 
@@ -80,7 +80,7 @@ def test_the_project_goes_on_where_it_ended(broker: EmbeddedBroker, tmp_path: Pa
         declared.write(PREPARED)
     spec = project / "spark-pipeline.yml"
     spec.write_text(spec.read_text().replace("file:///tmp/levada-declarative", f"file://{tmp_path}/storage"))
-    make_topics(broker.bootstrap, ["orders", "large-orders", "order-totals"])
+    create_topics(broker.bootstrap, ["orders", "large-orders", "order-totals"])
     order(broker, range(12))
     run(broker, project)
     first = results(broker, "large-orders")

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from levada.pipelines.runs.queries import PipelineError, Running
+from levada.pipelines.errors import PipelineError
+from levada.pipelines.runs.queries import RunningPipeline
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -44,5 +45,5 @@ def test_the_cause_on_a_worker_is_told(
     writer = writer.foreachBatch(write) if in_batch else writer
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     with pytest.raises(PipelineError, match=r"^pipeline odd failed: [^\n]*the value is odd") as failure:
-        Running("odd", [query]).wait(300)
+        RunningPipeline("odd", [query]).wait(300)
     assert "Odd" not in str(failure.value) and "Traceback" not in str(failure.value)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Producer
 
 from levada.pipelines.lake.archive import archive
-from levada.pipelines.lake.compaction import Sizes
+from levada.pipelines.lake.parquet import CompactionPolicy
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -41,6 +41,6 @@ def archive_once(
         once=True,
         lake_format=lake_format,
         spark=spark,
-        sizes=Sizes(files_max=files_max),
+        compaction=CompactionPolicy(files_max=files_max),
     )
     assert running.wait(300)

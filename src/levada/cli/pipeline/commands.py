@@ -1,30 +1,20 @@
-"""`levada pipeline`: run, list, status, stop, forget. The pipelines are commands below `run`, loaded when used."""
+"""`levada pipeline run|list|status|stop|forget`. The pipelines are commands of `run`, imported when they are used."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import click
 
-from levada.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, Failure, did_you_mean
-from levada.cli.options import Command, confirm, existing_topic, names_brokers, prints, say, with_client
+from levada.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CommandError, did_you_mean
+from levada.cli.options import confirm, notice, output_option
 from levada.cli.output import Output, emit, emit_one
-from levada.cli.pipeline.process import Signals, needs_spark, new_session, plain, said_plainly
+from levada.cli.pipeline.options import home_option
+from levada.cli.pipeline.process import plain_errors
 from levada.clock import SystemClock
-from levada.pipelines.lake.formats import check_local_lake
-from levada.pipelines.runs.progress import Progress
-from levada.pipelines.runs.queries import Running
-from levada.pipelines.runs.runs import Run, Told, all_runs, home_directory
+from levada.pipelines.runs.run import Run, RunStatus, all_runs
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from levada.client.client import Client
-
-LOOKING_S = 10.0
-SILENCE_MS = 5_000  # after which it is said what takes so long
-
-# Each pipeline: the module that holds its command, and what it is for.
+# Each pipeline: the module of its command, and a description.
 PIPELINES = {
     "archive": (
         "levada.cli.pipeline.lake",
@@ -32,29 +22,29 @@ PIPELINES = {
     ),
     "replay": (
         "levada.cli.pipeline.lake",
-        "What a lake has of a topic, to a topic: in order, at a chosen speed.",
+        "Archived records to a topic: in order, at a chosen speed.",
     ),
     "history": (
         "levada.cli.pipeline.lake",
-        "A query over all that a topic ever had, in a lake and in its log.",
+        "A query over all records of a topic, in a lake and in its log.",
     ),
-    "activity": ("levada.cli.pipeline.flows", "What visitors of a website do: counts, sessions, top pages."),
+    "activity": ("levada.cli.pipeline.flows", "Events of website visitors: counts, sessions, top pages."),
     "devices": ("levada.cli.pipeline.flows", "Readings of devices: statistics, spells, highest values."),
     "logs": ("levada.cli.pipeline.flows", "Logs of services: rates, alerts, a lake to search."),
-    "sql": ("levada.cli.pipeline.sql", "A query over topics, its results to a topic."),
+    "sql": ("levada.cli.pipeline.flows", "A streaming query over topics, its results to a topic."),
 }
-# Commands of `levada pipeline` itself that are loaded when they are used.
-MORE = {
-    "sql": ("levada.cli.pipeline.sql", "Run a query over topics, its results to a topic."),
-    "report": ("levada.cli.pipeline.reports", "Count all that topics or a lake have, and draw a chart."),
-    "search": ("levada.cli.pipeline.reports", "Find lines in the logs of services."),
+# Other commands that are imported when they are used.
+COMMANDS = {
+    "sql": ("levada.cli.pipeline.flows", "Run a streaming query over topics, its results to a topic."),
+    "report": ("levada.cli.pipeline.flows", "Report on topics or a lake: tables and a chart."),
+    "search": ("levada.cli.pipeline.flows", "Search the logs of services."),
 }
 
 COLUMNS = ("name", "pipeline", "state", "rows", "rows_per_second", "lag", "batch_seconds", "seconds_ago")
 
 
 class Pipelines(click.Group):
-    """Knows the pipelines by name and imports one when it is used."""
+    """The pipelines; a command is imported when it is used."""
 
     known: Mapping[str, tuple[str, str]] = PIPELINES
 
@@ -67,7 +57,7 @@ class Pipelines(click.Group):
             return command
         if name not in self.commands and self.known is PIPELINES and not ctx.resilient_parsing:
             hint = "try: levada pipeline list"
-            raise Failure(f"no such pipeline: {name}{did_you_mean(name, PIPELINES)}", EXIT_USAGE, hint)
+            raise CommandError(f"no such pipeline: {name}{did_you_mean(name, PIPELINES)}", EXIT_USAGE, hint)
         return super().get_command(ctx, name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -77,14 +67,14 @@ class Pipelines(click.Group):
 
 
 class Commands(Pipelines):
-    """Has commands of its own beside those it knows by name."""
+    """The commands of this module, and those of COMMANDS."""
 
-    known = MORE
+    known = COMMANDS
 
 
 @click.group(cls=Commands)
 def pipeline() -> None:
-    """Run pipelines on Spark, and see how they do.
+    """Run pipelines on Spark, and show their progress.
 
     \b
     Examples:
@@ -99,11 +89,13 @@ def pipeline() -> None:
     """
 
 
-@pipeline.group(cls=Pipelines, short_help="Run a pipeline until it is stopped, or with --once all there is.")
+@pipeline.group(
+    cls=Pipelines, short_help="Run a pipeline until it is stopped, or with --once until it is done."
+)
 def run() -> None:
-    """Run a pipeline until it is stopped, or with --once until it has done all there is.
+    """Run a pipeline until it is stopped, or with --once until it has processed all available records.
 
-    A pipeline goes on where its last run under the same name ended, also after a crash: nothing is lost or done twice.
+    A pipeline continues where its last run of the same name ended, also after a crash: no record is lost or duplicated.
 
     \b
     Examples:
@@ -113,160 +105,52 @@ def run() -> None:
     """
 
 
-def keeps_runs(command: Command) -> Command:
-    """Adds --home."""
-    return click.option(
-        "--home",
-        metavar="DIR",
-        envvar="LEVADA_PIPELINES",
-        default=home_directory,
-        show_default="~/.local/state/levada/pipelines",
-        show_envvar=True,
-        help="Where runs and their checkpoints are kept.",
-    )(command)
-
-
-def runs_on_spark(command: Command) -> Command:
-    """Adds what every pipeline has: --name, --master, --home, -b."""
-    name = click.option("--name", metavar="NAME", help="Of this run, if not that of the pipeline.")
-    master = click.option(
-        "--master", metavar="URL", help="Spark to run on; this machine unless Spark's settings say otherwise."
-    )
-    return name(master(keeps_runs(names_brokers(command))))
-
-
-def streams_on_spark(command: Command) -> Command:
-    """Adds --once too."""
-    once = click.option("--once", is_flag=True, help="Do all that is there, and end.")
-    return once(runs_on_spark(command))
-
-
-class Begin(NamedTuple):
-    """What a run is: the pipeline, what it was asked, for people to read, and how it starts."""
-
-    pipeline: str
-    options: Mapping[str, Any]
-    start: Callable[["SparkSession", Run], Running]
-    topics: Iterable[str] = ()  # that must be there
-    lake: str | None = None  # that must be there
-
-
-def execute(begin: Begin, bootstrap: str, name: str | None, home: str, master: str | None) -> None:
-    """Be a run: start Spark and the pipeline, tell how it goes, end by a signal, by itself or by an error."""
-    needs_spark()
-    clock = SystemClock()
-    with said_plainly():
-        the_run = Run(home, name or begin.pipeline)
-        with the_run.held(begin.pipeline, begin.options, clock.now_ms()), Signals() as signals:
-            running = None
-            try:
-                there_is(begin.topics, bootstrap, begin.lake)
-                running = begin.start(new_session(the_run.name, master, the_run.spark_log), the_run)
-                _follow(the_run, running, signals, clock)
-            except KeyboardInterrupt:
-                the_run.tell(_last(the_run), "stopped", clock.now_ms())
-                raise
-            except BaseException as error:
-                if running is None:
-                    the_run.did_not_begin(plain(error), clock.now_ms())
-                else:
-                    the_run.tell(_last(the_run), "failed", clock.now_ms(), plain(error))
-                raise
-            last = _last(the_run)
-            the_run.tell(last, "stopped" if signals.came else "finished", clock.now_ms())
-            if last.open_rows and not signals.came:
-                say("the last windows are still open: their final results come after later events")
-            say(f"pipeline {the_run.name} has {'stopped' if signals.came else 'done all there was'}")
-
-
-def there_is(topics: Iterable[str], bootstrap: str, lake: str | None = None) -> None:
-    """What needs no Spark to be found wrong is said before it starts: no broker, no such topic, no lake."""
-
-    async def look(client: "Client") -> None:
-        await client.metadata([])
-        for topic in topics:
-            await existing_topic(client, topic)
-
-    with_client(bootstrap, LOOKING_S, look)
-    if lake is not None:
-        check_local_lake(lake)
-
-
-def _follow(the_run: Run, running: Running, signals: Signals, clock: SystemClock) -> None:
-    """Until the end, by itself or because somebody asked for it."""
-
-    heard = False
-    silent_ms = clock.now_ms() + SILENCE_MS
-
-    def watch(progress: Progress) -> None:
-        nonlocal heard
-        heard = True
-        the_run.tell(running.progress(), "running", clock.now_ms())
-        say(progress.line())
-
-    say(f"pipeline {the_run.name} is at work; to end it: Ctrl-C, or levada pipeline stop {the_run.name}")
-    while not running.wait(0.5, watch):
-        if signals.came:
-            say("stopping ...")
-            running.stop()
-        elif not heard and clock.now_ms() > silent_ms:
-            heard = True
-            say("the first batch takes longest: Spark compiles, and starts its workers ...")
-
-
-def _last(the_run: Run) -> Progress:
-    told = the_run.told()
-    assert told is not None
-    return told.progress
-
-
 @pipeline.command("list", short_help="List pipelines, and their runs on this machine.")
-@prints
-@keeps_runs
+@output_option
+@home_option
 def list_runs(output: Output, home: str) -> None:
-    """List the pipelines there are, and their runs on this machine.
+    """List the pipelines, and their runs on this machine.
 
     \b
     Examples:
       levada pipeline list
       levada pipeline list -o json
     """
-    rows = [_row(told) for told in all_runs(home)]
+    rows = [_row(run) for run in all_runs(home)]
     if output == "table":
         emit([{"pipeline": name, "does": text} for name, (_, text) in PIPELINES.items()], output)
         click.echo()
         if not rows:
-            say(f"no pipeline has run yet (in {home})")
+            notice(f"no pipeline has run yet (in {home})")
             return
     emit(rows, output, COLUMNS)
 
 
-@pipeline.command(short_help="Show what a run was asked, and how far it is.")
+@pipeline.command(short_help="Show the options and progress of a run.")
 @click.argument("name")
-@prints
-@keeps_runs
+@output_option
+@home_option
 def status(name: str, output: Output, home: str) -> None:
-    """Show one run: what it was asked, how far and how fast it is.
+    """Show the options, progress and rate of a run.
 
     \b
     Examples:
       levada pipeline status archive
       levada pipeline status archive -o json
     """
-    told = _told(home, name)
+    found = _find(home, name)
     if output != "table":
-        emit_one(_row(told) | {"options": dict(told.options), "pid": told.pid, "why": told.why}, output)
+        emit_one(_row(found) | {"options": dict(found.options), "pid": found.pid, "why": found.error}, output)
         return
-    row = _row(told)
-    emit([row], output, COLUMNS)
-    for key, value in told.options.items():
+    emit([_row(found)], output, COLUMNS)
+    for key, value in found.options.items():
         if value is not None:
             click.echo(f"  {key}: {value}")
-    if told.why:
-        click.echo(f"  {told.state}: {told.why}")
+    if found.error:
+        click.echo(f"  {found.state}: {found.error}")
 
 
-@pipeline.command(short_help="Stop a run; the next one goes on from there.")
+@pipeline.command(short_help="Stop a run; the next one continues from there.")
 @click.argument("name")
 @click.option(
     "--wait",
@@ -274,70 +158,67 @@ def status(name: str, output: Output, home: str) -> None:
     type=click.FloatRange(min=0),
     default=60.0,
     show_default=True,
-    help="For its end.",
+    help="How long to wait for its end.",
 )
-@keeps_runs
+@home_option
 def stop(name: str, wait: float, home: str) -> None:
-    """Stop a run; the next one under its name goes on from there.
+    """Stop a run; the next one of its name continues from there.
 
     \b
     Examples:
       levada pipeline stop archive
     """
-    told = _told(home, name)
-    with said_plainly():
+    pid = _find(home, name).pid
+    with plain_errors():
         if not Run(home, name).stop(wait):
-            raise Failure(
-                f"pipeline {name} (process {told.pid}) is still at work after {wait:g} s",
-                hint=f"try: levada pipeline stop {name} --wait 300, or kill -9 {told.pid}: the next run repairs it",
+            raise CommandError(
+                f"pipeline {name} (process {pid}) is still running after {wait:g} s",
+                hint=f"try: levada pipeline stop {name} --wait 300, or kill -9 {pid}: the next run recovers",
             )
-    say(f"pipeline {name} has stopped")
+    notice(f"pipeline {name} has stopped")
 
 
-@pipeline.command(short_help="Forget a run: the next one under its name begins anew.")
+@pipeline.command(short_help="Forget a run: the next one of its name starts from the beginning.")
 @click.argument("name")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@keeps_runs
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@home_option
 def forget(name: str, yes: bool, home: str) -> None:
-    """Forget a run: how far it was, what it was asked, its checkpoint and its log.
+    """Forget a run: remove its progress, options, checkpoint and log.
 
-    The next one under its name begins anew and reads its topics from their beginning. What it has written stays where
-    it is, and is written again then. A lake keeps for itself how far its archive is: that goes on where the lake ends.
+    The next run of its name reads its topics from their beginning. The results that are already written stay, and are
+    written again. The end offsets of an archive are in the lake, so archive continues where the lake ends.
 
     \b
     Examples:
       levada pipeline forget activity
       levada pipeline forget activity --yes
     """
-    told = _told(home, name)
-    confirm(f"Forget the run {name} of {told.pipeline or 'a pipeline'}?", yes)
-    with said_plainly():
+    confirm(f"Forget the run {name} of {_find(home, name).pipeline or 'a pipeline'}?", yes)
+    with plain_errors():
         Run(home, name).forget()
-    say(f"run {name} is forgotten")
+    notice(f"run {name} is forgotten")
 
 
-def _told(home: str, name: str) -> Told:
-    with said_plainly():
-        told = Run(home, name).told()
-    if told is None:
-        names = [known.name for known in all_runs(home)]
+def _find(home: str, name: str) -> RunStatus:
+    with plain_errors():
+        found = Run(home, name).status()
+    if found is None:
+        similar = did_you_mean(name, [run.name for run in all_runs(home)])
         hint = "try: levada pipeline list"
-        raise Failure(
-            f"no pipeline ran under the name {name}{did_you_mean(name, names)}", EXIT_NOT_FOUND, hint
-        )
-    return told
+        raise CommandError(f"there is no run of the name {name}{similar}", EXIT_NOT_FOUND, hint)
+    return found
 
 
-def _row(told: Told) -> dict[str, Any]:
-    progress = told.progress
+def _row(run: RunStatus) -> dict[str, Any]:
+    progress = run.progress
     return {
-        "name": told.name,
-        "pipeline": told.pipeline,
-        "state": told.state,
+        "name": run.name,
+        "pipeline": run.pipeline,
+        "state": run.state,
         "batches": progress.batches,
         "rows": progress.rows,
         "rows_per_second": round(progress.rows_per_second),
         "lag": progress.lag,
         "batch_seconds": round(progress.batch_seconds, 3),
-        "seconds_ago": max(0, (SystemClock().now_ms() - told.progress_ms) // 1000),
+        "seconds_ago": max(0, (SystemClock().now_ms() - run.progress_ms) // 1000),
     }

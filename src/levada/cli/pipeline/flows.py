@@ -1,104 +1,65 @@
-"""`levada pipeline run activity`, `devices`, `logs`: from topics to topics of results."""
+"""`levada pipeline run activity|devices|logs|sql`, and `levada pipeline report` and `search` over the same topics."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from levada.cli.options import Command, complete_topics, parse_settings
-from levada.cli.pipeline.commands import Begin, execute, streams_on_spark
-from levada.cli.pipeline.process import PathType
-from levada.pipelines.durations import check_lengths
-from levada.pipelines.runs.queries import PipelineError
+from levada.cli.options import (
+    Command,
+    TimeType,
+    bootstrap_option,
+    complete_topics,
+    notice,
+    output_option,
+    parse_settings,
+)
+from levada.cli.output import Output, emit
+from levada.cli.pipeline.options import (
+    PathType,
+    duration_option,
+    format_option,
+    master_option,
+    stream_options,
+    topics_option,
+)
+from levada.cli.pipeline.process import check_inputs, new_session, plain_errors, require_spark, run_pipeline
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from levada.pipelines.runs.queries import Running
-    from levada.pipelines.runs.runs import Run
-
-MODULES = {"activity": "activity", "devices": "devices", "logs": "service_logs"}
 ACTIVITY_TOPICS = ("page-views", "searches", "clicks", "scrolls", "ads")
+WINDOW_HELP = "The length of the windows in which events are counted."
+LATE_HELP = "How late an event may come; a window is written when the watermark has passed its end."
 
-
-def reads(*topics: str) -> Callable[[Command], Command]:
-    """Adds --topic and --option; the topics are those that are read if none is told."""
-
-    def add(command: Command) -> Command:
-        topic = click.option(
-            "--topic",
-            "topics",
-            metavar="TOPIC",
-            multiple=True,
-            default=topics,
-            show_default=True,
-            shell_complete=complete_topics,
-            help="To read; more than once for several.",
-        )
-        more = click.option(
-            "--option",
-            "more",
-            metavar="KEY=VALUE",
-            multiple=True,
-            help='Of the source, as of format("levada").',
-        )
-        return topic(more(command))
-
-    return add
-
-
-class LengthType(click.ParamType[str]):
-    """A length of time in Spark's words."""
-
-    name = "time"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            check_lengths(time=value)
-        except PipelineError as error:
-            self.fail(str(error).removeprefix("time: "), param, ctx)
-        return value
-
-
-def time_option(name: str, default: str, text: str) -> Callable[[Command], Command]:
-    """An option that is a length of time."""
-    return click.option(
-        name, metavar="TIME", type=LengthType(), default=default, show_default=True, help=text
-    )
-
-
-def to_option(default: str) -> Callable[[Command], Command]:
-    """Adds --to, the beginning of the names of results."""
-    return click.option(
-        "--to", metavar="NAME", default=default, show_default=True, help="The results' topics begin with it."
-    )
-
-
-window_help = "Events are counted in windows of this length."
-late_help = "How late an event may come; a window is written when it can have no more."
-every = time_option("--every", "5 seconds", "How often there is a batch.")
-top = click.option(
+every_option = duration_option("--every", "5 seconds", "The interval of micro-batches.")
+top_option = click.option(
     "--top",
     metavar="N",
     type=click.IntRange(1, 1000),
     default=10,
     show_default=True,
-    help="How many are ranked.",
+    help="The length of rankings.",
 )
 
 
+def to_option(default: str) -> Callable[[Command], Command]:
+    """Add --to, the prefix of the result topics."""
+    return click.option(
+        "--to", metavar="NAME", default=default, show_default=True, help="The prefix of the result topics."
+    )
+
+
 @click.command()
-@reads(*ACTIVITY_TOPICS)
+@topics_option(*ACTIVITY_TOPICS)
+@format_option("source")
 @to_option("activity")
-@time_option("--window", "10 seconds", window_help)
-@time_option("--gap", "30 minutes", "A session ends when its visitor does nothing for so long.")
-@time_option("--late", "10 seconds", late_help)
-@top
-@every
-@streams_on_spark
+@duration_option("--window", "10 seconds", WINDOW_HELP)
+@duration_option("--gap", "30 minutes", "A session ends when its visitor has no event for so long.")
+@duration_option("--late", "10 seconds", LATE_HELP)
+@top_option
+@every_option
+@stream_options
 def activity(**given: Any) -> None:
-    """Follow what visitors of a website do: counts, top pages and sessions, each to a topic.
+    """Analyse the events of website visitors: counts, top pages and sessions, each to a topic.
 
     \b
     Examples:
@@ -110,16 +71,17 @@ def activity(**given: Any) -> None:
 
 
 @click.command()
-@reads("readings")
+@topics_option("readings")
+@format_option("source")
 @to_option("devices")
-@time_option("--window", "1 minute", window_help)
-@time_option("--gap", "5 minutes", "A device was away when it said nothing for so long.")
-@time_option("--late", "10 seconds", late_help)
-@top
-@every
-@streams_on_spark
+@duration_option("--window", "1 minute", WINDOW_HELP)
+@duration_option("--gap", "5 minutes", "A spell ends when its device has sent nothing for so long.")
+@duration_option("--late", "10 seconds", LATE_HELP)
+@top_option
+@every_option
+@stream_options
 def devices(**given: Any) -> None:
-    """Follow the readings of many devices: statistics, highest values and spells of presence, each to a topic.
+    """Analyse the readings of devices: statistics, highest values and spells of presence, each to a topic.
 
     \b
     Examples:
@@ -130,23 +92,24 @@ def devices(**given: Any) -> None:
 
 
 @click.command()
-@reads("logs")
+@topics_option("logs")
+@format_option("source")
 @to_option("logs")
-@click.option("--lake", metavar="PATH", type=PathType(), help="Keep all lines there, to be searched.")
-@time_option("--window", "1 minute", window_help)
-@time_option("--late", "30 seconds", late_help)
+@click.option("--lake", metavar="PATH", type=PathType(), help="Archive all lines to this lake, for search.")
+@duration_option("--window", "1 minute", WINDOW_HELP)
+@duration_option("--late", "30 seconds", LATE_HELP)
 @click.option(
     "--alert-at",
     metavar="LINES",
     type=click.IntRange(min=1),
     default=5,
     show_default=True,
-    help="There is an alert when so many errors of one pattern are in a window.",
+    help="The number of errors of one pattern in a window that is an alert.",
 )
-@every
-@streams_on_spark
+@every_option
+@stream_options
 def logs(**given: Any) -> None:
-    """Gather the logs of many services: rates by level and alerts to topics, all lines to a lake.
+    """Collect the logs of services: rates by level and alerts to topics, all lines to a lake.
 
     \b
     Examples:
@@ -158,17 +121,147 @@ def logs(**given: Any) -> None:
 
 
 def _run(pipeline: str, given: dict[str, Any]) -> None:
-    name, home, master, bootstrap = (given.pop(key) for key in ("name", "home", "master", "bootstrap"))
-    more: Sequence[str] = given.pop("more")
-    options = parse_settings(more, "--option")
-
-    def start(spark: "SparkSession", run: "Run") -> "Running":
-        function = getattr(import_module(f"levada.pipelines.flows.{MODULES[pipeline]}"), pipeline)
-        running: Running = function(
-            spark=spark, bootstrap=bootstrap, checkpoint=run.checkpoint, name=run.name, **given, **options
-        )
-        return running
-
-    shown = {key: value for key, value in given.items() if key != "once" and value is not None}
+    outside = ("once", "name", "home", "master", "bootstrap", "more")
+    shown = {key: value for key, value in given.items() if key not in outside and value is not None}
     shown["topics"] = ", ".join(given["topics"])
-    execute(Begin(pipeline, shown, start, given["topics"]), bootstrap, name, home, master)
+    run_pipeline(pipeline, given, shown, topics=given["topics"])
+
+
+@click.command()
+@click.argument("query", metavar="QUERY")
+@click.option(
+    "--to", metavar="TOPIC", required=True, shell_complete=complete_topics, help="The topic of the results."
+)
+@click.option(
+    "--schema",
+    "schemas",
+    metavar="TOPIC='COLUMNS'",
+    multiple=True,
+    help="The columns of a topic's JSON, or `text`; by default inferred from its newest records.",
+)
+@click.option(
+    "--watermark",
+    "watermarks",
+    metavar="COLUMN='TIME'",
+    multiple=True,
+    help="How late records may come, by a timestamp column; TOPIC.COLUMN for one topic only.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["append", "update", "complete"]),
+    help="The output mode; by default the first one that fits the query.",
+)
+@click.option("--key", metavar="COLUMN", help="The column of the results that is the key of records.")
+@click.option("--dead-letters", metavar="TOPIC", help="The topic for records that do not fit the columns.")
+@format_option("sources")
+@every_option
+@stream_options
+def sql(query: str, **given: Any) -> None:
+    """Run a streaming query over topics, and write its results to a topic as JSON.
+
+    A topic is a table of its name (in backquotes, if it has more than letters, digits and _). Its columns are the
+    fields of its JSON values, and _key, _partition, _offset and _timestamp.
+
+    \b
+    Examples:
+      levada pipeline sql 'SELECT shop, amount FROM orders WHERE amount > 100' --to large-orders
+      levada pipeline sql "SELECT shop, window.end AS until, sum(amount) AS total
+        FROM orders GROUP BY shop, window(ts, '1 minute')" --to totals --watermark ts='10 minutes'
+      levada pipeline sql 'SELECT shop, count(*) AS n FROM orders GROUP BY shop' --to counts --key shop \\
+        --schema orders='shop string, amount double, ts timestamp'
+    """
+    schemas = parse_settings(given["schemas"], "--schema")
+    watermarks = parse_settings(given["watermarks"], "--watermark")
+    shown = {"query": query, "to": given["to"], "schema": schemas, "watermark": watermarks}
+    given |= {"query": query, "schemas": schemas, "watermarks": watermarks, "notify": notice}
+    run_pipeline("sql", given, shown)
+
+
+@click.command()
+@click.argument("pipeline", type=click.Choice(["activity", "devices"]))
+@topics_option()
+@click.option(
+    "--lake",
+    metavar="PATH",
+    type=PathType(),
+    help="A lake of `levada pipeline run archive`: adds records that the log has deleted.",
+)
+@click.option("--chart", metavar="FILE", help="The SVG file of the chart.  [default: PIPELINE.svg]")
+@master_option
+@format_option("source")
+@bootstrap_option
+def report(
+    pipeline: str,
+    topics: tuple[str, ...],
+    lake: str | None,
+    chart: str | None,
+    master: str | None,
+    more: tuple[str, ...],
+    bootstrap: str,
+) -> None:
+    """Report on all events of topics and of a lake: tables, and a chart as an image.
+
+    \b
+    Examples:
+      levada pipeline report activity
+      levada pipeline report activity --lake ./lake --chart november.svg
+      levada pipeline report devices --topic sensors
+    """
+    options = parse_settings(more, "--option")
+    require_spark()
+    module = import_module(f"levada.pipelines.flows.{pipeline}")
+    topics = topics or module.TOPICS
+    with plain_errors():
+        check_inputs(topics, bootstrap, lake)
+        spark = new_session("report", master)
+        found = module.report(topics, lake=lake, bootstrap=bootstrap, spark=spark, **options)
+    click.echo(found.text())
+    notice(f"chart: {found.write(chart or f'{pipeline}.svg')}")
+
+
+@click.command()
+@topics_option("logs")
+@format_option("source")
+@click.option(
+    "--lake",
+    metavar="PATH",
+    type=PathType(),
+    help="A lake of `levada pipeline run logs`: adds lines that the log has deleted.",
+)
+@click.option("--text", metavar="WORDS", help="A part of the message, ignoring case.")
+@click.option("--service", metavar="NAME", help="Lines of this service.")
+@click.option(
+    "--level",
+    type=click.Choice(["debug", "info", "warn", "error", "fatal"], case_sensitive=False),
+    help="Lines of this level and above.",
+)
+@click.option("--since", type=TimeType(), help="From this time on: 2026-11-15T12:00:00Z.")
+@click.option("--until", type=TimeType(), help="Before this time.")
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="At most so many lines.",
+)
+@master_option
+@output_option
+@bootstrap_option
+def search(limit: int, output: Output, master: str | None, more: tuple[str, ...], **given: Any) -> None:
+    """Search the logs of services, in the lake and in the topic: each line once, oldest first.
+
+    \b
+    Examples:
+      levada pipeline search --lake ./lake --text timeout --level error
+      levada pipeline search --service payments --since 2026-11-15T12:00:00Z -o jsonl
+    """
+    options: dict[str, Any] = dict(parse_settings(more, "--option"))
+    require_spark()
+    from levada.pipelines.flows.service_logs import search as find
+
+    with plain_errors():
+        check_inputs(given["topics"], given["bootstrap"], given["lake"])
+        found = find(spark=new_session("search", master), **given, **options)
+        rows = found.selectExpr("string(at) at", "service", "level", "message").limit(limit).collect()
+    emit([row.asDict() for row in rows], output, ("at", "service", "level", "message"))

@@ -1,85 +1,55 @@
-"""`levada pipeline run archive|replay|history`: topics to a lake, back again, and both as one."""
+"""`levada pipeline run archive|replay|history`: topics to a lake, back to topics, and queries over both."""
 
-from collections.abc import Callable
-from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from levada.cli.options import Command, TimeType, complete_topics, parse_settings
-from levada.cli.pipeline.commands import Begin, execute, runs_on_spark, streams_on_spark
-from levada.cli.pipeline.flows import time_option
-from levada.cli.pipeline.process import PathType
-from levada.pipelines.lake.compaction import SIZES, Sizes
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from levada.pipelines.runs.queries import Running
-    from levada.pipelines.runs.runs import Run
-
-
-def options_of(side: str) -> Callable[[Command], Command]:
-    """Adds --option."""
-    text = f'Of {side}, as of format("levada").'
-    return click.option("--option", "more", metavar="KEY=VALUE", multiple=True, help=text)
+from levada.cli.options import Command, TimeType, complete_topics
+from levada.cli.pipeline.options import (
+    PathType,
+    duration_option,
+    format_option,
+    run_options,
+    stream_options,
+    topics_option,
+)
+from levada.cli.pipeline.process import run_pipeline
+from levada.pipelines.lake.parquet import COMPACTION, CompactionPolicy
 
 
-def reads_lake(command: Command) -> Command:
-    """Adds --topic and --lake."""
+def archived_options(command: Command) -> Command:
+    """Add --topic and --lake."""
     topic = click.option(
-        "--topic", metavar="TOPIC", required=True, shell_complete=complete_topics, help="That was archived."
+        "--topic", metavar="TOPIC", required=True, shell_complete=complete_topics, help="The archived topic."
     )
-    lake = click.option(
-        "--lake", metavar="PATH", type=PathType(), required=True, help="Where archive keeps it."
-    )
+    lake = click.option("--lake", metavar="PATH", type=PathType(), required=True, help="The lake of archive.")
     return topic(lake(command))
 
 
 @click.command()
-@click.option(
-    "--topic",
-    "topics",
-    metavar="TOPIC",
-    multiple=True,
-    required=True,
-    shell_complete=complete_topics,
-    help="To archive; more than once for several.",
-)
+@topics_option(required=True)
 @click.option(
     "--to", metavar="PATH", type=PathType(), required=True, help="The lake: a path that Spark can write."
 )
 @click.option(
     "--format",
-    "form",
+    "lake_format",
     type=click.Choice(["parquet", "delta"]),
-    help="Of a new lake; parquet unless told.",
+    help="The format of a new lake; by default parquet.",
 )
-@time_option("--every", "10 seconds", "How often a batch is committed.")
+@duration_option("--every", "10 seconds", "The interval of micro-batches, each of which is a commit.")
 @click.option(
     "--small-mb",
     metavar="MB",
     type=click.IntRange(min=1),
-    default=SIZES.small_bytes >> 20,
+    default=COMPACTION.small_bytes >> 20,
     show_default=True,
-    help="Smaller files are joined when there are many of them.",
+    help="Smaller files are merged when a directory has many of them.",
 )
-@options_of("the source")
-@streams_on_spark
-def archive(
-    topics: tuple[str, ...],
-    to: str,
-    form: str | None,
-    every: str,
-    small_mb: int,
-    more: tuple[str, ...],
-    name: str | None,
-    once: bool,
-    master: str | None,
-    home: str,
-    bootstrap: str,
-) -> None:
-    """Keep topics in a lake, by topic and date, each record once: Parquet files, or a Delta table.
+@format_option("source")
+@stream_options
+def archive(small_mb: int, **given: Any) -> None:
+    """Archive topics to a lake by topic and date, each record once: Parquet files, or a Delta table.
 
     \b
     Examples:
@@ -88,60 +58,31 @@ def archive(
       levada pipeline run archive --topic orders --to ./tables/orders --format delta
       levada pipeline run archive --topic orders --to hdfs://namenode/lake --every '1 minute'
     """
-    options = parse_settings(more, "--option")
-    sizes = Sizes(small_bytes=small_mb << 20)
-
-    def start(spark: "SparkSession", run: "Run") -> "Running":
-        from levada.pipelines.lake.archive import archive
-
-        return archive(
-            topics,
-            to,
-            bootstrap=bootstrap,
-            once=once,
-            every=every,
-            lake_format=form,
-            sizes=sizes,
-            spark=spark,
-            name=run.name,
-            **options,
-        )
-
-    asked = {"topic": ", ".join(topics), "to": to, "every": every}
-    execute(Begin("archive", asked, start, topics), bootstrap, name, home, master)
+    shown = {"topic": ", ".join(given["topics"]), "to": given["to"], "every": given["every"]}
+    given["compaction"] = CompactionPolicy(small_bytes=small_mb << 20)
+    run_pipeline("archive", given, shown, topics=given["topics"], has_checkpoint=False)
 
 
 @click.command()
-@reads_lake
-@click.option("--to", metavar="TOPIC", required=True, shell_complete=complete_topics, help="To send it to.")
-@click.option("--from", "start_at", type=TimeType(), help="The time of the first record.")
-@click.option("--until", "end_at", type=TimeType(), help="Before the time of the last.")
+@archived_options
+@click.option(
+    "--to", metavar="TOPIC", required=True, shell_complete=complete_topics, help="The topic to send to."
+)
+@click.option("--from", "start", type=TimeType(), help="Records from this timestamp on.")
+@click.option("--until", "end", type=TimeType(), help="Records before this timestamp.")
 @click.option(
     "--speed",
     metavar="FACTOR",
     type=click.FloatRange(min=0, min_open=True),
-    help="1 as fast as they came, 10 ten times as fast; without it as fast as possible.",
+    help="1 is the original speed, 10 ten times that; by default as fast as possible.",
 )
-@click.option("--by-key", is_flag=True, help="To partitions by key, not to those the records came from.")
-@options_of("the sink")
-@runs_on_spark
-def replay(
-    topic: str,
-    lake: str,
-    to: str,
-    start_at: datetime | None,
-    end_at: datetime | None,
-    speed: float | None,
-    by_key: bool,
-    more: tuple[str, ...],
-    name: str | None,
-    master: str | None,
-    home: str,
-    bootstrap: str,
-) -> None:
-    """Send what a lake has of a topic to a topic, in order, with its keys, headers and times.
+@click.option("--by-key", is_flag=True, help="To partitions by key instead of the original ones.")
+@format_option("sink")
+@run_options
+def replay(**given: Any) -> None:
+    """Send the archived records of a topic to a topic, in order, with keys, headers and timestamps.
 
-    It ends when all is sent. Killed or stopped, it goes on when it is run again.
+    It ends when all records are sent. A killed or stopped replay continues when it is run again.
 
     \b
     Examples:
@@ -149,66 +90,35 @@ def replay(
       levada pipeline run replay --topic orders --lake ./lake --to test --from 2026-11-01 --until 2026-11-02
       levada pipeline run replay --topic clicks --lake ./lake --to clicks-live --speed 10 --by-key
     """
-    options = parse_settings(more, "--option")
-
-    def start(spark: "SparkSession", run: "Run") -> "Running":
-        from levada.pipelines.lake.replay import replay
-
-        return replay(
-            topic,
-            lake,
-            to,
-            bootstrap=bootstrap,
-            start=start_at,
-            end=end_at,
-            speed=speed,
-            by_key=by_key,
-            checkpoint=run.checkpoint,
-            spark=spark,
-            name=run.name,
-            **options,
-        )
-
-    asked = {"topic": topic, "lake": lake, "to": to, "speed": speed}
-    execute(Begin("replay", asked, start, lake=lake), bootstrap, name, home, master)
+    shown = {key: given[key] for key in ("topic", "lake", "to", "speed")}
+    run_pipeline("replay", given, shown, lake=given["lake"])
 
 
 @click.command()
-@reads_lake
+@archived_options
 @click.option(
     "--sql",
     "query",
     metavar="QUERY",
     default="SELECT count(*) AS records, min(timestamp) AS first, max(timestamp) AS last FROM history",
     show_default=True,
-    help='Over the table `history`, which has the columns of format("levada").',
+    help='A query over the table `history`, which has the columns of format("levada").',
 )
 @click.option(
     "--to",
     metavar="PATH",
     type=PathType(),
-    help="Write the result there as Parquet, where nothing is or a result of before; it is shown otherwise.",
+    help="Write the result as Parquet to a new path, or over a previous result; by default it is printed.",
 )
 @click.option(
     "--gaps", is_flag=True, help="Allow that records are neither in the lake nor in the log any more."
 )
-@options_of("the source")
-@runs_on_spark
-def history(
-    topic: str,
-    lake: str,
-    query: str,
-    to: str | None,
-    gaps: bool,
-    more: tuple[str, ...],
-    name: str | None,
-    master: str | None,
-    home: str,
-    bootstrap: str,
-) -> None:
-    """Ask something of all that a topic ever had, each record once: the lake has the old, the log the new.
+@format_option("source")
+@run_options
+def history(**given: Any) -> None:
+    """Query all records of a topic, each once: the old ones in the lake, the new ones in the log.
 
-    It ends when the question is answered.
+    It ends with the result of the query.
 
     \b
     Examples:
@@ -217,22 +127,8 @@ def history(
       levada pipeline run history --topic orders --lake ./lake \\
         --sql 'SELECT date(timestamp) AS day, count(*) AS orders FROM history GROUP BY day ORDER BY day'
     """
-    options = parse_settings(more, "--option")
-
-    def start(spark: "SparkSession", run: "Run") -> "Running":
-        from levada.pipelines.lake.history import answer
-
-        return answer(
-            topic,
-            lake,
-            query,
-            to,
-            bootstrap=bootstrap,
-            gaps=gaps,
-            spark=spark,
-            name=run.name,
-            **options,
-        )
-
-    asked = {"topic": topic, "lake": lake, "sql": query}
-    execute(Begin("history", asked, start, [topic], lake), bootstrap, name, home, master)
+    topic, lake = given["topic"], given["lake"]
+    shown = {"topic": topic, "lake": lake, "sql": given["query"]}
+    run_pipeline(
+        "history", given, shown, function="query_history", topics=[topic], lake=lake, has_checkpoint=False
+    )

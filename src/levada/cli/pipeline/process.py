@@ -1,56 +1,143 @@
-"""The process of a pipeline: Spark started without its noise, signals heeded, errors said in a sentence."""
+"""The process of a run: starts Spark without its output, follows the queries, handles signals and errors."""
 
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import click
-
-from levada.cli.errors import Failure
-from levada.cli.options import say
-from levada.pipelines.lake.formats import check_path
-from levada.pipelines.lake.lake import LakeError
-from levada.pipelines.runs.queries import PipelineError, reason
-from levada.pipelines.runs.runs import RunError, home_directory
+from levada import pipelines
+from levada.cli.errors import CommandError
+from levada.cli.options import notice, parse_settings, require_topic, with_client
+from levada.clock import SystemClock
+from levada.pipelines.errors import LakeError, PipelineError, RunError, root_cause
+from levada.pipelines.lake.lake import check_local_lake
+from levada.pipelines.runs.progress import Progress
+from levada.pipelines.runs.queries import RunningPipeline
+from levada.pipelines.runs.run import Run, default_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NOISE = (
-    "SQLQueryContextLogger",
-    "DataFrameQueryContextLogger",
-)  # print errors that are said anyway, with traces
+    from levada.client.client import Client
+
+CHECK_TIMEOUT_S = 10.0
+FIRST_BATCH_NOTICE_MS = 5_000
+# Their errors are printed by the command, without traces.
+NOISY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 WAREHOUSE = "spark.sql.warehouse.dir"
-SHOWN_OF_LOG = 2_000  # characters, where Spark does not start
+LOG_TAIL = 2_000  # characters of Spark's log in the error if Spark does not start
 
 
-class PathType(click.ParamType[str]):
-    """Of a lake or a result, where Spark can write."""
+def run_pipeline(
+    pipeline: str,
+    given: dict[str, Any],
+    shown: Mapping[str, Any],
+    *,
+    function: str | None = None,
+    topics: Iterable[str] = (),
+    lake: str | None = None,
+    has_checkpoint: bool = True,
+) -> None:
+    """Run the pipeline with the options of its command.
 
-    name = "path"
+    `shown` is what `levada pipeline status` shows of them; `function` of `levada.pipelines` is the pipeline's name by
+    default; `topics` and `lake` must exist.
+    """
+    name, home, master, bootstrap = (given.pop(key) for key in ("name", "home", "master", "bootstrap"))
+    options = parse_settings(given.pop("more"), "--option")
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def start(run: Run) -> RunningPipeline:
+        check_inputs(topics, bootstrap, lake)
+        spark = new_session(run.name, master, run.spark_log)
+        call: Callable[..., RunningPipeline] = getattr(pipelines, function or pipeline)
+        if has_checkpoint:
+            given["checkpoint"] = run.checkpoint
+        return call(**given, bootstrap=bootstrap, spark=spark, name=run.name, **options)
+
+    require_spark()
+    with plain_errors():
+        _execute(Run(home, name or pipeline), pipeline, shown, start)
+
+
+def _execute(
+    run: Run, pipeline: str, shown: Mapping[str, Any], start: Callable[[Run], RunningPipeline]
+) -> None:
+    """Hold the run while the pipeline works, and record its progress and how it ended."""
+    clock = SystemClock()
+    with run.hold(pipeline, shown, clock.now_ms()), Signals() as signals:
+        running = None
         try:
-            check_path(str(value))
-        except LakeError as error:
-            self.fail(str(error), param, ctx)
-        return str(value)
+            running = start(run)
+            _follow(run, running, signals, clock)
+        except KeyboardInterrupt:
+            run.record(_last_progress(run), "stopped", clock.now_ms())
+            raise
+        except BaseException as error:
+            if running is None:
+                run.record_failed_start(one_sentence(error), clock.now_ms())
+            else:
+                run.record(_last_progress(run), "failed", clock.now_ms(), one_sentence(error))
+            raise
+        last = _last_progress(run)
+        run.record(last, "stopped" if signals.received else "finished", clock.now_ms())
+        if last.open_rows and not signals.received:
+            notice("the last windows are still open: their final results come after later events")
+        notice(f"pipeline {run.name} has {'stopped' if signals.received else 'processed all records'}")
+
+
+def _follow(run: Run, running: RunningPipeline, signals: "Signals", clock: SystemClock) -> None:
+    """Wait for the end of the queries; a signal stops them."""
+    noticed = False
+    notice_ms = clock.now_ms() + FIRST_BATCH_NOTICE_MS
+
+    def watch(progress: Progress) -> None:
+        nonlocal noticed
+        noticed = True
+        run.record(running.progress(), "running", clock.now_ms())
+        notice(progress.line())
+
+    notice(f"pipeline {run.name} is running; to stop it: Ctrl-C, or levada pipeline stop {run.name}")
+    while not running.wait(0.5, watch):
+        if signals.received:
+            notice("stopping ...")
+            running.stop()
+        elif not noticed and clock.now_ms() > notice_ms:
+            noticed = True
+            notice("the first batch takes longest: Spark compiles, and starts its workers ...")
+
+
+def _last_progress(run: Run) -> Progress:
+    status = run.status()
+    assert status is not None
+    return status.progress
+
+
+def check_inputs(topics: Iterable[str], bootstrap: str, lake: str | None = None) -> None:
+    """Check broker, topics and lake before Spark starts."""
+
+    async def check(client: "Client") -> None:
+        await client.metadata([])
+        for topic in topics:
+            await require_topic(client, topic)
+
+    with_client(bootstrap, CHECK_TIMEOUT_S, check)
+    if lake is not None:
+        check_local_lake(lake)
 
 
 class Signals:
-    """Ctrl-C and SIGTERM while it is entered: the first one is noted, a second one interrupts."""
+    """Handles Ctrl-C and SIGTERM: the first one sets `received`, a second one interrupts."""
 
     def __init__(self) -> None:
-        self.came = False
+        self.received = False
 
     def __enter__(self) -> "Signals":
         self._before = {
-            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
+            number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)
         }
         return self
 
@@ -60,20 +147,20 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.came:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received:
             raise KeyboardInterrupt
-        self.came = True
+        self.received = True
 
 
-def needs_spark() -> None:
-    """A failure of the command if Spark is not installed."""
+def require_spark() -> None:
+    """Raise CommandError if pyspark is not installed."""
     if find_spec("pyspark") is None:
-        raise Failure("pyspark is not installed", hint="try: pip install 'levada[spark]'")
+        raise CommandError("pyspark is not installed", hint="try: pip install 'levada[spark]'")
 
 
 def new_session(name: str, master: str | None, log: str | None = None) -> "SparkSession":
-    """Spark for a command; what Spark and its workers write to standard error goes to the file `log`."""
+    """A Spark session for a command; standard error of Spark and its workers goes to the file `log`."""
     from pyspark.errors import PySparkException
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
@@ -81,29 +168,29 @@ def new_session(name: str, master: str | None, log: str | None = None) -> "Spark
     from levada.spark.session.java import JavaNotFoundError
     from levada.spark.session.session import session
 
-    for logger in NOISE:
+    for logger in NOISY_LOGGERS:
         PySparkLogger.getLogger(logger).disabled = True
-    log = log or os.path.join(home_directory(), f".{name}", "spark.log")  # no run is called so
-    say(f"starting Spark for {name} (its log: {log}) ...")
+    log = log or os.path.join(default_directory(), f".{name}", "spark.log")  # no run can have this name
+    notice(f"starting Spark for {name} (its log: {log}) ...")
     try:
-        with _stderr_in(log), _own_ctrl_c():
+        with _stderr_to(log), _restored_sigint():
             if SparkSession.getActiveSession() is not None:
                 return session()
-            # Spark makes this folder for whatever looks like a table, in the working directory unless told.
+            # Spark creates this directory, by default in the working directory.
             return session(
                 f"levada {name}", master, **{WAREHOUSE: os.path.join(os.path.dirname(log), "tables")}
             )
     except JavaNotFoundError as error:
-        raise Failure(str(error)) from None
+        raise CommandError(str(error)) from None
     except PySparkException as error:
         with open(log, encoding="utf-8", errors="replace") as file:
-            told = file.read()[-SHOWN_OF_LOG:].strip()
-        raise Failure(f"Spark does not start: {reason(str(error))}", hint=told) from None
+            tail = file.read()[-LOG_TAIL:].strip()
+        raise CommandError(f"Spark does not start: {root_cause(str(error))}", hint=tail) from None
 
 
 @contextmanager
-def _stderr_in(path: str) -> Iterator[None]:
-    """Processes that are started meanwhile write their standard error to a file, and go on to do so."""
+def _stderr_to(path: str) -> Iterator[None]:
+    """Redirect standard error to a file; processes started meanwhile keep writing there."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     sys.stderr.flush()
     before = os.dup(2)
@@ -117,8 +204,8 @@ def _stderr_in(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def _own_ctrl_c() -> Iterator[None]:
-    """Ctrl-C means afterwards what it meant before: Spark's context brings a handler that ends the process at once."""
+def _restored_sigint() -> Iterator[None]:
+    """Restore the handler of Ctrl-C: SparkContext installs one that ends the process at once."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -127,12 +214,12 @@ def _own_ctrl_c() -> Iterator[None]:
 
 
 @contextmanager
-def said_plainly() -> Iterator[None]:
-    """Errors of runs, pipelines, options and Spark as failures of the command."""
+def plain_errors() -> Iterator[None]:
+    """Raise errors of runs, pipelines, options and Spark as CommandError."""
     try:
         yield
     except (RunError, PipelineError, LakeError) as error:
-        raise Failure(str(error)) from None
+        raise CommandError(str(error)) from None
     except Exception as error:
         from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
@@ -141,9 +228,9 @@ def said_plainly() -> Iterator[None]:
 
         if not isinstance(error, PySparkException | Py4JJavaError | OptionError):
             raise
-        raise Failure(plain(error)) from None
+        raise CommandError(one_sentence(error)) from None
 
 
-def plain(error: BaseException) -> str:
-    """One sentence."""
-    return reason(str(error)) or type(error).__name__
+def one_sentence(error: BaseException) -> str:
+    """The cause of an error in a sentence."""
+    return root_cause(str(error)) or type(error).__name__

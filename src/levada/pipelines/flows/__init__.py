@@ -1,1 +1,1 @@
-"""Topics to topics: website activity, devices, service logs, SQL."""
+"""Pipelines from topics to topics: website activity, devices, service logs, SQL."""

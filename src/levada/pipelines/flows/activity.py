@@ -1,8 +1,8 @@
-"""activity: what visitors of a website do, as counts, sessions and the most seen pages (R63).
+"""activity: events of website visitors, as counts, sessions and top pages.
 
-Events are JSON objects: `at` (ISO 8601), `visitor`, `page`, and what else each kind has. What kind an event is, its
-topic's name says, or its field `kind`. Results of a window are final: they come once, when the watermark has passed
-its end, and events later than that are left out.
+Events are JSON objects with `at` (ISO 8601), `visitor`, `page`, and further fields of each kind. The kind is the name
+of the topic, or the field `kind`. The result of a window is written once, when the watermark has passed its end; later
+events are dropped.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from levada.pipelines.durations import check_lengths
+from levada.pipelines.errors import check_durations
 from levada.pipelines.flows import flow
-from levada.pipelines.flows.flow import Plan, Result
-from levada.pipelines.reports import charts, reports
-from levada.pipelines.reports.reports import Report
-from levada.pipelines.runs.queries import Running
+from levada.pipelines.flows.flow import QueryOptions, Result
+from levada.pipelines.reports import charts
+from levada.pipelines.reports import report as reports
+from levada.pipelines.reports.report import Report
+from levada.pipelines.runs.queries import RunningPipeline
 from levada.spark.session.session import session_or
 
 if TYPE_CHECKING:
@@ -45,29 +46,29 @@ def activity(
     spark: "SparkSession | None" = None,
     name: str = "activity",
     **options: str,
-) -> Running:
-    """Keep the topics `to`-counts, `to`-pages and `to`-sessions.
+) -> RunningPipeline:
+    """Write the topics `to`-counts, `to`-pages and `to`-sessions.
 
-    A session ends when its visitor did nothing for `gap`; events may be `late` by so much. `options` are those of
+    A session ends when its visitor has no event for `gap`. `late` is the delay of the watermark. `options` are those of
     `format("levada")`.
     """
-    check_lengths(window=window, gap=gap, late=late, every=every)
-    raw = flow.stream_of(session_or(spark), bootstrap, topics, options)
-    happened = events(raw).withWatermark("at", late)
+    check_durations(window=window, gap=gap, late=late, every=every)
+    raw = flow.read_stream(session_or(spark), bootstrap, topics, options)
+    parsed = events(raw).withWatermark("at", late)
     results = [
-        Result(f"{to}-counts", counts(happened, window), key="kind"),
-        Result(f"{to}-pages", top_pages(happened, window, top)),
-        Result(f"{to}-sessions", sessions(happened, gap), key="visitor"),
+        Result(f"{to}-counts", counts(parsed, window), key="kind"),
+        Result(f"{to}-pages", top_pages(parsed, window, top)),
+        Result(f"{to}-sessions", sessions(parsed, gap), key="visitor"),
     ]
-    asked = {"topics": sorted(topics), "to": to, "window": window, "gap": gap, "late": late, "top": top}
-    return flow.start(results, Plan(name, bootstrap, checkpoint, once, every, asked=asked))
+    arguments = {"topics": sorted(topics), "to": to, "window": window, "gap": gap, "late": late, "top": top}
+    return flow.start(results, QueryOptions(name, bootstrap, checkpoint, once, every, arguments=arguments))
 
 
 def events(raw: DataFrame) -> DataFrame:
-    """Records as events: `at`, `kind`, `visitor`, `page` and the rest of SCHEMA; what names no visitor is left out."""
+    """Records as events: `at`, `kind`, `visitor`, `page` and the rest of SCHEMA, without records of no visitor."""
     fields = ("page", "country", "query", "element", "depth", "placement", "campaign", "clicked")
-    found = flow.parsed(raw, SCHEMA).select(
-        flow.moment().alias("at"),
+    found = flow.parse_json(raw, SCHEMA).select(
+        flow.event_time().alias("at"),
         F.coalesce("event.kind", "topic").alias("kind"),
         F.coalesce("event.visitor", F.col("key").cast("string")).alias("visitor"),
         *(f"event.{name}" for name in fields),
@@ -75,24 +76,24 @@ def events(raw: DataFrame) -> DataFrame:
     return found.where(F.col("visitor").isNotNull())
 
 
-def counts(happened: DataFrame, window: str) -> DataFrame:
+def counts(events: DataFrame, window: str) -> DataFrame:
     """Events and visitors of each kind in each window."""
-    grouped = happened.groupBy(F.window("at", window).alias("window"), "kind")
+    grouped = events.groupBy(F.window("at", window).alias("window"), "kind")
     counted = grouped.agg(F.count("*").alias("events"), F.approx_count_distinct("visitor").alias("visitors"))
     return counted.select(*flow.window_bounds(), "kind", "events", "visitors")
 
 
-def top_pages(happened: DataFrame, window: str, top: int) -> DataFrame:
-    """The pages seen most in each window, with their views, the first one first."""
-    views = happened.where((F.col("kind") == PAGE_VIEWS) & F.col("page").isNotNull())
+def top_pages(events: DataFrame, window: str, top: int) -> DataFrame:
+    """The pages with most views in each window, in descending order."""
+    views = events.where((F.col("kind") == PAGE_VIEWS) & F.col("page").isNotNull())
     by_page = views.groupBy(F.window("at", window).alias("window"), "page").agg(F.count("*").alias("views"))
-    best = flow.most(by_page, ["window"], "page", "views", top)
+    best = flow.top_n(by_page, ["window"], "page", "views", top)
     return best.select(*flow.window_bounds(), F.col("most").alias("pages"))
 
 
-def sessions(happened: DataFrame, gap: str) -> DataFrame:
-    """What each visitor did until he did nothing for `gap`."""
-    grouped = happened.groupBy(F.session_window("at", gap).alias("session"), "visitor")
+def sessions(events: DataFrame, gap: str) -> DataFrame:
+    """The sessions of each visitor; a session ends when the visitor has no event for `gap`."""
+    grouped = events.groupBy(F.session_window("at", gap).alias("session"), "visitor")
     found = grouped.agg(
         F.min("at").alias("from"),
         F.max("at").alias("to"),
@@ -118,42 +119,42 @@ def report(
     spark: "SparkSession | None" = None,
     **options: str,
 ) -> Report:
-    """All events there are, counted at once: totals by kind, the most seen pages, and how sessions were.
+    """A report over all events: totals by kind, top pages and session averages.
 
-    With a `lake` of `archive`, also those that the log has no longer. `options` are those of `format("levada")`.
+    With a `lake` of `archive` also those that the log has deleted. `options` are those of `format("levada")`.
     """
-    check_lengths(gap=gap)
-    happened = events(reports.records(session_or(spark), topics, bootstrap, lake, options)).cache()
+    check_durations(gap=gap)
+    parsed = events(reports.records(session_or(spark), topics, bootstrap, lake, options)).cache()
     try:
-        step = reports.step(*reports.span(happened))
-        lines = reports.series(counts(happened, step), "kind", "events")
-        kinds = reports.table("Events", totals(happened))
-        pages = reports.table(f"Top {top} pages", pages_by_views(happened).limit(top))
-        visits = reports.table("Sessions", session_figures(sessions(happened, gap)))
+        window = reports.window_for(*reports.time_range(parsed))
+        lines = reports.series(counts(parsed, window), "kind", "events")
+        kinds = reports.table("Events", totals(parsed))
+        pages = reports.table(f"Top {top} pages", pages_by_views(parsed).limit(top))
+        visits = reports.table("Sessions", session_averages(sessions(parsed, gap)))
     finally:
-        happened.unpersist()
+        parsed.unpersist()
     bars = charts.Bars("Views of pages", [(str(row[0]), float(row[1])) for row in pages.rows])
-    panels: list[charts.Panel] = [charts.Lines(f"Events, each {reports.each(step)}", lines), bars]
+    panels: list[charts.Panel] = [charts.Lines(f"Events, each {reports.window_words(window)}", lines), bars]
     return Report("Activity of a website", [kinds, pages, visits], panels)
 
 
-def totals(happened: DataFrame) -> DataFrame:
+def totals(events: DataFrame) -> DataFrame:
     """Events and visitors of each kind."""
-    grouped = happened.groupBy("kind")
+    grouped = events.groupBy("kind")
     counted = grouped.agg(F.count("*").alias("events"), F.count_distinct("visitor").alias("visitors"))
     return counted.orderBy(F.desc("events"), "kind")
 
 
-def pages_by_views(happened: DataFrame) -> DataFrame:
-    """Pages with their views and visitors, the most seen first."""
-    views = happened.where((F.col("kind") == PAGE_VIEWS) & F.col("page").isNotNull()).groupBy("page")
+def pages_by_views(events: DataFrame) -> DataFrame:
+    """Pages with their views and visitors, in descending order of views."""
+    views = events.where((F.col("kind") == PAGE_VIEWS) & F.col("page").isNotNull()).groupBy("page")
     counted = views.agg(F.count("*").alias("views"), F.count_distinct("visitor").alias("visitors"))
     return counted.orderBy(F.desc("views"), "page")
 
 
-def session_figures(visits: DataFrame) -> DataFrame:
-    """How many sessions there were and what they were like on average, in one row."""
-    return visits.agg(
+def session_averages(sessions: DataFrame) -> DataFrame:
+    """The number of sessions and their average events, views and seconds, in one row."""
+    return sessions.agg(
         F.count("*").alias("sessions"),
         F.round(F.avg("events"), 2).alias("events"),
         F.round(F.avg("views"), 2).alias("views"),

@@ -1,7 +1,7 @@
-"""devices: readings of many devices, as statistics, spells of presence and the highest values (R63).
+"""devices: readings of devices, as statistics, spells of presence and highest values.
 
-The same shape as `activity`: JSON objects with `at`, `device`, `measure`, `value` and perhaps `site`; final results
-of windows, each once; devices instead of visitors, and a device that is not heard of for a while was away.
+The same shape as `activity`: JSON objects with `at`, `device`, `measure`, `value` and an optional `site`, and one final
+result per window. A spell is a session window of a device: it ends when the device sends nothing for a while.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from levada.pipelines.durations import check_lengths
+from levada.pipelines.errors import check_durations
 from levada.pipelines.flows import flow
-from levada.pipelines.flows.flow import Plan, Result
-from levada.pipelines.reports import charts, reports
-from levada.pipelines.reports.reports import Report
-from levada.pipelines.runs.queries import Running
+from levada.pipelines.flows.flow import QueryOptions, Result
+from levada.pipelines.reports import charts
+from levada.pipelines.reports import report as reports
+from levada.pipelines.reports.report import Report
+from levada.pipelines.runs.queries import RunningPipeline
 from levada.spark.session.session import session_or
 
 if TYPE_CHECKING:
@@ -40,45 +41,45 @@ def devices(
     spark: "SparkSession | None" = None,
     name: str = "devices",
     **options: str,
-) -> Running:
-    """Keep the topics `to`-statistics, `to`-highest and `to`-spells.
+) -> RunningPipeline:
+    """Write the topics `to`-statistics, `to`-highest and `to`-spells.
 
-    A spell ends when its device said nothing for `gap`; readings may be `late` by so much. `options` are those of
+    A spell ends when its device sends nothing for `gap`. `late` is the delay of the watermark. `options` are those of
     `format("levada")`.
     """
-    check_lengths(window=window, gap=gap, late=late, every=every)
-    raw = flow.stream_of(session_or(spark), bootstrap, topics, options)
-    taken = readings(raw).withWatermark("at", late)
+    check_durations(window=window, gap=gap, late=late, every=every)
+    raw = flow.read_stream(session_or(spark), bootstrap, topics, options)
+    parsed = readings(raw).withWatermark("at", late)
     results = [
-        Result(f"{to}-statistics", statistics(taken, window), key="device"),
-        Result(f"{to}-highest", highest(taken, window, top), key="measure"),
-        Result(f"{to}-spells", spells(taken, gap), key="device"),
+        Result(f"{to}-statistics", statistics(parsed, window), key="device"),
+        Result(f"{to}-highest", highest(parsed, window, top), key="measure"),
+        Result(f"{to}-spells", spells(parsed, gap), key="device"),
     ]
-    asked = {"topics": sorted(topics), "to": to, "window": window, "gap": gap, "late": late, "top": top}
-    return flow.start(results, Plan(name, bootstrap, checkpoint, once, every, asked=asked))
+    arguments = {"topics": sorted(topics), "to": to, "window": window, "gap": gap, "late": late, "top": top}
+    return flow.start(results, QueryOptions(name, bootstrap, checkpoint, once, every, arguments=arguments))
 
 
 def readings(raw: DataFrame) -> DataFrame:
-    """Records as readings: `at`, `device`, `site`, `measure`, `value`; what has no device or no value is left out."""
-    found = flow.parsed(raw, SCHEMA).select(
-        flow.moment().alias("at"),
+    """Records as readings: `at`, `device`, `site`, `measure`, `value`, without those of no device or value."""
+    found = flow.parse_json(raw, SCHEMA).select(
+        flow.event_time().alias("at"),
         F.coalesce("event.device", F.col("key").cast("string")).alias("device"),
         *(f"event.{name}" for name in ("site", "measure", "value")),
     )
     return found.where(F.col("device").isNotNull() & F.col("value").isNotNull())
 
 
-def statistics(taken: DataFrame, window: str) -> DataFrame:
-    """Of each measure of each device in each window: how many readings, and their mean, least and greatest."""
-    grouped = taken.groupBy(F.window("at", window).alias("window"), "device", "measure")
-    found = grouped.agg(F.max("site").alias("site"), *_figures())
-    return found.select(*flow.window_bounds(), "device", "site", "measure", *FIGURES)
+def statistics(readings: DataFrame, window: str) -> DataFrame:
+    """The number, mean, least and greatest of the readings of each device and measure in each window."""
+    grouped = readings.groupBy(F.window("at", window).alias("window"), "device", "measure")
+    found = grouped.agg(F.max("site").alias("site"), *_aggregates())
+    return found.select(*flow.window_bounds(), "device", "site", "measure", *AGGREGATES)
 
 
-FIGURES = ("readings", "mean", "least", "greatest")
+AGGREGATES = ("readings", "mean", "least", "greatest")
 
 
-def _figures() -> list[Column]:
+def _aggregates() -> list[Column]:
     return [
         F.count("*").alias("readings"),
         F.round(F.avg("value"), 3).alias("mean"),
@@ -87,18 +88,18 @@ def _figures() -> list[Column]:
     ]
 
 
-def highest(taken: DataFrame, window: str, top: int) -> DataFrame:
-    """The devices with the greatest value of each measure in each window, the first one first."""
-    grouped = taken.groupBy(F.window("at", window).alias("window"), "device", "measure")
-    best = flow.most(
+def highest(readings: DataFrame, window: str, top: int) -> DataFrame:
+    """The devices with the greatest values of each measure in each window, in descending order."""
+    grouped = readings.groupBy(F.window("at", window).alias("window"), "device", "measure")
+    best = flow.top_n(
         grouped.agg(F.max("value").alias("value")), ["window", "measure"], "device", "value", top
     )
     return best.select(*flow.window_bounds(), "measure", F.col("most").alias("devices"))
 
 
-def spells(taken: DataFrame, gap: str) -> DataFrame:
-    """When each device was heard of, without silence longer than `gap`."""
-    grouped = taken.groupBy(F.session_window("at", gap).alias("session"), "device")
+def spells(readings: DataFrame, gap: str) -> DataFrame:
+    """The spells of each device: the time from its first to its last reading without a pause longer than `gap`."""
+    grouped = readings.groupBy(F.session_window("at", gap).alias("session"), "device")
     found = grouped.agg(
         F.min("at").alias("from"),
         F.max("at").alias("to"),
@@ -118,22 +119,22 @@ def report(
     spark: "SparkSession | None" = None,
     **options: str,
 ) -> Report:
-    """All readings there are: figures of each measure, and the devices with the highest values and most silences.
+    """A report over all readings: statistics by measure, and the devices with the highest values and most silences.
 
-    With a `lake` of `archive`, also those that the log has no longer. `options` are those of `format("levada")`.
+    With a `lake` of `archive` also those that the log has deleted. `options` are those of `format("levada")`.
     """
-    check_lengths(gap=gap)
-    taken = readings(reports.records(session_or(spark), topics, bootstrap, lake, options)).cache()
+    check_durations(gap=gap)
+    parsed = readings(reports.records(session_or(spark), topics, bootstrap, lake, options)).cache()
     try:
-        step = reports.step(*reports.span(taken))
-        lines = reports.series(means(taken, step), "measure", "mean")
-        measures = reports.table("Measures", taken.groupBy("measure").agg(*_figures()).orderBy("measure"))
-        peaks = reports.table("Farthest above the usual", peaks_by_measure(taken).limit(top))
-        silent = reports.table("Most often silent", silences(spells(taken, gap)).limit(top))
+        window = reports.window_for(*reports.time_range(parsed))
+        lines = reports.series(means(parsed, window), "measure", "mean")
+        measures = reports.table("Measures", parsed.groupBy("measure").agg(*_aggregates()).orderBy("measure"))
+        peaks = reports.table("Farthest above the usual", peaks_by_measure(parsed).limit(top))
+        silent = reports.table("Most often silent", silences(spells(parsed, gap)).limit(top))
     finally:
-        taken.unpersist()
+        parsed.unpersist()
     panels: list[charts.Panel] = [
-        charts.Lines(f"Mean of {name}, each {reports.each(step)}", {name: points}, from_zero=False)
+        charts.Lines(f"Mean of {name}, each {reports.window_words(window)}", {name: points}, from_zero=False)
         for name, points in lines.items()
     ]
     bars = [(f"{device} ({measure})", float(far or 0)) for device, measure, _, far in peaks.rows]
@@ -141,26 +142,26 @@ def report(
     return Report("Readings of devices", [measures, peaks, silent], panels)
 
 
-def means(taken: DataFrame, window: str) -> DataFrame:
-    """Of each measure in each window, over all devices."""
-    grouped = taken.groupBy(F.window("at", window).alias("window"), "measure").agg(
+def means(readings: DataFrame, window: str) -> DataFrame:
+    """The mean of each measure in each window, over all devices."""
+    grouped = readings.groupBy(F.window("at", window).alias("window"), "measure").agg(
         F.avg("value").alias("mean")
     )
     return grouped.select(*flow.window_bounds(), "measure", "mean")
 
 
-def peaks_by_measure(taken: DataFrame) -> DataFrame:
-    """Devices by how far their greatest value is above what is usual for the measure, the farthest first."""
-    usual = taken.groupBy("measure").agg(F.avg("value").alias("usual"), F.stddev("value").alias("spread"))
-    peaks = taken.groupBy("device", "measure").agg(F.max("value").alias("value")).join(usual, "measure")
+def peaks_by_measure(readings: DataFrame) -> DataFrame:
+    """Devices by the distance of their greatest value from the mean of the measure, in descending order."""
+    usual = readings.groupBy("measure").agg(F.avg("value").alias("usual"), F.stddev("value").alias("spread"))
+    peaks = readings.groupBy("device", "measure").agg(F.max("value").alias("value")).join(usual, "measure")
     far = (F.col("value") - F.col("usual")) / F.col("spread")
     found = peaks.select("device", "measure", "value", F.round(far, 2).alias("deviations"))
     return found.orderBy(F.col("deviations").desc_nulls_last(), "device")
 
 
-def silences(heard: DataFrame) -> DataFrame:
-    """Devices by how often they went silent and came back, the most often first."""
-    counted = heard.groupBy("device").agg(
+def silences(spells: DataFrame) -> DataFrame:
+    """Devices by the number of pauses between their spells, in descending order."""
+    counted = spells.groupBy("device").agg(
         (F.count("*") - 1).alias("silences"), F.sum("readings").alias("readings")
     )
     return counted.where("silences > 0").orderBy(F.desc("silences"), "device")

@@ -1,10 +1,10 @@
-"""What pipelines from topics to topics share: events in, tables of results out, each as JSON to a topic of its own.
+"""Building blocks of pipelines from topics to topics: events in, result tables out, each as JSON to a topic.
 
-All results of a pipeline are one streaming query: its micro-batches are in all of its topics or in none of them.
+All results of a pipeline are one streaming query: a micro-batch is in all result topics or in none.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,99 +12,95 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.utils import is_remote
 
-from levada.client.admin.admin import BROKER_DEFAULT
-from levada.errors import ErrorCode, KafkaError
+from levada.pipelines.errors import PipelineError
 from levada.pipelines.lake.files import Files
-from levada.pipelines.runs.arguments import remember
-from levada.pipelines.runs.queries import PipelineError, Running
-from levada.pipelines.runs.runs import Run, home_directory
-from levada.pipelines.topics import beginnings
+from levada.pipelines.runs.queries import RunningPipeline
+from levada.pipelines.runs.run import Run, default_directory, save_arguments
+from levada.pipelines.topics import create_topics, earliest_offsets
 from levada.spark.options import OptionError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from levada.client.client import Client
-
 BOOTSTRAP = "127.0.0.1:9092"
 
 
 class Result(NamedTuple):
-    """A table that goes to a topic; `key` is the column that makes the records' keys, if any."""
+    """A table and its topic; `key` is the column of the records' keys, if any."""
 
     topic: str
     rows: DataFrame
     key: str | None = None
 
 
-class Plan(NamedTuple):
-    """How a pipeline is run."""
+class QueryOptions(NamedTuple):
+    """How the streaming query of a pipeline runs."""
 
     name: str
     bootstrap: str = BOOTSTRAP
-    checkpoint: str | None = None  # that of the runs of this name, if not told
+    checkpoint: str | None = None  # by default that of the run of this name
     once: bool = False
     every: str = "5 seconds"
     mode: str = "append"
-    # What makes its results what they are: the next under its name must ask the same. None: that is not looked at.
-    asked: Mapping[str, Any] | None = None
+    # The next run of this name must have the same arguments. None: they are not checked.
+    arguments: Mapping[str, Any] | None = None
 
 
-def stream_of(
+def read_stream(
     spark: "SparkSession", bootstrap: str, topics: Sequence[str], options: Mapping[str, str]
 ) -> DataFrame:
-    """Records of topics as they come; from the beginning, unless the options say otherwise."""
+    """The records of topics as a stream; from the earliest offsets, unless the options differ."""
     check_topics(bootstrap, topics, options)
-    asked = {"startingOffsets": "earliest"} | _asked(bootstrap, topics, options)
-    return spark.readStream.format("levada").options(**asked).load()
+    given = {"startingOffsets": "earliest"} | _source_options(bootstrap, topics, options)
+    return spark.readStream.format("levada").options(**given).load()
 
 
-def table_of(
+def read_batch(
     spark: "SparkSession", bootstrap: str, topics: Sequence[str], options: Mapping[str, str]
 ) -> DataFrame:
-    """Records that topics have now."""
+    """The current records of topics."""
     check_topics(bootstrap, topics, options)
-    return spark.read.format("levada").options(**_asked(bootstrap, topics, options)).load()
+    return spark.read.format("levada").options(**_source_options(bootstrap, topics, options)).load()
 
 
 def check_topics(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> None:
-    """PipelineError, which names others that may be meant, unless all are there."""
+    """Raise PipelineError, with similar names, unless all topics exist."""
     try:
-        beginnings(bootstrap, topics, options)
+        earliest_offsets(bootstrap, topics, options)
     except OptionError as error:
         raise PipelineError(str(error)) from None
 
 
-def _asked(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
+def _source_options(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
     return {"kafka.bootstrap.servers": bootstrap, "subscribe": ",".join(topics)} | dict(options)
 
 
-def parsed(raw: DataFrame, schema: str) -> DataFrame:
-    """With a column `event`, a struct of this schema: what the JSON in `value` tells; nulls where it is no JSON."""
+def parse_json(raw: DataFrame, schema: str) -> DataFrame:
+    """Add the column `event`, the JSON of `value` as a struct of this schema; its fields are null for other values."""
     return raw.withColumn("event", F.from_json(F.col("value").cast("string"), schema))
 
 
-def moment(told: str = "event.at") -> Column:
-    """When something happened, as the event tells; if it does not, when it was recorded."""
-    return F.coalesce(F.try_to_timestamp(F.col(told)), F.col("timestamp"))
+def event_time(column: str = "event.at") -> Column:
+    """The time of an event; the record's timestamp if it has none."""
+    return F.coalesce(F.try_to_timestamp(F.col(column)), F.col("timestamp"))
 
 
 def window_bounds() -> list[Column]:
-    """The two ends of the column `window`, in the words of results."""
+    """The start and end of the column `window` as columns `from` and `to`."""
     return [F.col("window.start").alias("from"), F.col("window.end").alias("to")]
 
 
 def seconds_between(first: str, last: str) -> Column:
-    """How much later the one column is than the other."""
+    """The seconds between two timestamp columns."""
     return F.round(F.col(last).cast("double") - F.col(first).cast("double"), 3)
 
 
-def most(rows: DataFrame, by: Sequence[str], name: str, value: str, top: int) -> DataFrame:
-    """The names with the greatest values of each group, in a column `most`: the first one first.
+def top_n(rows: DataFrame, by: Sequence[str], name: str, value: str, top: int) -> DataFrame:
+    """The names with the greatest values of each group, in descending order in a column `most`.
 
-    A second aggregation over the windows of a first one, which a stream allows: it waits for whole windows.
+    A second aggregation over the windows of a first one, which Spark allows in streams: it waits for whole windows.
     """
-    # Arrays of structs sort by their first field: greatest values first, and equal ones by name.
+    # Arrays of structs sort by their first field: descending values, and names where values are equal.
     ranked = F.sort_array(F.collect_list(F.struct((-F.col(value)).alias(value), name)))
     best = F.transform(
         F.slice(ranked, 1, top), lambda one: F.struct(one[name].alias(name), (-one[value]).alias(value))
@@ -112,73 +108,49 @@ def most(rows: DataFrame, by: Sequence[str], name: str, value: str, top: int) ->
     return rows.groupBy(*by).agg(best.alias("most"))
 
 
-def as_records(result: Result) -> DataFrame:
-    """Rows as JSON with a key, for the topic."""
+def to_records(result: Result) -> DataFrame:
+    """The rows of a result as records: topic, key and JSON value."""
     key = F.lit(None).cast("string") if result.key is None else F.col(result.key).cast("string")
     return result.rows.select(
         F.lit(result.topic).alias("topic"), key.alias("key"), F.to_json(F.struct("*")).alias("value")
     )
 
 
-def start(results: Sequence[Result], plan: Plan) -> Running:
-    """Run until it is stopped, or with `once` until all that is there is done."""
-    records = _joined(results)
-    checkpoint = plan.checkpoint or Run(home_directory(), plan.name).checkpoint
-    if plan.asked is not None and not is_remote():  # there the checkpoint is out of reach
-        remember(Files(records.sparkSession, checkpoint), plan.asked, plan.name)
-    make_topics(plan.bootstrap, [result.topic for result in results])
-    stream = records.writeStream.queryName(plan.name).outputMode(plan.mode)
+def start(results: Sequence[Result], options: QueryOptions) -> RunningPipeline:
+    """Start the streaming query; with `once` it ends when all available records are processed."""
+    records = _union(results)
+    checkpoint = options.checkpoint or Run(default_directory(), options.name).checkpoint
+    if options.arguments is not None and not is_remote():  # Spark Connect cannot reach the checkpoint's files
+        save_arguments(Files(records.sparkSession, checkpoint), options.arguments, options.name)
+    create_topics(options.bootstrap, [result.topic for result in results])
+    stream = records.writeStream.queryName(options.name).outputMode(options.mode)
     stream = stream.option("checkpointLocation", checkpoint)
-    if plan.mode == "update":
-        stream = stream.foreachBatch(Updates(plan.bootstrap, checkpoint).write)
+    if options.mode == "update":
+        stream = stream.foreachBatch(UpdateWriter(options.bootstrap, checkpoint).write)
     else:
-        stream = stream.format("levada").option("kafka.bootstrap.servers", plan.bootstrap)
-    trigger = stream.trigger(availableNow=True) if plan.once else stream.trigger(processingTime=plan.every)
-    return Running(plan.name, [trigger.start()])
+        stream = stream.format("levada").option("kafka.bootstrap.servers", options.bootstrap)
+    trigger = {"availableNow": True} if options.once else {"processingTime": options.every}
+    return RunningPipeline(options.name, [stream.trigger(**trigger).start()])
 
 
-def _joined(results: Sequence[Result]) -> DataFrame:
-    """All records, in as many partitions as one result has: each of them is a task and a transaction of the sink."""
-    records = reduce(DataFrame.unionByName, map(as_records, results))
+def _union(results: Sequence[Result]) -> DataFrame:
+    """All records, in as many partitions as one result has: each partition is a task and a transaction of the sink."""
+    records = reduce(DataFrame.unionByName, map(to_records, results))
     if len(results) == 1:
         return records
     return records.coalesce(int(str(records.sparkSession.conf.get("spark.sql.shuffle.partitions"))))
 
 
-class Updates:
-    """Writes micro-batches of changed rows, each once: Spark does not let sinks in Python have them itself."""
+class UpdateWriter:
+    """Writes micro-batches in update mode, each once: Spark does not support this mode for Python data sources."""
 
     def __init__(self, bootstrap: str, checkpoint: str) -> None:
         self._bootstrap = bootstrap
         self._checkpoint = checkpoint
 
     def write(self, batch: DataFrame, number: int) -> None:
-        """One micro-batch, which may have come before: the query's id and its number say which it is."""
+        """Write one micro-batch, which Spark may repeat: the query id and its number identify it."""
         query = json.loads(Files(batch.sparkSession, self._checkpoint).read("metadata"))["id"]
         writer = batch.write.format("levada").mode("append")
         writer = writer.option("kafka.bootstrap.servers", self._bootstrap)
         writer.option("txnAppId", query).option("txnVersion", str(number)).save()
-
-
-def make_topics(
-    bootstrap: str,
-    names: Iterable[str],
-    partitions: int = BROKER_DEFAULT,
-    configs: Mapping[str, str] | None = None,
-) -> None:
-    """Let the topics be there; those that are stay as they are."""
-    from levada.spark import blocking
-
-    blocking.run(_make(blocking.client(bootstrap), list(names), partitions, configs or {}))
-
-
-async def _make(client: "Client", names: Sequence[str], partitions: int, configs: Mapping[str, str]) -> None:
-    there = (await client.metadata()).topics
-    for name in names:
-        if name in there:
-            continue
-        try:
-            await client.admin.create_topic(name, partitions=partitions, configs=configs)
-        except KafkaError as error:
-            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:  # somebody else was quicker
-                raise PipelineError(f"topic {name} is not there and cannot be made: {error.detail}") from None

@@ -1,7 +1,6 @@
-"""Made-up streams that look like real ones: for the demo, the examples, the tutorial and tests (pure).
+"""Generated sample streams for the demo, the examples, the tutorial and tests (pure).
 
-What happens is drawn from `chance` and when it happens is asked of `now`, so a stream can run live or in a made-up
-hour, and the same twice.
+A `Random` and a clock are arguments, so a stream can run live or in simulated time, and repeat.
 """
 
 import json
@@ -15,7 +14,7 @@ Now = Callable[[], datetime]
 
 
 class Sample(NamedTuple):
-    """A record to be written."""
+    """A record to produce."""
 
     topic: str
     key: str
@@ -34,11 +33,11 @@ ELEMENTS = ("add-to-cart", "buy-now", "next-picture", "size-guide", "newsletter"
 PLACEMENTS = ("top-banner", "sidebar", "between-products", "checkout")
 CAMPAIGNS = ("autumn-rain", "two-for-one", "new-trails")
 VISITORS_MIN, VISITORS_MAX = 100, 400  # on the site at a time
-LEAVES = 0.03  # how often somebody who did something is gone after it
+LEAVES = 0.03  # the probability that a visitor leaves after an event
 
 
 def website(chance: Random, now: Now) -> Iterator[Sample]:
-    """What visitors of a shop do, without end. Few pages get most of the views, as on any site."""
+    """Events of the visitors of a shop, endless. Few pages get most of the views, as on any site."""
     weights = [1 / rank for rank in range(1, len(PAGES) + 1)]
     visitors: list[dict[str, Any]] = []
     for number in count(1):
@@ -47,7 +46,7 @@ def website(chance: Random, now: Now) -> Iterator[Sample]:
         visitor = chance.choice(visitors)
         if chance.random() < LEAVES and len(visitors) > VISITORS_MIN:
             visitors.remove(visitor)
-        topic, more = _deed(chance, visitor["page"], weights)
+        topic, more = _action(chance, visitor["page"], weights)
         event = {"at": _iso(now())} | visitor | more
         visitor["page"] = event["page"]
         yield Sample(topic, visitor["visitor"], json.dumps(event))
@@ -58,20 +57,20 @@ def _visitor(chance: Random, number: int) -> dict[str, Any]:
     return {"visitor": f"v{number:07d}", "screen": screen, "country": country, "page": None}
 
 
-def _deed(chance: Random, page: str | None, weights: list[float]) -> tuple[str, dict[str, Any]]:
-    """A topic, and what its event has beside the visitor."""
+def _action(chance: Random, page: str | None, weights: list[float]) -> tuple[str, dict[str, Any]]:
+    """A topic, and the fields of its event beside those of the visitor."""
     kind = chance.random()
     if page is None or kind < 0.45:
         return "page-views", {"page": chance.choices(PAGES, weights)[0], "referrer": page}
     if kind < 0.65:
         return "scrolls", {"depth": round(chance.random(), 2)}
     if kind < 0.80:
-        place = {"x": chance.randrange(1280), "y": chance.randrange(2400)}
-        return "clicks", {"element": chance.choice(ELEMENTS)} | place
+        position = {"x": chance.randrange(1280), "y": chance.randrange(2400)}
+        return "clicks", {"element": chance.choice(ELEMENTS)} | position
     if kind < 0.90:
         return "searches", {"query": chance.choice(QUERIES), "results": chance.randrange(40)}
-    placed = {"placement": chance.choice(PLACEMENTS), "campaign": chance.choice(CAMPAIGNS)}
-    return "ads", placed | {"clicked": chance.random() < 0.02}
+    fields = {"placement": chance.choice(PLACEMENTS), "campaign": chance.choice(CAMPAIGNS)}
+    return "ads", fields | {"clicked": chance.random() < 0.02}
 
 
 SITES = ("funchal", "porto-moniz", "santana")
@@ -79,15 +78,15 @@ MEASURES = {
     "temperature": (19.0, 0.4),
     "humidity": (70.0, 2.0),
     "flow": (12.0, 0.8),
-}  # usual value and spread
+}  # mean and deviation
 
 
 def devices(chance: Random, now: Now, number: int = 60) -> Iterator[Sample]:
-    """Readings of many small devices along the channels, in turn, without end; one in twenty runs hot."""
+    """Readings of devices along the channels, in turn, endless; one in twenty runs hot."""
     hot = {index for index in range(number) if chance.random() < 0.05} or {0}
     drift = [chance.gauss(0, 1) for _ in range(number)]
-    for turn in count():
-        index = turn % number
+    for sequence in count():
+        index = sequence % number
         measure = chance.choice(tuple(MEASURES))
         usual, spread = MEASURES[measure]
         drift[index] = drift[index] * 0.9 + chance.gauss(0, 0.3)
@@ -98,11 +97,11 @@ def devices(chance: Random, now: Now, number: int = 60) -> Iterator[Sample]:
 
 
 SERVICES = ("gateway", "orders", "payments", "search", "mail")
-QUIET = {
+NORMAL = {
     "INFO": ("served {path} in {ms} ms", "order {id} accepted", "cache holds {n} entries"),
     "WARN": ("retry {n} of request {id}", "slow query: {ms} ms"),
 }
-WRONG = {
+ERRORS = {
     "gateway": ("upstream {host} timed out after {ms} ms", "cannot parse header of request {id}"),
     "orders": ("order {id} has no customer", "deadlock on table orders, transaction {n}"),
     "payments": ("card service answered 503 to payment {id}", "upstream {host} timed out after {ms} ms"),
@@ -112,12 +111,12 @@ WRONG = {
 
 
 def service_logs(chance: Random, now: Now, failing: str = "payments") -> Iterator[Sample]:
-    """Lines of several services, each in its own format, without end; one service fails more than others."""
+    """Lines of several services, each in its own format, endless; one service fails more than the others."""
     while True:
         service = chance.choice(SERVICES)
         wrong = chance.random() < (0.3 if service == failing else 0.02)
         level = "ERROR" if wrong else chance.choices(("INFO", "WARN"), (9, 1))[0]
-        message = chance.choice(WRONG[service] if wrong else QUIET[level]).format(
+        message = chance.choice(ERRORS[service] if wrong else NORMAL[level]).format(
             path=chance.choice(PAGES),
             ms=chance.randrange(1, 30_000),
             id=f"{chance.randrange(16**8):08x}",
@@ -128,7 +127,7 @@ def service_logs(chance: Random, now: Now, failing: str = "payments") -> Iterato
 
 
 def _line(service: str, level: str, message: str, at: datetime) -> str:
-    """As the service writes it: JSON, logfmt or plain text."""
+    """A line in the format of the service: JSON, logfmt or plain text."""
     if service in ("orders", "payments"):
         return json.dumps({"time": _iso(at), "level": level.lower(), "service": service, "message": message})
     if service == "search":

@@ -1,41 +1,39 @@
-"""logs: the lines of many services in one place: rates, alerts, and a lake to search (R64).
+"""logs: the log lines of many services, as rates, alerts and a lake to search.
 
-A line may be a JSON object, logfmt (`level=error msg="..."`) or plain text that begins with a time and a level; the
-words differ from service to service, and what a line does not tell, its record does. Nothing is left out: a line
-that says neither level nor time is an INFO of the time it was recorded.
+A line is a JSON object, logfmt (`level=error msg="..."`) or plain text that begins with a time and a level. The names
+of fields differ from service to service; missing fields come from the record. No line is dropped: one without level
+and time is an INFO with the record's timestamp.
 
-Errors are gathered by their pattern, the message without what changes from line to line (numbers, ids, addresses), so
-that a thousand timeouts are one alert.
+Errors are grouped by pattern: the message without its variable parts (numbers, ids, addresses). A thousand timeouts
+are one alert.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from levada.pipelines.durations import check_lengths
+from levada.pipelines.errors import check_durations
 from levada.pipelines.flows import flow
-from levada.pipelines.flows.flow import Plan, Result
+from levada.pipelines.flows.flow import QueryOptions, Result
 from levada.pipelines.lake.archive import archive
-from levada.pipelines.lake.compaction import SIZES
-from levada.pipelines.reports.reports import records
-from levada.pipelines.runs.queries import Running
-from levada.pipelines.runs.steps import Query
+from levada.pipelines.reports.report import records
+from levada.pipelines.runs.queries import RunningPipeline
 from levada.spark.session.session import session_or
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TOPICS = ("logs",)
-FIELDS = {  # what services call it, the commonest first
+FIELDS = {  # the names of each field, the most common first
     "time": ("time", "ts", "timestamp", "@timestamp", "at"),
     "level": ("level", "lvl", "severity", "levelname"),
     "service": ("service", "app", "logger", "name"),
     "message": ("message", "msg", "event", "text"),
 }
-PLAIN = r"(?s)^\[?(\d{4}-\d\d-\d\d[T ][0-9:.,]+(?:Z|[+-]\d\d:?\d\d)?)\]?\s+"  # a time, and what follows it:
+PLAIN = r"(?s)^\[?(\d{4}-\d\d-\d\d[T ][0-9:.,]+(?:Z|[+-]\d\d:?\d\d)?)\]?\s+"  # a time, followed by
 PLAIN += r"\[?(?:(TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)\b\]?\s+)?"
 PLAIN += r"(?:([A-Za-z][\w.-]*)(?:\[\d+\])?:\s+)?(.*)$"
 LEVELS = {
@@ -46,8 +44,8 @@ LEVELS = {
     "CRITICAL": "FATAL",
     "PANIC": "FATAL",
 }
-WRONG = ("ERROR", "FATAL")
-CHANGING = (  # in the order in which they are replaced
+ERROR_LEVELS = ("ERROR", "FATAL")
+VARIABLE_PARTS = (  # replaced in this order
     (r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", "<id>"),
     (r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b", "<address>"),
     (r"\b(?=[0-9a-fA-F]*\d)[0-9a-fA-F]{8,}\b", "<id>"),
@@ -71,58 +69,41 @@ def logs(
     spark: "SparkSession | None" = None,
     name: str = "logs",
     **options: str,
-) -> Running:
-    """Keep the topics `to`-rates and `to`-alerts, and the lines themselves in `lake`, if one is told.
+) -> RunningPipeline:
+    """Write the topics `to`-rates and `to`-alerts, and archive all lines to `lake` if it is given.
 
-    There is an alert for a pattern of errors that a service wrote `alert_at` times or more in a window. Lines may be
-    `late` by so much; the lake has the later ones too. `options` are those of `format("levada")`.
+    An alert is a pattern of errors that a service logged at least `alert_at` times in a window. `late` is the delay of
+    the watermark; the lake also has later lines. `options` are those of `format("levada")`.
     """
-    check_lengths(window=window, late=late, every=every)
+    check_durations(window=window, late=late, every=every)
     spark = session_or(spark)
-    asked = {"topics": sorted(topics), "to": to, "window": window, "late": late, "alert_at": alert_at}
-    plan = Plan(name, bootstrap, checkpoint, once, every, asked=asked)
-    written = lines(flow.stream_of(spark, bootstrap, topics, options)).withWatermark("at", late)
+    arguments = {"topics": sorted(topics), "to": to, "window": window, "late": late, "alert_at": alert_at}
+    parsed = lines(flow.read_stream(spark, bootstrap, topics, options)).withWatermark("at", late)
     results = [
-        Result(f"{to}-rates", rates(written, window), key="service"),
-        Result(f"{to}-alerts", alerts(written, window, alert_at), key="service"),
+        Result(f"{to}-rates", rates(parsed, window), key="service"),
+        Result(f"{to}-alerts", alerts(parsed, window, alert_at), key="service"),
     ]
-    running = flow.start(results, plan)
+    running = flow.start(results, QueryOptions(name, bootstrap, checkpoint, once, every, arguments=arguments))
     if lake is None:
         return running
+    where: dict[str, Any] = {"bootstrap": bootstrap, "spark": spark, "name": f"{name}-lake"} | options
     try:
-        kept = _archived(topics, lake, plan, spark, options)
+        archiving = archive(topics, lake, once=once, every=every, **where)
     except BaseException:
         running.stop()
         raise
-    return Running(name, [*kept, *running.queries])
-
-
-def _archived(
-    topics: Sequence[str], lake: str, plan: Plan, spark: "SparkSession", options: Mapping[str, str]
-) -> Sequence[Query]:
-    running = archive(
-        topics,
-        lake,
-        bootstrap=plan.bootstrap,
-        once=plan.once,
-        every=plan.every,
-        sizes=SIZES,
-        spark=spark,
-        name=f"{plan.name}-lake",
-        **options,
-    )
-    return running.queries
+    return RunningPipeline(name, [*archiving.queries, *running.queries])
 
 
 def lines(raw: DataFrame) -> DataFrame:
-    """Records as lines: `at`, `service`, `level` (DEBUG to FATAL), `message`, `pattern` and the `line` as it was."""
+    """Records as lines: `at`, `service`, `level` (DEBUG to FATAL), `message`, `pattern` and the original `line`."""
     line = raw.withColumn("line", F.col("value").cast("string")).where(F.col("line").isNotNull())
     line = line.withColumn("json", F.from_json("line", "map<string, string>"))
-    told = line.select("line", "key", "topic", "timestamp", *(_told(name).alias(name) for name in FIELDS))
+    fields = line.select("line", "key", "topic", "timestamp", *(_field(name).alias(name) for name in FIELDS))
     level = F.upper(F.coalesce("level", F.lit("INFO")))
     known = F.create_map(*(F.lit(word) for pair in LEVELS.items() for word in pair))
-    found = told.select(
-        flow.moment("time").alias("at"),
+    found = fields.select(
+        flow.event_time("time").alias("at"),
         F.coalesce("service", F.col("key").cast("string"), "topic").alias("service"),
         F.coalesce(known[level], level).alias("level"),
         F.coalesce("message", "line").alias("message"),
@@ -131,8 +112,8 @@ def lines(raw: DataFrame) -> DataFrame:
     return found.withColumn("pattern", pattern(F.col("message")))
 
 
-def _told(name: str) -> Column:
-    """A field of the line: of its JSON, plain text or logfmt; null if there is none."""
+def _field(name: str) -> Column:
+    """A field of the line, from JSON, plain text or logfmt; null if it is missing."""
     words = FIELDS[name]
     as_json = F.coalesce(*(F.col("json")[word] for word in words))
     plain = F.regexp_extract("line", PLAIN, 1 + list(FIELDS).index(name))
@@ -144,30 +125,30 @@ def _told(name: str) -> Column:
 
 
 def pattern(message: Column) -> Column:
-    """The message without what changes."""
-    for changing, word in CHANGING:
-        message = F.regexp_replace(message, changing, word)
+    """The message without its variable parts."""
+    for part, word in VARIABLE_PARTS:
+        message = F.regexp_replace(message, part, word)
     return message
 
 
-def rates(written: DataFrame, window: str) -> DataFrame:
-    """Lines of each service in each window, by level, and the share of them that tell of errors."""
-    grouped = written.groupBy(F.window("at", window).alias("window"), "service")
+def rates(lines: DataFrame, window: str) -> DataFrame:
+    """The lines of each service in each window, by level, and the share of errors."""
+    grouped = lines.groupBy(F.window("at", window).alias("window"), "service")
     found = grouped.agg(
         F.count("*").alias("lines"),
         *(
             F.count_if(F.col("level") == level).alias(level.lower())
-            for level in ("DEBUG", "INFO", "WARN", *WRONG)
+            for level in ("DEBUG", "INFO", "WARN", *ERROR_LEVELS)
         ),
     )
     share = F.round((F.col("error") + F.col("fatal")) / F.col("lines"), 4)
     return found.select(*flow.window_bounds(), "*", share.alias("error_rate")).drop("window")
 
 
-def alerts(written: DataFrame, window: str, at: int) -> DataFrame:
-    """Patterns of errors that came `at` times or more in a window, with the first such line."""
-    wrong = written.where(F.col("level").isin(*WRONG))
-    grouped = wrong.groupBy(F.window("at", window).alias("window"), "service", "pattern")
+def alerts(lines: DataFrame, window: str, at: int) -> DataFrame:
+    """The patterns of errors that were logged at least `at` times in a window, with the first message."""
+    errors = lines.where(F.col("level").isin(*ERROR_LEVELS))
+    grouped = errors.groupBy(F.window("at", window).alias("window"), "service", "pattern")
     found = grouped.agg(
         F.count("*").alias("lines"),
         F.min("at").alias("first"),
@@ -190,9 +171,9 @@ def search(
     spark: "SparkSession | None" = None,
     **options: str,
 ) -> DataFrame:
-    """Lines that fit all that is told, the oldest first: of lake and live log, each once; without a lake of the log.
+    """The lines of lake and log that match all conditions, each once, oldest first; without `lake` those of the log.
 
-    `text` is part of the message in any case of letters, `level` the least one.
+    `text` is a part of the message, ignoring case; `level` is the lowest level.
     """
     found = lines(records(session_or(spark), topics, bootstrap, lake, options))
     if text is not None:
@@ -208,12 +189,12 @@ def search(
     return found.select("at", "service", "level", "message").orderBy("at")
 
 
-ORDER = ("DEBUG", "INFO", "WARN", "ERROR", "FATAL")
+LEVEL_ORDER = ("DEBUG", "INFO", "WARN", "ERROR", "FATAL")
 
 
 def levels_from(least: str) -> tuple[str, ...]:
-    """This level and those above it (pure)."""
+    """This level and all higher ones (pure)."""
     level = LEVELS.get(least.upper(), least.upper())
-    if level not in ORDER:
-        raise ValueError(f"no such level: {least}; there are {', '.join(ORDER)}")
-    return ORDER[ORDER.index(level) :]
+    if level not in LEVEL_ORDER:
+        raise ValueError(f"unknown level {least}; use one of: {', '.join(LEVEL_ORDER)}")
+    return LEVEL_ORDER[LEVEL_ORDER.index(level) :]

@@ -1,42 +1,51 @@
-"""sql: topics as tables, and what a query over them gives as a topic, for as long as records come (R60, R62).
+"""sql: a streaming SQL query over topics, with its results as JSON in a topic.
 
-A table has the name of its topic. Its columns are the fields of the JSON values, told by the user or inferred from the
-newest records; those of the record follow, with an underscore: `_key`, `_partition`, `_offset`, `_timestamp`. What was
-inferred is kept beside the checkpoint, since a query that goes on must see the columns it began with.
+A table has the name of its topic. Its columns are the fields of the JSON values, given by the user or inferred from the
+newest records, followed by those of the record: `_key`, `_partition`, `_offset`, `_timestamp`. Inferred columns are
+kept with the checkpoint: a query that continues must see the columns it started with.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import AnalysisException, ParseException
+from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
-from levada.pipelines.durations import check_lengths
+from levada.pipelines.errors import PipelineError, check_durations, explain_query
 from levada.pipelines.flows import flow
-from levada.pipelines.flows.flow import Plan, Result
-from levada.pipelines.flows.tables import Tables
+from levada.pipelines.flows.flow import QueryOptions, Result
 from levada.pipelines.lake.files import Files
-from levada.pipelines.runs.arguments import remembered
-from levada.pipelines.runs.queries import PipelineError, Running
-from levada.pipelines.runs.runs import Run, home_directory
+from levada.pipelines.runs.queries import RunningPipeline
+from levada.pipelines.runs.run import Run, default_directory, load_arguments
+from levada.pipelines.topics import connection, create_topics, logs_of
+from levada.spark.options import OptionError
 from levada.spark.session.session import session_or
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MODES = ("append", "update", "complete")  # the first that fits is taken
-MEANINGS = {
+MODES = {  # in the order of preference
     "append": "every result is written once, when it is final",
     "update": "a group is written again whenever it changes, the newest record of it counts",
     "complete": "all groups are written again in every batch",
 }
-NOISE = "SQLQueryContextLogger"  # writes errors of queries to standard error, plans and all
-MISSING = "TABLE_OR_VIEW_NOT_FOUND"
-ASKS = re.compile(r"\s*(?:--[^\n]*\n\s*|/\*.*?\*/\s*)*(?:SELECT|WITH|FROM|\()", re.IGNORECASE | re.DOTALL)
+QUERY_LOGGER = "SQLQueryContextLogger"  # prints errors of queries with their plans to standard error
+TABLE_NOT_FOUND = "TABLE_OR_VIEW_NOT_FOUND"
+SELECT = re.compile(r"\s*(?:--[^\n]*\n\s*|/\*.*?\*/\s*)*(?:SELECT|WITH|FROM|\()", re.IGNORECASE | re.DOTALL)
+SAMPLE_RECORDS = 1_000  # newest records from which columns are inferred
+TEXT = "text"  # instead of columns: values are text, in a column `value`
+RECORD_COLUMNS = {
+    "_key": "string(key)",
+    "_partition": "partition",
+    "_offset": "offset",
+    "_timestamp": "timestamp",
+}
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 def sql(
@@ -48,7 +57,7 @@ def sql(
     mode: str | None = None,
     key: str | None = None,
     dead_letters: str | None = None,
-    tell: Tell = lambda text: None,
+    notify: Notify = lambda text: None,
     bootstrap: str = flow.BOOTSTRAP,
     checkpoint: str | None = None,
     once: bool = False,
@@ -56,120 +65,243 @@ def sql(
     spark: "SparkSession | None" = None,
     name: str = "sql",
     **options: str,
-) -> Running:
-    """Write what `query` gives to the topic `to`, as JSON.
+) -> RunningPipeline:
+    """Write the results of `query` to the topic `to`, as JSON.
 
-    `schemas` has the columns of tables (`{"orders": "id bigint, amount double, ts timestamp"}`), `watermarks` how late
-    records may be by a column of time (`{"ts": "10 minutes"}`, or `orders.ts` for one table). Notices go to `tell`.
+    `schemas` has the columns of tables (`{"orders": "id bigint, amount double, ts timestamp"}`), `watermarks` the delay
+    of late rows by a timestamp column (`{"ts": "10 minutes"}`, or `orders.ts` for one table). `notify` gets notices
+    about inferred columns and the output mode.
     """
-    check_lengths(every=every)
+    check_durations(every=every)
     spark = session_or(spark)
-    checkpoint = checkpoint or Run(home_directory(), name).checkpoint
-    known = remembered(Files(spark, checkpoint))
-    tables = Tables(spark, bootstrap, options, dead_letters, tell)
+    checkpoint = checkpoint or Run(default_directory(), name).checkpoint
+    known = load_arguments(Files(spark, checkpoint))
+    tables = Tables(spark, bootstrap, options, dead_letters, notify)
     tables.schemas = dict(known["schemas"] if known else {}) | dict(schemas or {})
     tables.watermarks = dict(watermarks or {})
-    found = select(spark, query, tables)
-    if to in tables.made:
-        raise PipelineError(f"the query reads {to}: what it writes there it would read again, for ever")
-    chosen = output_mode(spark, found, mode, tell)
-    if key is not None and key not in found.columns:
-        raise PipelineError(f"no column {key} for the key: the query gives {', '.join(found.columns)}")
-    result = Result(to, found, key)
-    asked = {
+    rows = select(spark, query, tables)
+    if to in tables.created:
+        raise PipelineError(f"the query reads {to}, the topic of its results: it would read its own output")
+    chosen = output_mode(spark, rows, mode, notify)
+    if key is not None and key not in rows.columns:
+        raise PipelineError(f"no column {key} for the key; the query has {', '.join(rows.columns)}")
+    arguments = {
         "query": query,
         "to": to,
         "watermarks": tables.watermarks,
         "mode": chosen,
         "schemas": tables.schemas,
     }
-    return flow.start([result], Plan(name, bootstrap, checkpoint, once, every, chosen, asked))
+    query_options = QueryOptions(name, bootstrap, checkpoint, once, every, chosen, arguments)
+    return flow.start([Result(to, rows, key)], query_options)
 
 
-def select(spark: "SparkSession", query: str, tables: Tables) -> DataFrame:
-    """The query as a DataFrame; every name of a table that Spark does not know is that of a topic."""
-    if not ASKS.match(query):
+def select(spark: "SparkSession", query: str, tables: "Tables") -> DataFrame:
+    """The query as a DataFrame; a table that Spark does not know is a topic."""
+    if not SELECT.match(query):
         raise PipelineError(
             f"only queries can be run (SELECT ..., WITH ... SELECT ...), this is: {query[:60]}"
         )
-    logger = PySparkLogger.getLogger(NOISE)
-    logger.disabled = True  # a table that is not there yet is no error here
+    logger = PySparkLogger.getLogger(QUERY_LOGGER)
+    logger.disabled = True  # a missing table is expected here
     try:
-        found = _resolved(spark, query, tables)
+        rows = _resolve(spark, query, tables)
         tables.check_watermarks()
     finally:
         logger.disabled = False
-        tables.forget()
-    if not found.isStreaming:
+        tables.drop_views()
+    if not rows.isStreaming:
         raise PipelineError("the query reads no topic; name one after FROM")
-    return found
+    return rows
 
 
-def _resolved(spark: "SparkSession", query: str, tables: Tables) -> DataFrame:
+def _resolve(spark: "SparkSession", query: str, tables: "Tables") -> DataFrame:
     while True:
         try:
             return spark.sql(query)
         except AnalysisException as error:
             missing = _missing_table(error)
             if missing is None:
-                raise PipelineError(explain(error)) from None
-            if missing in tables.made:
+                raise PipelineError(explain_query(error)) from None
+            if missing in tables.created:
                 raise PipelineError(f"write the name of the topic in backquotes: `{missing}`") from None
-            tables.make(missing)
+            tables.create(missing)
 
 
 def _missing_table(error: AnalysisException) -> str | None:
-    if error.getCondition() != MISSING:
+    if error.getCondition() != TABLE_NOT_FOUND:
         return None
-    named = (error.getMessageParameters() or {}).get("relationName", "")
-    parts = re.findall(r"`((?:[^`]|``)+)`", named)
-    return ".".join(part.replace("``", "`") for part in parts) or named
+    name = (error.getMessageParameters() or {}).get("relationName", "")
+    parts = re.findall(r"`((?:[^`]|``)+)`", name)
+    return ".".join(part.replace("``", "`") for part in parts) or name
 
 
-def explain(error: AnalysisException) -> str:
-    """What is wrong with a query, without Spark's plan: its sentence, and where in the text it is."""
-    text = str(error).split("\n\nJVM stacktrace")[0].strip()
-    text = re.sub(r"\s*SQLSTATE: \w+", "", re.sub(r"^\[[A-Z_.]+\]\s*", "", text))
-    if isinstance(error, ParseException):
-        return text
-    where = re.search(r"line (\d+) pos (\d+)", text)
-    sentence = re.sub(r";\s*(?:line \d+ pos \d+;?)?\s*$", "", text.partition("\n")[0]).strip()
-    return f"{sentence} (line {where[1]}, position {where[2]})" if where else sentence
-
-
-def output_mode(spark: "SparkSession", found: DataFrame, wanted: str | None, tell: Tell) -> str:
-    """The wanted mode, or the first one that a query of this kind can have."""
-    reasons = {mode: _refusal(spark, found, mode) for mode in MODES}
+def output_mode(spark: "SparkSession", rows: DataFrame, wanted: str | None, notify: Notify) -> str:
+    """The wanted output mode, or the first one that Spark supports for this query."""
+    errors = {mode: _mode_error(spark, rows, mode) for mode in MODES}
+    supported = [mode for mode in MODES if not errors[mode]]
     if wanted is not None:
         if wanted not in MODES:
-            raise PipelineError(f"no such mode: {wanted}; there are {', '.join(MODES)}")
-        if reasons[wanted]:
-            others = [mode for mode in MODES if not reasons[mode]]
-            hint = f"; it can be {' or '.join(others)}" if others else ""
-            raise PipelineError(f"mode {wanted} does not fit this query{hint}. {reasons[wanted]}")
+            raise PipelineError(f"unknown mode {wanted}; use one of: {', '.join(MODES)}")
+        if errors[wanted]:
+            hint = f"; use {' or '.join(supported)}" if supported else ""
+            raise PipelineError(f"mode {wanted} does not fit this query{hint}. {errors[wanted]}")
         return wanted
-    fitting = [mode for mode in MODES if not reasons[mode]]
-    if not fitting:
-        raise PipelineError(f"this query cannot run over a stream. {reasons['append']}")
-    tell(f"mode {fitting[0]}: {MEANINGS[fitting[0]]}{_advice(fitting[0])}")
-    return fitting[0]
+    if not supported:
+        raise PipelineError(f"this query cannot run over a stream. {errors['append']}")
+    mode, advice = supported[0], ""
+    if mode != "append":
+        advice = "; for final results, group by a window of a column with a watermark (--watermark ts='10 minutes')"
+    notify(f"mode {mode}: {MODES[mode]}{advice}")
+    return mode
 
 
-def _advice(mode: str) -> str:
-    if mode == "append":
-        return ""
-    return "; for final results once, group by a window of a column with a watermark (--watermark ts='10 minutes')"
-
-
-def _refusal(spark: "SparkSession", found: DataFrame, mode: str) -> str:
-    """Why Spark does not run the query in this mode; empty if it does."""
+def _mode_error(spark: "SparkSession", rows: DataFrame, mode: str) -> str:
+    """Why Spark does not support the query in this mode; empty if it does."""
     jvm: Any = spark._jvm
     assert jvm is not None
     output = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, mode.capitalize())()
-    plan = found._jdf.queryExecution().analyzed()
+    plan = rows._jdf.queryExecution().analyzed()
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     try:
         checker.checkForStreaming(plan, output)
     except AnalysisException as error:
-        return explain(error)
+        return explain_query(error)
     return ""
+
+
+class Tables:
+    """Creates temporary views of topics when a query needs them."""
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        bootstrap: str,
+        options: Mapping[str, str],
+        dead_letters: str | None,
+        notify: Notify,
+    ) -> None:
+        self.schemas: dict[str, str] = {}  # by topic: given or inferred
+        self.watermarks: Mapping[str, str] = {}  # by column, or topic.column
+        self.created: set[str] = set()
+        self._spark = spark
+        self._bootstrap = bootstrap
+        self._options = options
+        self._dead_letters = dead_letters
+        self._notify = notify
+
+    def create(self, topic: str) -> None:
+        """Create the view of a topic; PipelineError if the topic does not exist."""
+        if topic not in self.schemas:
+            self.schemas[topic] = self._infer(topic)
+        _check_schema(topic, self.schemas[topic])
+        rows = self._rows(topic, self.schemas[topic])
+        for name, delay in self.watermarks.items():
+            table, _, column = name.rpartition(".")
+            if table in ("", topic) and (table or column in rows.columns):
+                rows = _with_watermark(rows, topic, column, delay)
+        rows.createOrReplaceTempView(f"`{topic}`")
+        self.created.add(topic)
+
+    def drop_views(self) -> None:
+        """Drop the views; DataFrames over them remain valid."""
+        for topic in self.created:
+            self._spark.catalog.dropTempView(topic)
+
+    def check_watermarks(self) -> None:
+        """Raise PipelineError for a watermark that no table of the query uses."""
+        for name in self.watermarks:
+            table, _, column = name.rpartition(".")
+            if table and table not in self.created:
+                raise PipelineError(f"watermark {name}: the query does not read {table}")
+            if not table and not any(self._has(topic, column) for topic in self.created):
+                raise PipelineError(f"watermark {name}: no table of the query has a column {column}")
+
+    def _has(self, topic: str, column: str) -> bool:
+        return column in self._spark.table(f"`{topic}`").columns
+
+    def _rows(self, topic: str, schema: str) -> DataFrame:
+        options = {"includeHeaders": "false"} | dict(self._options)
+        if schema == TEXT:
+            raw = flow.read_stream(self._spark, self._bootstrap, [topic], options)
+            return raw.selectExpr("string(value) value", *_record_columns({"value"}))
+        options |= {"valueFormat": "json", "valueSchema": schema}
+        if self._dead_letters is not None:
+            options["deadLetterTopic"] = self._dead_letters
+            create_topics(self._bootstrap, [self._dead_letters])
+        raw = flow.read_stream(self._spark, self._bootstrap, [topic], options)
+        names = set(raw.select("value.*").columns)
+        return raw.where("value IS NOT NULL").selectExpr("value.*", *_record_columns(names))
+
+    def _infer(self, topic: str) -> str:
+        """Infer the columns from the newest records, and send a notice."""
+        texts = self._newest(topic)
+        if not texts:
+            raise PipelineError(
+                f"topic {topic} has no records to infer columns from; "
+                f"name them: --schema {topic}='id bigint, at timestamp'"
+            )
+        objects = [text for text in texts if _is_object(text)]
+        if not objects:
+            self._notify(
+                f"{topic}: values are not JSON objects; the table has them as text, in the column value"
+            )
+            return TEXT
+        lines = self._spark.sparkContext.parallelize(objects, 1)
+        schema = (
+            self._spark.read.option("inferTimestamp", "true").json(lines).schema.toDDL().replace(",", ", ")
+        )
+        self._notify(
+            f"{topic}: columns inferred from its newest {len(texts):,} records; records that do not fit them "
+            f"{'go to ' + self._dead_letters if self._dead_letters else 'are left out'}. "
+            f"To name them yourself: --schema {topic}='{schema}'"
+        )
+        return schema
+
+    def _newest(self, topic: str) -> list[str]:
+        logs = logs_of(self._bootstrap, [topic], self._options)
+        try:
+            partitions = list(logs.partitions(missing_is_error=True))
+        except OptionError as error:
+            raise PipelineError(str(error)) from None
+        earliest, latest = logs.earliest(partitions), logs.latest(partitions)
+        count = max(1, SAMPLE_RECORDS // len(partitions))
+        starts = {str(one.partition): max(earliest[one], latest[one] - count) for one in partitions}
+        options = {"startingOffsets": json.dumps({topic: starts})} | connection(self._options)
+        rows = flow.read_batch(self._spark, self._bootstrap, [topic], options).selectExpr("string(value) v")
+        return [row.v for row in rows.limit(SAMPLE_RECORDS).collect() if row.v is not None]
+
+
+def _check_schema(topic: str, schema: str) -> None:
+    try:
+        if schema != TEXT:
+            StructType.fromDDL(schema)
+    except ParseException as error:
+        reason = str(error).partition(". SQLSTATE")[0].partition("] ")[2]
+        raise PipelineError(f"--schema {topic}: {schema!r} is not a list of columns: {reason}") from None
+
+
+def _record_columns(taken: set[str]) -> list[str]:
+    return [f"{source} AS {name}" for name, source in RECORD_COLUMNS.items() if name not in taken]
+
+
+def _with_watermark(rows: DataFrame, topic: str, column: str, delay: str) -> DataFrame:
+    if column not in rows.columns:
+        raise PipelineError(f"watermark {topic}.{column}: {topic} has {', '.join(rows.columns)}")
+    kind = rows.schema[column].dataType
+    if not isinstance(kind, TimestampType | TimestampNTZType):
+        raise PipelineError(
+            f"watermark {column}: in {topic} it is {kind.simpleString()}, not timestamp; "
+            f"name its columns: --schema {topic}='{column} timestamp, ...'"
+        )
+    try:
+        return rows.withWatermark(column, delay)
+    except (AnalysisException, IllegalArgumentException):
+        raise PipelineError(f"watermark {column}: {delay} is not a duration, such as 10 minutes") from None
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False

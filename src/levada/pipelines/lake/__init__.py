@@ -1,1 +1,1 @@
-"""Topics in a lake: archive, history, replay; Parquet and Delta."""
+"""Topics in a data lake: archive, history and replay over Parquet files or a Delta table."""

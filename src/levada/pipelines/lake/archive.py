@@ -1,11 +1,11 @@
-"""archive: topics to a lake, exactly once (R61).
+"""archive: topics to a lake, exactly once.
 
-A streaming query whose every micro-batch becomes one commit of the lake. Where the lake ends is the truth: every run
-claims the lake and begins there, with a checkpoint of its own, so that it shares nothing with those before it, which
-may still be at work; they fail with their next batch. A batch adds only what the lake does not have.
+A streaming query commits each micro-batch to the lake. The end offsets of the lake are authoritative: every run claims
+the lake and starts there, with a checkpoint of its own. It shares nothing with earlier runs, which may still be alive
+and fail at their next batch. A batch adds only records that the lake does not have.
 
-Offsets mean something in one topic only: with a topic's first records the lake keeps its id, and a topic of that name
-with another one, made after it was deleted, is refused, also if that happens while a run is at work.
+Offsets belong to one topic. The lake keeps a topic's id with its first records, and a topic of the same name with
+another id (deleted and created again) is rejected, also during a run.
 """
 
 import json
@@ -14,19 +14,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from levada.model import TopicPartition
-from levada.pipelines.lake.compaction import SIZES, Sizes
+from levada.pipelines.errors import LakeError
 from levada.pipelines.lake.files import Files
-from levada.pipelines.lake.formats import AnyLake, open_lake, tidy, told_of
-from levada.pipelines.lake.lake import Ids, LakeError, Positions, merged
-from levada.pipelines.runs.queries import Running
-from levada.pipelines.topics import beginnings, check_same, topic_ids
+from levada.pipelines.lake.lake import Lake, lake_errors, open_lake
+from levada.pipelines.lake.parquet import COMPACTION, CompactionPolicy, EndOffsets, TopicIds, merge_offsets
+from levada.pipelines.runs.queries import RunningPipeline
+from levada.pipelines.topics import check_topic_ids, earliest_offsets, topic_ids
 from levada.spark.session.session import session_or
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CHECKPOINTS = "_levada/checkpoint"
-NO_TOPIC = "__HIVE_DEFAULT_PARTITION__"  # as directories have it
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # the directory name that stands for null
 
 
 def archive(
@@ -37,123 +37,122 @@ def archive(
     once: bool = False,
     every: str = "10 seconds",
     lake_format: str | None = None,
-    sizes: Sizes = SIZES,
+    compaction: CompactionPolicy = COMPACTION,
     spark: "SparkSession | None" = None,
     name: str = "archive",
     **options: str,
-) -> Running:
-    """Keep the topics' records in the lake `to`, a path that Spark can write; `once` ends when all is there.
+) -> RunningPipeline:
+    """Archive the topics' records to the lake `to`, a path that Spark can write.
 
-    `every` is how often a batch is committed; `lake_format` is parquet, the default of a new lake, or delta;
-    `options` are those of `format("levada")`. A lake has one writer: whoever wrote to it before fails.
+    With `once` the query ends when all available records are archived. `every` is the interval of micro-batches.
+    `lake_format` is parquet, the default of a new lake, or delta. `options` are those of `format("levada")`. A lake
+    has one writer: an earlier one fails.
     """
-    if NO_TOPIC in topics:
-        raise LakeError(f"topic {NO_TOPIC} cannot be kept: in a lake that means a record of no topic")
+    if NULL_PARTITION in topics:
+        raise LakeError(f"topic {NULL_PARTITION} cannot be archived: in a lake this name stands for null")
     spark = session_or(spark)
-    with told_of(to):
+    with lake_errors(to):
         lake = open_lake(spark, to, lake_format)
-    begins = beginnings(bootstrap, topics, options)
-    ask = partial(topic_ids, bootstrap, topics, options)
-    ids = ask()
-    check_same(lake, ids)
-    with told_of(to):
-        journal = claimed(lake, {topic: ids[topic] for topic in known_ends(lake, begins) if topic in ids})
+    begins = earliest_offsets(bootstrap, topics, options)
+    read_ids = partial(topic_ids, bootstrap, topics, options)
+    ids = read_ids()
+    check_topic_ids(lake, ids)
+    with lake_errors(to):
+        checkpoint = claim(lake, {topic: ids[topic] for topic in archived_ends(lake, begins) if topic in ids})
     source = (
         spark.readStream.format("levada")
         .option("kafka.bootstrap.servers", bootstrap)
         .option("subscribe", ",".join(topics))
-        .option("startingOffsets", starting_offsets(known_ends(lake, begins), begins))
+        .option("startingOffsets", starting_offsets(archived_ends(lake, begins), begins))
         .options(**options)
     )
-    writer = Archivist(lake, sizes, journal, ids, ask)
+    writer = BatchWriter(lake, compaction, checkpoint, ids, read_ids)
     stream = (
         source.load()
         .writeStream.queryName(name)
-        .option("checkpointLocation", journal.root)
-        .foreachBatch(writer.take)
+        .option("checkpointLocation", checkpoint.root)
+        .foreachBatch(writer.write)
     )
     stream = stream.trigger(availableNow=True) if once else stream.trigger(processingTime=every)
-    return Running(name, [stream.start()])
+    return RunningPipeline(name, [stream.start()])
 
 
-def claimed(lake: AnyLake, ids: Ids) -> Files:
-    """Become the lake's writer: the place of this run's checkpoint, in the lake; those of runs long over go."""
+def claim(lake: Lake, ids: TopicIds) -> Files:
+    """Become the lake's writer; return the directory of this run's checkpoint, and remove those of old runs."""
     lake.claim(ids)
-    number = lake.claimed.partition("-")[0]
+    number = lake.claim_name.partition("-")[0]
     older = [name for name in lake.files.names(CHECKPOINTS) if name.partition("-")[0] < number]
-    for name in older[:-1]:  # the last one may be at work until its next batch, and shall be told then
+    for name in older[:-1]:  # the previous run may be alive until its next batch, which must fail as fenced
         lake.files.remove(f"{CHECKPOINTS}/{name}")
-    return lake.files.below(f"{CHECKPOINTS}/{lake.claimed}")
+    return lake.files.below(f"{CHECKPOINTS}/{lake.claim_name}")
 
 
-def starting_offsets(ends: Positions, begins: Mapping[TopicPartition, int]) -> str:
-    """Where the lake ends; in partitions that it does not know, where the log begins (pure)."""
-    places: dict[str, dict[str, int]] = {}
-    for place, begin in begins.items():
-        places.setdefault(place.topic, {})[str(place.partition)] = ends.get(place.topic, {}).get(
-            place.partition, begin
-        )
-    return json.dumps(places)
+def starting_offsets(ends: EndOffsets, begins: Mapping[TopicPartition, int]) -> str:
+    """The end offsets of the lake; the earliest offset of the log for partitions that it does not have (pure)."""
+    offsets: dict[str, dict[str, int]] = {}
+    for (topic, partition), begin in begins.items():
+        offsets.setdefault(topic, {})[str(partition)] = ends.get(topic, {}).get(partition, begin)
+    return json.dumps(offsets)
 
 
-def known_ends(lake: AnyLake, places: Iterable[TopicPartition]) -> Positions:
-    """Where the lake ends in these partitions; only of topics and partitions that it knows."""
-    asked: dict[str, list[int]] = {}
-    for place in places:
-        asked.setdefault(place.topic, []).append(place.partition)
-    found = {topic: lake.ends(topic, partitions) for topic, partitions in asked.items()}
+def archived_ends(lake: Lake, partitions: Iterable[TopicPartition]) -> EndOffsets:
+    """The end offsets of the archived ones of these partitions."""
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in partitions:
+        by_topic.setdefault(topic, []).append(partition)
+    found = {topic: lake.end_offsets(topic, indexes) for topic, indexes in by_topic.items()}
     return {topic: ends for topic, ends in found.items() if ends}
 
 
-class Archivist:
-    """Writes micro-batches into the lake."""
+class BatchWriter:
+    """Commits micro-batches to the lake."""
 
     def __init__(
         self,
-        lake: AnyLake,
-        sizes: Sizes,
+        lake: Lake,
+        compaction: CompactionPolicy,
         checkpoint: Files,
-        ids: Ids,
-        ask: Callable[[], Ids],
+        ids: TopicIds,
+        read_ids: Callable[[], TopicIds],
     ) -> None:
         self._lake = lake
-        self._sizes = sizes
+        self._compaction = compaction
         self._checkpoint = checkpoint
         self._ids = ids  # of the topics at the start
-        self._ask = ask  # for those of now
+        self._read_ids = read_ids  # the current ones
 
-    def take(self, batch: "DataFrame", number: int) -> None:
-        """One micro-batch, which may be in the lake already."""
+    def write(self, batch: "DataFrame", number: int) -> None:
+        """Commit one micro-batch, which may be in the lake already."""
         try:
-            self._keep(batch, number)
+            self._commit(batch, number)
         except Exception:
-            self._lake.check()  # what is missing may have been removed by another writer, and that is the reason then
+            self._lake.check()  # the cause may be another writer that removed files
             raise
 
-    def _keep(self, batch: "DataFrame", number: int) -> None:
+    def _commit(self, batch: "DataFrame", number: int) -> None:
         ends = batch_ends(self._checkpoint, number)
         begins = batch_ends(self._checkpoint, number - 1) if number else {}
-        known = {topic: self._lake.ends(topic, told) for topic, told in ends.items()}
-        if known != merged(known, ends):  # the batch goes further than the lake
-            self._lake.add(without(batch, known, begins), ends, self._same_topics)
-            tidy(batch.sparkSession, self._lake, self._sizes)
+        known = {topic: self._lake.end_offsets(topic, partitions) for topic, partitions in ends.items()}
+        if known != merge_offsets(known, ends):  # the batch reaches beyond the lake
+            self._lake.add(only_new(batch, known, begins), ends, self._check_topics)
+            self._lake.compact(batch.sparkSession, self._compaction)
         else:
-            self._same_topics()
+            self._check_topics()
 
-    def _same_topics(self) -> Ids:
-        """The ids of the topics: what was read until now is of these."""
-        now = self._ask()
-        check_same(self._lake, now)
-        for topic, topic_id in now.items():
+    def _check_topics(self) -> TopicIds:
+        """The ids of the topics that were read until now; LakeError if one has changed."""
+        ids = self._read_ids()
+        check_topic_ids(self._lake, ids)
+        for topic, topic_id in ids.items():
             if self._ids.get(topic, topic_id) != topic_id:
                 raise LakeError(
-                    f"topic {topic} was deleted and made again while it was archived; run it again"
+                    f"topic {topic} was deleted and created again while it was archived; start the pipeline again"
                 )
-        return now
+        return ids
 
 
-def without(batch: "DataFrame", known: Positions, begins: Positions) -> "DataFrame":
-    """The records at or after the lake's ends; nothing is filtered where the batch begins there anyway."""
+def only_new(batch: "DataFrame", known: EndOffsets, begins: EndOffsets) -> "DataFrame":
+    """The records at or after the lake's end offsets; no filter where the batch begins there anyway."""
     from pyspark.sql.functions import col
 
     for topic, ends in known.items():
@@ -164,14 +163,16 @@ def without(batch: "DataFrame", known: Positions, begins: Positions) -> "DataFra
     return batch
 
 
-def batch_ends(checkpoint: Files, number: int) -> Positions:
-    """Where a micro-batch ends, by the journal that Spark writes before it runs one."""
+def batch_ends(checkpoint: Files, number: int) -> EndOffsets:
+    """The end offsets of a micro-batch, from the offset log that Spark writes before it runs one."""
     name = f"offsets/{number}"
     try:
         ends = json.loads(checkpoint.read(name).splitlines()[2])
         while isinstance(ends, str):
             ends = json.loads(ends)
-        return {topic: {int(index): end for index, end in told.items()} for topic, told in ends.items()}
+        return {topic: {int(index): end for index, end in found.items()} for topic, found in ends.items()}
     except (ValueError, LookupError, AttributeError):
         path = checkpoint.path(name)
-        raise LakeError(f"{path} is damaged; run it again: it begins where the lake ends") from None
+        raise LakeError(
+            f"{path} is damaged; start the pipeline again: it continues at the end of the lake"
+        ) from None

@@ -1,12 +1,12 @@
-"""A lake of topics as a Delta table, without jars: Spark writes Parquet files, the `deltalake` package commits them.
+"""A lake as a Delta table, without jars: Spark writes the Parquet files, the `deltalake` package commits them.
 
-Where the lake ends stands in the table itself: for each partition of a topic an application transaction of Delta, whose
-version is the offset after the last record. It changes in the same commit as the files, and outlives Delta's own
-clean-up; the id of the topic is another one. Files that a killed writer left are in no commit, so nobody reads them;
-Delta's vacuum removes them.
+The end offsets are in the table: each partition of a topic is an application transaction of Delta whose version is the
+offset after the last record. It changes in the same commit as the files and survives Delta's log cleanup. The id of a
+topic is another application transaction. Files of a killed writer are in no commit, so no reader sees them; Delta's
+vacuum removes them.
 
-The last writer to come has the table: it claims it with another such transaction, which all its commits carry. Delta
-refuses a commit if one of its applications has been in the log since, so that whoever wrote before fails.
+The last writer to claim the table owns it. A claim is an application transaction, too, and every commit of the writer
+carries it. Delta rejects a commit if one of its applications is in the log since, so an earlier writer fails.
 """
 
 import time
@@ -15,27 +15,27 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from levada.pipelines.lake.compaction import Sizes
-from levada.pipelines.lake.files import BY_TOPIC_AND_DATE, Files, Found
-from levada.pipelines.lake.lake import NO_IDS, Ids, LakeError, Positions
+from levada.pipelines.errors import LakeError
+from levada.pipelines.lake.files import PARTITION_COLUMNS, Files, FoundFile
+from levada.pipelines.lake.parquet import NO_IDS, CompactionPolicy, EndOffsets, TopicIds
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema, Transaction
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 STAGING = "_levada/staging"
-LOG = "_delta_log"
-WRITER = "levada/writer"  # the application whose version is the number of the claim
+DELTA_LOG = "_delta_log"
+WRITER = "levada/writer"  # the application whose version is the claim number
 
 
 class DeltaLake:
-    """One table. Any number of readers, and one writer: the last that claimed it."""
+    """A lake in one Delta table, with any number of readers and one writer: the last that claimed it."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
         self._uri = _uri(files.root)
         self._table = self._open()
-        self._claim = 0  # as long as there is no table: then who makes it is its writer
+        self._claim = 0  # until there is a table: the process that creates it is its writer
         self._writer = uuid.uuid4().hex[:12]
 
     def _open(self) -> "DeltaTable | None":
@@ -44,27 +44,27 @@ class DeltaLake:
         return DeltaTable(self._uri) if DeltaTable.is_deltatable(self._uri) else None
 
     @property
-    def claimed(self) -> str:
-        """The name of the claim; by these names claims are in their order."""
+    def claim_name(self) -> str:
+        """The name of the claim, which sorts in the order of claims."""
         return f"{self._claim:010d}-{self._writer}"
 
-    def claim(self, ids: Ids = NO_IDS) -> None:
-        """Become the writer: whoever was it fails from now on, and what it had not committed is thrown away.
+    def claim(self, ids: TopicIds = NO_IDS) -> None:
+        """Become the writer and remove the uncommitted files of the previous one, which fails from now on.
 
-        `ids` are of topics that the lake has; an older lake learns them.
+        `ids` are the ids of archived topics, for lakes of older versions, which have none.
         """
         from deltalake.exceptions import CommitFailedError
 
         self._table = self._open()
         while self._table is not None:
-            self._claim = _claim_of(self._table) + 1
-            seen = self._table.version()
+            self._claim = _claim_number(self._table) + 1
+            version = self._table.version()
             try:
-                self._commit(self._table.schema(), [], self._unknown(ids), 0)
+                self._commit(self._table.schema(), [], self._new_ids(ids), 0)
                 break
             except CommitFailedError:
                 self._table.update_incremental()
-                if self._table.version() == seen:
+                if self._table.version() == version:
                     raise
         for name in self.files.names(STAGING):
             number = name.partition("-")[0]
@@ -72,25 +72,25 @@ class DeltaLake:
                 self.files.remove(f"{STAGING}/{name}")
 
     def check(self) -> None:
-        """LakeError if another writer has come."""
+        """Raise LakeError if another writer has claimed the table."""
         table = self._open()
-        if table is not None and (self._table is None or _claim_of(table) != self._claim):
+        if table is not None and (self._table is None or _claim_number(table) != self._claim):
             raise LakeError(f"{self.files.root} has another writer")
 
-    def ends(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
-        """Where the lake ends in those partitions that it knows."""
+    def end_offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+        """The end offsets of the archived ones of these partitions."""
         if self._table is None:
             return {}
         found = {index: self._table.transaction_version(_application(topic, index)) for index in partitions}
         return {index: end for index, end in found.items() if end is not None}
 
-    def is_other(self, topic: str, topic_id: UUID) -> bool:
-        """Whether its records are those of another topic of that name."""
+    def has_other_topic(self, topic: str, topic_id: UUID) -> bool:
+        """Whether the lake holds the records of another topic of this name."""
         if self._table is None:
             return False
         return self._table.transaction_version(_id_application(topic)) not in (None, _version(topic_id))
 
-    def _unknown(self, ids: Ids) -> "list[Transaction]":
+    def _new_ids(self, ids: TopicIds) -> "list[Transaction]":
         from deltalake import Transaction
 
         assert self._table is not None
@@ -101,33 +101,33 @@ class DeltaLake:
             if known(_id_application(topic)) is None
         ]
 
-    def add(self, rows: "DataFrame", ends: Positions, ask: Callable[[], Ids] = dict) -> None:
-        """These records, up to the offsets `ends`, in one commit; `ask`, when they are read, for their topics' ids."""
+    def add(self, rows: "DataFrame", ends: EndOffsets, read_ids: Callable[[], TopicIds] = dict) -> None:
+        """Commit these records, up to the offsets `ends`; `read_ids` gives the topics' ids after they were read."""
         from deltalake import DeltaTable, Schema, Transaction
         from pyspark.sql.types import DateType, StructType
 
-        area = f"{STAGING}/{self.claimed}"
+        area = f"{STAGING}/{self.claim_name}"
         self.files.remove(area)
         count = self.files.write_records(rows, area)
-        ids = ask()
-        form = Schema.from_json(StructType([*rows.schema.fields]).add("date", DateType()).json())
+        ids = read_ids()
+        schema = Schema.from_json(StructType([*rows.schema.fields]).add("date", DateType()).json())
         if self._table is None:
-            self._table = DeltaTable.create(self._uri, form, partition_by=[*BY_TOPIC_AND_DATE])
-        found = [file for file in self.files.walk(area) if file.path.endswith(".parquet")]
-        has = sum(self.files.parquet_rows(f"{area}/{file.path}") for file in found)
-        if has != count:
+            self._table = DeltaTable.create(self._uri, schema, partition_by=[*PARTITION_COLUMNS])
+        files = [file for file in self.files.walk(area) if file.path.endswith(".parquet")]
+        found = sum(self.files.parquet_rows(f"{area}/{file.path}") for file in files)
+        if found != count:
             self.check()
-            raise LakeError(f"{self.files.root}: {count} records were written and {has} are there")
+            raise LakeError(f"{self.files.root}: {count} records were written, {found} are in the files")
         offsets = [
             Transaction(_application(topic, index), end)
-            for topic, told in ends.items()
-            for index, end in told.items()
+            for topic, partitions in ends.items()
+            for index, end in partitions.items()
         ]
-        offsets += self._unknown({topic: ids[topic] for topic in ends if topic in ids})
-        self._commit(form, [self._placed(area, file) for file in found], offsets, count)
+        offsets += self._new_ids({topic: ids[topic] for topic in ends if topic in ids})
+        self._commit(schema, [self._publish(area, file) for file in files], offsets, count)
 
     def _commit(
-        self, form: "Schema", added: Sequence[Any], offsets: "Sequence[Transaction]", rows: int
+        self, schema: "Schema", added: Sequence[Any], offsets: "Sequence[Transaction]", rows: int
     ) -> None:
         from deltalake import CommitProperties, Transaction
 
@@ -136,14 +136,14 @@ class DeltaLake:
         self._table.create_write_transaction(
             [*added],
             "append",
-            form,
-            [*BY_TOPIC_AND_DATE],
+            schema,
+            [*PARTITION_COLUMNS],
             commit_properties=CommitProperties({"levada.rows": str(rows)}, app_transactions=transactions),
         )
         self._table.update_incremental()
 
-    def _placed(self, area: str, file: Found) -> Any:
-        """A staged file, moved to its place: it counts once it is committed."""
+    def _publish(self, area: str, file: FoundFile) -> Any:
+        """Move a staged file to its directory; return the action that adds it to the table."""
         from deltalake.transaction import AddAction
 
         directory = file.path.rpartition("/")[0]
@@ -154,23 +154,23 @@ class DeltaLake:
         return AddAction(target, file.size, values, time.time_ns() // 1_000_000, True, stats)
 
     def paths(self, topic: str | None = None) -> list[str]:
-        """The files that count, as Spark takes them; of one topic, or all."""
+        """The full paths of the committed files of one topic, or of all."""
         if self._table is None:
             return []
         wanted = None if topic is None else [("topic", "=", topic)]
         uris = self._table.file_uris(file_pruning_predicate=wanted)
         return [self.files.path(uri[uri.rindex("/topic=") + 1 :]) for uri in uris]
 
-    def compact(self, sizes: Sizes) -> int:
-        """Join small files if there are many; how many went."""
-        if self._table is None or len(self._table.file_uris()) <= sizes.files_max:
+    def compact(self, _spark: "SparkSession", policy: CompactionPolicy) -> int:
+        """Merge small files if there are many; return the number of files replaced."""
+        if self._table is None or len(self._table.file_uris()) <= policy.files_max:
             return 0
-        done = self._table.optimize.compact(target_size=sizes.small_bytes)
+        done = self._table.optimize.compact(target_size=policy.small_bytes)
         self._table.update_incremental()
         return int(done["numFilesRemoved"])
 
 
-def _claim_of(table: "DeltaTable") -> int:
+def _claim_number(table: "DeltaTable") -> int:
     return table.transaction_version(WRITER) or 0
 
 
@@ -183,12 +183,12 @@ def _id_application(topic: str) -> str:
 
 
 def _version(topic_id: UUID) -> int:
-    """Of its application: so much of the id as is one."""
+    """The first 63 bits of the id: a version is a signed 64-bit number."""
     return topic_id.int >> 65
 
 
 def _uri(root: str) -> str:
-    """The lake's root as `deltalake` names it."""
+    """The lake's root as a URI of `deltalake`."""
     if root.startswith("file:"):
         return "/" + root.removeprefix("file:").lstrip("/")
     return root.replace("s3a://", "s3://", 1)

@@ -1,4 +1,4 @@
-"""The file systems that Spark can write to (local disk, HDFS, S3 ...), through its own JVM: few verbs, no surprises."""
+"""Files on the file systems that Spark can write to (local disk, HDFS, S3 ...), through Hadoop's FileSystem."""
 
 import errno
 import os
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-BY_TOPIC_AND_DATE = ("topic", "date")  # the directories of a lake
-NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP)  # what a file system without them says
+PARTITION_COLUMNS = ("topic", "date")  # the directories of a lake
+NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP)  # errors of a file system without them
 
 
-class Found(NamedTuple):
-    """A file; its path is relative to where it was looked for."""
+class FoundFile(NamedTuple):
+    """A file of `Files.walk`; its path is relative to the directory."""
 
     path: str
     size: int
 
 
 class Files:
-    """What is below one directory."""
+    """The files below one directory."""
 
     def __init__(self, spark: "SparkSession", root: str) -> None:
         self._spark = spark
@@ -35,13 +35,13 @@ class Files:
         self.root = str(self._root.toString())
 
     def below(self, name: str) -> "Files":
-        """What is below a directory that is here, or is made."""
+        """The files below a subdirectory, which is created if it does not exist."""
         if not self._system.mkdirs(self._path(name)):
-            raise OSError(f"cannot make {self.path(name)}")
+            raise OSError(f"cannot create {self.path(name)}")
         return Files(self._spark, self.path(name))
 
     def path(self, name: str) -> str:
-        """The whole path of a name below the root, as Spark takes it."""
+        """The full path of a name below the root, as Spark takes it."""
         return f"{self.root.rstrip('/')}/{name}"
 
     def _path(self, name: str) -> Any:
@@ -58,14 +58,14 @@ class Files:
         return bool(self._system.exists(self._path(name)))
 
     def names(self, directory: str) -> list[str]:
-        """What a directory holds, in order; nothing if there is none."""
+        """The sorted names in a directory; empty if it does not exist."""
         if not self.exists(directory):
             return []
         return sorted(
             str(found.getPath().getName()) for found in self._system.listStatus(self._path(directory))
         )
 
-    def walk(self, directory: str) -> Iterator[Found]:
+    def walk(self, directory: str) -> Iterator[FoundFile]:
         """All files below a directory, with paths relative to it."""
         if not self.exists(directory):
             return
@@ -73,10 +73,10 @@ class Files:
         found = self._system.listFiles(self._path(directory), True)
         while found.hasNext():
             status = found.next()
-            yield Found(str(status.getPath().toString())[start:], int(status.getLen()))
+            yield FoundFile(str(status.getPath().toString())[start:], int(status.getLen()))
 
     def read(self, name: str) -> str:
-        """A small text file."""
+        """Read a small text file."""
         stream = self._system.open(self._path(name))
         try:
             return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
@@ -84,7 +84,7 @@ class Files:
             stream.close()
 
     def write(self, name: str, text: str) -> None:
-        """Make a small text file in one step, replacing one of that name: it is there whole, or as it was."""
+        """Write a small text file atomically, replacing one of that name."""
         temporary = self._temporary(name, text)
         if self._is_local:
             self._replace(temporary, name)
@@ -97,23 +97,23 @@ class Files:
         context.rename(self._path(temporary), self._path(name), replacing)
 
     def _replace(self, source: str, target: str) -> None:
-        """On a local disk, where Hadoop's own way removes first; its checksums would not fit and go before."""
+        """Rename on a local disk. Hadoop would remove the target first; its checksum files would no longer match."""
         paths = [Path(self._local(name)) for name in (source, target)]
         for path in paths:
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
         os.replace(*paths)
 
     def create(self, name: str, text: str) -> bool:
-        """Make a small text file in one step unless there is one of that name; whether it was made.
+        """Create a small text file atomically unless the name exists; return whether it was created.
 
-        Of several who try one succeeds: a link on a local disk and a rename on HDFS replace nothing. Where neither is,
-        as in object stores, that is so unless they try in the same moment.
+        Of several processes one succeeds: a hard link on a local disk and a rename on HDFS replace nothing. Without
+        both, as in object stores, the check and the rename are two steps, and two processes may both succeed.
         """
         temporary = self._temporary(name, text)
         try:
             if self._is_local:
                 return self._link(temporary, name)
-            return self._move_unless_there(temporary, name)
+            return self._rename_unless_exists(temporary, name)
         finally:
             self.remove(temporary)
 
@@ -123,16 +123,16 @@ class Files:
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno not in NO_LINKS:
+            if error.errno not in NO_HARD_LINKS:
                 raise
-            return self._move_unless_there(source, target)
+            return self._rename_unless_exists(source, target)
         return True
 
-    def _move_unless_there(self, source: str, target: str) -> bool:
+    def _rename_unless_exists(self, source: str, target: str) -> bool:
         return not self.exists(target) and bool(self._system.rename(self._path(source), self._path(target)))
 
     def _temporary(self, name: str, text: str) -> str:
-        """A file beside another one that is to be."""
+        """Write a temporary file beside the one it will become."""
         temporary = f"{name}.{self._jvm.java.util.UUID.randomUUID().toString()}.tmp"
         stream = self._system.create(self._path(temporary), True)
         try:
@@ -144,12 +144,12 @@ class Files:
         return temporary
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file, making the directory it goes to; somebody else may be doing just that."""
+        """Move a file and create its new directory; another process may move the same file at the same time."""
         goal = self._path(target)
         self._system.mkdirs(goal.getParent())
         try:
             moved = self._system.rename(self._path(source), goal)
-        except Exception:  # whichever the file system has for a source that is gone
+        except Exception:  # file systems differ in the error for a missing source
             if self.exists(source):
                 raise
             return
@@ -157,29 +157,29 @@ class Files:
             raise OSError(f"cannot move {self.path(source)} to {self.path(target)}")
 
     def remove(self, name: str) -> None:
-        """A file, or a directory with all it holds; it may be gone already."""
+        """Remove a file or a directory tree; it need not exist."""
         self._system.delete(self._path(name), True)
 
     def write_records(self, rows: "DataFrame", directory: str) -> int:
-        """Records become Parquet files by topic and date, in a new directory; how many there were."""
+        """Write records as Parquet files by topic and date into a new directory; return their number."""
         from pyspark.sql import Observation
         from pyspark.sql.functions import col, count, lit, to_date
 
-        # Instants as other readers of Parquet want them; Spark's own default is a type that is long deprecated.
+        # Spark's default is INT96, a deprecated type that other readers of Parquet do not take for an instant.
         rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         observed = Observation()
         (
             rows.withColumn("date", to_date(col("timestamp")))
             .observe(observed, count(lit(1)).alias("rows"))
             .sortWithinPartitions("topic", "date", "partition", "offset")
-            .write.partitionBy(*BY_TOPIC_AND_DATE)
+            .write.partitionBy(*PARTITION_COLUMNS)
             .mode("overwrite")
             .parquet(self.path(directory))
         )
         return int(observed.get["rows"])
 
     def parquet_rows(self, name: str) -> int:
-        """How many rows a Parquet file has, by its footer."""
+        """The number of rows of a Parquet file, from its footer."""
         hadoop = self._jvm.org.apache.parquet.hadoop
         footer = hadoop.util.HadoopInputFile.fromPath(self._path(name), self._hadoop)
         reader = hadoop.ParquetFileReader.open(footer)

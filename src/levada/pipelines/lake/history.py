@@ -1,6 +1,6 @@
-"""history: one DataFrame over lake and live log, each record once (R61).
+"""history: one DataFrame over lake and log, each record once.
 
-The lake has what is below its ends, the log gives the rest. Both are taken at one moment, when the DataFrame is made.
+The lake has the records below its end offsets, the log the rest. Both are read as of the call.
 """
 
 import json
@@ -9,20 +9,19 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from levada.pipelines.errors import LakeError, PipelineError, explain_query
 from levada.pipelines.lake.files import Files
-from levada.pipelines.lake.formats import AnyLake, check_lake, check_path, open_lake
-from levada.pipelines.lake.lake import LakeError
-from levada.pipelines.runs.queries import PipelineError, Running
-from levada.pipelines.runs.steps import Step, Steps
-from levada.pipelines.topics import beginnings, check_same, topic_ids
+from levada.pipelines.lake.lake import Lake, check_lake, check_path, open_lake
+from levada.pipelines.runs.queries import Batch, DriverQuery, RunningPipeline
+from levada.pipelines.topics import check_topic_ids, earliest_offsets, topic_ids
 from levada.spark.session.session import session_or
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-RESULT = "_levada_history"  # the file that tells of a whole result what was asked; Spark reads over it
-OF_A_RESULT = re.compile(rf"{RESULT}|_SUCCESS|part-.*|\..*\.crc")
-SHOWN_MAX = 1_000  # rows of an answer that are printed
+RESULT_MARKER = "_levada_history"  # holds the query of a complete result; Spark ignores the file
+RESULT_FILES = re.compile(rf"{RESULT_MARKER}|_SUCCESS|part-.*|\..*\.crc")
+ROWS_SHOWN_MAX = 1_000
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
 
@@ -35,26 +34,26 @@ def history(
     gaps: bool = False,
     **options: str,
 ) -> "DataFrame":
-    """All that a topic ever had, from `lake` and broker, with the columns of `format("levada")`.
+    """All records of a topic, from `lake` and log, with the columns of `format("levada")`.
 
-    If the log has lost records that the lake does not have, there is a gap: an error, unless `gaps` are allowed. A
-    topic that was deleted and made again since it was archived is another one: always an error.
-    `options` are those of `format("levada")`.
+    Records that the log has deleted and the lake never had are a gap: an error, unless `gaps` is true. A topic that
+    was deleted and created again since it was archived is always an error. `options` are those of `format("levada")`.
     """
     spark = session_or(spark)
-    begins = {place.partition: begin for place, begin in beginnings(bootstrap, [topic], options).items()}
-    the_lake = open_lake(spark, lake)
-    check_same(the_lake, topic_ids(bootstrap, [topic], options))
-    old = archived(the_lake, topic, spark)
-    ends = the_lake.ends(topic, begins)
+    earliest = earliest_offsets(bootstrap, [topic], options)
+    begins = {partition: begin for (_, partition), begin in earliest.items()}
+    opened = open_lake(spark, lake)
+    check_topic_ids(opened, topic_ids(bootstrap, [topic], options))
+    old = read_archived(opened, topic, spark)
+    ends = opened.end_offsets(topic, begins)
     lost = {
         index: begin - ends.get(index, 0) for index, begin in begins.items() if begin > ends.get(index, 0)
     }
     if lost and not gaps:
-        told = ", ".join(f"{count:,} of partition {index}" for index, count in sorted(lost.items()))
+        counts = ", ".join(f"{count:,} of partition {index}" for index, count in sorted(lost.items()))
         raise LakeError(
-            f"records of {topic} are neither in the lake {lake} nor in the log any more: {told}; "
-            "with gaps=True the rest is given"
+            f"records of {topic} are neither in the lake {lake} nor in the log any more: {counts}; "
+            "gaps=True reads the rest"
         )
     offsets = {str(index): max(begin, ends.get(index, 0)) for index, begin in begins.items()}
     source = (
@@ -62,14 +61,13 @@ def history(
         .option("kafka.bootstrap.servers", bootstrap)
         .option("subscribe", topic)
         .option("startingOffsets", json.dumps({topic: offsets}))
+        .options(**options)
     )
-    for key, value in options.items():
-        source = source.option(key, value)
     new = source.load().select(*COLUMNS)
     return new if old is None else old.unionByName(new)
 
 
-def answer(
+def query_history(
     topic: str,
     lake: str,
     query: str,
@@ -80,53 +78,51 @@ def answer(
     spark: "SparkSession | None" = None,
     name: str = "history",
     **options: str,
-) -> Running:
-    """Ask an SQL query over the table `history`; the result is printed, or written to `to` as Parquet."""
+) -> RunningPipeline:
+    """Run an SQL query over the table `history`; print the result, or write it to `to` as Parquet."""
     from pyspark.errors import AnalysisException
-
-    from levada.pipelines.flows.sql import explain
 
     if to is not None:
         check_path(to)
-    own = session_or(spark).newSession()  # a view of that name may be somebody else's
+    session = session_or(spark).newSession()  # the caller's may have a view of that name
 
-    def ask(stopped: threading.Event) -> Iterator[Step]:
-        check_lake(own, lake)
+    def run(stopped: threading.Event) -> Iterator[Batch]:
+        check_lake(session, lake)
         if to is not None:
-            _check_result(Files(own, to), Files(own, lake))
-        rows = history(topic, lake, bootstrap=bootstrap, spark=own, gaps=gaps, **options)
+            _check_result_path(Files(session, to), Files(session, lake))
+        rows = history(topic, lake, bootstrap=bootstrap, spark=session, gaps=gaps, **options)
         rows.createOrReplaceTempView("history")
         try:
-            found = own.sql(query)
+            result = session.sql(query)
         except AnalysisException as error:
-            raise PipelineError(explain(error)) from None
+            raise PipelineError(explain_query(error)) from None
         if to is None:
-            found.show(SHOWN_MAX, truncate=False)
-            count = min(SHOWN_MAX, found.count())
+            result.show(ROWS_SHOWN_MAX, truncate=False)
+            count = min(ROWS_SHOWN_MAX, result.count())
         else:
-            found.write.mode("overwrite").parquet(to)
-            Files(own, to).write(RESULT, query)
-            count = own.read.parquet(to).count()
-        yield Step(0, count, count, count)
+            result.write.mode("overwrite").parquet(to)
+            Files(session, to).write(RESULT_MARKER, query)
+            count = session.read.parquet(to).count()
+        yield Batch(0, count, count, count)
 
-    return Running(name, [Steps(name, own, ask).start()])
+    return RunningPipeline(name, [DriverQuery(name, session, run).start()])
 
 
-def _check_result(result: Files, lake: Files) -> None:
-    """LakeError unless a result can be written here: where nothing is, or one of before, which it replaces."""
+def _check_result_path(result: Files, lake: Files) -> None:
+    """Raise LakeError unless the directory is empty or has a previous result, which the new one replaces."""
     if f"{result.root.rstrip('/')}/".startswith(f"{lake.root.rstrip('/')}/"):
-        raise LakeError(f"{result.root} is in the lake {lake.root}; a result needs a place of its own")
+        raise LakeError(f"{result.root} is inside the lake {lake.root}; write the result to another path")
     found = result.names("")
-    others = [name for name in found if not OF_A_RESULT.fullmatch(name)]
-    if others or (found and RESULT not in found):
+    others = [name for name in found if not RESULT_FILES.fullmatch(name)]
+    if others or (found and RESULT_MARKER not in found):
         raise LakeError(
-            f"{result.root} is not empty ({(others or found)[0]}), and what is in it would be gone; give a path that "
-            "is not there yet, or has a whole result of before (delete what a run left that was killed)"
+            f"{result.root} is not empty ({(others or found)[0]}), and its files would be overwritten; use a path that "
+            "does not exist or has a complete previous result (delete the incomplete result of a killed run)"
         )
 
 
-def archived(lake: AnyLake, topic: str, spark: "SparkSession") -> "DataFrame | None":
-    """What the lake has of a topic, by its commits; None if that is nothing."""
+def read_archived(lake: Lake, topic: str, spark: "SparkSession") -> "DataFrame | None":
+    """The archived records of a topic; None if there are none."""
     from pyspark.sql.functions import lit
 
     paths = lake.paths(topic)

@@ -1,61 +1,121 @@
-"""replay: records of a lake to a topic, in order, by time range, at a chosen speed, exactly once (R61).
+"""replay: archived records to a topic, in order, by time range, at a chosen speed, exactly once.
 
-The records are cut into slices of time. Each slice is one write under a number, which the sink does once however often
-it is asked, so a replay that was killed is started again and goes on. What is to be replayed is settled at its first
-start, by the offsets up to which the lake reaches then, and kept in its checkpoint.
+The records are cut into slices of time. Each slice is one write of the sink under a transaction version, which the
+sink commits once however often it is repeated, so a killed replay continues when it is started again. The first start
+fixes the end offsets of the lake and keeps them in the checkpoint: later records are not replayed.
+
+Timestamps need not rise with offsets. A slice therefore ends in each partition before the first record whose timestamp
+is in a later slice; the order of records within a partition never changes.
 """
 
 import json
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import reduce
+from itertools import groupby
 from operator import or_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from levada.pipelines.flows.flow import make_topics
+from levada.pipelines.errors import LakeError
 from levada.pipelines.lake.files import Files
-from levada.pipelines.lake.formats import check_lake, open_lake
-from levada.pipelines.lake.history import archived
-from levada.pipelines.lake.lake import LakeError
-from levada.pipelines.lake.slices import Bucket, Slice, slices
-from levada.pipelines.runs.queries import Running
-from levada.pipelines.runs.steps import Step, Steps
-from levada.pipelines.topics import kept_ms, there
+from levada.pipelines.lake.history import read_archived
+from levada.pipelines.lake.lake import check_lake, open_lake
+from levada.pipelines.runs.queries import Batch, DriverQuery, RunningPipeline
+from levada.pipelines.topics import create_topics, find_topic, retention_ms
 from levada.spark.session.session import session_or
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROWS_A_SLICE = 1_000_000  # where no speed is asked for
-SECONDS_A_SLICE = 1.0  # of real time, where one is
-GONE = ("FAILED_READ_FILE.FILE_NOT_EXIST", "PATH_NOT_FOUND")  # conditions of Spark's errors
+SLICE_ROWS = 1_000_000  # without a speed
+SLICE_SECONDS = 1.0  # of real time, with a speed
+FILE_GONE = ("FAILED_READ_FILE.FILE_NOT_EXIST", "PATH_NOT_FOUND")  # error conditions of Spark
 HOUR_MS = 3_600_000
-TRIES = 3  # files that a reader is at may be joined to larger ones meanwhile
+TRIES = 3  # compaction may replace files while they are read
+
+Offsets = Mapping[int, int]  # by partition
 
 
-class Wanted(NamedTuple):
-    """What a replay was asked for; a run that goes on must be asked for the same, but for its speed."""
+class ReplayRequest(NamedTuple):
+    """The arguments of a replay, kept in plan.json; all but the speed are fixed by the first start."""
 
     topic: str
     lake: str
     to: str
-    start_ms: int | None = None  # the time of the first record, and
-    end_ms: int | None = None  # before that of the last
-    speed: float | None = None  # times as fast as they came; None for as fast as possible
-    by_key: bool = False  # to partitions by key; otherwise to those they came from
+    start_ms: int | None = None  # timestamps from this one on,
+    end_ms: int | None = None  # and before this one
+    speed: float | None = None  # a multiple of the original speed; None for as fast as possible
+    by_key: bool = False  # to partitions by key; otherwise to the original partitions
 
 
-class Plan(NamedTuple):
-    """What its first start settled."""
+class ReplayPlan(NamedTuple):
+    """Fixed by the first start and kept in plan.json."""
 
-    id: str  # under which the sink knows it
-    ends: Mapping[int, int]  # of the lake then
+    id: str  # the application id of the sink's transactions
+    ends: Offsets  # the end offsets of the lake
     span_ms: int
     rows_min: int  # of a slice
-    topic_id: str | None = None  # of the topic it sends to, where brokers give topics ids
+    topic_id: str | None = None  # of the target topic, where brokers have topic ids
+
+
+class Bucket(NamedTuple):
+    """The records of a partition in one span of time."""
+
+    partition: int
+    span: int  # the number of the span; all spans have the same length
+    first_offset: int
+    rows: int
+
+
+class Slice(NamedTuple):
+    """The records of one batch."""
+
+    span: int  # the number of its last span of time
+    begins: Offsets
+    ends: Offsets
+    rows: int  # approximate where timestamps do not rise with offsets
+
+    @property
+    def ranges(self) -> dict[int, tuple[int, int]]:
+        """By partition: the first offset and the one after the last, without empty partitions."""
+        found = {index: (self.begins[index], end) for index, end in self.ends.items()}
+        return {index: offsets for index, offsets in found.items() if offsets[0] < offsets[1]}
+
+
+def slices(buckets: Iterable[Bucket], ends: Offsets, rows_min: int) -> Iterator[Slice]:
+    """All records before `ends` in slices of at least `rows_min` records, except for the last (pure)."""
+    by_span = sorted(buckets, key=lambda bucket: bucket.span)
+    spans = [(span, list(found)) for span, found in groupby(by_span, key=lambda bucket: bucket.span)]
+    first = _first_offsets(by_span)
+    begins: Offsets = {index: min(end, first.get(index, end)) for index, end in ends.items()}
+    span_ends = _span_ends([found for _, found in spans], ends)
+    rows = 0
+    for position, (span, found) in enumerate(spans):
+        rows += sum(bucket.rows for bucket in found)
+        if rows >= rows_min or position == len(spans) - 1:
+            yield Slice(span, begins, span_ends[position], rows)
+            begins, rows = span_ends[position], 0
+
+
+def _first_offsets(buckets: Iterable[Bucket]) -> dict[int, int]:
+    first: dict[int, int] = {}
+    for bucket in buckets:
+        first[bucket.partition] = min(bucket.first_offset, first.get(bucket.partition, bucket.first_offset))
+    return first
+
+
+def _span_ends(spans: list[list[Bucket]], ends: Offsets) -> list[Offsets]:
+    """The end offsets of each span: before the first record of all later spans."""
+    result: list[Offsets] = [ends]
+    for buckets in reversed(spans[1:]):
+        before = dict(result[-1])
+        for bucket in buckets:
+            before[bucket.partition] = min(before[bucket.partition], bucket.first_offset)
+        result.append(before)
+    return result[::-1]
 
 
 def replay(
@@ -72,165 +132,166 @@ def replay(
     spark: "SparkSession | None" = None,
     name: str = "replay",
     **options: str,
-) -> Running:
-    """Send what `lake` has of `topic` to the topic `to`, with keys, values, headers and times as they were.
+) -> RunningPipeline:
+    """Send the archived records of `topic` to the topic `to`, with keys, values, headers and timestamps unchanged.
 
-    `start` and `end` limit the times of records; `speed` 1 sends them as fast as they came, 10 ten times as fast,
-    None as fast as possible. A record goes to the partition it came from, or by its key; the topic is made if it is
-    not there. `options` are those of writing with `format("levada")`. The checkpoint is kept in the lake unless told
-    otherwise.
+    `start` and `end` limit the timestamps. `speed` 1 is the original speed, 10 is ten times that, None is as fast as
+    possible. A record goes to its original partition, or by its key. The topic is created if it does not exist.
+    `options` are those of writing with `format("levada")`. The checkpoint is in the lake by default.
     """
     if speed is not None and speed <= 0:
-        raise ValueError(f"a replay cannot have the speed {speed:g}; it must be above 0")
-    wanted = Wanted(topic, lake, to, _ms(start), _ms(end), speed, by_key)
+        raise ValueError(f"invalid speed {speed:g}: it must be above 0")
+    request = ReplayRequest(topic, lake, to, _ms(start), _ms(end), speed, by_key)
     spark = session_or(spark)
-    kept = Files(spark, checkpoint or f"{lake.rstrip('/')}/_levada/replays/{name}")
+    files = Files(spark, checkpoint or f"{lake.rstrip('/')}/_levada/replays/{name}")
     options = {"kafka.bootstrap.servers": bootstrap, "topic": to} | options
-    return Running(name, [Steps(name, spark, Replayer(spark, wanted, kept, options).steps).start()])
+    query = DriverQuery(name, spark, Replay(spark, request, files, options).batches)
+    return RunningPipeline(name, [query.start()])
 
 
 def _ms(when: datetime | None) -> int | None:
     return None if when is None else round(when.timestamp() * 1000)
 
 
-class Replayer:
-    """Takes the steps of a replay."""
+class Replay:
+    """Runs the batches of a replay."""
 
     def __init__(
-        self, spark: "SparkSession", wanted: Wanted, kept: Files, options: Mapping[str, str]
+        self, spark: "SparkSession", request: ReplayRequest, checkpoint: Files, options: Mapping[str, str]
     ) -> None:
         self._spark = spark
-        self._wanted = wanted
-        self._kept = kept
+        self._request = request
+        self._checkpoint = checkpoint
         self._options = options
         self._bootstrap = options["kafka.bootstrap.servers"]
 
-    def steps(self, stopped: threading.Event) -> Iterator[Step]:
-        """Slice by slice, from where the last run ended; each when its time has come."""
-        begun = self._begun()
-        plan = begun or self._new_plan()
+    def batches(self, stopped: threading.Event) -> Iterator[Batch]:
+        """Send slice by slice from where the last run ended, each when it is due."""
+        started = self._load_plan()
+        plan = started or self._new_plan()
         buckets, oldest = self._buckets(plan)
-        todo, first = list(slices(buckets, plan.ends, plan.rows_min)), self._first()
+        todo, first = list(slices(buckets, plan.ends, plan.rows_min)), self._first_slice()
         if first < len(todo):
-            plan = self._with_topic(plan, is_new=begun is None)
-            self._check_kept(min(oldest[span] for span in oldest if not first or span > todo[first - 1].span))
-        if begun is None:
-            content = {"wanted": self._wanted._asdict(), "plan": plan._asdict()}
-            self._kept.write("plan.json", json.dumps(content))
-        wanted, done = sum(one.rows for one in todo), 0
+            plan = self._with_topic(plan, is_new=started is None)
+            left = (oldest[span] for span in oldest if not first or span > todo[first - 1].span)
+            self._check_retention(min(left))
+        if started is None:
+            content = {"wanted": self._request._asdict(), "plan": plan._asdict()}
+            self._checkpoint.write("plan.json", json.dumps(content))
+        total, done = sum(one.rows for one in todo), 0
         origin = time.monotonic()
         for number, one in enumerate(todo):
             done += one.rows
             if number < first:
                 continue
-            if self._wanted.speed is not None:
+            if self._request.speed is not None:
                 spans = one.span - todo[min(first, len(todo) - 1)].span
-                due = origin + spans * plan.span_ms / 1000 / self._wanted.speed
+                due = origin + spans * plan.span_ms / 1000 / self._request.speed
                 if stopped.wait(max(0.0, due - time.monotonic())):
                     return
             self._send(plan, number, one)
-            self._kept.write("done", str(number + 1))
-            yield Step(number, one.rows, done, wanted)
+            self._checkpoint.write("done", str(number + 1))
+            yield Batch(number, one.rows, done, total)
 
-    def _first(self) -> int:
-        return int(self._kept.read("done")) if self._kept.exists("done") else 0
+    def _first_slice(self) -> int:
+        return int(self._checkpoint.read("done")) if self._checkpoint.exists("done") else 0
 
-    def _with_topic(self, plan: Plan, *, is_new: bool) -> Plan:
-        """The plan with the topic it sends to, made for a new one unless it is there.
+    def _with_topic(self, plan: ReplayPlan, *, is_new: bool) -> ReplayPlan:
+        """The plan with the id of the target topic, which is created for a new plan if it does not exist.
 
-        LakeError if it is another than the one it began with, or cannot take what is to be sent.
+        Raises LakeError if the topic is another one than at the first start, or has too few partitions.
         """
-        bootstrap, to, count = self._bootstrap, self._wanted.to, max(plan.ends, default=0) + 1
+        bootstrap, to, count = self._bootstrap, self._request.to, max(plan.ends, default=0) + 1
         if is_new:
-            make_topics(bootstrap, [to], count, {"retention.ms": "-1"})  # what is sent may be of any age
-        topic = there(bootstrap, to)
-        found_id = None if topic is None or topic.topic_id is None else str(topic.topic_id)
+            create_topics(bootstrap, [to], count, {"retention.ms": "-1"})  # the records may be of any age
+        topic = find_topic(bootstrap, to)
+        topic_id = None if topic is None or topic.topic_id is None else str(topic.topic_id)
         if topic is None and is_new:
-            raise LakeError(f"topic {to} was made, and brokers do not know it yet; try again")
-        if topic is None or (plan.topic_id and found_id and found_id != plan.topic_id):
+            raise LakeError(f"topic {to} was created, but brokers do not know it yet; try again")
+        if topic is None or (plan.topic_id and topic_id and topic_id != plan.topic_id):
             raise LakeError(
-                f"topic {to} was deleted since this replay began, with what it had sent; to send all of it to the "
-                "topic of that name, begin a replay under another name (--name)"
+                f"topic {to} was deleted since this replay started, with the records it had sent; to send all of them "
+                "to a topic of that name, start a replay under another name (--name)"
             )
-        has = len(topic.partitions)
-        if has < count and not self._wanted.by_key:
+        partitions = len(topic.partitions)
+        if partitions < count and not self._request.by_key:
             raise LakeError(
-                f"the records are of {count} partitions, and topic {to} has {has}: send them to "
-                "partitions by their keys (--by-key), or to a topic that is not there yet"
+                f"the records are of {count} partitions, and topic {to} has {partitions}: send them to "
+                "partitions by key (--by-key), or to a topic that does not exist yet"
             )
-        return plan._replace(topic_id=found_id)
+        return plan._replace(topic_id=topic_id)
 
-    def _check_kept(self, oldest_ms: int) -> None:
-        """LakeError if the topic, which was there before, deletes records of this time as soon as it has them."""
-        to = self._wanted.to
-        kept = kept_ms(self._bootstrap, to)
-        if kept is not None and oldest_ms < time.time() * 1000 - kept:
+    def _check_retention(self, oldest_ms: int) -> None:
+        """Raise LakeError if the retention of the target topic would delete records of this age at once."""
+        to = self._request.to
+        retention = retention_ms(self._bootstrap, to)
+        if retention is not None and oldest_ms < time.time() * 1000 - retention:
             oldest = datetime.fromtimestamp(oldest_ms / 1000, UTC)
             raise LakeError(
-                f"topic {to} deletes records that are older than {kept / HOUR_MS:g} hours (retention.ms), and those to "
-                f"be sent begin at {oldest:%Y-%m-%d %H:%M} (UTC): they would be gone soon after they came. Let it keep "
-                f"them (levada config set topic {to} retention.ms=-1), or send to a new topic, which will keep them"
+                f"topic {to} deletes records older than {retention / HOUR_MS:g} hours (retention.ms), and the records "
+                f"of this replay begin at {oldest:%Y-%m-%d %H:%M} (UTC): they would be deleted soon after they are "
+                f"sent. Change its retention (levada config set topic {to} retention.ms=-1), or send to a new topic, "
+                "which keeps them"
             )
 
-    def _begun(self) -> Plan | None:
-        """The plan of the first start, if there was one."""
-        if not self._kept.exists("plan.json"):
+    def _load_plan(self) -> ReplayPlan | None:
+        """The plan of the first start, if there was one; LakeError if its arguments differ from these."""
+        if not self._checkpoint.exists("plan.json"):
             return None
-        content = json.loads(self._kept.read("plan.json"))
-        begun = Wanted(**content["wanted"])
-        if begun._replace(speed=self._wanted.speed) != self._wanted:
-            was = {
-                field: value
-                for field, value in begun._asdict().items()
-                if value != getattr(self._wanted, field) and field != "speed"
-            }
-            told = ", ".join(f"{field} was {value}" for field, value in was.items())
-            raise LakeError(
-                f"a replay under this name was begun otherwise ({told}); give this one another name (--name)"
+        content = json.loads(self._checkpoint.read("plan.json"))
+        first = ReplayRequest(**content["wanted"])
+        if first._replace(speed=self._request.speed) != self._request:
+            changed = ", ".join(
+                f"{field} was {value}"
+                for field, value in first._asdict().items()
+                if value != getattr(self._request, field) and field != "speed"
             )
-        if begun.speed is None and self._wanted.speed is not None:
             raise LakeError(
-                "a replay under this name was begun without a speed, in large steps, and goes on so; for one at this "
-                "speed, give another name (--name)"
+                f"a replay of this name was started with other arguments ({changed}); choose another name (--name)"
+            )
+        if first.speed is None and self._request.speed is not None:
+            raise LakeError(
+                "a replay of this name was started without a speed and continues in large batches; for a replay at "
+                "this speed choose another name (--name)"
             )
         ends = {int(index): end for index, end in content["plan"].pop("ends").items()}
-        return Plan(ends=ends, **content["plan"])
+        return ReplayPlan(ends=ends, **content["plan"])
 
-    def _new_plan(self) -> Plan:
+    def _new_plan(self) -> ReplayPlan:
         from pyspark.sql.functions import max as greatest
 
         found = self._rows().groupBy("partition").agg((greatest("offset") + 1).alias("end")).collect()
         ends = {row.partition: row.end for row in found}
         if not ends:
             raise LakeError(
-                f"the lake {self._wanted.lake} has no records of {self._wanted.topic} of that time"
+                f"the lake {self._request.lake} has no records of {self._request.topic} in this time range"
             )
-        speed = self._wanted.speed
-        span_ms = max(1, round(SECONDS_A_SLICE * 1000 * (speed or 60)))
-        return Plan(uuid.uuid4().hex, ends, span_ms, ROWS_A_SLICE if speed is None else 1)
+        speed = self._request.speed
+        span_ms = max(1, round(SLICE_SECONDS * 1000 * (speed or 60)))
+        return ReplayPlan(uuid.uuid4().hex, ends, span_ms, SLICE_ROWS if speed is None else 1)
 
     def _rows(self) -> "DataFrame":
-        """What the lake has now of the time that is wanted."""
+        """The archived records of the requested time range."""
         from pyspark.sql.functions import col
 
-        wanted = self._wanted
-        check_lake(self._spark, wanted.lake)
-        rows = archived(open_lake(self._spark, wanted.lake), wanted.topic, self._spark)
+        request = self._request
+        check_lake(self._spark, request.lake)
+        rows = read_archived(open_lake(self._spark, request.lake), request.topic, self._spark)
         if rows is None:
-            raise LakeError(f"there are no records of {wanted.topic} in the lake {wanted.lake}")
-        if wanted.start_ms is not None:
-            rows = rows.where(col("timestamp") >= datetime.fromtimestamp(wanted.start_ms / 1000, UTC))
-        if wanted.end_ms is not None:
-            rows = rows.where(col("timestamp") < datetime.fromtimestamp(wanted.end_ms / 1000, UTC))
+            raise LakeError(f"the lake {request.lake} has no records of {request.topic}")
+        if request.start_ms is not None:
+            rows = rows.where(col("timestamp") >= datetime.fromtimestamp(request.start_ms / 1000, UTC))
+        if request.end_ms is not None:
+            rows = rows.where(col("timestamp") < datetime.fromtimestamp(request.end_ms / 1000, UTC))
         return rows
 
-    def _buckets(self, plan: Plan) -> tuple[list[Bucket], dict[int, int]]:
-        """How the records are spread over time, and of each span of it the time of the oldest."""
+    def _buckets(self, plan: ReplayPlan) -> tuple[list[Bucket], dict[int, int]]:
+        """The records by partition and span of time, and the oldest timestamp of each span."""
         from pyspark.sql.functions import count, expr, lit
         from pyspark.sql.functions import min as least
 
         found = (
-            _within(self._rows(), {index: (0, end) for index, end in plan.ends.items()})
+            _in_ranges(self._rows(), {index: (0, end) for index, end in plan.ends.items()})
             .groupBy("partition", expr(f"unix_millis(timestamp) div {plan.span_ms}").alias("span"))
             .agg(least("offset"), count(lit(1)), least(expr("unix_millis(timestamp)")))
             .collect()
@@ -240,43 +301,42 @@ class Replayer:
             oldest[span] = min(time_ms, oldest.get(span, time_ms))
         return [Bucket(*bucket) for *bucket, _ in found], oldest
 
-    def _send(self, plan: Plan, number: int, one: Slice) -> None:
-        """Write one slice, in order: what came from one partition goes through one task."""
-        for left in reversed(range(TRIES)):
+    def _send(self, plan: ReplayPlan, number: int, one: Slice) -> None:
+        """Write one slice; the records of one partition go through one task, in order."""
+        for tries_left in reversed(range(TRIES)):
             try:
-                rows = _within(self._rows(), one.ranges)
+                rows = _in_ranges(self._rows(), one.ranges)
                 columns = ["key", "value", "headers", "timestamp"]
                 rows = rows.repartition("partition").sortWithinPartitions("partition", "offset")
-                rows = rows.select(*columns if self._wanted.by_key else [*columns, "partition"])
+                rows = rows.select(*columns if self._request.by_key else [*columns, "partition"])
                 writer = rows.write.format("levada").mode("append").options(**self._options)
                 writer.option("txnAppId", f"replay-{plan.id}").option("txnVersion", number).save()
                 return
             except Exception as error:
-                if not left or not files_went(error):
+                if not tries_left or not is_file_gone(error):
                     raise
 
 
-def files_went(error: Exception) -> bool:
-    """Whether Spark failed because files are gone that were there when it was asked to read them."""
+def is_file_gone(error: Exception) -> bool:
+    """Whether Spark failed because a file of the query was removed before it was read."""
     from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark import SparkContext
     from pyspark.errors import PySparkException
 
     if isinstance(error, PySparkException):
-        return error.getCondition() in GONE
+        return error.getCondition() in FILE_GONE
     gateway = SparkContext._gateway
     cause = error.java_exception if isinstance(error, Py4JJavaError) else None
-    while (
-        cause is not None
-    ):  # where a task was tried more than once, the error of the job is around that of the file
-        if is_instance_of(gateway, cause, "org.apache.spark.SparkThrowable") and cause.getCondition() in GONE:
+    while cause is not None:  # the error of a task that was retried is below that of its job
+        is_spark_error = is_instance_of(gateway, cause, "org.apache.spark.SparkThrowable")
+        if is_spark_error and cause.getCondition() in FILE_GONE:
             return True
         cause = cause.getCause()
     return False
 
 
-def _within(rows: "DataFrame", ranges: Mapping[int, tuple[int, int]]) -> "DataFrame":
+def _in_ranges(rows: "DataFrame", ranges: Mapping[int, tuple[int, int]]) -> "DataFrame":
     from pyspark.sql.functions import col, lit
 
     each: list[Any] = [

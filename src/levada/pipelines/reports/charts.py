@@ -1,7 +1,6 @@
-"""Pictures of results as SVG, written by hand so that drawing needs no library (pure).
+"""Charts as SVG, without a drawing library (pure).
 
-A page of panels, one below the other: lines over time, and bars by name. The colours follow the reader's light or
-dark page.
+A chart is a column of panels: lines over time, or bars by name. Its colours follow the viewer's light or dark mode.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,11 +39,11 @@ class Lines(NamedTuple):
 
     title: str
     series: Mapping[str, Sequence[Point]]
-    from_zero: bool = True  # counts; other values are shown where they move
+    from_zero: bool = True  # for counts; the axis of other values begins near their minimum
 
 
 class Bars(NamedTuple):
-    """Values by name, as they come."""
+    """Values by name, in the given order."""
 
     title: str
     values: Sequence[tuple[str, float]]
@@ -54,7 +53,7 @@ Panel = Lines | Bars
 
 
 def svg(title: str, panels: Sequence[Panel]) -> str:
-    """The whole picture."""
+    """The chart as an SVG document."""
     drawn, y = [], TITLE_HEIGHT
     for panel in panels:
         parts, height = _lines(panel, y) if isinstance(panel, Lines) else _bars(panel, y)
@@ -86,7 +85,7 @@ def _lines(panel: Lines, top: int) -> tuple[list[str], int]:
     def height(value: float) -> float:
         return low - (low - high) * (value - marks[0]) / (marks[-1] - marks[0])
 
-    def place(point: Point) -> str:
+    def coordinates(point: Point) -> str:
         x = LEFT + (WIDTH - LEFT - RIGHT) * (point[0] - first).total_seconds() / span_s
         return f"{x:.1f},{height(point[1]):.1f}"
 
@@ -98,7 +97,7 @@ def _lines(panel: Lines, top: int) -> tuple[list[str], int]:
     parts.append(_text(WIDTH - RIGHT, low + 18, f"{clock(last)} UTC", "dim", "end"))
     for index, (name, series) in enumerate(panel.series.items()):
         colour = COLOURS[index % len(COLOURS)]
-        path = " ".join(map(place, sorted(series)))
+        path = " ".join(map(coordinates, sorted(series)))
         parts.append(f'<polyline class="line" stroke="{colour}" points="{path}"/>')
         if len(panel.series) > 1:
             parts += _legend(high + 6 + 18 * index, name, colour)
@@ -112,7 +111,7 @@ def _legend(y: float, name: str, colour: str) -> list[str]:
 
 
 def _marks(values: Sequence[float], from_zero: bool) -> list[float]:
-    """Where the axis has lines: at round numbers, two or more, from below the least to above the greatest."""
+    """The grid lines of the axis: two or more round numbers that enclose all values."""
     if from_zero:
         most = nice_ceiling(max(values))
         return [0, most / 2, most]
@@ -140,7 +139,7 @@ def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") 
 
 
 def nice_ceiling(value: float) -> float:
-    """The next of 1, 2 and 5 times a power of ten; 1 for nothing."""
+    """The next of 1, 2 and 5 times a power of ten; 1 for zero and negative values."""
     if value <= 0:
         return 1.0
     step = 10.0 ** (len(f"{int(value)}") - 1) if value >= 1 else 10.0 ** -len(f"{int(1 / value)}")
@@ -148,15 +147,15 @@ def nice_ceiling(value: float) -> float:
 
 
 def short(value: float) -> str:
-    """A number with as many digits as one wants to read."""
+    """A number with few digits."""
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.3g}"
 
 
 def clipped(name: str, letters: int) -> str:
-    """As much of it as there is room for."""
+    """The name, cut to a number of letters."""
     return name if len(name) <= letters else f"{name[: letters - 1]}…"
 
 
 def clock(when: datetime) -> str:
-    """As the axis has it, in UTC."""
+    """A time as on the axis, in UTC."""
     return when.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")

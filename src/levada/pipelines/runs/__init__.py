@@ -1,1 +1,1 @@
-"""A pipeline's run: its name, lock, state and queries."""
+"""Runs of pipelines: name, lock, status, arguments, queries and their progress."""

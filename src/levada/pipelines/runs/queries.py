@@ -1,41 +1,53 @@
-"""A pipeline at work: the queries it consists of, followed to their end."""
+"""A running pipeline: its queries, followed until they end.
 
-import re
+A query is a streaming query of Spark, or a `DriverQuery`: batches that the driver runs in a thread.
+"""
+
+import json
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from levada.pipelines.runs.progress import Counter, Progress
-from levada.pipelines.runs.steps import Query
+from levada.pipelines.errors import PipelineError, root_cause
+from levada.pipelines.runs.progress import Progress, ProgressCounter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 POLL_SECONDS = 0.25
-_CALLING = re.compile(r"An error occurred while calling \S+$")  # how py4j begins
-_TRACEBACK, _WORKER = "Traceback (most recent call last):", "An exception was thrown from the Python worker:"
-_PYTHON = re.compile(r"(?!java\.|org\.)(?:\w+\.)*\w+(?:Error|Exception): ")
-_CLASSES = re.compile(r"^(?:.*\s)?(?:\w+\.)*\w+(?:Exception|Error): ")  # up to the last name of a class
-_CONDITION = re.compile(r"^\[[A-Z_.]+\]\s*|\s*SQLSTATE: \w+$")
+RECENT_BATCHES = 100  # kept in `recentProgress`, as Spark does
 
 
-class PipelineError(Exception):
-    """A pipeline ended because something is wrong; says what."""
+class Query(Protocol):
+    """The part of Spark's StreamingQuery that a pipeline uses."""
+
+    @property
+    def isActive(self) -> bool: ...  # noqa: N802
+    @property
+    def recentProgress(self) -> Any: ...  # noqa: N802
+    def exception(self) -> Any: ...
+    def stop(self) -> None: ...
 
 
-class Running:
-    """Its queries run in the background until `stop`, or until all that there was is done (`once`)."""
+class RunningPipeline:
+    """Queries that run in the background until `stop`, or with `once` until all available records are processed."""
 
     def __init__(self, name: str, queries: Sequence[Query]) -> None:
         self.name = name
         self.queries = queries
-        self._counter = Counter()
-        self._heard: dict[str, Progress] = {}  # by query: what `watch` was told last
+        self._counter = ProgressCounter()
+        self._reported: dict[str, Progress] = {}  # by query: the last progress given to `watch`
 
     def progress(self) -> Progress:
-        """How far it is now, all queries together."""
-        self._hear()
-        return self._counter.progress()
+        """The current progress of all queries together."""
+        self._collect_progress()
+        return self._counter.total()
 
-    def _hear(self) -> None:
+    def _collect_progress(self) -> None:
         for query in self.queries:
-            self._counter.hear(query.recentProgress)
+            self._counter.add(query.recentProgress)
 
     @property
     def is_active(self) -> bool:
@@ -44,73 +56,114 @@ class Running:
     def wait(
         self, seconds: float | None = None, watch: Callable[[Progress], None] = lambda progress: None
     ) -> bool:
-        """Until it has ended; whether it has, within that time. `watch` hears of every step of each query.
+        """Wait until the pipeline has ended; return whether it has, within `seconds`.
 
-        Raises PipelineError if a query failed; the others are stopped then.
+        `watch` is called with each new progress of each query. Raises PipelineError if a query failed; the other
+        queries are stopped then.
         """
-        until = None if seconds is None else time.monotonic() + seconds
+        deadline = None if seconds is None else time.monotonic() + seconds
         while any(query.isActive for query in self.queries):
-            if self._failed():
+            if self._failure():
                 break
-            self._tell(watch)
-            if until is not None and time.monotonic() > until:
+            self._report(watch)
+            if deadline is not None and time.monotonic() > deadline:
                 return False
             time.sleep(POLL_SECONDS)
-        failure = self._failed()
+        failure = self._failure()
         self.stop()
         if failure:
             raise PipelineError(f"pipeline {self.name} failed: {failure}")
-        self._tell(watch)
+        self._report(watch)
         return True
 
-    def _tell(self, watch: Callable[[Progress], None]) -> None:
-        self._hear()
-        for progress in self._counter.each():
-            if progress != self._heard.get(progress.query):
-                self._heard[progress.query] = progress
+    def _report(self, watch: Callable[[Progress], None]) -> None:
+        self._collect_progress()
+        for progress in self._counter.by_query():
+            if progress != self._reported.get(progress.query):
+                self._reported[progress.query] = progress
                 watch(progress if len(self.queries) > 1 else progress._replace(query=""))
 
     def stop(self) -> None:
-        """End all queries; a batch under way is done again by the next run, and nothing is seen of it."""
+        """Stop all queries. The next run repeats an unfinished micro-batch, of which no reader sees anything."""
         for query in self.queries:
             query.stop()
 
-    def _failed(self) -> str:
-        """Why the first query that failed did; empty if none."""
+    def _failure(self) -> str:
+        """The reason of the first failed query; empty if none has failed."""
         for query in self.queries:
             error = query.exception()
             if error is not None:
-                return reason(str(error))
+                return root_cause(str(error))
         return ""
 
 
-def reason(trace: str) -> str:
-    """What a person needs of Spark's report of an error: the sentence of its deepest cause."""
-    python = _raised(trace)
-    if python and " " not in python[-1].partition(": ")[2]:
-        return python[-1]  # one word says little without its class
-    if python:
-        told = python[-1].partition(": ")[2]
-    else:
-        lines = [line.strip().removeprefix(": ") for line in trace.splitlines() if line.strip(": ")]
-        lines = [line for line in lines if not _CALLING.search(line)]
-        causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-        told = ([cause for cause in causes if ": " in cause][-1:] or lines or [trace])[0]
-    return _CONDITION.sub("", _CLASSES.sub("", told)).strip()
+class Batch(NamedTuple):
+    """A completed batch of a DriverQuery."""
+
+    number: int  # counted over all runs
+    rows: int
+    rows_done: int
+    rows_total: int
 
 
-def _raised(trace: str) -> list[str]:
-    """The exceptions of Python in it, each as `class: message`, in their order.
+class DriverQuery:
+    """A thread that runs one batch after the other until there are no more, or until `stop` between two."""
 
-    Such a line ends a traceback; of an exception that explains itself a worker shows no traceback.
-    """
-    found, is_next = [], False
-    for whole in trace.splitlines():
-        line = whole.rpartition(_WORKER)[2]
-        if line != whole or _TRACEBACK in line:
-            is_next, line = True, "" if _TRACEBACK in line else line.strip()
-        if line and not line[0].isspace():
-            if (is_next or _PYTHON.match(line)) and not _CALLING.search(line):
-                found.append(line)
-            is_next = False
-    return found
+    def __init__(
+        self, name: str, spark: "SparkSession", batches: Callable[[threading.Event], Iterator[Batch]]
+    ) -> None:
+        self._name = name
+        self._spark = spark
+        self._batches = batches
+        self._progress: deque[dict[str, Any]] = deque(maxlen=RECENT_BATCHES)
+        self._error: Exception | None = None
+        self._stopped = threading.Event()  # interrupts a batch that waits for its time
+        self._thread = threading.Thread(target=self._run, name=f"levada {name}", daemon=True)
+
+    def start(self) -> "DriverQuery":
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        try:
+            # Spark looks up Python data sources in the session of the thread, and a new thread has none.
+            jvm: Any = self._spark._jvm
+            jvm.SparkSession.setActiveSession(self._spark._jsparkSession)
+            started = time.monotonic()
+            for batch in self._batches(self._stopped):
+                seconds = time.monotonic() - started
+                self._progress.append(_spark_progress(self._name, batch, seconds))
+                started += seconds
+                if self._stopped.is_set():
+                    return
+        except Exception as error:  # noqa: BLE001 (raised by RunningPipeline.wait)
+            self._error = error
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802
+        return self._thread.is_alive()
+
+    @property
+    def recentProgress(self) -> list[dict[str, Any]]:  # noqa: N802
+        return list(self._progress)
+
+    def exception(self) -> Exception | None:
+        return self._error
+
+    def stop(self) -> None:
+        """Stop after the current batch."""
+        self._stopped.set()
+        self._thread.join()
+
+
+def _spark_progress(name: str, batch: Batch, seconds: float) -> dict[str, Any]:
+    """The progress of a batch in the form of Spark's StreamingQueryProgress; row counts stand for offsets."""
+    end, latest = ({"rows": {"0": rows}} for rows in (batch.rows_done, batch.rows_total))
+    return {
+        "id": name,
+        "batchId": batch.number,
+        "numInputRows": batch.rows,
+        "processedRowsPerSecond": batch.rows / max(seconds, 1e-3),
+        "durationMs": {"triggerExecution": round(seconds * 1000)},
+        "sources": [{"endOffset": json.dumps(end), "latestOffset": json.dumps(latest)}],
+    }

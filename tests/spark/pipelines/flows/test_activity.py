@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import pytest
 from tests.spark.support.feeding import as_table, feed, forget_the_last_commit, made, results
 
+from levada.pipelines.errors import PipelineError
 from levada.pipelines.flows import activity
 from levada.pipelines.flows.samples import Sample, website
-from levada.pipelines.runs.queries import PipelineError
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import Producer
 from tests.spark.support.feeding import forget_the_last_commit, results
 
+from levada.pipelines.errors import PipelineError
 from levada.pipelines.flows.sql import sql
-from levada.pipelines.runs.queries import PipelineError
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Shop:
             checkpoint=str(self.folder / (name or to)),
             once=True,
             spark=self.spark,
-            tell=self.told.append,
+            notify=self.told.append,
             name=name or to,
             **options,
         )
@@ -124,15 +124,15 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("SELECT 1 AS one", {}, "reads no topic"),
     ("SELECT * FROM `no-such-topic`", {}, "there is no topic no-such-topic"),
     ("SELECT shop FROM orders ORDER BY shop", {}, "cannot run over a stream. Sorting is not supported"),
-    ("SELECT shop, count(*) FROM orders GROUP BY 1", {"mode": "append"}, "it can be update or complete"),
+    ("SELECT shop, count(*) FROM orders GROUP BY 1", {"mode": "append"}, "use update or complete"),
     ("SELECT shop FROM orders", {"watermarks": {"shop": "1 minute"}}, "it is string, not timestamp"),
     (
         "SELECT shop FROM orders",
         {"watermarks": {"when": "1 minute"}},
         "no table of the query has a column when",
     ),
-    ("SELECT shop FROM orders", {"watermarks": {"ts": "soon"}}, "watermark ts: soon is no length of time"),
-    ("SELECT shop FROM orders", {"key": "id"}, "no column id for the key: the query gives shop"),
+    ("SELECT shop FROM orders", {"watermarks": {"ts": "soon"}}, "watermark ts: soon is not a duration"),
+    ("SELECT shop FROM orders", {"key": "id"}, "no column id for the key; the query has shop"),
 ]
 
 
@@ -149,7 +149,7 @@ def test_errors_are_said_in_words(shop: Shop) -> None:
 def test_a_name_belongs_to_one_query(shop: Shop) -> None:
     shop.sell(range(1))
     shop.ask("SELECT shop FROM orders", "shops")
-    with pytest.raises(PipelineError, match=r"begun otherwise.*query was SELECT shop"):
+    with pytest.raises(PipelineError, match=r"started with other arguments.*query was SELECT shop"):
         shop.ask("SELECT amount FROM orders", "amounts", name="shops")
 
 

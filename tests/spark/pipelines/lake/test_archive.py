@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.spark.support.lakes import DAY_MS, archive_once, fill
 
+from levada.pipelines.errors import PipelineError
 from levada.pipelines.lake.archive import archive
 from levada.pipelines.lake.files import Files
-from levada.pipelines.lake.formats import open_lake
-from levada.pipelines.lake.lake import Lake
-from levada.pipelines.runs.queries import PipelineError
+from levada.pipelines.lake.lake import open_lake
+from levada.pipelines.lake.parquet import ParquetLake
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def test_a_lake_grows_with_its_topics(spark: "SparkSession", broker: EmbeddedBro
     archive_once(spark, broker, lake, first, second)
     archive_once(spark, broker, lake, first, second)
     assert len(values(spark, lake)) == len(set(values(spark, lake))) == 160
-    state = Lake(Files(spark, str(lake))).state
+    state = ParquetLake(Files(spark, str(lake))).state
     assert sum(state.ends[first].values()) == 150 and state.ends[second] == {0: 10} and state.rows == 160
 
 

@@ -9,11 +9,11 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from tests.spark.support.lakes import DAY_MS, archive_once, fill
 
+from levada.pipelines.errors import LakeError
 from levada.pipelines.lake.delta import DeltaLake
 from levada.pipelines.lake.files import Files
-from levada.pipelines.lake.formats import open_lake
 from levada.pipelines.lake.history import history
-from levada.pipelines.lake.lake import LakeError
+from levada.pipelines.lake.lake import open_lake
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def test_a_table_grows_with_its_topic(spark: "SparkSession", broker: EmbeddedBro
     rows = table.to_pyarrow_table(columns=["value", "topic", "partition", "offset", "timestamp", "date"])
     assert sorted(rows["value"].to_pylist()) == sorted(f"v{number}".encode() for number in range(150))
     assert set(rows["topic"].to_pylist()) == {topic}
-    ends = open_lake(spark, str(lake)).ends(topic, [0, 1, 2])
+    ends = open_lake(spark, str(lake)).end_offsets(topic, [0, 1, 2])
     assert sum(ends.values()) == 150 and set(ends) == {0, 1}
     fill(broker, topic, 150, 10)  # in the log only
     whole = history(topic, str(lake), bootstrap=broker.bootstrap, spark=spark)
@@ -81,7 +81,7 @@ def test_who_makes_the_table_is_its_writer(spark: "SparkSession", tmp_path: Path
     with pytest.raises(LakeError, match="has another writer"):
         second.check()
     second.claim()
-    assert second.ends("t", [0]) == {0: 5} and first.claimed < second.claimed
+    assert second.end_offsets("t", [0]) == {0: 5} and first.claim_name < second.claim_name
     with pytest.raises(DeltaError):
         first.add(rows, {"u": {0: 5}})  # of another topic, so that only the claims meet
     with pytest.raises(LakeError, match="has another writer"):
@@ -93,7 +93,7 @@ def test_a_lake_keeps_its_format(spark: "SparkSession", broker: EmbeddedBroker, 
     topic = broker.topic()
     fill(broker, topic, 0, 5)
     archive_once(spark, broker, tmp_path / "lake", topic, lake_format="delta")
-    with pytest.raises(LakeError, match="in the format delta already"):
+    with pytest.raises(LakeError, match="in the format delta and cannot change to"):
         open_lake(spark, str(tmp_path / "lake"), "parquet")
-    with pytest.raises(LakeError, match="'orc' is no format of a lake"):
+    with pytest.raises(LakeError, match="unknown lake format 'orc'"):
         open_lake(spark, str(tmp_path / "other"), "orc")

@@ -9,7 +9,7 @@ from tests.support.downloads import Unavailable, must_be_had
 
 from levada.pipelines.lake.files import Files
 from levada.pipelines.lake.history import history
-from levada.pipelines.lake.lake import STAGING
+from levada.pipelines.lake.parquet import STAGING
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:

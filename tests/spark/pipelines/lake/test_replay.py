@@ -18,8 +18,9 @@ from confluent_kafka.admin import (
 from pyspark.errors import AnalysisException
 from tests.spark.support.lakes import DAY_MS, archive_once, fill
 
-from levada.pipelines.lake.replay import files_went, replay
-from levada.pipelines.runs.queries import PipelineError, Running
+from levada.pipelines.errors import PipelineError
+from levada.pipelines.lake.replay import is_file_gone, replay
+from levada.pipelines.runs.queries import RunningPipeline
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def numbers(broker: EmbeddedBroker, topic: str) -> dict[int, list[int]]:
     return found
 
 
-def await_a_batch(running: Running) -> None:
+def await_a_batch(running: RunningPipeline) -> None:
     """Until its first step is done; there is nobody who would tell of it."""
     while not running.progress().batches:
         assert running.is_active
@@ -51,7 +52,7 @@ def test_a_topic_comes_back_as_it_was(spark: "SparkSession", broker: EmbeddedBro
     fill(broker, topic, 0, 300, first_ms=DAY_MS)
     archive_once(spark, broker, tmp_path / "lake", topic)
 
-    def run(to: str) -> Running:
+    def run(to: str) -> RunningPipeline:
         return replay(topic, lake, to, bootstrap=broker.bootstrap, spark=spark)
 
     assert run(again).wait(300)
@@ -62,7 +63,7 @@ def test_a_topic_comes_back_as_it_was(spark: "SparkSession", broker: EmbeddedBro
     done = run(again)  # has been done under this name
     assert done.wait(300) and done.progress().rows == 0
     assert sum(map(len, numbers(broker, again).values())) == 300
-    with pytest.raises(PipelineError, match=f"begun otherwise .to was {again}.;"):
+    with pytest.raises(PipelineError, match=f"started with other arguments .to was {again}.;"):
         run(topic).wait(300)
 
 
@@ -158,7 +159,7 @@ def test_a_replay_that_goes_on_finds_its_topic_or_says_so(
     archive_once(spark, broker, tmp_path / "lake", topic)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
 
-    def run(to: str, speed: float | None) -> Running:
+    def run(to: str, speed: float | None) -> RunningPipeline:
         return replay(topic, lake, to, bootstrap=broker.bootstrap, speed=speed, name=to, spark=spark)
 
     def begin(to: str) -> None:
@@ -172,15 +173,15 @@ def test_a_replay_that_goes_on_finds_its_topic_or_says_so(
     admin.delete_topics(["faster"])["faster"].result(30)
     assert run("faster", None).wait(300)  # there is nothing left to send
     assert run("whole", None).wait(300)
-    with pytest.raises(PipelineError, match="begun without a speed"):
+    with pytest.raises(PipelineError, match="started without a speed"):
         run("whole", 10).wait(300)
     begin("gone")
     admin.delete_topics(["gone"])["gone"].result(30)
     for _ in range(2):  # it does not make it again
-        with pytest.raises(PipelineError, match="topic gone was deleted since this replay began"):
+        with pytest.raises(PipelineError, match="topic gone was deleted since this replay started"):
             run("gone", None).wait(300)
     admin.create_topics([NewTopic("gone", 1, config={"retention.ms": "-1"})])["gone"].result(30)
-    with pytest.raises(PipelineError, match="topic gone was deleted since this replay began"):
+    with pytest.raises(PipelineError, match="topic gone was deleted since this replay started"):
         run("gone", None).wait(300)
     begin("short")
     resource = ConfigResource(ConfigResource.Type.TOPIC, "short")
@@ -229,10 +230,10 @@ def test_what_is_not_in_the_lake_is_said(
         run("early")
     fill(broker, topic, 0, 1)
     archive_once(spark, broker, tmp_path / "lake", topic)
-    with pytest.raises(PipelineError, match="there are no records of orders in the lake"):
+    with pytest.raises(PipelineError, match="has no records of orders"):
         run("late")
     late = replay(topic, lake, "again", bootstrap=broker.bootstrap, end=when(0), spark=spark)
-    with pytest.raises(PipelineError, match=f"has no records of {topic} of that time"):
+    with pytest.raises(PipelineError, match=f"has no records of {topic} in this time range"):
         late.wait(300)
     with pytest.raises(ValueError, match="speed"):
         replay("orders", lake, "again", speed=0, spark=spark)
@@ -252,10 +253,10 @@ def test_files_that_were_joined_meanwhile_are_known_by_spark_s_error(
             writer.option("kafka.bootstrap.servers", broker.bootstrap).save()
         return raised.value
 
-    assert not files_went(failure("no such name"))
+    assert not is_file_gone(failure("no such name"))
     for file in folder.glob("*.parquet"):
         file.unlink()
-    assert files_went(failure(broker.topic()))
+    assert is_file_gone(failure(broker.topic()))
     with pytest.raises(AnalysisException) as raised:
         spark.read.parquet(str(folder / "gone.parquet"))
-    assert files_went(raised.value)
+    assert is_file_gone(raised.value)

@@ -8,11 +8,10 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.spark.support.lakes import archive_once, fill
 
+from levada.pipelines.errors import LakeError, PipelineError
 from levada.pipelines.lake.archive import archive
-from levada.pipelines.lake.formats import open_lake
 from levada.pipelines.lake.history import history
-from levada.pipelines.lake.lake import LakeError
-from levada.pipelines.runs.queries import PipelineError
+from levada.pipelines.lake.lake import open_lake
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -93,5 +92,5 @@ def test_an_older_lake_takes_the_id_it_meets_first(
 
 
 def test_what_means_no_topic_is_no_topic_of_a_lake(spark: "SparkSession", tmp_path: Path) -> None:
-    with pytest.raises(LakeError, match="cannot be kept"):
+    with pytest.raises(LakeError, match="cannot be archived"):
         archive(["__HIVE_DEFAULT_PARTITION__"], str(tmp_path / "lake"), spark=spark)

@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 
 from levada.cli.errors import EXIT_USAGE
 from levada.cli.main import run
-from levada.pipelines.lake.compaction import Sizes, too_small
-from levada.pipelines.lake.files import Files, Found
-from levada.pipelines.lake.lake import COMMITS, SNAPSHOT_EVERY, STAGING, Lake, LakeError, Positions, merged
+from levada.pipelines.errors import LakeError
+from levada.pipelines.lake.files import Files, FoundFile
+from levada.pipelines.lake.parquet import (
+    COMMITS,
+    SNAPSHOT_EVERY,
+    STAGING,
+    CompactionPolicy,
+    EndOffsets,
+    ParquetLake,
+    merge_offsets,
+)
 
 
 class Died(BaseException):
@@ -46,11 +54,11 @@ class FilesInMemory(Files):
         start = directory + "/"
         return sorted({path[len(start) :].split("/")[0] for path in self.content if path.startswith(start)})
 
-    def walk(self, directory: str) -> Iterator[Found]:
+    def walk(self, directory: str) -> Iterator[FoundFile]:
         self._look()
         for path, content in list(self.content.items()):
             if path.startswith(directory + "/"):
-                yield Found(path[len(directory) + 1 :], len(content))
+                yield FoundFile(path[len(directory) + 1 :], len(content))
 
     def read(self, name: str) -> str:
         self._look()
@@ -79,7 +87,7 @@ class FilesInMemory(Files):
             self.content.pop(path, None)
 
 
-def stage(lake: Lake, *rows: str, directory: str = "topic=t/date=2026-11-15") -> None:
+def stage(lake: ParquetLake, *rows: str, directory: str = "topic=t/date=2026-11-15") -> None:
     area = lake.staging()
     for number, row in enumerate(rows):
         lake.files.write(f"{area}/{directory}/part-{number}-x.snappy.parquet", row)
@@ -87,13 +95,13 @@ def stage(lake: Lake, *rows: str, directory: str = "topic=t/date=2026-11-15") ->
 
 
 def add(
-    lake: Lake, *rows: str, ends: Positions | None = None, directory: str = "topic=t/date=2026-11-15"
+    lake: ParquetLake, *rows: str, ends: EndOffsets | None = None, directory: str = "topic=t/date=2026-11-15"
 ) -> None:
     stage(lake, *rows, directory=directory)
     lake.commit(ends=ends, rows=len("".join(rows)))
 
 
-def join(lake: Lake) -> None:
+def join(lake: ParquetLake) -> None:
     """All files become one."""
     files = sorted(lake.state.files.values(), key=lambda file: (file.commit, file.path))
     area = lake.staging()
@@ -103,7 +111,7 @@ def join(lake: Lake) -> None:
     lake.commit(removed=[file.path for file in files])
 
 
-def rows(files: FilesInMemory, lake: Lake) -> list[str]:
+def rows(files: FilesInMemory, lake: ParquetLake) -> list[str]:
     """What a reader of the lake finds."""
     return [files.content[path.removeprefix("memory:/lake/")] for path in lake.paths()]
 
@@ -115,10 +123,10 @@ def plain_rows(files: FilesInMemory) -> list[str]:
 
 def test_commits_add_up() -> None:
     files = FilesInMemory()
-    lake = Lake(files)
+    lake = ParquetLake(files)
     add(lake, "a", "b", ends={"t": {0: 2}})
     add(lake, "c", ends={"u": {3: 1}}, directory="topic=u/date=2026-11-16")
-    again = Lake(files)
+    again = ParquetLake(files)
     assert again.state == lake.state
     assert again.state.ends == {"t": {0: 2}, "u": {3: 1}} and again.state.rows == 3
     assert rows(files, again) == ["a", "b", "c"] and plain_rows(files) == ["a", "b", "c"]
@@ -128,7 +136,7 @@ def test_commits_add_up() -> None:
 
 def steps_of_a_commit() -> int:
     files = FilesInMemory()
-    lake = Lake(files)
+    lake = ParquetLake(files)
     stage(lake, "a", "b")
     before = files.changes
     lake.commit(ends={"t": {0: 2}}, rows=2)
@@ -138,7 +146,7 @@ def steps_of_a_commit() -> int:
 @pytest.mark.parametrize("step", range(steps_of_a_commit() + 1))
 def test_a_batch_is_in_the_lake_wholly_or_not_at_all(step: int) -> None:
     files = FilesInMemory()
-    lake = Lake(files)
+    lake = ParquetLake(files)
     add(lake, "o", ends={"t": {0: 1}})
     stage(lake, "a", "b")
     files.dies_at = files.changes + step
@@ -147,13 +155,13 @@ def test_a_batch_is_in_the_lake_wholly_or_not_at_all(step: int) -> None:
     except Died:
         pass
     files.dies_at = -1
-    reader = Lake(files)
+    reader = ParquetLake(files)
     assert (rows(files, reader), reader.state.ends) in [
         (["o"], {"t": {0: 1}}),
         (["o", "a", "b"], {"t": {0: 3}}),
     ]
     assert set(plain_rows(files)) <= set(rows(files, reader))  # nobody sees what is not committed
-    writer = Lake(files)
+    writer = ParquetLake(files)
     writer.claim()
     assert plain_rows(files) == sorted(rows(files, writer)) == sorted(rows(files, reader))
     assert not files.names(STAGING)
@@ -165,7 +173,7 @@ def test_a_batch_is_in_the_lake_wholly_or_not_at_all(step: int) -> None:
 @pytest.mark.parametrize("step", range(16))
 def test_compaction_keeps_every_row_at_every_step(step: int) -> None:
     files = FilesInMemory()
-    lake = Lake(files)
+    lake = ParquetLake(files)
     for row in "abc":
         add(lake, row, ends={"t": {0: 1}})
     files.dies_at = files.changes + step
@@ -174,7 +182,7 @@ def test_compaction_keeps_every_row_at_every_step(step: int) -> None:
     except Died:
         pass
     files.dies_at = -1
-    writer = Lake(files)
+    writer = ParquetLake(files)
     writer.claim()
     assert "".join(rows(files, writer)) == "abc" == "".join(plain_rows(files))
     assert writer.state.rows == 3
@@ -182,37 +190,41 @@ def test_compaction_keeps_every_row_at_every_step(step: int) -> None:
 
 def test_snapshots_spare_old_commits() -> None:
     files = FilesInMemory()
-    lake = Lake(files)
+    lake = ParquetLake(files)
     for number in range(SNAPSHOT_EVERY + 3):
         add(lake, "a", ends={"t": {0: number + 1}})
     for number in range(SNAPSHOT_EVERY):
         files.remove(f"{COMMITS}/{number:010d}.json")
-    assert Lake(files).state == lake.state
+    assert ParquetLake(files).state == lake.state
 
 
 def test_a_lake_knows_its_topics_by_their_ids() -> None:
     files = FilesInMemory()
-    lake = Lake(files)
+    lake = ParquetLake(files)
     known, other = uuid4(), uuid4()
-    assert not lake.is_other("t", known)
+    assert not lake.has_other_topic("t", known)
     lake.claim({"t": known})
     for number in range(SNAPSHOT_EVERY):
         add(lake, "a", ends={"t": {0: number + 1}})
     for number in range(SNAPSHOT_EVERY):
         files.remove(f"{COMMITS}/{number:010d}.json")
-    again = Lake(files)
+    again = ParquetLake(files)
     assert again.state == lake.state
     again.claim({"t": other, "u": other})  # an id is settled once
-    assert not again.is_other("t", known) and again.is_other("t", other) and again.is_other("u", known)
+    assert (
+        not again.has_other_topic("t", known)
+        and again.has_other_topic("t", other)
+        and again.has_other_topic("u", known)
+    )
 
 
 def test_the_last_writer_has_the_lake() -> None:
     files = FilesInMemory()
-    first = Lake(files)
+    first = ParquetLake(files)
     first.claim()
     add(first, "a", ends={"t": {0: 1}})
     stage(first, "b")
-    second = Lake(files)
+    second = ParquetLake(files)
     second.claim()
     with pytest.raises(LakeError, match="another writer"):
         first.commit(ends={"t": {0: 2}}, rows=1)
@@ -220,21 +232,21 @@ def test_the_last_writer_has_the_lake() -> None:
         first.check()
     second.check()
     add(second, "b", ends={"t": {0: 2}})
-    assert plain_rows(files) == ["a", "b"] and Lake(files).state == second.state
-    assert first.claimed < second.claimed
+    assert plain_rows(files) == ["a", "b"] and ParquetLake(files).state == second.state
+    assert first.claim_name < second.claim_name
 
 
 def test_records_that_are_not_staged_are_not_committed() -> None:
     files = FilesInMemory()
-    lake = Lake(files)
+    lake = ParquetLake(files)
     stage(lake, "a", "b")
-    with pytest.raises(LakeError, match="3 records were written and 2 are there"):
+    with pytest.raises(LakeError, match="3 records were written, 2 are in the files"):
         lake.commit(ends={"t": {0: 3}}, rows=3)
     add(lake, "ab")
     lake.staging()
-    with pytest.raises(LakeError, match="2 records were written and 0 are there"):
+    with pytest.raises(LakeError, match="2 records were written, 0 are in the files"):
         lake.commit(removed=list(lake.state.files))
-    assert plain_rows(files) == ["ab"] and Lake(files).state.ends == {}
+    assert plain_rows(files) == ["ab"] and ParquetLake(files).state.ends == {}
 
 
 def test_what_older_versions_had_committed_is_finished() -> None:
@@ -246,10 +258,10 @@ def test_what_older_versions_had_committed_is_finished() -> None:
     files.content[f"{COMMITS}/0000000000.json"] = json.dumps(commit)
     files.content[f"{STAGING}/0000000000/topic=t/date=2026-11-15/part-0.parquet"] = "a"
     files.content[f"{STAGING}/0000000001/topic=t/date=2026-11-15/part-0.parquet"] = "b"
-    lake = Lake(files)
+    lake = ParquetLake(files)
     assert rows(files, lake) == ["a"]
     lake.claim()
-    assert plain_rows(files) == ["a"] and lake.ends("t", [0]) == {0: 1}
+    assert plain_rows(files) == ["a"] and lake.end_offsets("t", [0]) == {0: 1}
     assert not files.names(STAGING)
 
 
@@ -294,11 +306,11 @@ class Writer(FilesInMemory):
 
     def _archive(self) -> None:
         """Two batches of two records from where the lake ends, and all files joined."""
-        lake = Lake(self)
+        lake = ParquetLake(self)
         lake.claim()
         try:
             for _ in range(2):
-                end = lake.ends("t", [0]).get(0, 0)
+                end = lake.end_offsets("t", [0]).get(0, 0)
                 add(lake, LOG[end], LOG[end + 1], ends={"t": {0: end + 2}})
             join(lake)
         except Exception:
@@ -312,8 +324,8 @@ LOG = "abcdefghijklmnopqrstuvwxyz"
 def check_lake(content: dict[str, str]) -> None:
     """For readers it has what is below its end, each record once and in order."""
     files = FilesInMemory(content)
-    lake = Lake(files)
-    end = lake.ends("t", [0]).get(0, 0)
+    lake = ParquetLake(files)
+    end = lake.end_offsets("t", [0]).get(0, 0)
     assert "".join(rows(files, lake)) == LOG[:end]
     assert lake.state.rows == end
     assert not end % 2
@@ -326,7 +338,7 @@ def judge(writers: list[Writer], content: dict[str, str]) -> None:
             isinstance(writer.failure, LakeError) and "another writer" in str(writer.failure)
         )
     check_lake(content)
-    last = Lake(FilesInMemory(content))
+    last = ParquetLake(FilesInMemory(content))
     last.claim()
     check_lake(content)
     assert "".join(sorted("".join(plain_rows(FilesInMemory(content))))) == LOG[: last.state.rows]
@@ -386,7 +398,7 @@ def test_writers_may_meet_and_die_in_any_order(turns: list[tuple[int, int, bool]
 
 def test_damage_is_named() -> None:
     files = FilesInMemory()
-    lake = Lake(files)
+    lake = ParquetLake(files)
     for row in "ab":
         add(lake, row)
     damaged = f"{COMMITS}/{0:010d}.json"
@@ -394,10 +406,10 @@ def test_damage_is_named() -> None:
     for text in (content[:-1], "", "{}", "[]", "7", content.replace('"ends": {}', '"ends": [1]')):
         files.content[damaged] = text
         with pytest.raises(LakeError, match=r"0000000000\.json is damaged"):
-            Lake(files)
+            ParquetLake(files)
     del files.content[damaged]
-    with pytest.raises(LakeError, match="lost its commit 0"):
-        Lake(files)
+    with pytest.raises(LakeError, match="commit 0 is missing"):
+        ParquetLake(files)
 
 
 @pytest.mark.parametrize("path", ["", " ", "lake[1]", "{a,b}", "*", "a?", "a\\b"])
@@ -413,21 +425,21 @@ def test_a_path_that_cannot_be_is_refused_before_spark_starts(
     for command in [*commands, "history --topic t --lake lake --to"]:
         assert run(["pipeline", "run", *command.split(), path]) == EXIT_USAGE
         said = capsys.readouterr().err
-        assert ("the path is empty" in said or "a pattern of several" in said) and "Spark for" not in said
+        assert ("the path is empty" in said or "a glob pattern" in said) and "Spark for" not in said
 
 
 def test_only_directories_with_many_small_files_are_joined() -> None:
     files = FilesInMemory()
-    lake = Lake(files)
+    lake = ParquetLake(files)
     for _ in range(3):
         add(lake, "small", directory="topic=t/date=1")
     add(lake, "small", "x" * 1000, directory="topic=t/date=2")
-    found = too_small(lake.state, Sizes(small_bytes=100, files_max=2))
+    found = lake.state.small_files(CompactionPolicy(small_bytes=100, files_max=2))
     assert {directory: len(small) for directory, small in found.items()} == {"topic=t/date=1": 3}
 
 
 def test_ends_never_go_back() -> None:
-    assert merged({"t": {0: 5, 1: 2}}, {"t": {0: 3, 2: 1}, "u": {0: 9}}) == {
+    assert merge_offsets({"t": {0: 5, 1: 2}}, {"t": {0: 3, 2: 1}, "u": {0: 9}}) == {
         "t": {0: 5, 1: 2, 2: 1},
         "u": {0: 9},
     }

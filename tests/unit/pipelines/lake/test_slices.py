@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from levada.pipelines.lake.slices import Bucket, slices
+from levada.pipelines.lake.replay import Bucket, slices
 
 Record = tuple[int, int, int]  # partition, offset, span of time
 

@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from levada.pipelines.durations import check_lengths
+from levada.pipelines.errors import PipelineError, check_durations
 from levada.pipelines.flows import samples
-from levada.pipelines.reports import charts, reports
-from levada.pipelines.runs.queries import PipelineError
+from levada.pipelines.reports import charts
+from levada.pipelines.reports import report as reports
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -71,19 +71,19 @@ def test_a_long_name_does_not_leave_the_picture() -> None:
      ("3600 seconds", "hour"), ("86400 seconds", "day")],
 )  # fmt: skip
 def test_a_title_says_how_often(step: str, said: str) -> None:
-    assert reports.each(step) == said
+    assert reports.window_words(step) == said
 
 
 @pytest.mark.parametrize("length", ["10 seconds", "1 hour 30 minutes", "0.5 Seconds", "0 seconds"])
 def test_lengths_of_time(length: str) -> None:
-    check_lengths(gap=length)
+    check_durations(gap=length)
 
 
 @pytest.mark.parametrize("length", ["", "soon", "5", "x minutes", "-5 minutes", "5 fortnights"])
 def test_what_is_no_length_of_time_is_said(length: str) -> None:
     """Spark takes such a gap for no session at all, and says nothing."""
-    with pytest.raises(PipelineError, match=r"gap: '.*' is no length of time"):
-        check_lengths(gap=length)
+    with pytest.raises(PipelineError, match=r"gap: '.*' is not a duration"):
+        check_durations(gap=length)
 
 
 def test_a_made_up_stream_is_the_same_twice() -> None:

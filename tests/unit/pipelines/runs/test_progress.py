@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from levada.pipelines.runs.progress import Counter, Progress
-from levada.pipelines.runs.queries import reason
+from levada.pipelines.errors import root_cause
+from levada.pipelines.runs.progress import Progress, ProgressCounter
 
 
 def batch(query: str, number: int, rows: int, latest: object, end: object) -> dict[str, object]:
@@ -21,22 +21,22 @@ def batch(query: str, number: int, rows: int, latest: object, end: object) -> di
 
 
 def test_batches_are_counted_once_and_lag_is_what_is_left() -> None:
-    counter = Counter()
-    assert counter.progress() == Progress()
+    counter = ProgressCounter()
+    assert counter.total() == Progress()
     first = batch("a", 0, 5, '{"t":{"0":9,"1":4}}', '{"t":{"0":5}}')
-    counter.hear([first])
-    counter.hear([first, batch("a", 1, 7, json.dumps('{"t":{"0":20,"1":4}}'), {"t": {"0": 9, "1": 4}})])
-    counter.hear([batch("b", 4, 1, None, None)])
-    assert counter.progress() == Progress(5, 13, 20.0, 11, 0.25)
-    assert counter.progress().line() == "batch 5: 13 rows so far, 20 rows/s, lag 11, 0.25 s a batch"
+    counter.add([first])
+    counter.add([first, batch("a", 1, 7, json.dumps('{"t":{"0":20,"1":4}}'), {"t": {"0": 9, "1": 4}})])
+    counter.add([batch("b", 4, 1, None, None)])
+    assert counter.total() == Progress(5, 13, 20.0, 11, 0.25)
+    assert counter.total().line() == "batch 5: 13 rows so far, 20 rows/s, lag 11, 0.25 s a batch"
 
 
 def test_each_query_of_several_is_told_by_its_name_and_with_its_own_rate() -> None:
-    counter = Counter()
-    counter.hear([batch("a", 0, 5, None, None) | {"name": "logs-lake"}])
+    counter = ProgressCounter()
+    counter.add([batch("a", 0, 5, None, None) | {"name": "logs-lake"}])
     idle = {"name": "logs", "processedRowsPerSecond": 0.0}
-    counter.hear([batch("b", 0, 30, None, None) | {"name": "logs"}, batch("b", 1, 0, None, None) | idle])
-    assert [progress.line() for progress in counter.each()] == [
+    counter.add([batch("b", 0, 30, None, None) | {"name": "logs"}, batch("b", 1, 0, None, None) | idle])
+    assert [progress.line() for progress in counter.by_query()] == [
         "logs-lake: batch 1: 5 rows so far, 10 rows/s, lag ?, 0.25 s a batch",
         "logs: batch 2: 30 rows so far, 10 rows/s, lag ?, 0.25 s a batch",  # of the batch that had rows
     ]
@@ -44,13 +44,13 @@ def test_each_query_of_several_is_told_by_its_name_and_with_its_own_rate() -> No
 
 @pytest.mark.parametrize(("event_time", "rows"), [({"watermark": "2026-11-15T12:00:00.000Z"}, 7), ({}, 0)])
 def test_windows_are_open_while_their_rows_are_kept(event_time: dict[str, str], rows: int) -> None:
-    counter = Counter()
+    counter = ProgressCounter()
     kept = [
         {"operatorName": name, "numRowsTotal": count}
         for name, count in (("stateStoreSave", 3), ("sessionWindowStateStoreSaveExec", 4), ("dedupe", 9))
     ]
-    counter.hear([batch("a", 0, 5, None, None) | {"eventTime": event_time, "stateOperators": kept}])
-    assert counter.progress().open_rows == rows
+    counter.add([batch("a", 0, 5, None, None) | {"eventTime": event_time, "stateOperators": kept}])
+    assert counter.total().open_rows == rows
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_windows_are_open_while_their_rows_are_kept(event_time: dict[str, str], 
     ],
 )  # fmt: skip
 def test_a_failure_is_told_in_a_sentence(trace: str, said: str) -> None:
-    assert reason(trace) == said
+    assert root_cause(trace) == said

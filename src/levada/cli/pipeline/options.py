@@ -1,0 +1,96 @@
+"""The options that commands of pipelines share."""
+
+from collections.abc import Callable
+
+import click
+
+from levada.cli.options import Command, bootstrap_option, complete_topics
+from levada.pipelines.errors import LakeError, PipelineError, check_durations
+from levada.pipelines.lake.lake import check_path
+from levada.pipelines.runs.run import default_directory
+
+
+class PathType(click.ParamType[str]):
+    """The path of a lake or a result, which Spark can write."""
+
+    name = "path"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            check_path(str(value))
+        except LakeError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
+class DurationType(click.ParamType[str]):
+    """A duration in Spark's syntax."""
+
+    name = "time"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            check_durations(time=value)
+        except PipelineError as error:
+            self.fail(str(error).removeprefix("time: "), param, ctx)
+        return value
+
+
+def duration_option(name: str, default: str, text: str) -> Callable[[Command], Command]:
+    """Add an option that is a duration."""
+    return click.option(
+        name, metavar="TIME", type=DurationType(), default=default, show_default=True, help=text
+    )
+
+
+def home_option(command: Command) -> Command:
+    """Add --home."""
+    return click.option(
+        "--home",
+        metavar="DIR",
+        envvar="LEVADA_PIPELINES",
+        default=default_directory,
+        show_default="~/.local/state/levada/pipelines",
+        show_envvar=True,
+        help="The directory of runs and their checkpoints.",
+    )(command)
+
+
+def master_option(command: Command) -> Command:
+    """Add --master."""
+    return click.option(
+        "--master", metavar="URL", help="The Spark master; by default this machine or Spark's settings."
+    )(command)
+
+
+def run_options(command: Command) -> Command:
+    """Add the options of every pipeline: --name, --master, --home, -b."""
+    name = click.option("--name", metavar="NAME", help="The name of the run; by default the pipeline's.")
+    return name(master_option(home_option(bootstrap_option(command))))
+
+
+def stream_options(command: Command) -> Command:
+    """Add --once and the options of every pipeline."""
+    once = click.option("--once", is_flag=True, help="Process all available records, then end.")
+    return once(run_options(command))
+
+
+def format_option(side: str) -> Callable[[Command], Command]:
+    """Add --option, for options of the source or sink."""
+    text = f'An option of the {side}, as in format("levada").'
+    return click.option("--option", "more", metavar="KEY=VALUE", multiple=True, help=text)
+
+
+def topics_option(*topics: str, required: bool = False) -> Callable[[Command], Command]:
+    """Add --topic, which can be repeated; `topics` are the default."""
+    return click.option(
+        "--topic",
+        "topics",
+        metavar="TOPIC",
+        multiple=True,
+        default=topics or None,
+        required=required,
+        show_default=bool(topics),
+        shell_complete=complete_topics,
+        help="A topic to read; can be repeated.",
+    )

@@ -1,0 +1,85 @@
+"""The errors of pipelines, and one-sentence explanations of Spark's errors."""
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.errors import AnalysisException
+
+_PY4J_CALL = re.compile(r"An error occurred while calling \S+$")  # the first line of a py4j error
+_TRACEBACK, _WORKER = "Traceback (most recent call last):", "An exception was thrown from the Python worker:"
+_PYTHON_ERROR = re.compile(r"(?!java\.|org\.)(?:\w+\.)*\w+(?:Error|Exception): ")
+_CLASS_NAMES = re.compile(r"^(?:.*\s)?(?:\w+\.)*\w+(?:Exception|Error): ")  # up to the last class name
+_CONDITION = re.compile(r"^\[[A-Z_.]+\]\s*|\s*SQLSTATE: \w+$")
+
+_UNIT = r"(?:microsecond|millisecond|second|minute|hour|day|week)s?"
+_DURATION = re.compile(rf"\s*(?:\d+(?:\.\d+)?\s+{_UNIT}\s*)+", re.IGNORECASE)
+
+
+class PipelineError(Exception):
+    """A pipeline cannot start, or has failed."""
+
+
+class LakeError(Exception):
+    """A lake is damaged, or cannot be read or written as requested."""
+
+
+class RunError(Exception):
+    """A run cannot be started, found or stopped; the message names the next step."""
+
+
+def check_durations(**durations: str) -> None:
+    """Raise PipelineError for the first value that is not a duration in Spark's syntax.
+
+    Spark silently takes an invalid gap of a session window as no gap at all.
+    """
+    for name, text in durations.items():
+        if not _DURATION.fullmatch(text):
+            raise PipelineError(
+                f"{name}: {text!r} is not a duration, such as '10 seconds' or '1 hour 30 minutes'"
+            )
+
+
+def root_cause(trace: str) -> str:
+    """The message of the deepest cause in an error of Spark."""
+    python = _python_errors(trace)
+    if python and " " not in python[-1].partition(": ")[2]:
+        return python[-1]  # a message of one word needs its class
+    if python:
+        message = python[-1].partition(": ")[2]
+    else:
+        lines = [line.strip().removeprefix(": ") for line in trace.splitlines() if line.strip(": ")]
+        lines = [line for line in lines if not _PY4J_CALL.search(line)]
+        causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+        message = ([cause for cause in causes if ": " in cause][-1:] or lines or [trace])[0]
+    return _CONDITION.sub("", _CLASS_NAMES.sub("", message)).strip()
+
+
+def _python_errors(trace: str) -> list[str]:
+    """The Python exceptions in a trace, each as `class: message`, in order.
+
+    Such a line ends a traceback. A worker prints no traceback for an exception that explains itself.
+    """
+    found, is_next = [], False
+    for whole in trace.splitlines():
+        line = whole.rpartition(_WORKER)[2]
+        if line != whole or _TRACEBACK in line:
+            is_next, line = True, "" if _TRACEBACK in line else line.strip()
+        if line and not line[0].isspace():
+            if (is_next or _PYTHON_ERROR.match(line)) and not _PY4J_CALL.search(line):
+                found.append(line)
+            is_next = False
+    return found
+
+
+def explain_query(error: "AnalysisException") -> str:
+    """The message of an invalid SQL query and its position in the text, without Spark's plan."""
+    from pyspark.errors import ParseException
+
+    text = str(error).split("\n\nJVM stacktrace")[0].strip()
+    text = re.sub(r"\s*SQLSTATE: \w+", "", re.sub(r"^\[[A-Z_.]+\]\s*", "", text))
+    if isinstance(error, ParseException):
+        return text
+    position = re.search(r"line (\d+) pos (\d+)", text)
+    sentence = re.sub(r";\s*(?:line \d+ pos \d+;?)?\s*$", "", text.partition("\n")[0]).strip()
+    return f"{sentence} (line {position[1]}, position {position[2]})" if position else sentence
