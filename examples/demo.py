@@ -1,10 +1,9 @@
-"""A website's activity through a Levada broker, with a stock Kafka client on both ends, and through Spark.
+"""Streams the activity of a website through a Levada broker, with a stock Kafka client on both ends, and through Spark.
 
-`make demo` runs it. It starts a broker of its own with its data in a temporary directory, creates topics, streams page
-views, searches, clicks, scrolling and ads into them with confluent-kafka, and reads them back as they come. Beside it
-runs `levada pipeline run activity`, which writes counts, top pages and sessions to topics as the stream goes on; at the
-end `levada pipeline report activity` counts it all once more and draws a chart.
-With KEEP=1 the broker, the pipeline and a trickle of events stay until Ctrl-C, to look around with the command line.
+`make demo` runs it. It starts a broker with a temporary data directory, creates topics, produces page views, searches,
+clicks, scrolling and ads with confluent-kafka, and consumes them. Meanwhile `levada pipeline run activity` writes
+counts, top pages and sessions to topics. At the end `levada pipeline report activity` counts all events and draws a
+chart. With KEEP=1 the broker, the pipeline and a slow stream of events stay until Ctrl-C, for the command line.
 """
 
 import itertools
@@ -44,7 +43,7 @@ TICK_S = 0.02
 
 @dataclass
 class Seen:
-    """What came back of one topic."""
+    """The events of one topic, sent and received."""
 
     sent: int = 0
     received: int = 0
@@ -64,7 +63,7 @@ class Stream:
         self.pages: Counter[str] = Counter()
         self.queries: Counter[str] = Counter()
         self.failures = 0
-        self.ends: dict[TopicPartition, int] = {}  # of the topics, once it has stopped
+        self.ends: dict[TopicPartition, int] = {}  # the end offsets, once it has stopped
         self.rate = RATE
         self.started = time.monotonic()
         self._sending = threading.Event()
@@ -89,19 +88,19 @@ class Stream:
             thread.start()
 
     def stop(self) -> None:
-        """Stop sending, wait until all has come back (or ten seconds), stop receiving."""
+        """Stop sending, wait up to ten seconds for all events to come back, stop receiving."""
         sender, receiver = self._threads
         self._sending.set()
         sender.join()
         self._producer.flush(10)
-        del self._producer  # or it would look for the broker after its end
+        del self._producer  # otherwise it tries to reconnect after the broker has stopped
         deadline = time.monotonic() + 10
         while self.missing() and time.monotonic() < deadline:
             time.sleep(0.02)
         self._receiving.set()
         receiver.join()
-        for place in self._consumer.assignment():
-            _, self.ends[place] = self._consumer.get_watermark_offsets(place, timeout=10)
+        for partition in self._consumer.assignment():
+            _, self.ends[partition] = self._consumer.get_watermark_offsets(partition, timeout=10)
         self._consumer.close()
 
     def missing(self) -> int:
@@ -109,15 +108,15 @@ class Stream:
 
     def _send(self) -> None:
         events = website(random.Random(2026), lambda: datetime.now(UTC))
-        owed = 0.0
+        due = 0.0
         while not self._sending.wait(TICK_S):
             day = (time.monotonic() - self.started) / max(SECONDS, 1)
             surge = 3 if 0.5 < day < 0.6 else 1  # a sale opens at half time
-            owed += self.rate * TICK_S * surge
-            for event in itertools.islice(events, int(owed)):
+            due += self.rate * TICK_S * surge
+            for event in itertools.islice(events, int(due)):
                 self._producer.produce(event.topic, event.value, event.key, on_delivery=self._delivered)
                 self.seen[event.topic].sent += 1
-            owed -= int(owed)
+            due -= int(due)
             self._producer.poll(0)
 
     def _delivered(self, error: object, message: object) -> None:
@@ -143,7 +142,7 @@ class Stream:
 
 
 class Broker:
-    """A broker in a process of its own, as `levada start` runs it."""
+    """A broker process, started with `levada start`."""
 
     def __init__(self) -> None:
         self._data = tempfile.mkdtemp(prefix="levada-demo-")
@@ -162,7 +161,7 @@ class Broker:
         self.start_s = time.monotonic() - began
 
     def _listen(self) -> None:
-        """Wait until it says where to connect."""
+        """Wait until the broker prints its addresses."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             words = line.split()
@@ -174,7 +173,7 @@ class Broker:
         raise SystemExit("the broker did not start")
 
     def stop(self) -> int:
-        """SIGTERM, as an operator would; the exit code."""
+        """Send SIGTERM; return the exit code."""
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait(20)
         shutil.rmtree(self._data, ignore_errors=True)
@@ -182,7 +181,7 @@ class Broker:
 
 
 def _free_port() -> int:
-    """9092 if nobody has it, so that the tools find the demo without -b; else any."""
+    """9092 if it is free, so that the tools need no -b; otherwise 0, any free port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -231,7 +230,7 @@ def progress(stream: Stream, elapsed_s: float) -> Group:
 
 
 def watch(stream: Stream, console: Console) -> None:
-    """Show how it goes: a live table in a terminal, a line every other second elsewhere."""
+    """Show the progress: a live table in a terminal, otherwise a line every other second."""
     if console.is_terminal:
         with Live(console=console, refresh_per_second=8, transient=True) as live:
             while (elapsed_s := time.monotonic() - stream.started) < SECONDS:
@@ -281,7 +280,7 @@ def keep_running(broker: Broker, analysis: Analysis, console: Console) -> None:
 
 
 def show(broker: Broker, analysis: Analysis, console: Console) -> int:
-    """The stream, and what comes of it."""
+    """Run the stream and show the results."""
     stream = Stream(broker.bootstrap)
     stream.start()
     to_the_end = False
@@ -304,7 +303,7 @@ def show(broker: Broker, analysis: Analysis, console: Console) -> int:
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does, the broker with it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the broker is stopped, too
     console = Console(highlight=False)
     broker = Broker()
     console.print(f"A Levada broker is up after {broker.start_s:.2f} s.")

@@ -1,4 +1,4 @@
-"""The demo's part on Spark: the pipeline that follows the stream, and what is told of it at the end."""
+"""The demo's part on Spark: the pipeline that processes the stream, and its results at the end."""
 
 import os
 import shlex
@@ -14,21 +14,21 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 from rich.console import Console
 
-GROUP = "activity"  # under which the pipeline tells how far it is
+GROUP = "activity"  # the group in which the pipeline commits its progress
 RESULTS = ("activity-counts", "activity-pages", "activity-sessions")
 PIPELINE = shlex.split("--window '5 seconds' --late '2 seconds' --gap '5 seconds' --every '1 second' --top 3")
 PIPELINE += ["--option", f"group={GROUP}"]
-PATIENCE_S = 300  # with Spark, on a machine that has much else to do
+CATCH_UP_TIMEOUT_S = 300  # on a busy machine
 LAST_BATCH_S = 15
-SILENCE_S = 5  # after which it is said what takes so long
+NOTICE_S = 5  # until the notice that the first batch takes long
 QUIET: dict[str, str | int | float | bool] = {
     "log.connection.close": False,
     "log_level": 4,
-}  # librdkafka tells of problems only
+}  # librdkafka logs problems only
 
 
 class Analysis:
-    """The pipeline that follows the stream, in a process of its own, as a user runs it."""
+    """The process of the pipeline, started with `levada pipeline run`."""
 
     def __init__(self, bootstrap: str) -> None:
         self.home = tempfile.mkdtemp(prefix="levada-demo-pipelines-")
@@ -38,20 +38,20 @@ class Analysis:
 
     def _levada(self, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "levada", "pipeline", *arguments, "-b", self._bootstrap]
-        # A session of its own: Ctrl-C is for the demo, which ends the pipeline itself.
+        # A process group of its own: Ctrl-C is for the demo, which stops the pipeline.
         return subprocess.Popen(command, stderr=self._log, text=True, start_new_session=True, **options)
 
     def catch_up(self, ends: dict[TopicPartition, int], console: Console) -> bool:
-        """Wait until the pipeline is done with all before these offsets, as its group tells; whether it is."""
-        deadline, silent = time.monotonic() + PATIENCE_S, time.monotonic() + SILENCE_S
+        """Wait until the group of the pipeline has committed these offsets; return whether it has."""
+        deadline, notice_at = time.monotonic() + CATCH_UP_TIMEOUT_S, time.monotonic() + NOTICE_S
         consumer = Consumer(QUIET | {"bootstrap.servers": self._bootstrap, "group.id": GROUP})
         done = False
         while not done and time.monotonic() < deadline and self._process.poll() is None:
             time.sleep(0.2)
-            if time.monotonic() > silent:
+            if time.monotonic() > notice_at:
                 console.print("(the first batch takes longest: Spark compiles, and starts its workers)")
-                silent = deadline
-            done = all(place.offset >= ends[place] for place in consumer.committed(list(ends), timeout=10))
+                notice_at = deadline
+            done = all(part.offset >= ends[part] for part in consumer.committed(list(ends), timeout=10))
         until = time.monotonic() + LAST_BATCH_S
         while done and not self._has_results(consumer) and time.monotonic() < until:
             time.sleep(0.2)
@@ -59,19 +59,19 @@ class Analysis:
         return done
 
     def _has_results(self, consumer: Consumer) -> bool:
-        """What the last events have closed is written by the micro-batch after theirs."""
+        """Whether all result topics have records: the micro-batch after the last events writes the closed windows."""
         return all(consumer.get_watermark_offsets(TopicPartition(topic, 0))[1] > 0 for topic in RESULTS)
 
     def stop(self) -> int:
-        """As `levada pipeline stop` does; the exit code."""
+        """Stop the pipeline as `levada pipeline stop` does; return the exit code."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         return self._process.wait(60)
 
     def results(self) -> Iterator[tuple[str, int, str]]:
-        """Each topic of results, how many records it has, and one of the last."""
-        told = {"group.id": "demo-results", "enable.partition.eof": True}
-        consumer = Consumer(QUIET | {"bootstrap.servers": self._bootstrap} | told)
+        """Each result topic, the number of its records, and the newest one."""
+        settings = {"group.id": "demo-results", "enable.partition.eof": True}
+        consumer = Consumer(QUIET | {"bootstrap.servers": self._bootstrap} | settings)
         for topic in RESULTS:
             consumer.assign([TopicPartition(topic, 0, 0)])
             newest, count = "", 0
@@ -81,15 +81,15 @@ class Analysis:
         consumer.close()
 
     def report(self, chart: str) -> str:
-        """All events counted at once; the tables, after the chart is drawn."""
+        """Run the report and draw the chart; return the tables."""
         with self._levada("report", "activity", "--chart", chart, stdout=subprocess.PIPE) as process:
             tables, _ = process.communicate()
         if process.returncode != 0:
-            raise SystemExit(f"the report failed:\n{self.why()}")
+            raise SystemExit(f"the report failed:\n{self.log_tail()}")
         return tables
 
-    def why(self) -> str:
-        """The end of what Spark said."""
+    def log_tail(self) -> str:
+        """The end of the log."""
         self._log.flush()
         self._log.seek(0)
         return "".join(self._log.readlines()[-30:])
@@ -103,10 +103,10 @@ class Analysis:
 
 
 def conclude(analysis: Analysis, ends: dict[TopicPartition, int], console: Console) -> int:
-    """What Spark made of it; 0 if it has seen every event."""
+    """Show the results of Spark; return 0 if it has counted every event."""
     console.print("\nThe activity pipeline on Spark reads what is left ...")
     if not analysis.catch_up(ends, console) or analysis.stop() != 0:
-        console.print(f"the pipeline failed:\n{analysis.why()}", markup=False)
+        console.print(f"the pipeline failed:\n{analysis.log_tail()}", markup=False)
         return 1
     console.print("\nWritten exactly once while the stream ran, by `levada pipeline run activity`:\n")
     for topic, count, newest in analysis.results():
@@ -117,7 +117,7 @@ def conclude(analysis: Analysis, ends: dict[TopicPartition, int], console: Conso
     console.print(tables, markup=False, soft_wrap=True)
     console.print(f"chart: {chart}", soft_wrap=True)
     sent = sum(ends.values())
-    kinds = tables.split("\n\n")[0].splitlines()[2:]  # after the title and the names of the columns
+    kinds = tables.split("\n\n")[0].splitlines()[2:]  # after the title and the column names
     counted = sum(int(line.split()[1].replace(",", "")) for line in kinds)
     verdict = "nothing lost" if counted == sent else "SOMETHING IS MISSING"
     console.print(f"{sent:,} events sent, {counted:,} counted by Spark: {verdict}.", style="bold")

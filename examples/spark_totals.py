@@ -1,10 +1,10 @@
-"""Totals of sales by user and minute, from a topic to the terminal: a small streaming program.
+"""Totals of sales by user and minute, from a topic to the terminal: a small streaming query.
 
     levada topic create sales
     echo '{"user": "ann", "amount": 2.5}' | levada produce sales
     python examples/spark_totals.py --once
 
-Without --once it runs on and shows the totals again whenever sales come. What is not a sale is counted.
+Without --once it runs until Ctrl-C and shows the totals after each micro-batch.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from levada.spark import session
 
 
 def totals(sales: DataFrame) -> DataFrame:
-    """For each minute and user: how many sales, and of how much."""
+    """The number and amount of sales of each minute and user."""
     minute = window("timestamp", "1 minute").start.alias("minute")
     by_user = sales.withWatermark("timestamp", "1 hour").groupBy(minute, col("value.user").alias("user"))
     return by_user.agg(count("value").alias("sales"), total("value.amount").alias("amount"))
 
 
 def show(frame: DataFrame, _batch: int) -> None:
-    """A micro-batch of results."""
+    """Show a micro-batch of results."""
     frame.orderBy("minute", "user").show(truncate=False)
 
 
@@ -34,22 +34,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-b", "--bootstrap", default="127.0.0.1:9092", help="brokers (default: %(default)s)")
     parser.add_argument("--topic", default="sales", help="the topic to read (default: %(default)s)")
-    parser.add_argument("--once", action="store_true", help="end when everything that is there was read")
-    parser.add_argument("--checkpoint", help="where to keep the progress, to go on from there the next time")
-    asked = parser.parse_args()
+    parser.add_argument("--once", action="store_true", help="end when all available records are read")
+    parser.add_argument("--checkpoint", help="the checkpoint directory, from which the next run continues")
+    given = parser.parse_args()
     sales = (
         session("totals")
         .readStream.format("levada")
-        .option("kafka.bootstrap.servers", asked.bootstrap)
-        .option("subscribe", asked.topic)
+        .option("kafka.bootstrap.servers", given.bootstrap)
+        .option("subscribe", given.topic)
         .option("startingOffsets", "earliest")
         .option("valueFormat", "json")
         .option("valueSchema", "user string, amount double")
         .load()
     )
     writer = totals(sales).writeStream.outputMode("complete").foreachBatch(show)
-    writer = writer.option("checkpointLocation", asked.checkpoint or tempfile.mkdtemp(prefix="totals-"))
-    if asked.once:
+    writer = writer.option("checkpointLocation", given.checkpoint or tempfile.mkdtemp(prefix="totals-"))
+    if given.once:
         writer = writer.trigger(availableNow=True)
     writer.start().awaitTermination()
 

@@ -1,7 +1,7 @@
-"""At least once: process, then save the position.
+"""At least once: process, then commit the offsets.
 
-A crash between the two processes the batch again: the next run starts before it. Nothing is ever left out.
-For everything whose repetition does no harm: writing a row by its key, warming a cache, replacing a file.
+A crash between the two repeats the batch: the next run starts before it. No record is lost.
+For idempotent processing: writing a row by its key, warming a cache, replacing a file.
 """
 
 from stream import batches, consumer, crash_point, options, positions

@@ -1,7 +1,7 @@
-"""At most once: save the position, then process.
+"""At most once: commit the offsets, then process.
 
-A crash between the two loses the batch: the next run starts behind it. Nothing is ever processed twice.
-For what is worth little and must not be repeated: samples, metrics, a push message.
+A crash between the two loses the batch: the next run starts after it. No record is processed twice.
+For records of low value that must not be repeated: samples, metrics, push messages.
 """
 
 from stream import batches, consumer, crash_point, options, positions

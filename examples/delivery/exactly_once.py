@@ -1,7 +1,7 @@
-"""Exactly once from topic to topic: the results and the position are saved in one transaction.
+"""Exactly once from topic to topic: the results and the offsets are committed in one transaction.
 
-Readers of the results (isolation.level=read_committed) see all of a batch or nothing of it. After a crash the next run
-starts at the last committed position, and what the crashed one had written since then is aborted.
+Consumers of the results (isolation.level=read_committed) see a whole batch or nothing of it. After a crash the next run
+starts at the last committed offsets, and the open transaction of the crashed one is aborted.
 """
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
@@ -13,8 +13,8 @@ def invoice(order: Message) -> str:
     return f"{customer} owes {amount}"
 
 
-def begin_again(source: Consumer) -> None:
-    """After an abort: back to the committed positions, since the consumer itself has gone on."""
+def rewind(source: Consumer) -> None:
+    """Seek to the committed offsets after an abort: the consumer itself is past them."""
     for part in source.committed(source.assignment()):
         source.seek(TopicPartition(part.topic, part.partition, max(part.offset, 0)))
 
@@ -28,26 +28,28 @@ def main() -> None:
         {
             "bootstrap.servers": given.bootstrap,
             "transactional.id": f"exactly-once-{given.instance}",
-            "metadata.recovery.strategy": "none",  # else a restarted broker may be waited for in vain: librdkafka #5511
+            "metadata.recovery.strategy": "none",  # a restarted broker may never be found otherwise: librdkafka #5511
         }
     )
-    target.init_transactions()  # waits for, or aborts, what a crashed worker of this name left, and fences it
+    target.init_transactions()  # completes or aborts the transaction of a crashed worker of this name, and fences it
     source.subscribe([given.topic])
     for number, batch in enumerate(batches(source, given), 1):
-        member = source.consumer_group_metadata()  # as of now: a worker that loses its place must not commit
+        member = (
+            source.consumer_group_metadata()
+        )  # current: a worker that has lost its partitions must not commit
         target.begin_transaction()
         try:
             for order in batch:
                 target.produce(given.results, invoice(order), order.key())
             target.send_offsets_to_transaction(positions(batch), member)
-            target.flush()  # all of it is in the log now, and no reader of committed records sees it
+            target.flush()  # all records are in the log now; read_committed consumers do not see them yet
             crash_point(given, number)
             target.commit_transaction()
         except KafkaException as error:
             if not error.args[0].txn_requires_abort():
-                raise  # somebody else has taken this worker's place
+                raise  # fenced: another worker has this transactional id
             target.abort_transaction()
-            begin_again(source)
+            rewind(source)
     source.close()
 
 

@@ -1,7 +1,7 @@
-"""Exactly once into a database: the results and the position are saved in one commit of the database.
+"""Exactly once into a database: the results and the offsets are saved in one commit of the database.
 
-The group's committed offsets are not used: where to go on is a row beside the results. A worker that was replaced
-without noticing it finds that the position has moved, and changes nothing.
+The group's committed offsets are not used: the next offset is a row beside the results. A worker that was replaced
+without noticing it finds that the offset has changed, and changes nothing.
 
 --database is a file for SQLite, or an address like postgresql://user@host/name for PostgreSQL (pip install psycopg).
 """
@@ -24,7 +24,7 @@ ADVANCE = "UPDATE positions SET following = ? WHERE topic = ? AND part = ? AND f
 
 
 class Totals:
-    """What each customer has ordered so far, and of which orders that is the sum."""
+    """The total of each customer, and the offsets up to which orders are counted."""
 
     def __init__(self, address: str) -> None:
         self._postgres = address.startswith("postgresql:")
@@ -34,31 +34,31 @@ class Totals:
             self._database: Any = psycopg.connect(address)
         else:
             self._database = sqlite3.connect(address)
-        self._expected: dict[tuple[str, int], int] = {}  # positions as this worker knows them
+        self._expected: dict[tuple[str, int], int] = {}  # the offsets this worker has read and written
         for table in TABLES:
             self._execute(table)
         self._database.commit()
 
     def take_over(self, source: Consumer, parts: list[TopicPartition]) -> None:
-        """Partitions came to this worker: go on where the database says."""
+        """Start newly assigned partitions at the offsets in the database."""
         for part in parts:
-            place = (part.topic, part.partition)
-            self._execute(BEGIN, *place)
-            (part.offset,) = self._execute(POSITION, *place).fetchone()
-            self._expected[place] = part.offset
+            key = (part.topic, part.partition)
+            self._execute(BEGIN, *key)
+            (part.offset,) = self._execute(POSITION, *key).fetchone()
+            self._expected[key] = part.offset
         self._database.commit()
         source.assign(parts)
 
     def add(self, batch: list[Message]) -> None:
-        """The results of a batch and the position after it, not yet committed."""
+        """Add the results of a batch and the offsets after it, without a commit."""
         for order in batch:
             self._execute(ADD, *customer_and_amount(order))
         for part in positions(batch):
-            place = (part.topic, part.partition)
-            if self._execute(ADVANCE, part.offset, *place, self._expected[place]).rowcount != 1:
+            key = (part.topic, part.partition)
+            if self._execute(ADVANCE, part.offset, *key, self._expected[key]).rowcount != 1:
                 self._database.rollback()
                 raise SystemExit(f"{part.topic}-{part.partition} has been taken over by another worker")
-            self._expected[place] = part.offset
+            self._expected[key] = part.offset
 
     def commit(self) -> None:
         self._database.commit()

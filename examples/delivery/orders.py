@@ -1,6 +1,6 @@
-"""Orders to try the examples with: a topic of three partitions.
+"""Fills a topic of three partitions with orders, as input of the examples.
 
-The producer is idempotent: it neither loses nor doubles an order. The customer is the key, so that the orders of one
+The producer is idempotent: it neither loses nor duplicates an order. The customer is the key, so the orders of one
 customer stay in order; the value is an amount.
 """
 
@@ -23,7 +23,7 @@ def create(bootstrap: str, topic: str) -> None:
 
 
 def send(bootstrap: str, topic: str, count: int) -> None:
-    """Idempotent and acks=all: a retry after a lost answer makes no second record, and order is kept."""
+    """Produce with idempotence and acks=all: a retry after a lost response neither duplicates nor reorders records."""
     chance = random.Random(count)
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
 
@@ -42,7 +42,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "-b", "--bootstrap", default="127.0.0.1:9092", help="where the broker is (%(default)s)"
+        "-b", "--bootstrap", default="127.0.0.1:9092", help="the broker's address (%(default)s)"
     )
     parser.add_argument("--topic", default="shop-orders", help="the topic to fill (%(default)s)")
     parser.add_argument("--count", type=int, default=1000, help="how many orders (%(default)s)")

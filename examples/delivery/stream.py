@@ -1,6 +1,6 @@
-"""What the examples of delivery semantics share: options, a consumer, batches, and a crash at the worst moment.
+"""Shared by the examples of delivery semantics: options, a consumer, batches, and a crash at the worst moment.
 
-What makes the semantics is not in here: it is the order of the steps in each example's own loop.
+The semantics themselves are the order of the steps in each example's own loop.
 """
 
 import argparse
@@ -17,14 +17,12 @@ def options(description: str) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "-b", "--bootstrap", default="127.0.0.1:9092", help="where the broker is (%(default)s)"
+        "-b", "--bootstrap", default="127.0.0.1:9092", help="the broker's address (%(default)s)"
     )
     parser.add_argument("--topic", default="shop-orders", help="the topic to read (%(default)s)")
-    parser.add_argument(
-        "--instance", default="1", help="the name of this worker among its like (%(default)s)"
-    )
-    parser.add_argument("--batch", type=int, default=50, help="orders to take at once (%(default)s)")
-    parser.add_argument("--until-end", action="store_true", help="stop when all there is has been read")
+    parser.add_argument("--instance", default="1", help="the name of this worker in the group (%(default)s)")
+    parser.add_argument("--batch", type=int, default=50, help="orders per batch (%(default)s)")
+    parser.add_argument("--until-end", action="store_true", help="stop at the end of the topic")
     parser.add_argument(
         "--crash-at", type=int, default=0, metavar="N", help="die by SIGKILL between the two steps of batch N"
     )
@@ -32,10 +30,10 @@ def options(description: str) -> argparse.ArgumentParser:
 
 
 def consumer(given: argparse.Namespace, group: str) -> Consumer:
-    """A member of a group that commits nothing by itself.
+    """A consumer of a group, without auto-commit, that sees committed records only.
 
-    It sees committed records only. A restarted worker has the name of the one that died (static membership), and so
-    gets its partitions back at once instead of after the session timeout.
+    With static membership a restarted worker gets the partitions of the crashed one at once, not after the session
+    timeout.
     """
     return Consumer(
         {
@@ -51,18 +49,18 @@ def consumer(given: argparse.Namespace, group: str) -> Consumer:
 
 
 def batches(source: Consumer, given: argparse.Namespace) -> Iterator[list[Message]]:
-    """Batches of orders as they come; with --until-end they end when every assigned partition is read."""
+    """Batches of orders as they arrive; with --until-end up to the end of every assigned partition."""
     at_end: set[tuple[str, int]] = set()
     while True:
         found: list[Message] = []
         for message in source.consume(given.batch, timeout=1.0):
             error = message.error()
-            place = (message.topic(), message.partition())
+            partition = (message.topic(), message.partition())
             if error is None:
                 found.append(message)
-                at_end.discard(place)
+                at_end.discard(partition)
             elif error.code() == KafkaError._PARTITION_EOF:
-                at_end.add(place)
+                at_end.add(partition)
             elif not error.retriable():
                 raise KafkaException(error)
         if found:
@@ -73,24 +71,24 @@ def batches(source: Consumer, given: argparse.Namespace) -> Iterator[list[Messag
 
 
 def customer_and_amount(order: Message) -> tuple[str, int]:
-    """What an order says; a record that is none ends the example."""
+    """The customer and amount of an order; any other record ends the example."""
     try:
         return order.key().decode(), int(order.value())
     except (AttributeError, TypeError, ValueError):
-        place = f"{order.topic()}-{order.partition()} at offset {order.offset()}"
+        where = f"{order.topic()}-{order.partition()} at offset {order.offset()}"
         raise SystemExit(
-            f"{place}: no order, which has a customer as its key and an amount as its value. "
+            f"{where}: not an order, which has a customer as its key and an amount as its value. "
             "Fill another topic with orders.py, and name it here, too: --topic"
         ) from None
 
 
 def positions(batch: list[Message]) -> list[TopicPartition]:
-    """Where to go on after this batch, for each partition in it."""
+    """The next offset of each partition of a batch."""
     following = {(message.topic(), message.partition()): message.offset() + 1 for message in batch}
     return [TopicPartition(topic, partition, offset) for (topic, partition), offset in following.items()]
 
 
 def crash_point(given: argparse.Namespace, number: int) -> None:
-    """The power goes out here, if asked for: no handler runs, no buffer is flushed."""
+    """Crash here if --crash-at names this batch: no handler runs, no buffer is flushed."""
     if number == given.crash_at:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Orders of several shops: the large ones to a topic at once, and the totals of each minute to another.
+"""Orders of several shops: the large ones to one topic, and the totals of each minute to another.
 
-What is to be there is declared, and `spark-pipelines run` brings it up to date: topics are the sources and the sinks,
-and each run reads what came since the last one.
+The results are declared, and `spark-pipelines run` updates them: topics are the sources and the sinks, and each run
+reads the records since the last one.
 """
 
 import os
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from levada.spark import session
 
 BROKER = {"kafka.bootstrap.servers": os.environ.get("LEVADA_BOOTSTRAP", "127.0.0.1:9092")}
-spark = session()  # the active one, so that both flows may start at the same moment
+spark = session()  # the active session, prepared for flows that start at the same time
 
 dp.create_sink("large_orders", "levada", BROKER | {"topic": "large-orders"})
 dp.create_sink("totals", "levada", BROKER | {"topic": "order-totals"})
@@ -21,7 +21,7 @@ dp.create_sink("totals", "levada", BROKER | {"topic": "order-totals"})
 
 @dp.temporary_view
 def orders() -> DataFrame:
-    """The topic `orders` as a table, whose rows may be late by a minute."""
+    """The topic `orders` as a table, with a watermark of one minute."""
     source = spark.readStream.format("levada").options(**BROKER)
     source = source.option("subscribe", "orders").option("startingOffsets", "earliest")
     source = source.option("valueFormat", "json").option(
