@@ -42,7 +42,7 @@ def list_transactions(
         for name, transaction in _transactions(context)
         if (not request.state_filters or transaction.status.title in request.state_filters)
         and (not request.producer_id_filters or transaction.producer_id in request.producer_id_filters)
-        and (request.duration_filter < 0 or now_ms - transaction.started_ms > request.duration_filter)
+        and (request.duration_filter < 0 or now_ms - transaction.start_ms > request.duration_filter)
         and (pattern is None or pattern.matches(name))
     ]
     return answer.ListTransactionsResponse(
@@ -94,7 +94,7 @@ def _described(context: RequestContext, name: str) -> Any:
         transactional_id=name,
         transaction_state=transaction.status.title,
         transaction_timeout=transaction.timeout_ms * MILLISECOND,
-        transaction_start_time=EPOCH + transaction.started_ms * MILLISECOND,
+        transaction_start_time=EPOCH + transaction.start_ms * MILLISECOND,
         producer_id=transaction.producer_id,
         producer_epoch=transaction.producer_epoch,
         topics=tuple(

@@ -16,8 +16,9 @@ from levada.broker.coordinator.transactions import write_marker
 from levada.broker.purgatory import DelayedResult, gather
 from levada.core.machine import Outcome
 from levada.core.transactions.machine import EndRequest
-from levada.core.transactions.state import TRANSACTION_VERSION_2, Place, ProducerIdAndEpoch
+from levada.core.transactions.state import TRANSACTION_VERSION_2, ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartitionKey
 from levada.wire.control_records import Marker
 from levada.wire.schema.lazy_imports import lazy_imports
 
@@ -54,12 +55,16 @@ def _added(results: list[Any]) -> Any:
 def _add_partitions(
     context: RequestContext, asked: "add_partitions_to_txn_v5.request.AddPartitionsToTxnTransaction"
 ) -> DelayedResult:
-    places = [(topic.name, index) for topic in asked.topics for index in topic.partitions]
-    unknown = {place for place in places if not _exists(context, place)}
+    topic_partitions = [(topic.name, index) for topic in asked.topics for index in topic.partitions]
+    unknown = {
+        topic_partition for topic_partition in topic_partitions if not _exists(context, topic_partition)
+    }
     answer = DelayedResult(lambda errors: _added_to_one(asked, errors))
     if unknown:
         missing, not_tried = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OPERATION_NOT_ATTEMPTED
-        answer.complete([missing if place in unknown else not_tried for place in places])
+        answer.complete(
+            [missing if topic_partition in unknown else not_tried for topic_partition in topic_partitions]
+        )
         return answer
     client = ProducerIdAndEpoch(asked.producer_id, asked.producer_epoch)
     version = 2 if context.api_version >= VERSION_2_FROM["add_partitions_to_txn"] else 1
@@ -67,29 +72,33 @@ def _add_partitions(
     def hear(result: Any) -> None:
         if isinstance(result, KafkaError):
             code = error_for_version("add_partitions_to_txn", context.api_version, result).code
-            answer.complete([code] * len(places))
+            answer.complete([code] * len(topic_partitions))
         else:
-            answer.complete(result or [ErrorCode.NONE] * len(places))
+            answer.complete(result or [ErrorCode.NONE] * len(topic_partitions))
 
     try:
         name = _check_id(asked.transactional_id)
         shard = context.broker.transactions.shard(name)
         if asked.verify_only:
             shard.submit(
-                lambda machine, _, handle: Outcome(responses=[(handle, machine.verify(name, client, places))])
+                lambda machine, _, handle: Outcome(
+                    responses=[(handle, machine.verify(name, client, topic_partitions))]
+                )
             ).add_done_callback(hear)
         else:
             shard.submit(
-                lambda machine, now_ms, handle: machine.add(name, client, places, version, now_ms, handle)
+                lambda machine, now_ms, handle: machine.add(
+                    name, client, topic_partitions, version, now_ms, handle
+                )
             ).add_done_callback(hear)
     except KafkaError as error:
         hear(error)
     return answer
 
 
-def _exists(context: RequestContext, place: Place) -> bool:
-    topic = context.broker.image.topics.get(place[0])
-    return topic is not None and 0 <= place[1] < len(topic.partitions)
+def _exists(context: RequestContext, topic_partition: TopicPartitionKey) -> bool:
+    topic = context.broker.image.topics.get(topic_partition[0])
+    return topic is not None and 0 <= topic_partition[1] < len(topic.partitions)
 
 
 def _added_to_one(
@@ -124,10 +133,10 @@ def add_offsets_to_txn(
     """Say that a transaction will commit offsets of a group. Clients of version 2 need not."""
     name = _check_id(request.transactional_id)
     client = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
-    places = [(OFFSETS_TOPIC, context.broker.groups.partition_for(request.group_id))]
+    topic_partitions = [(OFFSETS_TOPIC, context.broker.groups.partition_for(request.group_id))]
     try:
         return context.broker.transactions.shard(name).submit(
-            lambda machine, now_ms, handle: machine.add(name, client, places, 1, now_ms, handle),
+            lambda machine, now_ms, handle: machine.add(name, client, topic_partitions, 1, now_ms, handle),
             lambda _: add_offsets_to_txn_v4.AddOffsetsToTxnResponse(
                 throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE
             ),
@@ -175,7 +184,9 @@ def write_txn_markers(
     answer = write_txn_markers_v2.response
 
     def of_one(marker: "write_txn_markers_v2.request.WritableTxnMarker") -> DelayedResult:
-        places = [(topic.name, index) for topic in marker.topics for index in topic.partition_indexes]
+        topic_partitions = [
+            (topic.name, index) for topic in marker.topics for index in topic.partition_indexes
+        ]
 
         def written(results: list[Any]) -> Any:
             codes = iter([_code(result) for result in results])
@@ -195,7 +206,9 @@ def write_txn_markers(
             ]
             return answer.WritableTxnMarkerResult(producer_id=marker.producer_id, topics=tuple(topics))
 
-        return gather([_write(context, place, marker) for place in places], written)
+        return gather(
+            [_write(context, topic_partition, marker) for topic_partition in topic_partitions], written
+        )
 
     return gather(
         [of_one(marker) for marker in request.markers],
@@ -204,12 +217,14 @@ def write_txn_markers(
 
 
 def _write(
-    context: RequestContext, place: Place, marker: "write_txn_markers_v2.request.WritableTxnMarker"
+    context: RequestContext,
+    topic_partition: TopicPartitionKey,
+    marker: "write_txn_markers_v2.request.WritableTxnMarker",
 ) -> DelayedResult:
     try:
         return write_marker(
             context.broker,
-            place,
+            topic_partition,
             ProducerIdAndEpoch(marker.producer_id, marker.producer_epoch),
             Marker(marker.transaction_result, marker.coordinator_epoch),
             bumped=marker.transaction_version >= TRANSACTION_VERSION_2,

@@ -92,7 +92,9 @@ def a_marker_that_fails_is_given_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_fence_leaves_the_epoch(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Transaction, "fenced", lambda self, now_ms: self.decided(False, self.client, 0, now_ms))
+    patch.setattr(
+        Transaction, "prepared_fence", lambda self, now_ms: self.prepared(False, self.client, 0, now_ms)
+    )
 
 
 def batches_are_not_verified(patch: pytest.MonkeyPatch) -> None:
@@ -100,7 +102,7 @@ def batches_are_not_verified(patch: pytest.MonkeyPatch) -> None:
 
 
 def old_epochs_write(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TransactionsMachine, "_of", lambda self, name, client: self._known(name))
+    patch.setattr(TransactionsMachine, "_validate_producer", lambda self, name, client: self._existing(name))
 
 
 def offsets_count_before_the_marker(patch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 from levada.client.producer.transactions import PreparedTransaction
 from levada.core.transactions.machine import (
-    Ending,
     EndRequest,
     InitRequest,
     NeedsProducerIdError,
     TransactionLimits,
+    TransactionMarkers,
     TransactionsMachine,
 )
 from levada.core.transactions.state import ProducerIdAndEpoch
@@ -94,7 +94,7 @@ class World:
             raise reply
         return reply
 
-    def _mark(self, ending: Ending) -> None:
+    def _mark(self, ending: TransactionMarkers) -> None:
         """Markers are written at once; the machine's own tests are about those that come late."""
         written = self.permitted.pop(ending.transactional_id, None)
         if written is not None and ending.committed:
@@ -112,7 +112,7 @@ class World:
         )
         if known is None and self.first_epoch:
             (state,) = [self.machine.transactions[name]]
-            self.machine.transactions[name] = state.given(
+            self.machine.transactions[name] = state.with_producer(
                 ProducerIdAndEpoch(state.producer_id, self.first_epoch), -1, state.timeout_ms, 0
             )
             return self.machine.transactions[name].client, None

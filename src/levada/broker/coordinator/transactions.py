@@ -11,10 +11,11 @@ from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.coordinator.runtime import CoordinatorRuntime, InternalTopic
 from levada.broker.coordinator.shard import CoordinatorShard
 from levada.broker.purgatory import DelayedResult
-from levada.core.transactions.machine import Ending, TransactionLimits, TransactionsMachine
-from levada.core.transactions.state import Place, ProducerIdAndEpoch
+from levada.core.transactions.machine import TransactionLimits, TransactionMarkers, TransactionsMachine
+from levada.core.transactions.state import ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
+from levada.model import TopicPartitionKey
 from levada.wire.control_records import Marker
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def transaction_coordinators(broker: "Broker") -> TransactionCoordinators:
         config.transaction_two_phase_commit_enable,
     )
 
-    def write_markers(shard: CoordinatorShard[TransactionsMachine], markers: Ending) -> None:
+    def write_markers(shard: CoordinatorShard[TransactionsMachine], markers: TransactionMarkers) -> None:
         broker.coordinator_metrics.transactions_committed += markers.committed
         broker.coordinator_metrics.transactions_aborted += not markers.committed
         broker.coordinator_metrics.transactions_timed_out += markers.timed_out
@@ -63,10 +64,14 @@ def transaction_coordinators(broker: "Broker") -> TransactionCoordinators:
 
 
 def write_marker(
-    broker: "Broker", place: Place, producer: ProducerIdAndEpoch, marker: Marker, bumped: bool
+    broker: "Broker",
+    topic_partition: TopicPartitionKey,
+    producer: ProducerIdAndEpoch,
+    marker: Marker,
+    bumped: bool,
 ) -> DelayedResult:
     """Write a transaction marker to one partition; the result is complete when it is committed. Raises KafkaError."""
-    topic, index = place
+    topic, index = topic_partition
     partition = broker.partition(topic, index)
     if topic == OFFSETS_TOPIC:
         shard = broker.groups.shard_of_partition(index)
@@ -83,7 +88,7 @@ class _MarkerWriter:
     __slots__ = ("_attempts", "_broker", "_machine", "_marker", "_markers", "_missing", "_shard")
 
     def __init__(
-        self, broker: "Broker", shard: CoordinatorShard[TransactionsMachine], markers: Ending
+        self, broker: "Broker", shard: CoordinatorShard[TransactionsMachine], markers: TransactionMarkers
     ) -> None:
         self._broker = broker
         self._shard = shard
@@ -96,42 +101,44 @@ class _MarkerWriter:
     def start(self) -> None:
         if not self._missing:
             self._complete()
-        for place in sorted(self._markers.partitions):
-            self._write(place)
+        for topic_partition in sorted(self._markers.partitions):
+            self._write(topic_partition)
 
-    def _write(self, place: Place) -> None:
+    def _write(self, topic_partition: TopicPartitionKey) -> None:
         if self._shard.machine is not self._machine:
             return  # the next coordinator that loads the journal writes the markers
         producer = ProducerIdAndEpoch(self._markers.producer_id, self._markers.producer_epoch)
         try:
-            written = write_marker(self._broker, place, producer, self._marker, self._markers.bumped)
+            written = write_marker(
+                self._broker, topic_partition, producer, self._marker, self._markers.epoch_bumped
+            )
         except KafkaError as error:
-            self._on_result(place, error)
+            self._on_result(topic_partition, error)
         else:
-            written.add_done_callback(lambda result: self._on_result(place, result))
+            written.add_done_callback(lambda result: self._on_result(topic_partition, result))
 
-    def _on_result(self, place: Place, result: Any) -> None:
-        if isinstance(result, Exception) and not self._is_unnecessary(place, result):
+    def _on_result(self, topic_partition: TopicPartitionKey, result: Any) -> None:
+        if isinstance(result, Exception) and not self._is_unnecessary(topic_partition, result):
             self._attempts += 1
             delay_s = min(RETRY_S * 2 ** min(self._attempts, 10), RETRY_S_MAX)
-            self._broker.call_later(delay_s, self._write, place)
+            self._broker.call_later(delay_s, self._write, topic_partition)
             return
-        self._missing.discard(place)
+        self._missing.discard(topic_partition)
         if not self._missing:
             self._complete()
 
-    def _is_unnecessary(self, place: Place, error: Exception) -> bool:
+    def _is_unnecessary(self, topic_partition: TopicPartitionKey, error: Exception) -> bool:
         """Whether a marker that could not be written is not needed: the topic is deleted, or the producer fenced."""
-        topic = self._broker.image.topics.get(place[0])
-        if topic is None or place[1] >= len(topic.partitions):
+        topic = self._broker.image.topics.get(topic_partition[0])
+        if topic is None or topic_partition[1] >= len(topic.partitions):
             return True
         fenced = isinstance(error, KafkaError) and error.code in FENCED
         if fenced or self._attempts == LOG_FROM_ATTEMPT:
             log.warning(
                 "transaction marker not written" if fenced else "transaction marker delayed",
                 transactional_id=self._markers.transactional_id,
-                topic=place[0],
-                partition=place[1],
+                topic=topic_partition[0],
+                partition=topic_partition[1],
                 why=str(error),
             )
         return fenced

@@ -1,12 +1,12 @@
-"""Transactions as their coordinator decides them: one machine for each shard of `__transaction_state`.
+"""The state machine of a partition of `__transaction_state`: its transactional ids and their transactions.
 
     Empty -> Ongoing -> PrepareCommit -> CompleteCommit -> Ongoing ...
                      -> PrepareAbort  -> CompleteAbort
 
-A transaction is decided when its prepare record is committed, not earlier: only then are markers written (the
-`Ending` of an outcome), and whatever happens afterwards they are written, again after a restart if need be. Who may
-speak is told by the epoch: a client that begins anew fences the one before, and with version 2 (KIP-890) every end
-raises the epoch, so that nothing late belongs to the wrong transaction.
+The outcome of a transaction is final when its PrepareCommit or PrepareAbort record is committed. Only then are its
+markers written (the effect `TransactionMarkers`), and written again after a restart until all are there. The producer
+epoch fences zombies: InitProducerId bumps it, and with transaction version 2 (KIP-890) every EndTxn does, so that a
+late request cannot join the next transaction.
 """
 
 from collections.abc import Collection
@@ -15,15 +15,15 @@ from typing import Any, Final, NamedTuple
 
 from levada.core.machine import Deadlines, JournalRecord, Outcome, ResponseHandle
 from levada.core.transactions.state import (
-    NEVER_MS,
+    NO_TIMEOUT_MS,
     TRANSACTION_VERSION_2,
-    Place,
     ProducerIdAndEpoch,
     Transaction,
     is_exhausted,
     restored,
 )
 from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartitionKey
 from levada.wire.batches import BatchHeader
 from levada.wire.internal.transaction_records import (
     NO_EPOCH,
@@ -34,8 +34,8 @@ from levada.wire.internal.transaction_records import (
     TransactionLogValue,
 )
 
-EXPIRED_AT_ONCE_MAX: Final = 100  # what one look at the time ends or removes
-NOBODY: Final = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_EPOCH)
+EXPIRIES_MAX: Final = 100  # transactional ids handled by one `expire`
+UNKNOWN_PRODUCER: Final = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_EPOCH)
 
 
 class TransactionLimits(NamedTuple):
@@ -47,25 +47,25 @@ class TransactionLimits(NamedTuple):
 
 
 class InitRequest(NamedTuple):
-    """A client that wants to begin. `new_producer_id` is one that nobody has had, where one may be needed."""
+    """InitProducerId; `new_producer_id` is an unused id, for the case that one is needed."""
 
     transactional_id: str
     timeout_ms: int
-    expected: ProducerIdAndEpoch = NOBODY  # who the client was before (KIP-360)
+    expected: ProducerIdAndEpoch = UNKNOWN_PRODUCER  # the client's current pair (KIP-360)
     two_phase: bool = False
     keep_prepared: bool = False
     new_producer_id: int = NO_PRODUCER_ID
 
 
 class InitResult(NamedTuple):
-    """Who the client is, and whose records are in the prepared transaction that it took over."""
+    """The client's pair, and that of the prepared transaction which it kept (KIP-939)."""
 
     client: ProducerIdAndEpoch
-    ongoing: ProducerIdAndEpoch = NOBODY
+    ongoing: ProducerIdAndEpoch = UNKNOWN_PRODUCER
 
 
 class EndRequest(NamedTuple):
-    """A client that wants its transaction to end."""
+    """EndTxn."""
 
     transactional_id: str
     client: ProducerIdAndEpoch
@@ -74,25 +74,25 @@ class EndRequest(NamedTuple):
     new_producer_id: int = NO_PRODUCER_ID
 
 
-class Ending(NamedTuple):
-    """A decided transaction: to be written into each of its partitions, then `complete` is due."""
+class TransactionMarkers(NamedTuple):
+    """The markers of a prepared transaction: once all partitions have one, `complete` follows."""
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
     committed: bool
-    partitions: frozenset[Place]
-    bumped: bool  # the epoch is above that of the transaction's records
+    partitions: frozenset[TopicPartitionKey]
+    epoch_bumped: bool  # the marker's epoch is above that of the transaction's records
     timed_out: bool = False
 
 
 class NeedsProducerIdError(Exception):
-    """The decision needs a producer id that nobody has had: ask again with one."""
+    """The decision needs a new producer id: repeat it with one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
-    """A transactional id has this state now, or is forgotten."""
+class TransactionChanged:
+    """A transactional id has new metadata, or is removed (None)."""
 
     transactional_id: str
     transaction: Transaction | None
@@ -106,32 +106,39 @@ class TransactionsMachine:
     transactions: dict[str, Transaction] = field(default_factory=dict)
     deadlines: Deadlines[str] = field(default_factory=Deadlines)
 
-    # A client begins.
+    # InitProducerId.
 
     def init(self, request: InitRequest, now_ms: int, handle: ResponseHandle) -> Outcome:
-        """InitProducerId: the client gets an identity that fences all before; what they left open is aborted."""
+        """Give the client a producer id and epoch that fence former clients; their open transaction is aborted."""
         timeout_ms = self._timeout_ms(request)
         current = self.transactions.get(request.transactional_id)
         if current is None:
-            first = Transaction(_fresh(request.new_producer_id), 0, timeout_ms, now_ms)
+            first = Transaction(_new_producer_id(request.new_producer_id), 0, timeout_ms, now_ms)
             return _changed(request.transactional_id, first, handle, InitResult(first.client))
         expected = request.expected
-        if expected != NOBODY and not _was(current, expected):
+        if expected != UNKNOWN_PRODUCER and not _may_be_predecessor(current, expected):
             raise _fenced(expected, current)
-        if current.is_ending:
-            raise _concurrent()
+        if current.is_completing:
+            raise _concurrent_transactions()
         if current.status is not Status.ONGOING:
-            return self._begin(request, current, timeout_ms, now_ms, handle)
-        if expected != NOBODY and expected.epoch not in (current.client.epoch, current.last_epoch):
+            return self._start_epoch(request, current, timeout_ms, now_ms, handle)
+        if expected != UNKNOWN_PRODUCER and expected.epoch not in (
+            current.client.epoch,
+            current.last_producer_epoch,
+        ):
             raise _fenced(expected, current)
         if request.keep_prepared:
-            client = _bumped(current.client, request.new_producer_id)
-            kept = current.taken_over(client, timeout_ms, now_ms)
-            reply = InitResult(client, ProducerIdAndEpoch(current.producer_id, current.producer_epoch))
-            return _changed(request.transactional_id, kept, handle, reply)
-        fenced = current.fenced(now_ms)
+            client = _bump_epoch(current.client, request.new_producer_id)
+            kept = current.kept_prepared(client, timeout_ms, now_ms)
+            result = InitResult(client, ProducerIdAndEpoch(current.producer_id, current.producer_epoch))
+            return _changed(request.transactional_id, kept, handle, result)
+        fenced = current.prepared_fence(now_ms)
         return _changed(
-            request.transactional_id, fenced, handle, _concurrent(), _ending(request.transactional_id, fenced)
+            request.transactional_id,
+            fenced,
+            handle,
+            _concurrent_transactions(),
+            _markers(request.transactional_id, fenced),
         )
 
     def _timeout_ms(self, request: InitRequest) -> int:
@@ -141,7 +148,7 @@ class TransactionsMachine:
                     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
                     "two-phase commit needs transaction.two.phase.commit.enable=true",
                 )
-            return NEVER_MS
+            return NO_TIMEOUT_MS
         if not 0 < request.timeout_ms <= self.limits.max_timeout_ms:
             raise KafkaError(
                 ErrorCode.INVALID_TRANSACTION_TIMEOUT,
@@ -149,66 +156,71 @@ class TransactionsMachine:
             )
         return request.timeout_ms
 
-    def _begin(
+    def _start_epoch(
         self, request: InitRequest, current: Transaction, timeout_ms: int, now_ms: int, handle: ResponseHandle
     ) -> Outcome:
         expected, epoch = request.expected, current.producer_epoch
-        if expected == NOBODY:
-            last_epoch = NO_EPOCH
+        if expected == UNKNOWN_PRODUCER:
+            last_producer_epoch = NO_EPOCH
         elif expected == current.client:
-            last_epoch = expected.epoch
-        elif expected.epoch == current.last_epoch:  # asked twice: the same answer
-            same = current.given(current.client, current.last_epoch, timeout_ms, now_ms)
+            last_producer_epoch = expected.epoch
+        elif expected.epoch == current.last_producer_epoch:  # a retry: the same response
+            same = current.with_producer(current.client, current.last_producer_epoch, timeout_ms, now_ms)
             return _changed(request.transactional_id, same, handle, InitResult(current.client))
         else:
             raise _fenced(expected, current)
-        client = _bumped(ProducerIdAndEpoch(current.producer_id, epoch), request.new_producer_id)
-        begun = current.given(client, last_epoch, timeout_ms, now_ms)
+        client = _bump_epoch(ProducerIdAndEpoch(current.producer_id, epoch), request.new_producer_id)
+        begun = current.with_producer(client, last_producer_epoch, timeout_ms, now_ms)
         return _changed(request.transactional_id, begun, handle, InitResult(client))
 
-    # A transaction grows.
+    # Partitions.
 
     def verify(
-        self, transactional_id: str, client: ProducerIdAndEpoch, places: Collection[Place]
+        self,
+        transactional_id: str,
+        client: ProducerIdAndEpoch,
+        topic_partitions: Collection[TopicPartitionKey],
     ) -> list[ErrorCode]:
-        """For each partition whether the open transaction has it (KIP-890 part 1)."""
-        current = self._of(transactional_id, client)
+        """An error code for each partition: whether the ongoing transaction has it (KIP-890 part 1)."""
+        current = self._validate_producer(transactional_id, client)
         return [
-            ErrorCode.NONE if place in current.partitions else ErrorCode.TRANSACTION_ABORTABLE
-            for place in places
+            ErrorCode.NONE if topic_partition in current.partitions else ErrorCode.TRANSACTION_ABORTABLE
+            for topic_partition in topic_partitions
         ]
 
     def add(
         self,
         transactional_id: str,
         client: ProducerIdAndEpoch,
-        places: Collection[Place],
+        topic_partitions: Collection[TopicPartitionKey],
         version: int,
         now_ms: int,
         handle: ResponseHandle,
     ) -> Outcome:
-        """AddPartitionsToTxn, AddOffsetsToTxn, and what a Produce of version 2 adds by itself."""
-        current = self._of(transactional_id, client)
-        if current.status is Status.ONGOING and current.partitions.issuperset(places):
+        """AddPartitionsToTxn, AddOffsetsToTxn, and partitions that a Produce of transaction version 2 adds."""
+        current = self._validate_producer(transactional_id, client)
+        if current.status is Status.ONGOING and current.partitions.issuperset(topic_partitions):
             return Outcome(responses=[(handle, None)])
-        return _changed(transactional_id, current.with_partitions(places, version, now_ms), handle, None)
+        return _changed(
+            transactional_id, current.with_partitions(topic_partitions, version, now_ms), handle, None
+        )
 
-    def _of(self, transactional_id: str, client: ProducerIdAndEpoch) -> Transaction:
-        """The state of a client that may add to its transaction."""
-        current = self._known(transactional_id)
+    def _validate_producer(self, transactional_id: str, client: ProducerIdAndEpoch) -> Transaction:
+        """The metadata of a client that may add partitions. PRODUCER_FENCED, CONCURRENT_TRANSACTIONS, ..."""
+        current = self._existing(transactional_id)
         if client.producer_id != current.client.producer_id:
-            raise _unmapped(transactional_id, client)
+            raise _invalid_mapping(transactional_id, client)
         if client.epoch != current.client.epoch:
             raise _fenced(client, current)
-        if current.is_ending:
-            raise _concurrent()
-        if current.is_taken_over:
+        if current.is_completing:
+            raise _concurrent_transactions()
+        if current.is_kept_prepared:
             raise KafkaError(
-                ErrorCode.INVALID_TXN_STATE, "a prepared transaction was taken over; it can only be ended"
+                ErrorCode.INVALID_TXN_STATE, "a prepared transaction was kept; it can only be ended"
             )
         return current
 
-    def _known(self, transactional_id: str) -> Transaction:
+    def _existing(self, transactional_id: str) -> Transaction:
         current = self.transactions.get(transactional_id)
         if current is None:
             raise KafkaError(
@@ -217,68 +229,70 @@ class TransactionsMachine:
             )
         return current
 
-    # A transaction ends.
+    # EndTxn.
 
     def end(self, request: EndRequest, now_ms: int, handle: ResponseHandle) -> Outcome:
-        """EndTxn; the reply is who the client is from now on."""
-        current = self._known(request.transactional_id)
+        """Prepare the commit or abort; the result is the client's new producer id and epoch."""
+        current = self._existing(request.transactional_id)
         bumps = request.version >= TRANSACTION_VERSION_2
-        again = bumps and _ended_before(current, request.client)
-        if not again:
+        is_retry = bumps and _is_retry(current, request.client)
+        if not is_retry:
             if request.client.producer_id != current.client.producer_id:
-                raise _unmapped(request.transactional_id, request.client)
+                raise _invalid_mapping(request.transactional_id, request.client)
             if request.client.epoch != current.client.epoch:
                 raise _fenced(request.client, current)
-            if bumps and current.is_ending:
-                raise _concurrent()
-        wanted = current.status in (Status.PREPARE_COMMIT, Status.COMPLETE_COMMIT)
+            if bumps and current.is_completing:
+                raise _concurrent_transactions()
+        was_committed = current.status in (Status.PREPARE_COMMIT, Status.COMPLETE_COMMIT)
         if current.status is Status.ONGOING:
-            return self._decide(request, current, now_ms, handle)
+            return self._prepare(request, current, now_ms, handle)
         if current.status is Status.EMPTY:
             empty = bumps and not request.committed
         else:
-            if (again or not bumps) and request.committed == wanted:
-                if current.is_ending:
-                    raise _concurrent()
+            if (is_retry or not bumps) and request.committed == was_committed:
+                if current.is_completing:
+                    raise _concurrent_transactions()
                 return Outcome(responses=[(handle, current.client)])
-            empty = bumps and not again and not request.committed
+            empty = bumps and not is_retry and not request.committed
         if not empty:
             raise KafkaError(
                 ErrorCode.INVALID_TXN_STATE,
                 f"{'commit' if request.committed else 'abort'} of a transaction that is {current.status.title}",
             )
-        client = _bumped(current.client, request.new_producer_id)
-        ended = current.decided(False, client, request.version, now_ms).completed(now_ms)
+        client = _bump_epoch(current.client, request.new_producer_id)
+        ended = current.prepared(False, client, request.version, now_ms).completed(now_ms)
         return _changed(request.transactional_id, ended, handle, client)
 
-    def _decide(
+    def _prepare(
         self, request: EndRequest, current: Transaction, now_ms: int, handle: ResponseHandle
     ) -> Outcome:
         client = current.client
         if request.version >= TRANSACTION_VERSION_2:
-            client = _bumped(client, request.new_producer_id)
-        decided = current.decided(request.committed, client, request.version, now_ms)
-        ending = _ending(request.transactional_id, decided)
-        return _changed(request.transactional_id, decided, handle, client, ending)
+            client = _bump_epoch(client, request.new_producer_id)
+        prepared = current.prepared(request.committed, client, request.version, now_ms)
+        markers = _markers(request.transactional_id, prepared)
+        return _changed(request.transactional_id, prepared, handle, client, markers)
 
-    def complete(self, ending: Ending, now_ms: int, handle: ResponseHandle) -> Outcome:
-        """All markers are written and committed. A second time it is no news."""
-        current = self.transactions.get(ending.transactional_id)
+    def complete(self, markers: TransactionMarkers, now_ms: int, handle: ResponseHandle) -> Outcome:
+        """All markers are written and committed. Does nothing the second time."""
+        current = self.transactions.get(markers.transactional_id)
         if (
             current is None
-            or not current.is_ending
-            or (current.producer_id, current.producer_epoch) != (ending.producer_id, ending.producer_epoch)
+            or not current.is_completing
+            or (current.producer_id, current.producer_epoch) != (markers.producer_id, markers.producer_epoch)
         ):
             return Outcome(responses=[(handle, None)])
-        return _changed(ending.transactional_id, current.completed(now_ms), handle, None)
+        return _changed(markers.transactional_id, current.completed(now_ms), handle, None)
 
-    # Time.
+    # Timers.
 
     def on_loaded(self, now_ms: int) -> Outcome:
-        """Transactions that were decided are ended, whatever was done of it before."""
+        """Write the markers of all prepared transactions, again if they were written before."""
         return Outcome(
             effects=[
-                _ending(name, current) for name, current in self.transactions.items() if current.is_ending
+                _markers(name, current)
+                for name, current in self.transactions.items()
+                if current.is_completing
             ]
         )
 
@@ -286,25 +300,25 @@ class TransactionsMachine:
         return self.deadlines.next_ms()
 
     def expire(self, now_ms: int) -> Outcome:
-        """Abort what is open for too long; forget ids that nobody has used for long."""
+        """Abort transactions that timed out, and remove expired transactional ids."""
         events, effects = [], []
-        for name in self.deadlines.due(now_ms)[:EXPIRED_AT_ONCE_MAX]:
+        for name in self.deadlines.due(now_ms)[:EXPIRIES_MAX]:
             current = self.transactions[name]
             if current.status is Status.ONGOING:
-                aborted = current.timed_out(now_ms)
-                events.append(Changed(name, aborted))
-                effects.append(_ending(name, aborted)._replace(timed_out=True))
+                aborted = current.prepared_timeout(now_ms)
+                events.append(TransactionChanged(name, aborted))
+                effects.append(_markers(name, aborted)._replace(timed_out=True))
             else:
-                events.append(Changed(name, None))
+                events.append(TransactionChanged(name, None))
         return Outcome(events, effects=effects)
 
-    # Applying.
+    # Applying and replaying events.
 
-    def encode(self, event: Changed) -> JournalRecord | None:
+    def encode(self, event: TransactionChanged) -> JournalRecord | None:
         value = None if event.transaction is None else event.transaction.record()
         return TRANSACTIONS.encode(TransactionLogKey(event.transactional_id), value)
 
-    def apply(self, event: Changed) -> None:
+    def apply(self, event: TransactionChanged) -> None:
         name, transaction = event.transactional_id, event.transaction
         if transaction is None:
             self.transactions.pop(name, None)
@@ -321,53 +335,57 @@ class TransactionsMachine:
         found = None if batch.is_control else TRANSACTIONS.decode(key or b"", value)
         if found is not None:
             name, content = found
-            known = restored(content) if isinstance(content, TransactionLogValue) else None
-            self.apply(Changed(name.transactional_id, known))
+            metadata = restored(content) if isinstance(content, TransactionLogValue) else None
+            self.apply(TransactionChanged(name.transactional_id, metadata))
 
 
 def _changed(
-    name: str, transaction: Transaction, handle: ResponseHandle, reply: Any, ending: Ending | None = None
+    name: str,
+    transaction: Transaction,
+    handle: ResponseHandle,
+    result: Any,
+    markers: TransactionMarkers | None = None,
 ) -> Outcome:
-    effects = () if ending is None else (ending,)
-    return Outcome([Changed(name, transaction)], [(handle, reply)], effects=effects)
+    effects = () if markers is None else (markers,)
+    return Outcome([TransactionChanged(name, transaction)], [(handle, result)], effects=effects)
 
 
-def _ending(name: str, decided: Transaction) -> Ending:
-    return Ending(
+def _markers(name: str, prepared: Transaction) -> TransactionMarkers:
+    return TransactionMarkers(
         name,
-        decided.producer_id,
-        decided.producer_epoch,
-        decided.status is Status.PREPARE_COMMIT,
-        decided.partitions,
-        decided.version >= TRANSACTION_VERSION_2,
+        prepared.producer_id,
+        prepared.producer_epoch,
+        prepared.status is Status.PREPARE_COMMIT,
+        prepared.partitions,
+        prepared.version >= TRANSACTION_VERSION_2,
     )
 
 
-def _fresh(producer_id: int) -> int:
+def _new_producer_id(producer_id: int) -> int:
     if producer_id == NO_PRODUCER_ID:
         raise NeedsProducerIdError
     return producer_id
 
 
-def _bumped(client: ProducerIdAndEpoch, new_producer_id: int) -> ProducerIdAndEpoch:
-    """The same producer one epoch on, or a new one when its epochs are used up."""
+def _bump_epoch(client: ProducerIdAndEpoch, new_producer_id: int) -> ProducerIdAndEpoch:
+    """The next epoch, or a new producer id if the epochs are exhausted."""
     if is_exhausted(client.epoch):
-        return ProducerIdAndEpoch(_fresh(new_producer_id), 0)
+        return ProducerIdAndEpoch(_new_producer_id(new_producer_id), 0)
     return ProducerIdAndEpoch(client.producer_id, client.epoch + 1)
 
 
-def _was(current: Transaction, expected: ProducerIdAndEpoch) -> bool:
-    """Whether a client may be what it says it was: the epoch is looked at later, unless the id was used up."""
-    used_up = expected.producer_id == current.previous_producer_id and is_exhausted(expected.epoch)
-    return expected.producer_id == current.client.producer_id or used_up
+def _may_be_predecessor(current: Transaction, expected: ProducerIdAndEpoch) -> bool:
+    """Whether the expected producer id is the current one, or the former one whose epochs were exhausted."""
+    was_exhausted = expected.producer_id == current.previous_producer_id and is_exhausted(expected.epoch)
+    return expected.producer_id == current.client.producer_id or was_exhausted
 
 
-def _ended_before(current: Transaction, client: ProducerIdAndEpoch) -> bool:
-    """Whether this client's EndTxn was carried out already, and its answer lost (KIP-890 part 2)."""
+def _is_retry(current: Transaction, client: ProducerIdAndEpoch) -> bool:
+    """Whether the EndTxn is a retry after a lost response (KIP-890 part 2)."""
     return (
         current.version >= TRANSACTION_VERSION_2
         and current.status not in (Status.EMPTY, Status.ONGOING)
-        and 0 <= client.epoch == current.last_epoch
+        and 0 <= client.epoch == current.last_producer_epoch
         and client.producer_id in (current.producer_id, current.previous_producer_id)
     )
 
@@ -379,11 +397,11 @@ def _fenced(client: ProducerIdAndEpoch, current: Transaction) -> KafkaError:
     )
 
 
-def _unmapped(name: str, client: ProducerIdAndEpoch) -> KafkaError:
+def _invalid_mapping(name: str, client: ProducerIdAndEpoch) -> KafkaError:
     return KafkaError(
         ErrorCode.INVALID_PRODUCER_ID_MAPPING, f"producer {client.producer_id} is not that of {name!r}"
     )
 
 
-def _concurrent() -> KafkaError:
-    return KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS, "the transaction before is being ended")
+def _concurrent_transactions() -> KafkaError:
+    return KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS, "the previous transaction is still completing")

@@ -1,9 +1,9 @@
-"""The state of one transactional id and its steps: pure values, each step a new one.
+"""The metadata of one transactional id (Kafka's TransactionMetadata) and its transitions: immutable values.
 
-Two pairs of producer id and epoch matter. `producer_id` and `producer_epoch` are those of the transaction, which its
-markers carry. A client may have been told of another pair already, `next_...`: because the epochs of its id are used
-up, or because it took over a prepared transaction (KIP-939) whose records have the older epoch. `client` is whichever
-the client has to name. `last_epoch` is what the client named before, so that a request which comes twice is known.
+There are two pairs of producer id and epoch. `producer_id` and `producer_epoch` belong to the transaction and its
+markers. `next_producer_id` and `next_producer_epoch` are set when the client already has another pair: its epochs were
+exhausted, or it kept a prepared transaction (KIP-939) whose records have the older epoch. `client` is the pair that the
+client has to send. `last_producer_epoch` is its former epoch, by which a retried request is recognised (KIP-360).
 """
 
 from collections.abc import Iterable
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, NamedTuple, Self
 
+from levada.model import TopicPartitionKey
 from levada.wire.internal.transaction_records import (
     NO_EPOCH,
     NO_PRODUCER_ID,
@@ -19,150 +20,152 @@ from levada.wire.internal.transaction_records import (
     TransactionLogValue,
 )
 
-Place = tuple[str, int]  # topic and partition
-
-EPOCH_MAX: Final = (1 << 15) - 1  # never given to a client, so that there is one left to fence it with
-NEVER_MS: Final = (1 << 31) - 1  # the timeout of transactions that only their owner may end (KIP-939)
-TRANSACTION_VERSION_2: Final = (
-    2  # the version of transactions in which each end raises the epoch (KIP-890 part 2)
-)
+EPOCH_MAX: Final = (1 << 15) - 1  # reserved for fencing, never given to a client
+NO_TIMEOUT_MS: Final = (1 << 31) - 1  # of two-phase commit transactions (KIP-939)
+TRANSACTION_VERSION_2: Final = 2  # each end of a transaction bumps the epoch (KIP-890 part 2)
 
 
 class ProducerIdAndEpoch(NamedTuple):
-    """A producer in one of its lives."""
+    """A producer id and its epoch."""
 
     producer_id: int
     epoch: int
 
 
 def is_exhausted(epoch: int) -> bool:
-    """Whether the next epoch may not be given to a client."""
+    """Whether the next epoch must not be given to a client."""
     return epoch >= EPOCH_MAX - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """A transactional id: its producer, and its open or last transaction."""
+    """The producer of a transactional id, and its ongoing or last transaction."""
 
     producer_id: int
     producer_epoch: int
     timeout_ms: int
-    updated_ms: int
+    last_update_ms: int
     status: Status = Status.EMPTY
-    partitions: frozenset[Place] = frozenset()
-    started_ms: int = -1
+    partitions: frozenset[TopicPartitionKey] = frozenset()
+    start_ms: int = -1
     previous_producer_id: int = NO_PRODUCER_ID
     next_producer_id: int = NO_PRODUCER_ID
-    next_epoch: int = NO_EPOCH
-    last_epoch: int = NO_EPOCH
+    next_producer_epoch: int = NO_EPOCH
+    last_producer_epoch: int = NO_EPOCH
     version: int = 0
 
     @property
     def client(self) -> ProducerIdAndEpoch:
-        """Who may speak for this transactional id."""
+        """The producer id and epoch that requests must have."""
         if self.next_producer_id == NO_PRODUCER_ID:
             return ProducerIdAndEpoch(self.producer_id, self.producer_epoch)
-        return ProducerIdAndEpoch(self.next_producer_id, max(self.next_epoch, 0))
+        return ProducerIdAndEpoch(self.next_producer_id, max(self.next_producer_epoch, 0))
 
     @property
-    def is_ending(self) -> bool:
-        """Whether it is decided, and markers may be missing."""
+    def is_completing(self) -> bool:
+        """Whether it is in PrepareCommit or PrepareAbort: its markers may be missing."""
         return self.status in (Status.PREPARE_COMMIT, Status.PREPARE_ABORT)
 
     @property
-    def is_taken_over(self) -> bool:
-        """Whether a new client came for a prepared transaction: it can only be ended."""
+    def is_kept_prepared(self) -> bool:
+        """Whether a new client kept a prepared transaction (KIP-939): it can only be ended."""
         return self.status is Status.ONGOING and self.next_producer_id != NO_PRODUCER_ID
 
     @property
     def is_two_phase(self) -> bool:
-        """Whether only its owner ends it."""
-        return self.timeout_ms == NEVER_MS
+        """Whether it is a two-phase commit transaction, which never times out."""
+        return self.timeout_ms == NO_TIMEOUT_MS
 
     def deadline_ms(self, expiration_ms: int) -> int | None:
-        """When it is to be aborted, or forgotten."""
+        """When the transaction is aborted, or the transactional id expires."""
         if self.status is Status.ONGOING:
-            return None if self.is_two_phase else self.started_ms + self.timeout_ms
-        return None if self.is_ending else self.updated_ms + expiration_ms
+            return None if self.is_two_phase else self.start_ms + self.timeout_ms
+        return None if self.is_completing else self.last_update_ms + expiration_ms
 
-    # Steps.
+    # Transitions.
 
-    def given(self, identity: ProducerIdAndEpoch, last_epoch: int, timeout_ms: int, now_ms: int) -> Self:
-        """A client begins anew, as this producer."""
+    def with_producer(
+        self, identity: ProducerIdAndEpoch, last_producer_epoch: int, timeout_ms: int, now_ms: int
+    ) -> Self:
+        """InitProducerId: Empty, with a new producer id or epoch."""
         previous = self.producer_id if identity.producer_id != self.producer_id else self.previous_producer_id
         return replace(
             self,
             producer_id=identity.producer_id,
             producer_epoch=identity.epoch,
             previous_producer_id=previous,
-            last_epoch=last_epoch,
+            last_producer_epoch=last_producer_epoch,
             timeout_ms=timeout_ms,
-            updated_ms=now_ms,
+            last_update_ms=now_ms,
             status=Status.EMPTY,
-            started_ms=-1,
+            start_ms=-1,
         )
 
-    def taken_over(self, identity: ProducerIdAndEpoch, timeout_ms: int, now_ms: int) -> Self:
-        """A client comes for the prepared transaction, which stays as it is: it never times out, whoever comes."""
+    def kept_prepared(self, identity: ProducerIdAndEpoch, timeout_ms: int, now_ms: int) -> Self:
+        """InitProducerId with keepPreparedTxn: a new client epoch, and the transaction stays (KIP-939)."""
         return replace(
             self,
             next_producer_id=identity.producer_id,
-            next_epoch=identity.epoch,
-            last_epoch=NO_EPOCH,
+            next_producer_epoch=identity.epoch,
+            last_producer_epoch=NO_EPOCH,
             timeout_ms=self.timeout_ms if self.is_two_phase else timeout_ms,
-            updated_ms=now_ms,
+            last_update_ms=now_ms,
         )
 
-    def with_partitions(self, places: Iterable[Place], version: int, now_ms: int) -> Self:
-        """It goes on, or begins, with these partitions as well."""
+    def with_partitions(
+        self, topic_partitions: Iterable[TopicPartitionKey], version: int, now_ms: int
+    ) -> Self:
+        """Ongoing, with more partitions."""
         ongoing = self.status is Status.ONGOING
         return replace(
             self,
             status=Status.ONGOING,
-            partitions=self.partitions.union(places),
-            started_ms=self.started_ms if ongoing else now_ms,
-            updated_ms=now_ms,
+            partitions=self.partitions.union(topic_partitions),
+            start_ms=self.start_ms if ongoing else now_ms,
+            last_update_ms=now_ms,
             version=version,
         )
 
-    def decided(self, committed: bool, client: ProducerIdAndEpoch, version: int, now_ms: int) -> Self:
-        """It will end so, and its client goes on as `client`; from now on nothing can change that."""
+    def prepared(self, committed: bool, client: ProducerIdAndEpoch, version: int, now_ms: int) -> Self:
+        """PrepareCommit or PrepareAbort; the client continues as `client`."""
         epoch = self.producer_epoch + 1 if version >= TRANSACTION_VERSION_2 else self.producer_epoch
         unchanged = client == ProducerIdAndEpoch(self.producer_id, epoch)
         return replace(
             self,
             status=Status.PREPARE_COMMIT if committed else Status.PREPARE_ABORT,
             producer_epoch=epoch,
-            last_epoch=self.client.epoch if version >= TRANSACTION_VERSION_2 else self.last_epoch,
+            last_producer_epoch=self.client.epoch
+            if version >= TRANSACTION_VERSION_2
+            else self.last_producer_epoch,
             next_producer_id=NO_PRODUCER_ID if unchanged else client.producer_id,
-            next_epoch=NO_EPOCH if unchanged else client.epoch,
-            started_ms=self.started_ms if self.started_ms >= 0 else now_ms,
-            updated_ms=now_ms,
+            next_producer_epoch=NO_EPOCH if unchanged else client.epoch,
+            start_ms=self.start_ms if self.start_ms >= 0 else now_ms,
+            last_update_ms=now_ms,
             version=version,
         )
 
-    def fenced(self, now_ms: int) -> Self:
-        """It will be aborted, and its client hears of it: two epochs on, as if a new client had come and aborted."""
-        taken_over = self.next_producer_id != NO_PRODUCER_ID
+    def prepared_fence(self, now_ms: int) -> Self:
+        """PrepareAbort that fences the client: the epoch is bumped twice, as by a new client that aborts."""
+        has_next = self.next_producer_id != NO_PRODUCER_ID
         return replace(
             self,
             status=Status.PREPARE_ABORT,
             producer_epoch=min(self.producer_epoch + 2, EPOCH_MAX),
-            next_epoch=min(self.next_epoch + 2, EPOCH_MAX) if taken_over else NO_EPOCH,
-            last_epoch=NO_EPOCH,
-            updated_ms=now_ms,
+            next_producer_epoch=min(self.next_producer_epoch + 2, EPOCH_MAX) if has_next else NO_EPOCH,
+            last_producer_epoch=NO_EPOCH,
+            last_update_ms=now_ms,
             version=TRANSACTION_VERSION_2,
         )
 
-    def timed_out(self, now_ms: int) -> Self:
-        """It will be aborted as if its client had: who comes back late to abort it, or to begin anew, may go on."""
-        if self.is_taken_over or is_exhausted(self.producer_epoch):
-            return self.fenced(now_ms)
+    def prepared_timeout(self, now_ms: int) -> Self:
+        """PrepareAbort after a timeout, as if the client had aborted: a late client can abort it or start anew."""
+        if self.is_kept_prepared or is_exhausted(self.producer_epoch):
+            return self.prepared_fence(now_ms)
         client = ProducerIdAndEpoch(self.producer_id, self.producer_epoch + 1)
-        return self.decided(False, client, TRANSACTION_VERSION_2, now_ms)
+        return self.prepared(False, client, TRANSACTION_VERSION_2, now_ms)
 
     def completed(self, now_ms: int) -> Self:
-        """All its markers are written."""
+        """CompleteCommit or CompleteAbort: all markers are written."""
         producer_id, epoch = self.client
         return replace(
             self,
@@ -171,18 +174,19 @@ class Transaction:
             producer_epoch=epoch,
             previous_producer_id=self.producer_id,
             next_producer_id=NO_PRODUCER_ID,
-            next_epoch=NO_EPOCH,
+            next_producer_epoch=NO_EPOCH,
             partitions=frozenset(),
-            updated_ms=now_ms,
+            last_update_ms=now_ms,
         )
 
-    # Its record.
+    # The journal.
 
     def record(self) -> TransactionLogValue:
-        """The value of its record in the journal."""
-        by_topic = groupby(sorted(self.partitions), key=lambda place: place[0])
+        """The value of the transaction log record."""
+        by_topic = groupby(sorted(self.partitions), key=lambda topic_partition: topic_partition[0])
         partitions = tuple(
-            TopicPartitions(topic, tuple(index for _, index in places)) for topic, places in by_topic
+            TopicPartitions(topic, tuple(index for _, index in topic_partitions))
+            for topic, topic_partitions in by_topic
         )
         return TransactionLogValue(
             self.producer_id,
@@ -190,18 +194,18 @@ class Transaction:
             self.timeout_ms,
             self.status,
             None if self.status is Status.EMPTY else partitions,
-            self.updated_ms,
-            self.started_ms,
+            self.last_update_ms,
+            self.start_ms,
             self.previous_producer_id,
             self.next_producer_id,
             self.version,
-            self.next_epoch,
-            self.last_epoch,
+            self.next_producer_epoch,
+            self.last_producer_epoch,
         )
 
 
 def restored(value: TransactionLogValue) -> Transaction | None:
-    """The state that a record tells; None for one that only says that the id is going."""
+    """The metadata of a record; None for a state that only marks removal (Dead)."""
     try:
         status = Status(value.transaction_status)
     except ValueError:

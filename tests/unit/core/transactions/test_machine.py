@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from levada.core.machine import Outcome
 from levada.core.transactions import machine as transaction
 from levada.core.transactions.machine import (
-    NOBODY,
-    Ending,
+    UNKNOWN_PRODUCER,
     EndRequest,
     InitRequest,
     NeedsProducerIdError,
     TransactionLimits,
+    TransactionMarkers,
     TransactionsMachine,
 )
-from levada.core.transactions.state import EPOCH_MAX, NEVER_MS, Place, ProducerIdAndEpoch, Transaction
+from levada.core.transactions.state import EPOCH_MAX, NO_TIMEOUT_MS, ProducerIdAndEpoch, Transaction
 from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartitionKey
 from levada.wire.batches import BatchHeader
 from levada.wire.internal.transaction_records import TRANSACTIONS, Status, TransactionLogKey
 
@@ -38,7 +39,7 @@ class Shard:
     now_ms: int = 1_000_000
     next_id: int = 100
     journal: list[tuple[bytes, bytes | None]] = field(default_factory=list)
-    endings: list[Ending] = field(default_factory=list)  # decided, their markers not yet written
+    endings: list[TransactionMarkers] = field(default_factory=list)  # decided, their markers not yet written
 
     def __post_init__(self) -> None:
         self.machine = TransactionsMachine(self.limits)
@@ -67,7 +68,7 @@ class Shard:
     def init(
         self,
         name: str = "t",
-        expected: ProducerIdAndEpoch = NOBODY,
+        expected: ProducerIdAndEpoch = UNKNOWN_PRODUCER,
         timeout_ms: int = TIMEOUT_MS,
         **more: Any,
     ) -> Any:
@@ -85,7 +86,9 @@ class Shard:
             self.write_markers()
             return ProducerIdAndEpoch(*self.init(name).client)
 
-    def add(self, client: ProducerIdAndEpoch, *places: Place, name: str = "t", version: int = 2) -> None:
+    def add(
+        self, client: ProducerIdAndEpoch, *places: TopicPartitionKey, name: str = "t", version: int = 2
+    ) -> None:
         self.carry_out(self.machine.add(name, client, places, version, self.now_ms, None))
 
     def end(
@@ -219,7 +222,7 @@ def test_a_transaction_of_version_1_ends_and_the_next_one_begins_in_the_same_epo
     assert refused(lambda: shard.end(client, True, version=1)) == ErrorCode.CONCURRENT_TRANSACTIONS
     assert refused(lambda: shard.end(client, False, version=1)) == ErrorCode.INVALID_TXN_STATE
     assert refused(shard.init) == ErrorCode.CONCURRENT_TRANSACTIONS
-    assert shard.endings == [Ending("t", 101, 0, True, frozenset((A, B)), False)]
+    assert shard.endings == [TransactionMarkers("t", 101, 0, True, frozenset((A, B)), False)]
     shard.write_markers()
     assert shard.status() is Status.COMPLETE_COMMIT
     assert shard.end(client, True, version=1) == client, "asked twice"
@@ -250,7 +253,7 @@ def test_a_transaction_of_version_2_ends_with_a_new_epoch_and_a_retry_gets_the_s
     shard.add(client, A)
     following = shard.end(client, True)
     assert following == (101, 1)
-    assert shard.endings == [Ending("t", 101, 1, True, frozenset((A,)), True)]
+    assert shard.endings == [TransactionMarkers("t", 101, 1, True, frozenset((A,)), True)]
     assert refused(lambda: shard.end(client, True)) == ErrorCode.CONCURRENT_TRANSACTIONS
     assert refused(lambda: shard.end(client, False)) == ErrorCode.INVALID_TXN_STATE
     assert refused(lambda: shard.add(following, A)) == ErrorCode.CONCURRENT_TRANSACTIONS
@@ -284,7 +287,7 @@ def test_the_last_epoch_ends_with_a_new_producer_id(shard: Shard) -> None:
     shard.add(client, A)
     following = shard.end(client, True)
     assert following == (102, 0)
-    assert shard.endings == [Ending("t", 101, EPOCH_MAX, True, frozenset((A,)), True)]
+    assert shard.endings == [TransactionMarkers("t", 101, EPOCH_MAX, True, frozenset((A,)), True)]
     assert refused(lambda: shard.end(client, True)) == ErrorCode.CONCURRENT_TRANSACTIONS
     shard.restart()
     shard.write_markers()
@@ -310,7 +313,7 @@ def test_a_prepared_transaction_waits_for_its_owner_who_may_come_again(
 ) -> None:
     shard = two_phase
     client = ProducerIdAndEpoch(*shard.init(two_phase=True, timeout_ms=-1).client)
-    assert shard.machine.transactions["t"].timeout_ms == NEVER_MS
+    assert shard.machine.transactions["t"].timeout_ms == NO_TIMEOUT_MS
     shard.add(client, A, B)
     shard.now_ms += 365 * 24 * 3_600_000
     shard.expire()
@@ -329,7 +332,7 @@ def test_a_prepared_transaction_waits_for_its_owner_who_may_come_again(
     assert refused(lambda: shard.machine.verify("t", owner, [A])) == ErrorCode.INVALID_TXN_STATE
     following = shard.end(owner, committed)
     assert following == (101, 3)
-    assert shard.endings == [Ending("t", 101, 1, committed, frozenset((A, B)), True)]
+    assert shard.endings == [TransactionMarkers("t", 101, 1, committed, frozenset((A, B)), True)]
     assert refused(lambda: shard.end(owner, committed)) == ErrorCode.CONCURRENT_TRANSACTIONS
     shard.restart()
     shard.write_markers()
@@ -369,7 +372,7 @@ def test_a_prepared_transaction_does_not_time_out_under_a_client_that_would(two_
 def test_without_a_prepared_transaction_keeping_it_is_an_ordinary_beginning(two_phase: Shard) -> None:
     client = two_phase.begin()
     reply = two_phase.init(two_phase=True, keep_prepared=True)
-    assert (reply.client, reply.ongoing) == ((101, client.epoch + 1), NOBODY)
+    assert (reply.client, reply.ongoing) == ((101, client.epoch + 1), UNKNOWN_PRODUCER)
 
 
 def test_the_owner_of_a_prepared_transaction_gets_a_new_id_when_epochs_are_used_up(two_phase: Shard) -> None:
@@ -476,7 +479,9 @@ class Client:
     identity: ProducerIdAndEpoch | None = None
     number: int = -1  # of its open transaction
     unanswered: bool | None = None  # what it asked for with an EndTxn that it has to repeat
-    added: set[tuple[int, Place]] = field(default_factory=set)  # version 1: transaction number and partition
+    added: set[tuple[int, TopicPartitionKey]] = field(
+        default_factory=set
+    )  # version 1: transaction number and partition
 
 
 def play(seed: int, version: int) -> None:
@@ -487,14 +492,14 @@ def play(seed: int, version: int) -> None:
     """
     chance = Random(seed)
     shard = Shard(TransactionLimits(two_phase_commit=True))
-    logs: dict[Place, Log] = {(f"p{n}", 0): Log() for n in range(3)}
+    logs: dict[TopicPartitionKey, Log] = {(f"p{n}", 0): Log() for n in range(3)}
     clients = [Client() for _ in range(3)]
     asked: dict[int, bool] = {}  # transaction number -> what its client asked for last
     numbers = iter(range(10_000))
     written_by: dict[ProducerIdAndEpoch, int] = {}  # the transaction number that a client wrote in
     newest: dict[int, int] = {}  # producer id -> the newest epoch that was given out
 
-    def write(client: Client, place: Place) -> None:
+    def write(client: Client, place: TopicPartitionKey) -> None:
         assert client.identity is not None
         producer_id, epoch = client.identity
         log = logs[place]
@@ -513,7 +518,7 @@ def play(seed: int, version: int) -> None:
         opened = log.open.setdefault(producer_id, (epoch, client.number))
         assert opened[1] == client.number, "a record fell into the transaction before"
 
-    def write_marker(ending: Ending, place: Place) -> None:
+    def write_marker(ending: TransactionMarkers, place: TopicPartitionKey) -> None:
         log = logs[place]
         assert ending.producer_epoch >= log.epochs.get(ending.producer_id, -1)
         log.epochs[ending.producer_id] = ending.producer_epoch
@@ -603,26 +608,28 @@ def test_a_transaction_ends_once_and_as_a_whole(version: int, seed: int) -> None
 
 
 def _fence_forgets_the_epoch(patch: pytest.MonkeyPatch) -> None:
-    fenced = Transaction.fenced
+    fenced = Transaction.prepared_fence
     patch.setattr(
         Transaction,
-        "fenced",
+        "prepared_fence",
         lambda self, now_ms: replace(fenced(self, now_ms), producer_epoch=self.producer_epoch),
     )
 
 
 def _every_end_is_a_retry(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transaction, "_ended_before", lambda current, client: True)
+    patch.setattr(transaction, "_is_retry", lambda current, client: True)
 
 
 def _epochs_are_not_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        TransactionsMachine, "_of", lambda self, transactional_id, client: self._known(transactional_id)
+        TransactionsMachine,
+        "_validate_producer",
+        lambda self, transactional_id, client: self._existing(transactional_id),
     )
 
 
 def _a_new_client_gets_the_old_epoch(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transaction, "_bumped", lambda client, new_producer_id: client)
+    patch.setattr(transaction, "_bump_epoch", lambda client, new_producer_id: client)
 
 
 def _decided_transactions_are_forgotten_on_restart(patch: pytest.MonkeyPatch) -> None:
@@ -631,7 +638,7 @@ def _decided_transactions_are_forgotten_on_restart(patch: pytest.MonkeyPatch) ->
 
 def _the_decision_can_be_changed(patch: pytest.MonkeyPatch) -> None:
     """A transaction that is being committed counts as open still."""
-    patch.setattr(Transaction, "is_ending", property(lambda self: False))
+    patch.setattr(Transaction, "is_completing", property(lambda self: False))
     record = Transaction.record
 
     def open_still(self: Transaction) -> Any:

@@ -33,14 +33,14 @@ transactions = st.builds(
     producer_id=st.integers(0, 2**63 - 1),
     producer_epoch=st.integers(0, 2**15 - 1),
     timeout_ms=st.integers(1, 2**31 - 1),
-    updated_ms=st.integers(0, 2**62),
+    last_update_ms=st.integers(0, 2**62),
     status=st.sampled_from([status for status in Status if status is not Status.EMPTY]),
     partitions=st.frozensets(st.tuples(st.text(min_size=1, max_size=20), st.integers(0, 2**31 - 1))),
-    started_ms=st.integers(-1, 2**62),
+    start_ms=st.integers(-1, 2**62),
     previous_producer_id=st.integers(-1, 2**63 - 1),
     next_producer_id=st.integers(-1, 2**63 - 1),
-    next_epoch=st.integers(-1, 2**15 - 1),
-    last_epoch=st.integers(-1, 2**15 - 1),
+    next_producer_epoch=st.integers(-1, 2**15 - 1),
+    last_producer_epoch=st.integers(-1, 2**15 - 1),
     version=st.integers(0, 2),
 )
 
@@ -64,7 +64,7 @@ def test_a_record_of_kafka_is_understood_and_written_alike() -> None:
     assert (transaction.status, transaction.timeout_ms) == (Status.PREPARE_COMMIT, 60_000)
     assert transaction.partitions == {("txn-fd8d58891f44", 0)}
     assert (transaction.version, transaction.previous_producer_id) == (2, 16)
-    assert transaction.updated_ms - transaction.started_ms == 19
+    assert transaction.last_update_ms - transaction.start_ms == 19
     assert TRANSACTIONS.encode(found[0], transaction.record()) == (KAFKA_KEY, KAFKA_VALUE)
 
 
