@@ -24,7 +24,7 @@ from levada.spark.formats.decoder import decode_chunk
 from levada.spark.formats.encoder import Rows, StickyPartition, assign_partitions, encode_rows
 from levada.spark.read.fetcher import fetch_range
 from levada.spark.read.rows import read_columns
-from levada.spark.write.sender import Pipeline
+from levada.spark.write.sender import Sender
 from levada.spark.write.task import PIECE_BYTES
 from levada.wire.batches import Record, encode
 
@@ -128,7 +128,7 @@ def fill(broker: Levada, topic: str, size: int) -> int:
     async def send() -> None:
         async with Client(broker.bootstrap) as client:
             await client.admin.create_topic(topic, partitions=1)
-            pipeline = Pipeline(client, None)
+            pipeline = Sender(client, None)
             await pipeline.send(topic, batches)
             await pipeline.flush()
 
@@ -180,7 +180,7 @@ def sent(broker: Levada, source: Rows) -> None:
         async with Client(broker.bootstrap) as client:
             topic = f"sent-{time.monotonic_ns()}"
             await client.admin.create_topic(topic, partitions=4)
-            pipeline = Pipeline(client, None)
+            pipeline = Sender(client, None)
             spread = StickyPartition()
             for piece in pieces(source):
                 batches = encode_rows(

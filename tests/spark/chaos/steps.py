@@ -63,7 +63,7 @@ class ChaosWriter(DataSourceStreamArrowWriter):
         self._folder = folder
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        self._watch(transactions, "begin", "begun", after=True)
+        self._watch(transactions, "begin_stream_task", "begun", after=True)
         plain = RowWriter.write
 
         def write(writer: RowWriter, batches: Any) -> None:
@@ -78,10 +78,10 @@ class ChaosWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         meet(self._folder, "called")
-        self._watch(transactions, "read_decision", "locked")
-        self._watch(transactions, "_hold_all", "held", after=True)
-        self._watch(transactions, "write_decision", "deciding")
-        self._watch(transactions, "write_decision", "decided", after=True)
+        self._watch(transactions, "read_last_commit", "locked")
+        self._watch(transactions, "_fence_all", "held", after=True)
+        self._watch(transactions, "append_commit", "deciding")
+        self._watch(transactions, "append_commit", "decided", after=True)
         self._watch(transactions, "_commit", "ended one", after=True)
         self._writer.commit(messages, batchId)  # type: ignore[arg-type]
         meet(self._folder, "ended all")

@@ -28,7 +28,7 @@ from levada.spark.formats.encoder import (
     assign_partitions,
     encode_rows,
 )
-from levada.spark.write.sender import Pipeline
+from levada.spark.write.sender import Sender
 from levada.testing import EmbeddedBroker
 from levada.wire.batches import HEADER_BYTES, Record, crc_is_valid, decode, read_header
 
@@ -239,7 +239,7 @@ def test_a_time_before_1970_is_refused(kind: Any) -> None:
 def send(bootstrap: str, topic: str, batches: Iterable[EncodedBatch]) -> None:
     async def work() -> None:
         async with Client(bootstrap) as client:
-            pipeline = Pipeline(client, None)
+            pipeline = Sender(client, None)
             await pipeline.send(topic, batches)
             await pipeline.flush()
 

@@ -9,7 +9,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, StructField, StructType
 from tests.support.reading import read_committed
 
-from levada.spark.write.sink import BATCH_ID, QUERY_ID, RUN_ID, Written, batch_writer, stream_writer
+from levada.spark.write.sink import BATCH_ID, QUERY_ID, RUN_ID, TaskCommit, batch_writer, stream_writer
 from levada.testing import EmbeddedBroker
 
 TEXT, BYTES = StringType(), BinaryType()
@@ -61,21 +61,21 @@ class Query:
         self._runs += 1
         return self
 
-    def attempt(self, batch: int, values: Sequence[object], partition: int = 0) -> Written:
+    def attempt(self, batch: int, values: Sequence[object], partition: int = 0) -> TaskCommit:
         """A task of a batch, up to the message that it leaves for the driver."""
         return self.attempt_with(batch, rows(*values) if values else iter(()), partition)
 
-    def attempt_with(self, batch: int, batches: Iterator[Any], partition: int = 0) -> Written:
+    def attempt_with(self, batch: int, batches: Iterator[Any], partition: int = 0) -> TaskCommit:
         """The same, with Arrow batches."""
         properties = {QUERY_ID: self.name, BATCH_ID: str(batch), RUN_ID: f"{self.name}-{self._runs}"}
         with task(partition, **properties):
-            written: Written = self._writer().write(batches)
+            written: TaskCommit = self._writer().write(batches)
         return written
 
-    def commit(self, batch: int, *messages: Written | None) -> None:
+    def commit(self, batch: int, *messages: TaskCommit | None) -> None:
         self._writer().commit(list(messages), batch)
 
-    def abort(self, batch: int, *messages: Written | None) -> None:
+    def abort(self, batch: int, *messages: TaskCommit | None) -> None:
         self._writer().abort(list(messages), batch)
 
     def visible(self) -> list[str]:
@@ -93,9 +93,9 @@ class Job:
         }
         self.writer: Any = batch_writer(given, structs(**columns), False)
 
-    def attempt(self, batches: Iterable[Any], partition: int = 0, attempt: int = 0) -> Written:
+    def attempt(self, batches: Iterable[Any], partition: int = 0, attempt: int = 0) -> TaskCommit:
         with task(partition, attempt):
-            written: Written = self.writer.write(batches)
+            written: TaskCommit = self.writer.write(batches)
         return written
 
     def run(self, batches: Iterable[Any]) -> None:

@@ -1,8 +1,8 @@
 """A world in which a streaming query writes: drivers, tasks and the coordinator, one step at a time.
 
 Every request is a step, so anything may happen between any two: a driver or a task dies, or sleeps and goes on when
-everybody believes it dead. The coordinator is the broker's own machine; `judge` is the sink's own. While a coordinator
-moves, its transactional ids cannot be asked for, and a list of what is open is silent about them.
+everybody believes it dead. The coordinator is the broker's own machine; `plan_commit` is the sink's own. While a
+coordinator moves, its transactional ids cannot be asked for, and a list of what is open is silent about them.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -20,13 +20,19 @@ from levada.core.transactions.machine import (
 )
 from levada.core.transactions.state import ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
-from levada.spark.write.commit_protocol import NOTHING, UNKNOWN, Content, Decision, judge
-from levada.spark.write.transactions import lock_id, task_id
+from levada.spark.write.commit_protocol import (
+    NO_COMMIT,
+    UNKNOWN_CONTENT,
+    BatchContent,
+    CommitRecord,
+    plan_commit,
+)
+from levada.spark.write.transactions import driver_transactional_id, task_transactional_id
 from levada.wire.internal.transaction_records import Status
 
 QUERY = "q"
 ROWS = 4  # of each batch, as it is first planned
-SLOTS = 50
+IDS = 50
 Steps = Iterator[None]
 Txn = tuple[str, int, int]
 
@@ -44,11 +50,11 @@ class Bugs:
     """What the design forbids, to see that it would be found."""
 
     tasks_abort: bool = False  # a task aborts what it finds open in its transactional id
-    no_hold: bool = False  # a driver decides without holding the transactions
-    no_lock: bool = False  # a decision is written whoever has the lock
+    no_fence: bool = False  # a driver commits without fencing the transactions
+    no_driver_fence: bool = False  # a commit record is appended by a fenced driver too
     abort_first: bool = False  # a driver aborts what is left over before it decides
-    listed_only: bool = False  # a driver holds what is listed as open, and not what it knows by name
-    believes: bool = False  # a driver takes a decision for carried out before it has
+    listed_only: bool = False  # a driver fences what is listed as open, and not what it knows by name
+    believes: bool = False  # a driver takes a commit for finished before it is
     uncounted: bool = False  # a batch that was committed is skipped, however many rows it has now
 
 
@@ -62,11 +68,11 @@ class World:
     machine: TransactionsMachine = field(
         default_factory=lambda: TransactionsMachine(TransactionLimits(two_phase_commit=True))
     )
-    decisions: list[Decision] = field(default_factory=list)  # the compacted topic, all of it
+    commit_log: list[CommitRecord] = field(default_factory=list)  # the compacted topic, all of it
     rows: dict[Txn, list[tuple[int, int]]] = field(default_factory=dict)
     visible: list[tuple[int, int]] = field(default_factory=list)
     permitted: dict[str, Txn] = field(default_factory=dict)  # who may write in a partition without asking
-    lock_epoch: int = 0
+    driver_epoch: int = 0
     commits: set[int] = field(default_factory=set)  # Spark's commit log
     plans: dict[int, int] = field(default_factory=dict)  # Spark's offset log: how many rows a batch has
     available: int = ROWS  # for the next batch that is planned
@@ -102,7 +108,7 @@ class World:
         for event in self.machine.complete(ending, 0, None).events:
             self.machine.apply(event)
 
-    def hold(self, name: str) -> tuple[ProducerIdAndEpoch, PreparedTransaction | None]:
+    def fence(self, name: str) -> tuple[ProducerIdAndEpoch, PreparedTransaction | None]:
         self._reach(name)
         known = self.machine.transactions.get(name)
         reply = self._submit(
@@ -135,11 +141,13 @@ class World:
         return [
             name
             for name, state in self.machine.transactions.items()
-            if state.status is Status.ONGOING and name != lock_id(QUERY) and not self.moves(name)
+            if state.status is Status.ONGOING
+            and name != driver_transactional_id(QUERY)
+            and not self.moves(name)
         ]
 
-    def last(self) -> Decision:
-        return self.decisions[-1] if self.decisions else NOTHING
+    def last(self) -> CommitRecord:
+        return self.commit_log[-1] if self.commit_log else NO_COMMIT
 
     # Actors: generators that stop before each request.
 
@@ -150,64 +158,64 @@ class World:
         if not rows:
             returned[partition] = None
             return
-        for slot in range(SLOTS):
+        for number in range(IDS):
             yield
-            name = task_id(QUERY, partition, slot)
-            client, ongoing = self.hold(name)
+            name = task_transactional_id(QUERY, partition, number)
+            client, ongoing = self.fence(name)
             if ongoing is not None and self.bugs.tasks_abort:
                 yield
                 self.end(name, client, committed=False)
                 yield
-                client, ongoing = self.hold(name)
+                client, ongoing = self.fence(name)
             if ongoing is None:
                 break
         else:
-            raise AssertionError("no slot is left")
+            raise AssertionError("no transactional id is left")
         for row in rows:
             yield
             self.produce(name, client, row)
         yield
         returned[partition] = PreparedTransaction(name, *client)
 
-    def settle(
-        self, batch: int, written: list[PreparedTransaction], failed: bool, ended: Decision
-    ) -> Generator[None, None, Decision]:
-        """As `transactions.settle`; `ended` is a decision that is known to be carried out."""
+    def end_batch(
+        self, batch: int, written: list[PreparedTransaction], failed: bool, ended: CommitRecord
+    ) -> Generator[None, None, CommitRecord]:
+        """As `transactions.end_batch`; `ended` is a commit whose transactions are known to have ended."""
         yield
-        self.lock_epoch += 1
-        lock = self.lock_epoch
+        self.driver_epoch += 1
+        epoch = self.driver_epoch
         yield
         last = self.last()
         yield
         names = set(self.open())
-        held = {}
+        fenced = {}
         if not self.bugs.listed_only:
             names |= {one.transactional_id for one in written}
             names |= {one.transactional_id for one in (last.prepared if last != ended else ())}
         for name in sorted(names):
             yield
-            held[name] = self.hold(name)
-        ongoing = {name: one for name, (_, one) in held.items() if one is not None}
-        seen = {one.transactional_id: one for one in written} if self.bugs.no_hold else ongoing
-        content = UNKNOWN if self.bugs.uncounted else Content(self.plans[batch])
-        verdict = judge(last, batch, written, ongoing | seen, content=content, failed=failed)
-        ends = [(name, True) for name in verdict.commit] + [(name, False) for name in verdict.abort]
+            fenced[name] = self.fence(name)
+        ongoing = {name: one for name, (_, one) in fenced.items() if one is not None}
+        seen = {one.transactional_id: one for one in written} if self.bugs.no_fence else ongoing
+        content = UNKNOWN_CONTENT if self.bugs.uncounted else BatchContent(self.plans[batch])
+        plan = plan_commit(last, batch, written, ongoing | seen, content=content, failed=failed)
+        ends = [(name, True) for name in plan.commit] + [(name, False) for name in plan.abort]
         if self.bugs.abort_first:
-            yield from self._end([one for one in ends if not one[1]], held, verdict.decision)
+            yield from self._end([one for one in ends if not one[1]], fenced, plan.record)
         yield
-        if lock != self.lock_epoch and not self.bugs.no_lock:
+        if epoch != self.driver_epoch and not self.bugs.no_driver_fence:
             raise Dead
-        self.decisions.append(verdict.decision)
-        yield from self._end(ends, held, verdict.decision)
-        if verdict.refusal:
+        self.commit_log.append(plan.record)
+        yield from self._end(ends, fenced, plan.record)
+        if plan.refusal:
             self.refused = True
             raise Dead
-        return verdict.decision
+        return plan.record
 
-    def _end(self, ends: list[tuple[str, bool]], held: dict[str, Any], decision: Decision) -> Steps:
-        decided = {one.transactional_id: one for one in decision.prepared}
+    def _end(self, ends: list[tuple[str, bool]], fenced: dict[str, Any], record: CommitRecord) -> Steps:
+        committing = {one.transactional_id: one for one in record.prepared}
         for name, committed in ends:
-            client, ongoing = held.get(name, (None, None))
+            client, ongoing = fenced.get(name, (None, None))
             while ongoing is not None:
                 yield
                 try:
@@ -219,15 +227,15 @@ class World:
                     if not committed:
                         break
                 yield
-                client, ongoing = self.hold(name)
-                if ongoing != decided[name]:
+                client, ongoing = self.fence(name)
+                if ongoing != committing[name]:
                     break
 
     def driver(
         self, width: int, batches: int, spawn: Callable[[Steps], None], again: Callable[[], bool]
     ) -> Steps:
         """Run batch after batch; a task that is refused is tried again, now and then one that was not as well."""
-        ended = NOTHING
+        ended = NO_COMMIT
         while len(self.commits) < batches:
             batch = max(self.commits, default=-1) + 1
             self.plans.setdefault(batch, self.available)
@@ -241,7 +249,7 @@ class World:
             written = [one for one in returned.values() if one is not None]
             while True:
                 try:
-                    ended = yield from self.settle(batch, written, failed=False, ended=ended)
+                    ended = yield from self.end_batch(batch, written, failed=False, ended=ended)
                     break
                 except Moving:  # brokers are waited for
                     ended = self.last() if self.bugs.believes else ended

@@ -262,7 +262,7 @@ def test_batches_are_stored_once_whatever_becomes_of_requests(
 
 def test_a_topic_that_is_not_there(broker: EmbeddedBroker) -> None:
     with pytest.raises(
-        KafkaError, match="topic nowhere-9 does not exist; create it: levada topic create nowhere-9"
+        KafkaError, match="topic nowhere-9 does not exist; create it with: levada topic create nowhere-9"
     ):
         Job(broker, topic="nowhere-9").run(rows("a"))
 
@@ -370,7 +370,7 @@ def test_columns_that_do_not_fit_are_told_before_anything_runs(
 
 
 def test_somewhere_the_rows_must_go() -> None:
-    with pytest.raises(ColumnError, match="give option topic, or a column topic"):
+    with pytest.raises(ColumnError, match="there is no topic: set option topic"):
         batch_writer(BOOTSTRAP, structs(**PLAIN), False)
 
 
@@ -382,8 +382,8 @@ def test_a_topic_is_not_overwritten() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"txnAppId": "x"}, "txnAppId and txnVersion go together"),
-        ({"txnVersion": "1"}, "txnAppId and txnVersion go together"),
+        ({"txnAppId": "x"}, "txnAppId and txnVersion belong together"),
+        ({"txnVersion": "1"}, "txnAppId and txnVersion belong together"),
         (
             {"txnAppId": "x", "txnVersion": "1", "delivery": "at_least_once"},
             "txnAppId needs delivery=exactly_once",
@@ -391,7 +391,7 @@ def test_a_topic_is_not_overwritten() -> None:
         ({"txnAppId": "x", "txnVersion": "-1"}, "txnVersion: write a whole number, 0 or more"),
         (
             {"txnAppId": "x" * 40_000, "txnVersion": "1"},
-            "option txnAppId has 40000 characters, at most 250 will do$",
+            "option txnAppId has 40000 characters; the maximum is 250$",
         ),
         ({"repeatedBatch": "skip"}, "there is no option repeatedBatch"),
         ({"delivery": "exactly-once"}, "did you mean exactly_once"),

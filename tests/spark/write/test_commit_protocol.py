@@ -8,8 +8,14 @@ from tests.spark.support.sink_world import ROWS, Bugs, Dead, Steps, World
 
 from levada.client.producer.transactions import PreparedTransaction
 from levada.core.transactions.state import EPOCH_MAX
-from levada.spark.write.commit_log import decode_decision, encode_decision
-from levada.spark.write.commit_protocol import NOTHING, UNKNOWN, Content, Decision, judge
+from levada.spark.write.commit_log import decode_commit, encode_commit
+from levada.spark.write.commit_protocol import (
+    NO_COMMIT,
+    UNKNOWN_CONTENT,
+    BatchContent,
+    CommitRecord,
+    plan_commit,
+)
 
 BATCHES = 3
 SEEDS = 400
@@ -94,7 +100,7 @@ def test_a_checkpoint_put_back_by_a_batch_loses_nothing_unless_a_driver_says_so(
 
 
 @pytest.mark.parametrize(
-    "bug", ["tasks_abort", "no_hold", "no_lock", "abort_first", "listed_only", "believes"]
+    "bug", ["tasks_abort", "no_fence", "no_driver_fence", "abort_first", "listed_only", "believes"]
 )
 def test_a_step_left_out_is_found(bug: str) -> None:
     assert any(not is_right(seed, Bugs(**{bug: True})) for seed in range(10 * SEEDS))
@@ -108,9 +114,9 @@ def open_now(*prepared: PreparedTransaction) -> dict[str, PreparedTransaction]:
 
 
 def test_the_transactions_of_a_batch_are_committed_and_others_aborted() -> None:
-    verdict = judge(NOTHING, 0, [B, A], open_now(A, B, C))
-    assert verdict == (
-        Decision(0, (A, B)),
+    plan = plan_commit(NO_COMMIT, 0, [B, A], open_now(A, B, C))
+    assert plan == (
+        CommitRecord(0, (A, B)),
         (A.transactional_id, B.transactional_id),
         (C.transactional_id,),
         None,
@@ -120,67 +126,73 @@ def test_the_transactions_of_a_batch_are_committed_and_others_aborted() -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (Content(0), "has 0 rows now and had 3"),
-        (Content(4, "p"), "has 4 rows now and had 3"),
-        (Content(3, "q"), "ends at other offsets now"),
-        (Content(4, "q"), "ends at other offsets now"),
-        (Content(3, "p"), None),
-        (Content(3), None),
-        (UNKNOWN, None),
+        (BatchContent(0), "has 0 rows now and had 3"),
+        (BatchContent(4, "p"), "has 4 rows now and had 3"),
+        (BatchContent(3, "q"), "ends at other offsets now"),
+        (BatchContent(4, "q"), "ends at other offsets now"),
+        (BatchContent(3, "p"), None),
+        (BatchContent(3), None),
+        (UNKNOWN_CONTENT, None),
     ],
 )
 def test_a_repeated_batch_that_is_another_is_refused_and_the_one_before_finished(
-    content: Content, told: str | None
+    content: BatchContent, told: str | None
 ) -> None:
-    last = Decision(4, (A, B), Content(3, "p"))
-    verdict = judge(last, 4, [C], open_now(B, C), content=content)
-    assert verdict[:3] == (last, (B.transactional_id,), (C.transactional_id,))
-    assert (verdict.refusal is None) if told is None else (told in (verdict.refusal or ""))
-    assert judge(last, 4, [C], open_now(B, C), content=content, failed=True).refusal is None
-    assert judge(Decision(4, (A, B)), 4, [C], open_now(B, C), content=content).refusal is None
+    last = CommitRecord(4, (A, B), BatchContent(3, "p"))
+    plan = plan_commit(last, 4, [C], open_now(B, C), content=content)
+    assert plan[:3] == (last, (B.transactional_id,), (C.transactional_id,))
+    assert (plan.refusal is None) if told is None else (told in (plan.refusal or ""))
+    assert plan_commit(last, 4, [C], open_now(B, C), content=content, failed=True).refusal is None
+    assert plan_commit(CommitRecord(4, (A, B)), 4, [C], open_now(B, C), content=content).refusal is None
 
 
 def test_a_batch_that_was_decided_is_finished_with_what_was_decided() -> None:
     again = A._replace(transactional_id="spark-q-0-1")
-    verdict = judge(Decision(4, (A, B)), 4, [again], open_now(B, again))
-    assert verdict == (Decision(4, (A, B)), (B.transactional_id,), (again.transactional_id,), None)
+    plan = plan_commit(CommitRecord(4, (A, B)), 4, [again], open_now(B, again))
+    assert plan == (CommitRecord(4, (A, B)), (B.transactional_id,), (again.transactional_id,), None)
 
 
 @pytest.mark.parametrize("batch", [4, 5, 6])
 def test_what_was_decided_and_is_open_is_committed_whatever_the_next_driver_comes_with(batch: int) -> None:
-    last = Decision(5, (A, B))
-    verdict = judge(last, batch, [C], open_now(B, C))
-    assert verdict.decision == (Decision(6, (B, C)) if batch == 6 else last)
-    assert B.transactional_id in verdict.commit
-    assert (C.transactional_id in verdict.commit) == (batch == 6)
-    failed = judge(last, batch, [C], open_now(B, C), failed=True)
+    last = CommitRecord(5, (A, B))
+    plan = plan_commit(last, batch, [C], open_now(B, C))
+    assert plan.record == (CommitRecord(6, (B, C)) if batch == 6 else last)
+    assert B.transactional_id in plan.commit
+    assert (C.transactional_id in plan.commit) == (batch == 6)
+    failed = plan_commit(last, batch, [C], open_now(B, C), failed=True)
     assert failed[:3] == (last, (B.transactional_id,), (C.transactional_id,))
 
 
 def test_a_failed_batch_is_aborted_unless_it_was_decided() -> None:
-    assert judge(Decision(4, (A,)), 5, [B], open_now(B), failed=True)[1:3] == ((), (B.transactional_id,))
-    assert judge(Decision(4, (A,)), 4, [A], open_now(A), failed=True)[1:3] == ((A.transactional_id,), ())
+    assert plan_commit(CommitRecord(4, (A,)), 5, [B], open_now(B), failed=True)[1:3] == (
+        (),
+        (B.transactional_id,),
+    )
+    assert plan_commit(CommitRecord(4, (A,)), 4, [A], open_now(A), failed=True)[1:3] == (
+        (A.transactional_id,),
+        (),
+    )
 
 
 def test_a_transaction_that_is_not_open_any_more_fails_its_batch() -> None:
     taken = B._replace(producer_epoch=9)
-    verdict = judge(Decision(4, (C,)), 5, [A, B], open_now(A, taken))
-    assert verdict.decision == Decision(4, (C,)) and verdict.commit == ()
-    assert verdict.refusal is not None and B.transactional_id in verdict.refusal
+    plan = plan_commit(CommitRecord(4, (C,)), 5, [A, B], open_now(A, taken))
+    assert plan.record == CommitRecord(4, (C,)) and plan.commit == ()
+    assert plan.refusal is not None and B.transactional_id in plan.refusal
 
 
 def test_a_driver_that_is_behind_decides_nothing_and_leaves_others_alone() -> None:
-    verdict = judge(Decision(6, (C,)), 5, [A], open_now(A, B))
-    assert verdict[:3] == (Decision(6, (C,)), (), (A.transactional_id,))
-    assert verdict.refusal is not None and "checkpoint" in verdict.refusal
+    plan = plan_commit(CommitRecord(6, (C,)), 5, [A], open_now(A, B))
+    assert plan[:3] == (CommitRecord(6, (C,)), (), (A.transactional_id,))
+    assert plan.refusal is not None and "checkpoint" in plan.refusal
 
 
 @pytest.mark.parametrize(
-    "decision", [NOTHING, Decision(1 << 40, (A, B)), Decision(3, (A,), Content(1 << 40, "p"))]
+    "commit", [NO_COMMIT, CommitRecord(1 << 40, (A, B)), CommitRecord(3, (A,), BatchContent(1 << 40, "p"))]
 )
-def test_a_decision_is_read_as_it_was_written(decision: Decision) -> None:
-    assert decode_decision(encode_decision(decision)) == decision
+def test_a_commit_record_is_read_as_it_was_written(commit: CommitRecord) -> None:
+    assert decode_commit(encode_commit(commit)) == commit
 
 
 def test_a_decision_of_a_writer_that_did_not_count_is_read() -> None:
-    assert decode_decision(b'[1,4,[["spark-q-0-0",7,0]]]') == Decision(4, (A,), UNKNOWN)
+    assert decode_commit(b'[1,4,[["spark-q-0-0",7,0]]]') == CommitRecord(4, (A,), UNKNOWN_CONTENT)

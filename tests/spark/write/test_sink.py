@@ -218,7 +218,7 @@ def failing(sink: Sink, topic: str) -> dict[str, tuple[Callable[[], Any], str]]:
         "column": (lambda: sink.save(rows.drop("value"), topic=topic), "column value is missing"),
         "topic": (lambda: sink.save(rows, topic="nowhere"), "topic nowhere does not exist; create it"),
         "brokers": (lambda: sink.save(rows, topic=topic, **nobody), "no response from the brokers"),
-        "no topic": (lambda: sink.save(rows), "give option topic, or a column topic"),
+        "no topic": (lambda: sink.save(rows), "there is no topic: set option topic"),
         "overwrite": (lambda: sink.save(rows, "overwrite", topic=topic), "a topic cannot be overwritten"),
         "type": (
             lambda: sink.save(rows.selectExpr("int(value) AS value"), topic=topic),

@@ -21,10 +21,10 @@ from levada.client.producer.transactions import PreparedTransaction
 from levada.errors import KafkaError
 from levada.spark import blocking
 from levada.spark.write import transactions
-from levada.spark.write.commit_log import read_decision, write_decision
-from levada.spark.write.commit_protocol import CommitRefused, Decision
-from levada.spark.write.sink import Written
-from levada.spark.write.transactions import lock_id, task_id
+from levada.spark.write.commit_log import append_commit, read_last_commit
+from levada.spark.write.commit_protocol import CommitRecord, CommitRefused
+from levada.spark.write.sink import TaskCommit
+from levada.spark.write.transactions import driver_transactional_id, task_transactional_id
 from levada.testing import EmbeddedBroker
 
 NUMBERS = count(1)
@@ -60,7 +60,7 @@ def coordinators_that_move() -> Iterator[None]:
         return []
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transactions, "_open", silent)
+        patch.setattr(transactions, "_open_transactions", silent)
         yield
 
 
@@ -78,7 +78,7 @@ def test_what_a_task_leaves_for_the_driver_crosses_processes(query: Query) -> No
     assert pickle.loads(pickle.dumps(written)) == written
 
 
-@pytest.mark.parametrize("step", ["read_decision", "_hold_all", "write_decision", "_commit"])
+@pytest.mark.parametrize("step", ["read_last_commit", "_fence_all", "append_commit", "_commit"])
 def test_a_driver_that_dies_at_a_step_is_followed_by_one_that_does_the_rest(query: Query, step: str) -> None:
     query.commit(0, query.attempt(0, "a"))
     messages = [query.attempt(1, "bc"), query.attempt(1, "d", partition=1)]
@@ -114,18 +114,18 @@ def test_a_batch_that_was_decided_is_finished_though_no_broker_lists_what_is_lef
 def test_a_batch_that_failed_is_aborted_though_no_broker_lists_it(query: Query) -> None:
     with coordinators_that_move():
         query.abort(0, query.attempt(0, "a"), None)
-    assert task_id(query.name, 0, 0) not in Shell(query.bootstrap)("txn", "list", "--open").out
+    assert task_transactional_id(query.name, 0, 0) not in Shell(query.bootstrap)("txn", "list", "--open").out
 
 
-def test_a_decision_names_what_its_coordinator_has_forgotten(query: Query) -> None:
+def test_a_commit_record_names_what_its_coordinator_has_forgotten(query: Query) -> None:
     """A transactional id that nobody used for long: whatever was open in it has ended."""
-    forgotten = task_id(query.name, 5, 0)
+    forgotten = task_transactional_id(query.name, 5, 0)
 
     async def decide(client: Client) -> None:
-        async with client.producer(transactional_id=lock_id(query.name)) as lock:
-            _, place = await read_decision(client, query.name)
-            decision = Decision(0, (PreparedTransaction(forgotten, 1 << 40, 3),))
-            await write_decision(lock, query.name, decision, place)
+        async with client.producer(transactional_id=driver_transactional_id(query.name)) as driver:
+            _, partition = await read_last_commit(client, query.name)
+            commit = CommitRecord(0, (PreparedTransaction(forgotten, 1 << 40, 3),))
+            await append_commit(driver, query.name, commit, partition)
 
     blocking.run(decide(blocking.client(query.bootstrap)))
     query.commit(0, query.attempt(0, "a"))
@@ -137,22 +137,22 @@ def test_a_decision_names_what_its_coordinator_has_forgotten(query: Query) -> No
 def test_a_batch_does_not_look_for_what_the_one_before_has_ended(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: list[str] = []
+    fenced: list[str] = []
 
-    async def hold(client: Client, name: str) -> transactions.Held:
-        held.append(name)
-        return await taken(client, name)
+    async def recorded(client: Client, name: str) -> transactions.Fenced:
+        fenced.append(name)
+        return await fence(client, name)
 
     query.commit(0, *(query.attempt(0, "a", partition) for partition in range(5)))
-    message, taken = query.attempt(1, "b", partition=1), transactions.hold
-    monkeypatch.setattr(transactions, "hold", hold)
+    message, fence = query.attempt(1, "b", partition=1), transactions.fence
+    monkeypatch.setattr(transactions, "fence", recorded)
     query.commit(1, message)
-    assert held == [task_id(query.name, 1, 0)]
-    held.clear()
+    assert fenced == [task_transactional_id(query.name, 1, 0)]
+    fenced.clear()
     blocking.close()  # another process
     query.restarted()
     query.commit(1, query.attempt(1, "b", partition=1))
-    assert held == [task_id(query.name, 1, 0)]
+    assert fenced == [task_transactional_id(query.name, 1, 0)]
 
 
 def test_a_driver_that_dies_after_all_is_done_writes_nothing_again(query: Query) -> None:
@@ -177,7 +177,7 @@ def test_a_repeated_batch_may_be_parted_into_other_tasks(query: Query) -> None:
 def test_a_batch_that_is_committed_and_has_other_rows_now_is_refused(
     query: Query, other: str, step: str | None
 ) -> None:
-    """A checkpoint put back by one batch, which Spark plans anew; what was decided is finished all the same."""
+    """A checkpoint restored to one batch before, which Spark plans again; the commit is finished all the same."""
     with killed_at(step) if step else nullcontext():
         query.commit(0, query.attempt(0, "abc"))
     for _ in range(2):
@@ -237,7 +237,7 @@ def test_tasks_that_were_killed_are_aborted_with_the_batch(query: Query) -> None
 def test_attempts_side_by_side_are_seen_once(query: Query, winner: str) -> None:
     """Speculative execution: whichever Spark takes for the one that counts."""
     numbers = [f"{number:0100}" for number in range(60_000)]
-    seconds: list[Written] = []
+    seconds: list[TaskCommit] = []
 
     def first() -> Iterator[Any]:
         yield from rows(*numbers[:30_000])
@@ -296,13 +296,13 @@ def test_at_least_once_is_seen_as_it_is_written(broker: EmbeddedBroker) -> None:
 
 def test_a_transaction_left_behind_is_shown_and_ended_by_an_operator(query: Query) -> None:
     message = query.attempt(0, "a")
-    shell, name = Shell(query.bootstrap), task_id(query.name, 0, 0)
+    shell, name = Shell(query.bootstrap), task_transactional_id(query.name, 0, 0)
     (row,) = [
         row for row in shell("txn", "list", "--open", "-o", "json").json() if row["transactional_id"] == name
     ]
     assert row["two_phase"] is True and len(row["partitions"]) == 1
     assert shell("txn", "abort", name, "--yes").err == f"aborted {name}\n"
-    with pytest.raises(CommitRefused, match=f"{name} of this batch was ended by somebody else.*Nothing"):
+    with pytest.raises(CommitRefused, match=f"{name} of this batch was ended by another driver.*Nothing"):
         query.commit(0, message)
     query.restarted()
     query.commit(0, query.attempt(0, "a"))
@@ -310,10 +310,10 @@ def test_a_transaction_left_behind_is_shown_and_ended_by_an_operator(query: Quer
 
 
 def test_attempts_without_end_are_told_of(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "SLOTS_MAX", 3)
+    monkeypatch.setattr(transactions, "IDS_PER_PARTITION_MAX", 3)
     for _ in range(3):
         query.attempt(0, "a")
-    with pytest.raises(KafkaError, match=f"levada txn abort {task_id(query.name, 0, 0)}"):
+    with pytest.raises(KafkaError, match=f"levada txn abort {task_transactional_id(query.name, 0, 0)}"):
         query.attempt(0, "a")
 
 
@@ -343,7 +343,7 @@ def test_a_broker_that_is_killed_between_task_and_driver(tmp_path: Path) -> None
         query.restarted()
         query.commit(0, query.attempt(0, "ab"), query.attempt(0, "c", partition=1))
         assert query.visible() == ["a", "b", "c"]
-        assert lock_id("q") not in Shell(server.bootstrap)("txn", "list", "--open").out
+        assert driver_transactional_id("q") not in Shell(server.bootstrap)("txn", "list", "--open").out
         blocking.close()
 
 

@@ -24,7 +24,9 @@ def send_dead_letters(options: ReadOptions, source: TopicPartition, columns: "Co
         blocking.run(_send(client, topic, source, columns, bad))
     except KafkaError as error:
         is_missing = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        detail = f"it does not exist; create it: levada topic create {topic}" if is_missing else error.detail
+        detail = (
+            f"it does not exist; create it with: levada topic create {topic}" if is_missing else error.detail
+        )
         why = f"option deadLetterTopic: nothing can be written to {topic}: {detail}"
         raise KafkaError(error.code, why) from None
 

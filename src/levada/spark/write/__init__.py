@@ -1,1 +1,1 @@
-"""DataFrames to topics: options, tasks, transactions, the commit protocol."""
+"""DataFrames to topics: options, writers, tasks, transactions and the commit protocol."""

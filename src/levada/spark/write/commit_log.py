@@ -1,8 +1,8 @@
-"""Where decisions are kept: a compacted topic of the cluster that is written to, with one record for each query.
+"""The commit log: a compacted topic in the cluster that is written to, with one record for each query.
 
-It is as durable as the data that it speaks of and is there wherever that is; a checkpoint on some file system can be
-reached from the JVM only. A decision is written in an ordinary transaction of the query's lock, so one of two drivers
-that decide at once is refused.
+It is as durable as the data itself, and available wherever that is; a checkpoint may be on a file system that only
+the JVM can read. A record is appended in a transaction of the driver's transactional id, so of two drivers that
+commit at the same time one is fenced.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from levada.client.producer.transactions import PreparedTransaction
 from levada.client.retry import CLUSTER_RETRIABLE, UNKNOWN_TOPIC, RetryPolicy, retry
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
-from levada.spark.write.commit_protocol import NOTHING, UNKNOWN, Content, Decision
+from levada.spark.write.commit_protocol import NO_COMMIT, UNKNOWN_CONTENT, BatchContent, CommitRecord
 from levada.wire.batches import iterate_headers
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ TOPIC = "__levada_spark_decisions"
 PARTITIONS = 8
 SETTINGS = {
     "cleanup.policy": "compact",
-    "segment.bytes": str(1 << 20),  # what is read to find a decision: little more than a segment
+    "segment.bytes": str(1 << 20),  # a reader reads little more than one segment
     "min.cleanable.dirty.ratio": "0.1",
 }
 FETCH_LIMITS = FetchLimits(500, 1 << 20, 1 << 20, isolation_level=1)
@@ -39,58 +39,63 @@ POLICY = RetryPolicy(CLUSTER_RETRIABLE | UNKNOWN_TOPIC, TIMEOUT_MS)
 
 
 class _Record(msgspec.Struct, array_like=True):
-    """The value of a decision's record."""
+    """The value of a commit record."""
 
     version: int
     batch: int
     prepared: list[PreparedTransaction]
-    content: Content = UNKNOWN  # older records end before it
+    content: BatchContent = UNKNOWN_CONTENT  # older records end before it
 
 
 _decode = msgspec.json.Decoder(_Record).decode
 
 
-def encode_decision(decision: Decision) -> bytes:
-    """A decision as the value of its record."""
-    return msgspec.json.encode(_Record(1, decision.batch, list(decision.prepared), decision.content))
+def encode_commit(commit: CommitRecord) -> bytes:
+    """The value of a commit record."""
+    return msgspec.json.encode(_Record(1, commit.batch, list(commit.prepared), commit.content))
 
 
-def decode_decision(value: bytes) -> Decision:
-    """The decision that stands in a record."""
+def decode_commit(value: bytes) -> CommitRecord:
+    """The commit record in a value."""
     record = _decode(value)
-    return Decision(record.batch, tuple(record.prepared), record.content)
+    return CommitRecord(record.batch, tuple(record.prepared), record.content)
 
 
-async def write_decision(lock: "TransactionalProducer", query: str, decision: Decision, place: int) -> None:
-    """Make a decision, or say again what holds; ProducerFenced if another driver has the lock now."""
-    async with lock.transaction() as transaction:
-        await transaction.send(TOPIC, encode_decision(decision), key=query.encode(), partition=place)
+async def append_commit(
+    driver: "TransactionalProducer", query: str, commit: CommitRecord, partition: int
+) -> None:
+    """Append a query's commit record in a transaction; ProducerFenced if another driver has taken over."""
+    async with driver.transaction() as transaction:
+        await transaction.send(TOPIC, encode_commit(commit), key=query.encode(), partition=partition)
 
 
-async def read_decision(client: "Client", query: str, *, patiently: bool = True) -> tuple[Decision, int]:
-    """The last decision of a query, NOTHING if there is none; and the partition in which it stands.
+async def read_last_commit(
+    client: "Client", query: str, *, wait_for_open: bool = True
+) -> tuple[CommitRecord, int]:
+    """A query's last commit record, NO_COMMIT if there is none; and its partition of the commit log.
 
-    What other queries have under way there is waited for, if this is to be done `patiently`; if not, a decision that
-    stands after it is overlooked.
+    With `wait_for_open` it waits for open transactions of other queries in this partition; without it ignores the
+    records after them.
     """
     key = query.encode()
     deadline = asyncio.get_running_loop().time() + TIMEOUT_MS / 1000
 
-    async def read() -> tuple[Decision, int]:
+    async def read() -> tuple[CommitRecord, int]:
         try:
-            place = partition_for_key(key, await _partitions(client))
-            partition = TopicPartition(TOPIC, place)
-            value = await _last_value(client, partition, key, deadline, isolation_level=0 if patiently else 1)
+            number = partition_for_key(key, await _partitions(client))
+            partition = TopicPartition(TOPIC, number)
+            level = 0 if wait_for_open else 1
+            value = await _last_value(client, partition, key, deadline, isolation_level=level)
         except FAILURES:
             client.invalidate_metadata(TOPIC)
             raise
-        return (NOTHING if value is None else decode_decision(value)), place
+        return (NO_COMMIT if value is None else decode_commit(value)), number
 
     return await retry(client, read, POLICY)
 
 
 async def _partitions(client: "Client") -> int:
-    """How many partitions the topic has; it is made when it is first needed."""
+    """The number of partitions of the topic, which is created when it is first needed."""
     try:
         return len((await client.topic(TOPIC)).partitions)
     except KafkaError as unknown:
@@ -98,8 +103,8 @@ async def _partitions(client: "Client") -> int:
             raise
     try:
         await client.admin.create_topic(TOPIC, partitions=PARTITIONS, configs=SETTINGS)
-    except KafkaError as refused:
-        if refused.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+    except KafkaError as error:
+        if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
             raise
     return len((await client.topic(TOPIC, create=True)).partitions)
 
@@ -107,7 +112,7 @@ async def _partitions(client: "Client") -> int:
 async def _last_value(
     client: "Client", partition: TopicPartition, key: bytes, deadline: float, isolation_level: int
 ) -> bytes | None:
-    """The last committed value of a key, up to the end of the log or of what is committed."""
+    """The last committed value of a key, up to the high watermark or the last stable offset."""
     latest = await client.list_offsets({partition: LATEST}, isolation_level=isolation_level)
     end = latest[partition].offset
     first = (await client.list_offsets({partition: -2}))[partition].offset
@@ -126,7 +131,7 @@ async def _last_value(
         if not batches and asyncio.get_running_loop().time() > deadline:
             raise KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT,
-                f"{partition} ends at {end} and cannot be read from {offset} on: "
-                "see `levada txn list --open`",
+                f"{partition} ends at {end} and cannot be read from {offset} on: a transaction is open, see "
+                "`levada txn list --open`",
             )
     return value

@@ -1,4 +1,4 @@
-"""What may be asked of a writer: where rows go, how they are delivered, and which columns it takes."""
+"""The options of a writer: topic, delivery guarantee, and the columns that it writes."""
 
 import difflib
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ CODECS = tuple(codec.name.lower() for codec in Codec)
 EXACTLY_ONCE = "exactly_once"
 SKIP = "skip"
 COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
-APP_CHARACTERS_MAX = 250  # escaped, they are part of transactional ids and of patterns, which brokers bound
-NEAR = 0.75  # a column so much alike one that may be written is a slip of the pen
+APP_CHARACTERS_MAX = 250  # escaped they are part of transactional ids and patterns, which brokers limit
+SIMILAR = 0.75  # a column whose name is so similar to a known one is a misspelling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,16 @@ class WriteOptions(ConnectionOptions):
     """The options of a batch and of a stream."""
 
     topic: str = option(
-        "topic", "Where all rows go; without it a column `topic` tells.", non_empty, "", shown=""
+        "topic",
+        "The topic of all rows; without it the column `topic` has the topic of each row.",
+        non_empty,
+        "",
+        shown="",
     )
     delivery: str = option(
         "delivery",
-        "`exactly_once`: a micro-batch of a stream is in the topics once, whoever dies; a batch job is there all or "
-        "not at all. `at_least_once`: rows are seen as they are written, and again when a task is tried again.",
+        "`exactly_once`: a micro-batch of a stream is in the topics once, whatever fails; a batch job completely or "
+        "not at all. `at_least_once`: rows are visible at once, and again when a task is tried again.",
         one_of(EXACTLY_ONCE, "at_least_once"),
         EXACTLY_ONCE,
     )
@@ -53,14 +57,14 @@ class WriteOptions(ConnectionOptions):
     )
     batch_bytes: int = option(
         "kafka.batch.size",
-        "A record batch has at most so many bytes before it is compressed.",
+        "The most bytes of a record batch before it is compressed.",
         size,
         512 << 10,
         shown="512k",
     )
     delivery_timeout_ms: int = option(
         "kafka.delivery.timeout.ms",
-        "For how long a task tries to get records stored, and a driver to commit them.",
+        "How long a task tries to write records, and a driver to commit them.",
         integer(),
         120_000,
     )
@@ -82,12 +86,12 @@ class WriteOptions(ConnectionOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions(WriteOptions):
-    """What only a stream may be asked."""
+    """The options of a stream only."""
 
     repeated_batch: str = option(
         "repeatedBatch",
         "A micro-batch that is committed already and has another number of rows now: `refuse` fails the query, since "
-        "its checkpoint may have been put back; `skip` goes on, for a query that gives other rows each time.",
+        "its checkpoint may have been restored; `skip` continues, for a query that gives other rows each time.",
         one_of("refuse", SKIP),
         "refuse",
     )
@@ -95,20 +99,20 @@ class StreamOptions(WriteOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions(WriteOptions):
-    """What only a batch job may be asked."""
+    """The options of a batch job only."""
 
     transaction_timeout_ms: int = option(
         "transactionTimeout",
-        "With exactly_once and without txnAppId: how long a job may take. If its driver dies, readers of committed "
-        "records wait for so long. At most the broker's transaction.max.timeout.ms.",
+        "With exactly_once and without txnAppId: the longest time of a job. If its driver dies, readers of committed "
+        "records wait for this time. At most the broker's transaction.max.timeout.ms.",
         duration,
         15 * 60_000,
         shown="15m",
     )
     app: str = option(
         "txnAppId",
-        "With txnVersion: the job is written once under this name and version. Done again it writes nothing, whoever "
-        "died before; for foreachBatch. Versions rise: one below the last that was written counts as written.",
+        "With txnVersion: the job is written once under this name and version, and a repeated job writes nothing; for "
+        "foreachBatch. Versions must increase: one below the last that was written counts as written.",
         non_empty,
         "",
         shown="",
@@ -127,10 +131,10 @@ def job_options(given: Mapping[str, str]) -> JobOptions:
     """The options of a batch job."""
     options = parse(JobOptions, given)
     if bool(options.app) != (options.version is not None):
-        raise OptionError("options txnAppId and txnVersion go together: give both, or none")
+        raise OptionError("options txnAppId and txnVersion belong together: set both, or none")
     if len(options.app) > APP_CHARACTERS_MAX:
         raise OptionError(
-            f"option txnAppId has {len(options.app)} characters, at most {APP_CHARACTERS_MAX} will do"
+            f"option txnAppId has {len(options.app)} characters; the maximum is {APP_CHARACTERS_MAX}"
         )
     if options.app and options.delivery != EXACTLY_ONCE:
         raise OptionError(f"option txnAppId needs delivery={EXACTLY_ONCE}")
@@ -138,11 +142,11 @@ def job_options(given: Mapping[str, str]) -> JobOptions:
 
 
 class ColumnError(OptionError):
-    """The rows do not fit a topic."""
+    """The columns of a DataFrame do not fit a topic."""
 
 
 def check_columns(schema: "StructType", options: WriteOptions) -> tuple[str, ...]:
-    """The columns that are written, of those that there are; ColumnError if they cannot be."""
+    """The columns of a DataFrame that are written; ColumnError if one is missing, misspelt or of another type."""
     types = {field.name.lower(): field.dataType for field in schema.fields}
     wanted = tuple(name for name in COLUMNS if name in types)
     if "value" not in types:
@@ -151,9 +155,11 @@ def check_columns(schema: "StructType", options: WriteOptions) -> tuple[str, ...
             "It must be string or binary: for example select to_json(struct(*)) AS value"
         )
     if "topic" not in types and not options.topic:
-        raise ColumnError('give option topic, or a column topic: .option("topic", "orders")')
+        raise ColumnError(
+            'there is no topic: set option topic, .option("topic", "orders"), or add a column topic'
+        )
     for name in types:
-        near = difflib.get_close_matches(name, [one for one in COLUMNS if one not in types], 1, NEAR)
+        near = difflib.get_close_matches(name, [one for one in COLUMNS if one not in types], 1, SIMILAR)
         if name not in COLUMNS and near:
             raise ColumnError(
                 f"column {name} would not be written; did you mean {near[0]}? If not, drop it before writing"
@@ -195,5 +201,5 @@ def _fits(name: str, kind: "DataType") -> bool:
 
 
 def _nearest(name: str, known: Mapping[str, object]) -> str:
-    found = difflib.get_close_matches(name, list(known), 1, NEAR)
+    found = difflib.get_close_matches(name, list(known), 1, SIMILAR)
     return f" (is it {found[0]}?)" if found else ""

@@ -1,10 +1,10 @@
-"""Record batches to their leaders, several requests on the way: what a task has encoded leaves while it encodes more.
+"""Sends record batches to the leaders, with several requests in flight while the task encodes more.
 
-Batches go in *rounds*, one batch for each partition at most. A few rounds are on the way at once; a broker takes them
-in order, and each carries sequence numbers. When one fails, all are waited for and what is not stored is sent again in
-order, one round at a time: the broker remembers the last five batches of a producer in a partition, so none is stored
-twice as long as no more than that are on the way. A second batch waits for the first one of its partition: a broker
-that does not know a producer takes whatever number comes first.
+Batches are sent in groups with at most one batch of each partition. A few groups are in flight at once; a broker
+handles them in order, and each batch has a sequence number. If one fails, the sender waits for all and sends those
+that are not stored again in order, one group at a time: a broker remembers the last five batches of a producer in a
+partition, so it stores none twice as long as no more are in flight. The second batch of a partition waits for the
+first one: a broker that does not know a producer accepts any first sequence number.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ from levada.spark.formats.encoder import EncodedBatch
 if TYPE_CHECKING:
     from levada.client.client import Client
 
-ROUNDS_MAX = 4  # on the way; brokers remember five batches
-ROUND_BYTES = 4 << 20
+IN_FLIGHT_MAX = 4  # groups; brokers remember five batches
+GROUP_BYTES = 4 << 20
 STORED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
-OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER  # to be expected after a batch that failed
+OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER  # the batches after one that failed get it too
 RETRIABLE = (PRODUCE_RETRIABLE | {OUT_OF_ORDER}) - {ErrorCode.UNKNOWN_PRODUCER_ID}
 
 Batches = dict[TopicPartition, EncodedBatch]
 
 
-class Round:
-    """Batches on the way: `left` is what is not known to be stored."""
+class BatchGroup:
+    """Batches that are sent together: `left` are those not known to be stored."""
 
     __slots__ = ("left", "size")
 
@@ -44,9 +44,9 @@ class Round:
         self.left: Batches = {}
         self.size = 0
 
-    def takes(self, partition: TopicPartition, batch: EncodedBatch) -> bool:
-        """Whether a batch may go with it."""
-        fits = not self.left or self.size + len(batch.data) <= ROUND_BYTES
+    def accepts(self, partition: TopicPartition, batch: EncodedBatch) -> bool:
+        """Whether a batch may be added."""
+        fits = not self.left or self.size + len(batch.data) <= GROUP_BYTES
         return fits and partition not in self.left
 
     def add(self, partition: TopicPartition, batch: EncodedBatch) -> None:
@@ -54,7 +54,7 @@ class Round:
         self.size += len(batch.data)
 
 
-class Pipeline:
+class Sender:
     """Sends the batches of one producer; with a transactional id they belong to its transaction."""
 
     def __init__(
@@ -68,71 +68,71 @@ class Pipeline:
         self._transactional_id = transactional_id
         self._policy = RetryPolicy(RETRIABLE, delivery_timeout_ms)
         self._loop = asyncio.get_running_loop()
-        self._next = Round()
-        self._rounds: list[Round] = []  # that left, in order, and are not known to be stored
-        self._on_the_way: set[asyncio.Task[None]] = set()
-        self._failure: Failure | None = None  # why some of them were not
-        self._begun: set[TopicPartition] = set()  # a batch is stored there
+        self._next = BatchGroup()
+        self._sent: list[BatchGroup] = []  # sent in this order, and not known to be stored
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._failure: Failure | None = None  # the first failure of a batch
+        self._started: set[TopicPartition] = set()  # where a batch is stored
         self.has_sent = False
 
     async def send(self, topic: str, batches: Iterable[EncodedBatch]) -> None:
-        """Take batches, in order; waits while much is on the way."""
+        """Queue batches in order and send them; waits while too many are in flight."""
         for batch in batches:
             partition = TopicPartition(topic, batch.partition)
-            if not self._next.takes(partition, batch):
-                await self._launch()
+            if not self._next.accepts(partition, batch):
+                await self._send_next()
             self._next.add(partition, batch)
 
     async def flush(self) -> None:
-        """Everything is stored when this returns."""
+        """Wait until everything is stored."""
         if self._next.left:
-            await self._launch()
+            await self._send_next()
         await self._wait(0)
         if self._failure is not None:
-            await self._recover()
+            await self._resend()
 
     async def stop(self) -> None:
-        """Give up what is on the way."""
-        for task in self._on_the_way:
+        """Cancel the requests in flight."""
+        for task in self._in_flight:
             task.cancel()
-        await asyncio.gather(*self._on_the_way, return_exceptions=True)
+        await asyncio.gather(*self._in_flight, return_exceptions=True)
 
-    async def _launch(self) -> None:
-        await self._wait(ROUNDS_MAX - 1 if self._next.left.keys() <= self._begun else 0)
+    async def _send_next(self) -> None:
+        await self._wait(IN_FLIGHT_MAX - 1 if self._next.left.keys() <= self._started else 0)
         if self._failure is not None:
-            await self._recover()
-        leaving, self._next = self._next, Round()
+            await self._resend()
+        group, self._next = self._next, BatchGroup()
         self.has_sent = True
-        self._rounds.append(leaving)
-        self._on_the_way.add(self._loop.create_task(self._send(leaving), name="levada-spark produce"))
-        await asyncio.sleep(0)  # it writes to its connection before the next one does
+        self._sent.append(group)
+        self._in_flight.add(self._loop.create_task(self._send(group), name="levada-spark produce"))
+        await asyncio.sleep(0)  # so that requests are written to a connection in order
 
     async def _wait(self, remaining: int) -> None:
-        """Until at most so many rounds are on the way, or one has failed."""
-        while len(self._on_the_way) > remaining and self._failure is None:
+        """Wait until at most `remaining` groups are in flight, or one has failed."""
+        while len(self._in_flight) > remaining and self._failure is None:
             await self._collect(asyncio.FIRST_COMPLETED)
 
     async def _collect(self, until: str) -> None:
-        done, self._on_the_way = await asyncio.wait(self._on_the_way, return_when=until)
+        done, self._in_flight = await asyncio.wait(self._in_flight, return_when=until)
         for task in done:
             task.result()
-        self._rounds = [one for one in self._rounds if one.left]
+        self._sent = [one for one in self._sent if one.left]
 
-    async def _recover(self) -> None:
-        """Send again what was not stored, first things first, until it is."""
-        if self._on_the_way:
+    async def _resend(self) -> None:
+        """Send the batches that are not stored again, in order."""
+        if self._in_flight:
             await self._collect(asyncio.ALL_COMPLETED)
         retries = Retries(self._client, self._policy)
         retries.since = self._loop.time()
-        while self._rounds:
+        while self._sent:
             await self._back_off(retries)
-            first = self._rounds[0]
+            first = self._sent[0]
             before = len(first.left)
             self._failure = None
             await self._send(first)
-            self._rounds = [one for one in self._rounds if one.left]
+            self._sent = [one for one in self._sent if one.left]
             if _is_out_of_order(self._failure):
-                break  # though everything before it is stored
+                break  # although everything before it is stored
             if len(first.left) < before:
                 retries.count = 0
         if self._failure is not None:
@@ -150,30 +150,30 @@ class Pipeline:
             raise timed_out(self._client, failure, self._policy.timeout_ms / 1000)
         await asyncio.sleep(pause_s)
 
-    async def _send(self, leaving: Round) -> None:
-        """Send a round to the leaders of its partitions; what is stored leaves it."""
+    async def _send(self, group: BatchGroup) -> None:
+        """Send a group to the leaders of its partitions; batches that are stored are removed from it."""
         by_leader: dict[int, Batches] = {}
         topics: dict[str, TopicInfo] = {}
         try:
-            for partition, batch in leaving.left.items():
+            for partition, batch in group.left.items():
                 topics[partition.topic] = await self._client.topic(partition.topic)
                 by_leader.setdefault(await self._client.leader(partition), {})[partition] = batch
             connections = {leader: await self._client.connection(leader) for leader in by_leader}
         except FAILURES as failure:
-            self._note(failure, leaving.left)
+            self._note(failure, group.left)
             return
         await asyncio.gather(
             *[
-                self._exchange(connections[leader], batches, topics, leaving)
+                self._produce(connections[leader], batches, topics, group)
                 for leader, batches in by_leader.items()
             ]
         )
 
-    async def _exchange(
-        self, connection: Connection, batches: Batches, topics: dict[str, TopicInfo], leaving: Round
+    async def _produce(
+        self, connection: Connection, batches: Batches, topics: dict[str, TopicInfo], group: BatchGroup
     ) -> None:
         try:
-            answers = await produce(
+            responses = await produce(
                 connection,
                 {partition: batch.data for partition, batch in batches.items()},
                 topics,
@@ -184,16 +184,18 @@ class Pipeline:
             self._note(failure, batches)
             return
         for partition in batches:
-            answer = answers.get(partition, ProducedPartition(ErrorCode.UNKNOWN_SERVER_ERROR, -1, -1, None))
-            code = error_code(answer.error)
+            response = responses.get(
+                partition, ProducedPartition(ErrorCode.UNKNOWN_SERVER_ERROR, -1, -1, None)
+            )
+            code = error_code(response.error)
             if code in STORED:
-                del leaving.left[partition]
-                self._begun.add(partition)
+                del group.left[partition]
+                self._started.add(partition)
             else:
-                self._note(KafkaError(code, answer.error_message or str(partition)), (partition,))
+                self._note(KafkaError(code, response.error_message or str(partition)), (partition,))
 
     def _note(self, failure: Failure, partitions: Iterable[TopicPartition]) -> None:
-        """Remember why, unless it only follows from what failed before."""
+        """Keep a failure, unless it only follows from an earlier one; refresh the metadata if it is stale."""
         if not _is_out_of_order(failure) or self._failure is None:
             self._failure = failure
         if is_retriable(failure, STALE_METADATA):

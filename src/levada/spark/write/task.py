@@ -1,4 +1,4 @@
-"""Rows of a task to topics: gathered into larger pieces, parted by topic, encoded as columns, sent while more come."""
+"""Writes the rows of a task: joins small Arrow batches, groups them by topic, encodes and sends them."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -20,49 +20,49 @@ from levada.spark.formats.encoder import (
     encode_rows,
 )
 from levada.spark.write.options import ColumnError, WriteOptions
-from levada.spark.write.sender import Pipeline
+from levada.spark.write.sender import Sender
 from levada.spark.write.topics import partition_count
 
 if TYPE_CHECKING:
     from levada.client.client import Client
 
-PIECE_BYTES = 2 << 20  # so much is encoded at once: batches for many partitions are not too small
+PIECE_BYTES = 2 << 20  # encoded at once: large enough for batches of many partitions
 PIECE_ROWS = 100_000
 
-# What a user can do about what a broker says.
+# What a user can do about an error of the broker.
 ADVICE = {
     ErrorCode.MESSAGE_TOO_LARGE: "a record or batch is larger than max.message.bytes of the topic: raise that, or "
     "lower option kafka.batch.size if single records are small",
-    ErrorCode.INVALID_RECORD: "the topic refuses a record; one that is compacted needs keys",
+    ErrorCode.INVALID_RECORD: "the topic rejects a record; a compacted topic needs keys",
     ErrorCode.INVALID_TIMESTAMP: "the column timestamp is further from now than message.timestamp.before.max.ms or "
     "message.timestamp.after.max.ms of the topic allow",
-    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "the user may not write to it",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "the user has no permission to write to it",
 }
 
 
 class RowWriter:
-    """Writes the Arrow batches of one task, as one producer; one without a transactional id has no transaction."""
+    """Writes the Arrow batches of one task with one producer, in a transaction if it has a transactional id."""
 
     def __init__(
-        self, client: "Client", options: WriteOptions, columns: tuple[str, ...], writer: ProducerIdentity
+        self, client: "Client", options: WriteOptions, columns: tuple[str, ...], producer: ProducerIdentity
     ) -> None:
         self._client = client
         self._options = options
         self._columns = columns
         self._codec = Codec[options.compression.upper()]
         self._clock = SystemClock()
-        self._counts: dict[str, int] = {}  # partitions of a topic
-        self._spreads: dict[str, StickyPartition] = {}
+        self._counts: dict[str, int] = {}  # partitions by topic
+        self._sticky: dict[str, StickyPartition] = {}
         self._sequences: dict[str, dict[int, int]] = {}
-        _, producer_id, epoch = writer
-        self._identity = ProducerIdAndEpoch(producer_id, epoch, transactional=bool(writer.transactional_id))
-        self._pipeline = run(_pipeline(client, writer, options))
+        _, producer_id, epoch = producer
+        self._identity = ProducerIdAndEpoch(producer_id, epoch, transactional=bool(producer.transactional_id))
+        self._sender = run(_create_sender(client, producer, options))
         self.rows = 0
 
     @property
     def has_sent(self) -> bool:
-        """Whether a broker may know of any of it."""
-        return self._pipeline.has_sent
+        """Whether a broker may have received any of it."""
+        return self._sender.has_sent
 
     def write(self, batches: Iterable[Any]) -> None:
         """Write all rows; they are stored when this returns."""
@@ -71,9 +71,9 @@ class RowWriter:
                 self.rows += piece.num_rows
                 for topic, part in self._by_topic(piece):
                     self._write(topic, part)
-            run(self._pipeline.flush())
+            run(self._sender.flush())
         except BaseException as failure:
-            run(self._pipeline.stop())
+            run(self._sender.stop())
             if (
                 isinstance(failure, KafkaError)
                 and not isinstance(failure, InvalidRow)
@@ -88,7 +88,7 @@ class RowWriter:
             return
         column = piece.column("topic")
         if column.null_count:
-            raise ColumnError("a row has no topic: column topic is null, and option topic is not given")
+            raise ColumnError("a row has no topic: its column topic is null, and option topic is not set")
         names = pc.unique(column).to_pylist()
         for name in names:
             yield name, piece if len(names) == 1 else piece.filter(pc.equal(column, name))
@@ -107,9 +107,9 @@ class RowWriter:
         count = self._counts.get(topic)
         if count is None:
             count = self._counts[topic] = partition_count(self._client, topic, self._options.retry_policy)
-            self._spreads[topic] = StickyPartition()
+            self._sticky[topic] = StickyPartition()
             self._sequences[topic] = {}
-        partitions = assign_partitions(rows, count, self._spreads[topic])
+        partitions = assign_partitions(rows, count, self._sticky[topic])
         batches = list(
             encode_rows(
                 rows,
@@ -121,11 +121,11 @@ class RowWriter:
                 sequences=self._sequences[topic],
             )
         )
-        run(self._pipeline.send(topic, batches))
+        run(self._sender.send(topic, batches))
 
 
 def pieces(batches: Iterable[Any]) -> Iterator[Any]:
-    """Arrow batches put together, since Spark's are small; column names in lower case."""
+    """Join Spark's small Arrow batches into larger ones; column names in lower case."""
     gathered: list[Any] = []
     size = rows = 0
     for batch in batches:
@@ -135,13 +135,13 @@ def pieces(batches: Iterable[Any]) -> Iterator[Any]:
         size += batch.nbytes
         rows += batch.num_rows
         if size >= PIECE_BYTES or rows >= PIECE_ROWS:
-            yield _joined(gathered)
+            yield _join(gathered)
             gathered, size, rows = [], 0, 0
     if gathered:
-        yield _joined(gathered)
+        yield _join(gathered)
 
 
-def _joined(batches: list[Any]) -> Any:
+def _join(batches: list[Any]) -> Any:
     names = [name.lower() for name in batches[0].schema.names]
     if len(batches) == 1:
         return batches[0].rename_columns(names)
@@ -149,5 +149,5 @@ def _joined(batches: list[Any]) -> Any:
     return pa.RecordBatch.from_arrays(columns, names=names)
 
 
-async def _pipeline(client: "Client", writer: ProducerIdentity, options: WriteOptions) -> Pipeline:
-    return Pipeline(client, writer.transactional_id or None, delivery_timeout_ms=options.delivery_timeout_ms)
+async def _create_sender(client: "Client", producer: ProducerIdentity, options: WriteOptions) -> Sender:
+    return Sender(client, producer.transactional_id or None, delivery_timeout_ms=options.delivery_timeout_ms)

@@ -1,4 +1,4 @@
-"""What writers ask of a topic before they write to it; without numpy and pyarrow, since the driver asks as well."""
+"""Checks the topics of a writer and counts their partitions; loads no numpy and pyarrow, as the driver uses it too."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,26 +10,26 @@ from levada.spark import blocking
 if TYPE_CHECKING:
     from levada.client.client import Client
 
-_seen: set[tuple[object, str]] = set()  # brokers and topics that have answered this process
+_checked: set[tuple[object, str]] = set()  # bootstrap servers and topics
 
 
 def partition_count(client: "Client", topic: str, policy: RetryPolicy) -> int:
-    """How many partitions the topic has; a KafkaError that says what to do if there is none."""
+    """The number of partitions of a topic; a KafkaError with advice if it does not exist."""
     return blocking.call(client, partial(_partitions, client, topic), policy)
 
 
-def look_for(client: "Client", topic: str, policy: RetryPolicy) -> None:
-    """Raise what a user can mend before any task runs: no broker answers, the topic (if one is named) is not there.
+def check_topic(client: "Client", topic: str, policy: RetryPolicy) -> None:
+    """Raise before any task runs if no broker responds, or the topic (if not empty) does not exist.
 
-    A process asks once: micro-batches must not wait for it, and what goes away later is found by tasks.
+    A process checks once, so that micro-batches do not wait for it; tasks find what changes later.
     """
-    place = (tuple(client.bootstrap), topic)
-    if place in _seen:
+    key = (tuple(client.bootstrap), topic)
+    if key in _checked:
         return
     blocking.connect(client, policy)
     if topic:
         partition_count(client, topic, policy)
-    _seen.add(place)
+    _checked.add(key)
 
 
 async def _partitions(client: "Client", topic: str) -> int:
@@ -37,6 +37,6 @@ async def _partitions(client: "Client", topic: str) -> int:
         return len((await client.topic(topic, refresh=True)).partitions)
     except KafkaError as error:
         if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            detail = f"topic {topic} does not exist; create it: levada topic create {topic}"
+            detail = f"topic {topic} does not exist; create it with: levada topic create {topic}"
             raise KafkaError(error.code, detail) from None
         raise
