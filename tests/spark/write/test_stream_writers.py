@@ -208,7 +208,7 @@ def test_a_batch_that_is_committed_and_was_planned_anew_is_refused(
     run(0, "a", 1, '{"t":{"0":1,"1":0}}')
     run(0, "a", 2, '{"t":{"0":1,"1":0}}')
     with pytest.raises(
-        CommitRefused, match=r"batch 0 .* ends at other offsets now.*begin with a new checkpoint"
+        CommitRefused, match=r"batch 0 .* ends at other offsets now.*start with a new checkpoint"
     ):
         run(0, "b", 3, '{"t":{"0":0,"1":1}}')
     run(1, "c", 4, '{"t":{"0":2,"1":1}}')
