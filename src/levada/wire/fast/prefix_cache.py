@@ -5,14 +5,14 @@ consumer in the fetch offset, the heartbeats of a member in the generation. The 
 those after it where there are any, are the key of the decoded request: a lookup is much cheaper than decoding.
 """
 
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 Key = tuple[Any, ...]  # the API version, the bytes before the field that varies, and those after it
 
 
-class PrefixCache(dict[Key, T], Generic[T]):
+class PrefixCache(dict[Key, T]):
     """Decoded requests of one API, found with `get`. A broker or a connection owns it.
 
     Peers choose the keys, so it is bounded: it is cleared when it is full, and long keys are not stored.

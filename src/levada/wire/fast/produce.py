@@ -36,6 +36,7 @@ _NO_TAGS = b"\0\0\0"  # tagged fields after the records: of the partition, the t
 
 _ACKS_TIMEOUT = Struct(">hi")
 _FIELDS = Struct(">ihqqq")
+_new = tuple.__new__
 
 
 class ProduceRequest(NamedTuple):
@@ -152,7 +153,8 @@ def read_cached(
             return read_request(view, position, stop, version)
         if end:
             acks, timeout_ms, transactional_id, ((topic, index, _, _),) = known
-            return ProduceRequest(acks, timeout_ms, transactional_id, [(topic, index, start, end)])
+            # Without the Python frame of NamedTuple's constructor.
+            return _new(ProduceRequest, (acks, timeout_ms, transactional_id, [(topic, index, start, end)]))
     request = read_request(view, position, stop, version)
     if len(request.partitions) == 1:
         _, _, start, end = request.partitions[0]
