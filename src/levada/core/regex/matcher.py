@@ -1,8 +1,9 @@
-"""Patterns of topic names and other names, matched in linear time whatever a client sends.
+"""Matches names with RE2 regular expressions in linear time.
 
-A pattern becomes a set of states that are followed all at once (Thompson's construction); combinations of states that
-were met are kept, so a name costs one look-up a character. Building all of it is counted: a pattern that would cost
-more than `WORK_MAX` steps over all topics is refused instead of keeping the broker from its other clients.
+A pattern is compiled to a nondeterministic finite automaton (Thompson's construction) and executed as a lazily built
+deterministic one: sets of NFA states become DFA states, so a known name costs one lookup a character. Compiling and
+building DFA states is counted in steps; a pattern that exceeds its limit fails with INVALID_REGULAR_EXPRESSION, so that
+one client cannot block the event loop.
 """
 
 from collections.abc import Collection, Iterable
@@ -14,9 +15,9 @@ from levada.core.regex.syntax import (
     LINE_BEGIN,
     LINE_END,
     WORD_BOUNDARY,
+    Alternation,
     Assertion,
-    Chars,
-    Choice,
+    CharClass,
     Node,
     Repeat,
     Sequence,
@@ -26,100 +27,100 @@ from levada.core.regex.syntax import (
 )
 
 STATES_MAX: Final = 10_000
-WORK_MAX: Final = 100_000
-LOOK_UPS_A_STEP: Final = 16  # as many take about as long as one step
+STEPS_MAX: Final = 100_000
+LOOKUPS_PER_STEP: Final = 16  # DFA lookups that cost about as much as one step
 WORD, OTHER = "w", "-"
-MATCHED: Final = 0  # the state in which a name has matched
+MATCHED: Final = 0  # the accepting NFA state
 
 
 class _Read(NamedTuple):
-    """Read one of these characters and go on."""
+    """An NFA state that consumes one character of a set."""
 
-    members: Chars
+    members: CharClass
     then: int
 
 
 class _Split(NamedTuple):
-    """Go on in each of these."""
+    """An NFA state with empty transitions to several states."""
 
     then: tuple[int, ...]
 
 
 class _Check(NamedTuple):
-    """Go on if this is such a place."""
+    """An NFA state with an empty transition if an assertion holds."""
 
     kind: str
     then: int
 
 
-_State = _Read | _Split | _Check
+_NfaState = _Read | _Split | _Check
 
 
-class _Place(NamedTuple):
-    """States that were reached, before the character that comes next is known, and what the last character was."""
+class _DfaKey(NamedTuple):
+    """A set of NFA states, before the next character is known, and the class of the last character."""
 
     states: frozenset[int]
-    before: str  # "" at the beginning, a newline, WORD or OTHER
+    before: str  # "" at the start, a newline, WORD or OTHER
 
 
-class _Node:
-    """A place that was met, and where characters led from it."""
+class _DfaState:
+    """A DFA state and its known transitions."""
 
-    __slots__ = ("after", "ended", "is_dead", "place")
+    __slots__ = ("accepts", "is_dead", "key", "transitions")
 
-    def __init__(self, place: _Place) -> None:
-        self.place = place
-        self.after: dict[str, _Node] = {}
-        self.ended: bool | None = None  # whether a name that ends here matches, once it is known
-        self.is_dead = not place.states
+    def __init__(self, key: _DfaKey) -> None:
+        self.key = key
+        self.transitions: dict[str, _DfaState] = {}
+        self.accepts: bool | None = None  # whether a name that ends here matches; None if not computed
+        self.is_dead = not key.states
 
 
 class Pattern:
-    """A compiled pattern; a whole name matches it or does not."""
+    """A compiled pattern, which matches whole names."""
 
-    __slots__ = ("_nodes", "_start", "_states", "_work", "_work_max")
+    __slots__ = ("_dfa", "_nfa", "_start", "_steps", "_steps_max")
 
-    def __init__(self, pattern: str, work_max: int = WORK_MAX) -> None:
-        self._work_max = work_max
-        self._states: list[_State] = [_Split(())]  # MATCHED leads nowhere
-        self._work = 0
+    def __init__(self, pattern: str, steps_max: int = STEPS_MAX) -> None:
+        self._steps_max = steps_max
+        self._nfa: list[_NfaState] = [_Split(())]  # MATCHED has no transitions
+        self._steps = 0
         start = self._compile(parse(pattern), MATCHED)
-        self._start = _Node(_Place(frozenset({start}), ""))
-        self._nodes = {self._start.place: self._start}
+        self._start = _DfaState(_DfaKey(frozenset({start}), ""))
+        self._dfa = {self._start.key: self._start}
 
     def matches(self, name: str) -> bool:
-        """Whether a topic's name matches. INVALID_REGULAR_EXPRESSION if finding out costs too much."""
-        node = self._start
+        """Whether a name matches. INVALID_REGULAR_EXPRESSION if that exceeds the limit of steps."""
+        state = self._start
         for char in name:
-            following = node.after.get(char)
+            following = state.transitions.get(char)
             if following is None:
-                place = self._step(node.place, char)
-                following = node.after[char] = self._nodes.setdefault(place, _Node(place))
-            node = following
-            if node.is_dead:
+                key = self._step(state.key, char)
+                following = state.transitions[char] = self._dfa.setdefault(key, _DfaState(key))
+            state = following
+            if state.is_dead:
                 return False
-        if node.ended is None:
-            node.ended = MATCHED in self._reach(node.place, "")
-        return node.ended
+        if state.accepts is None:
+            state.accepts = MATCHED in self._closure(state.key, "")
+        return state.accepts
 
     def matching(self, names: Collection[str]) -> tuple[frozenset[str], int]:
-        """The names that match, and how many steps all of it took."""
+        """The names that match, and the number of steps spent so far."""
         found = frozenset(name for name in names if self.matches(name))
-        return found, self._work + sum(map(len, names)) // LOOK_UPS_A_STEP
+        return found, self._steps + sum(map(len, names)) // LOOKUPS_PER_STEP
 
-    # Compiling.
+    # Compiling to an NFA.
 
-    def _add(self, state: _State) -> int:
-        if len(self._states) >= STATES_MAX:
-            raise invalid("it is too large")
-        self._states.append(state)
-        return len(self._states) - 1
+    def _add(self, state: _NfaState) -> int:
+        if len(self._nfa) >= STATES_MAX:
+            raise invalid("it has too many states")
+        self._nfa.append(state)
+        return len(self._nfa) - 1
 
     def _compile(self, node: Node, then: int) -> int:
-        """The state from which a node is read and which then goes on with `then`."""
-        self._spend(1)  # nothing repeated a thousand times a thousand times adds no states, but takes as long
+        """Add the states of a node; the first state, from which the node leads to `then`."""
+        self._count_steps(1)  # an empty node that is repeated adds no states, but takes time
         match node:
-            case Chars():
+            case CharClass():
                 return self._add(_Read(node, then))
             case Assertion(kind):
                 return self._add(_Check(kind, then))
@@ -127,7 +128,7 @@ class Pattern:
                 for part in reversed(parts):
                     then = self._compile(part, then)
                 return then
-            case Choice(options):
+            case Alternation(options):
                 return self._add(_Split(tuple([self._compile(option, then) for option in options])))
             case Repeat(part, least, most):
                 return self._compile_repeat(part, least, most, then)
@@ -135,7 +136,7 @@ class Pattern:
     def _compile_repeat(self, part: Node, least: int, most: int | None, then: int) -> int:
         if most is None:
             loop = self._add(_Split((then,)))
-            self._states[loop] = _Split((self._compile(part, loop), then))
+            self._nfa[loop] = _Split((self._compile(part, loop), then))
             then = loop
         else:
             out = then
@@ -145,47 +146,47 @@ class Pattern:
             then = self._compile(part, then)
         return then
 
-    # Matching.
+    # Building DFA states.
 
-    def _step(self, place: _Place, char: str) -> _Place:
+    def _step(self, key: _DfaKey, char: str) -> _DfaKey:
         reached = set()
-        for number in self._reach(place, char):
-            state = self._states[number]
+        for number in self._closure(key, char):
+            state = self._nfa[number]
             if isinstance(state, _Read):
-                self._spend(
+                self._count_steps(
                     max(0, len(state.members.parts) - 1)
                 )  # one was counted when the state was reached
                 if state.members.has(char):
                     reached.add(state.then)
-        return _Place(frozenset(reached), char if char == "\n" else WORD if is_word(char) else OTHER)
+        return _DfaKey(frozenset(reached), char if char == "\n" else WORD if is_word(char) else OTHER)
 
-    def _reach(self, place: _Place, following: str) -> set[int]:
-        """All states that can be reached without reading, between the last character and the next ("" for none)."""
-        seen = set(place.states)
+    def _closure(self, key: _DfaKey, following: str) -> set[int]:
+        """All states that empty transitions reach, between the last character and the next ("" at the end)."""
+        seen = set(key.states)
         queue = list(seen)
         while queue:
             number = queue.pop()
-            state = self._states[number]
+            state = self._nfa[number]
             if isinstance(state, _Read):
                 continue
             if isinstance(state, _Check):
-                then: Iterable[int] = (state.then,) if _is_at(state.kind, place.before, following) else ()
+                then: Iterable[int] = (state.then,) if _holds(state.kind, key.before, following) else ()
             else:
                 then = state.then
             for one in then:
                 if one not in seen:
                     seen.add(one)
                     queue.append(one)
-        self._spend(len(seen))
+        self._count_steps(len(seen))
         return seen
 
-    def _spend(self, steps: int) -> None:
-        self._work += steps
-        if self._work > self._work_max:
-            raise invalid("it costs too much to match")
+    def _count_steps(self, steps: int) -> None:
+        self._steps += steps
+        if self._steps > self._steps_max:
+            raise invalid("it exceeds the limit of matching steps")
 
 
-def _is_at(kind: str, before: str, following: str) -> bool:
+def _holds(kind: str, before: str, following: str) -> bool:
     if kind in (BEGIN, LINE_BEGIN):
         return before == "" or (before == "\n" and kind == LINE_BEGIN)
     if kind in (END, LINE_END):

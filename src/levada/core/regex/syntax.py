@@ -1,7 +1,7 @@
-"""The syntax of RE2, in which consumers write the pattern of the topics they subscribe to (KIP-848).
+"""Parses the syntax of RE2, which consumers use for regular expressions of topics (KIP-848).
 
-Kafka's coordinator matches such patterns with RE2, so that no pattern takes more than linear time: it has no back
-references and no look-around. Whatever matches one character is a set that can be asked about any character.
+Kafka's coordinator matches with RE2, whose syntax has no back references and no lookaround, so that matching takes
+linear time. The parser is a recursive descent; a character class becomes a predicate of one character.
 """
 
 import unicodedata
@@ -10,82 +10,82 @@ from typing import Final, NamedTuple
 
 from levada.errors import ErrorCode, KafkaError
 
-PATTERN_BYTES_MAX: Final = 30_000  # less than the key of a record can hold
+PATTERN_BYTES_MAX: Final = 30_000  # the pattern is part of a record key
 NESTING_MAX: Final = 100
-REPEAT_MAX: Final = 1_000  # RE2's own limit
+REPEAT_MAX: Final = 1_000  # RE2's limit
 
 BEGIN, END, WORD_BOUNDARY, NO_WORD_BOUNDARY = "begin", "end", "word boundary", "no word boundary"
 LINE_BEGIN, LINE_END = "begin of a line", "end of a line"
 
-Test = Callable[[str], bool]
+Predicate = Callable[[str], bool]
 
 
-class Part(NamedTuple):
-    """What a test says of a character, or the contrary; in any case of it where case does not count."""
+class ClassElement(NamedTuple):
+    """One element of a character class; with `fold_case` it ignores case."""
 
-    test: Test
+    test: Predicate
     negated: bool = False
     fold_case: bool = False
 
     def holds(self, char: str) -> bool:
-        """Whether a character is of this part."""
+        """Whether the element contains a character."""
         forms = _forms(char) if self.fold_case else (char,)
         return any(map(self.test, forms)) != self.negated
 
 
-class Chars(NamedTuple):
-    """One character of a set."""
+class CharClass(NamedTuple):
+    """One character of a character class."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ClassElement, ...]
     negated: bool = False
 
     def has(self, char: str) -> bool:
-        """Whether a character is in the set."""
+        """Whether the class contains a character."""
         return any(part.holds(char) for part in self.parts) != self.negated
 
 
 class Assertion(NamedTuple):
-    """A place between characters."""
+    """A zero-width assertion."""
 
     kind: str
 
 
 class Sequence(NamedTuple):
-    """One after the other; nothing at all if there are no parts."""
+    """A concatenation; empty if there are no parts."""
 
     parts: tuple["Node", ...]
 
 
-class Choice(NamedTuple):
-    """One of several."""
+class Alternation(NamedTuple):
+    """One of several nodes."""
 
     options: tuple["Node", ...]
 
 
 class Repeat(NamedTuple):
-    """So many times; `most` is None where there is no end."""
+    """A repetition; `most` is None if unbounded."""
 
     part: "Node"
     least: int
     most: int | None
 
 
-Node = Chars | Assertion | Sequence | Choice | Repeat
+Node = CharClass | Assertion | Sequence | Alternation | Repeat
 
 
 def _forms(char: str) -> set[str]:
-    """What a character is the same as where case does not count; Unicode has two more signs for k and s."""
+    """The case variants of a character; Unicode has two more for k and s."""
     more = {"k": {"\u212a"}, "s": {"\u017f"}}.get(char.lower(), set())
     return {char, char.lower(), char.upper(), char.casefold()} | more
 
 
 def is_word(char: str) -> bool:
-    """Whether a character is a letter, a digit or _, as RE2 sees it."""
+    """Whether a character is a word character of RE2: an ASCII letter, a digit or _."""
     return char == "_" or (char.isascii() and char.isalnum())
 
 
-def _ascii(*ranges: str) -> Test:
-    """Ranges of two characters, their first and their last."""
+def _ascii(*ranges: str) -> Predicate:
+    """A predicate of ranges, each given by its first and last character."""
     return lambda char: any(one[0] <= char <= one[1] for one in ranges)
 
 
@@ -122,7 +122,7 @@ _CATEGORIES: Final = {
     }.items()
     for minor in ("", *minors)
 }
-# How the names of the characters of a script begin.
+# The Unicode names of a script's characters start with these.
 _SCRIPTS: Final = {
     name: name.upper()
     for name in ("Arabic", "Armenian", "Cyrillic", "Georgian", "Greek", "Hebrew", "Latin", "Thai")
@@ -130,23 +130,23 @@ _SCRIPTS: Final = {
 
 
 def parse(pattern: str) -> Node:
-    """What a pattern says. INVALID_REGULAR_EXPRESSION if it says nothing."""
+    """Parse a pattern. INVALID_REGULAR_EXPRESSION."""
     if len(pattern.encode(errors="replace")) > PATTERN_BYTES_MAX:
         raise invalid(f"more than {PATTERN_BYTES_MAX} bytes")
     parser = _Parser(pattern)
-    node = parser.choice()
+    node = parser.alternation()
     if parser.peek() == ")":
         raise invalid("unexpected )")
     return node
 
 
 def invalid(why: str) -> KafkaError:
-    """The error for a pattern that cannot be used."""
+    """The error of an invalid pattern."""
     return KafkaError(ErrorCode.INVALID_REGULAR_EXPRESSION, f"the regular expression is not valid: {why}")
 
 
 class _Parser:
-    """Recursive descent over one pattern."""
+    """A recursive descent parser of one pattern."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -155,7 +155,7 @@ class _Parser:
         self._depth = 0
 
     def peek(self, text: str = "") -> str:
-        """The next character ("" at the end); with a text, the text if it comes next."""
+        """The next character ("" at the end); with a text, the text if it is next."""
         if text:
             return text if self._pattern.startswith(text, self._position) else ""
         return self._pattern[self._position : self._position + 1]
@@ -168,19 +168,19 @@ class _Parser:
     def _next(self) -> str:
         found = self._take()
         if not found:
-            raise invalid("it ends too early")
+            raise invalid("unexpected end of pattern")
         return found
 
     # Structure.
 
-    def choice(self) -> Node:
-        """Options up to the end or a closing parenthesis."""
+    def alternation(self) -> Node:
+        """Alternatives up to the end or a closing parenthesis."""
         flags = self._flags_on
         options = [self._sequence()]
         while self._take("|"):
             options.append(self._sequence())
-        self._flags_on = flags  # flags set in a group end with it
-        return options[0] if len(options) == 1 else Choice(tuple(options))
+        self._flags_on = flags  # flags end with their group
+        return options[0] if len(options) == 1 else Alternation(tuple(options))
 
     def _sequence(self) -> Node:
         parts: list[Node] = []
@@ -194,10 +194,10 @@ class _Parser:
             if part is None:
                 continue
             if (bounds := self._quantifier()) is not None:
-                self._take("?")  # lazy or not, the same names match
+                self._take("?")  # lazy quantifiers match the same names
                 part = Repeat(part, *bounds)
                 if self._quantifier() is not None:
-                    raise invalid("a repetition of a repetition")
+                    raise invalid("a quantifier of a quantifier")
             parts.append(part)
         return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
@@ -208,7 +208,7 @@ class _Parser:
         return text
 
     def _quantifier(self) -> tuple[int, int | None] | None:
-        """How often, if a quantifier comes next. Braces without numbers stand for themselves."""
+        """The bounds of a quantifier, if one is next. Braces without numbers are literals."""
         for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._take(sign):
                 return bounds
@@ -227,14 +227,14 @@ class _Parser:
         return least, most
 
     def _atom(self) -> Node | None:
-        """What a quantifier would repeat; None for something that only sets flags."""
+        """One node without its quantifier; None for a group that only sets flags."""
         char = self._next()
         if char == "(":
             return self._group()
         if char == "[":
             return self._class()
         if char == ".":
-            return Chars(() if "s" in self._flags_on else (Part("\n".__eq__),), negated=True)
+            return CharClass(() if "s" in self._flags_on else (ClassElement("\n".__eq__),), negated=True)
         if char in "^$":
             lines = "m" in self._flags_on
             begin, end = (LINE_BEGIN, LINE_END) if lines else (BEGIN, END)
@@ -244,28 +244,28 @@ class _Parser:
         if self.peek() and self.peek() in _ASSERTIONS:
             return Assertion(_ASSERTIONS[self._next()])
         found = self._escape()
-        return Chars((found,)) if isinstance(found, Part) else self._literal(found)
+        return CharClass((found,)) if isinstance(found, ClassElement) else self._literal(found)
 
-    def _literal(self, char: str) -> Chars:
-        return Chars((self._part(char.__eq__),))
+    def _literal(self, char: str) -> CharClass:
+        return CharClass((self._element(char.__eq__),))
 
-    def _part(self, test: Test, negated: bool = False) -> Part:
-        return Part(test, negated, "i" in self._flags_on)
+    def _element(self, test: Predicate, negated: bool = False) -> ClassElement:
+        return ClassElement(test, negated, "i" in self._flags_on)
 
     # Groups.
 
     def _group(self) -> Node | None:
         self._depth += 1
         if self._depth > NESTING_MAX:
-            raise invalid(f"more than {NESTING_MAX} parentheses in each other")
+            raise invalid(f"more than {NESTING_MAX} nested groups")
         flags = self._flags_on
         if self._take("?"):
             if self._take("P<") or self._take("<"):
                 self._name()
             elif self._flags() == ")":
                 self._depth -= 1
-                return None  # flags for the rest of the group around
-        node = self.choice()
+                return None  # flags for the rest of the enclosing group
+        node = self.alternation()
         self._flags_on = flags
         if not self._take(")"):
             raise invalid("missing )")
@@ -276,11 +276,11 @@ class _Parser:
         end = self._pattern.find(">", self._position)
         name = self._pattern[self._position : end] if end > 0 else ""
         if not name or not all(map(is_word, name)):
-            raise invalid("a group's name")
+            raise invalid("invalid group name")
         self._position = end + 1
 
     def _flags(self) -> str:
-        """Read `i`, `m`, `s` and `U`, the last without effect on what matches; what ended them: `:` or `)`."""
+        """Parse the flags `i`, `m`, `s` and `U` (without effect on matches); the character that ends them."""
         on = True
         while (char := self._next()) not in ":)":
             if char == "-" and on:
@@ -293,11 +293,11 @@ class _Parser:
 
     # Characters.
 
-    def _escape(self) -> str | Part:
-        """After a backslash: a character, or a kind of characters."""
+    def _escape(self) -> str | ClassElement:
+        """An escape sequence: a character, or an element of a class."""
         char = self._next()
         if char.lower() in _PERL:
-            return self._part(_PERL[char.lower()], negated=char not in _PERL)
+            return self._element(_PERL[char.lower()], negated=char not in _PERL)
         if char in "pP":
             return self._property(negated=char == "P")
         if char in _CONTROLS:
@@ -333,55 +333,55 @@ class _Parser:
         self._position = position + 1
         return text
 
-    def _property(self, *, negated: bool) -> Part:
+    def _property(self, *, negated: bool) -> ClassElement:
         name = self._until("}") if self._take("{") else self._next()
         if name.startswith("^"):
             name, negated = name[1:], not negated
         if name in _CATEGORIES:
-            return self._part(lambda char: unicodedata.category(char).startswith(name), negated)
+            return self._element(lambda char: unicodedata.category(char).startswith(name), negated)
         if name in _SCRIPTS:
-            return self._part(lambda char: unicodedata.name(char, "").startswith(_SCRIPTS[name]), negated)
+            return self._element(lambda char: unicodedata.name(char, "").startswith(_SCRIPTS[name]), negated)
         if name == "Any":
-            return Part(lambda _: True, negated)
-        raise invalid(f"no such property: {name}")
+            return ClassElement(lambda _: True, negated)
+        raise invalid(f"unknown Unicode property {name}")
 
-    def _class(self) -> Chars:
-        """A class in brackets; a closing bracket at its beginning stands for itself."""
+    def _class(self) -> CharClass:
+        """A bracket expression; a closing bracket at its start is a literal."""
         negated = bool(self._take("^"))
-        parts: list[Part] = []
+        parts: list[ClassElement] = []
         while not parts or not self.peek("]"):
             if self._take("[:"):
                 parts.append(self._posix())
                 continue
             low = self._class_member()
-            if isinstance(low, Part):
+            if isinstance(low, ClassElement):
                 parts.append(low)
                 continue
-            high: str | Part = low
+            high: str | ClassElement = low
             if self.peek("-") and not self.peek("-]"):
                 self._take("-")
                 high = self._class_member()
             if not isinstance(high, str) or high < low:
-                raise invalid("a range of characters")
-            parts.append(self._part(_between(low, high)))
+                raise invalid("invalid character range")
+            parts.append(self._element(_between(low, high)))
         self._take("]")
-        return Chars(tuple(parts), negated)
+        return CharClass(tuple(parts), negated)
 
-    def _class_member(self) -> str | Part:
+    def _class_member(self) -> str | ClassElement:
         char = self._next()
         return self._escape() if char == "\\" else char
 
-    def _posix(self) -> Part:
+    def _posix(self) -> ClassElement:
         end = self._pattern.find(":]", self._position)
         name = self._pattern[self._position : end] if end > 0 else ""
         test = _POSIX.get(name.removeprefix("^"))
         if test is None:
-            raise invalid("no such class of characters")
+            raise invalid("unknown POSIX class")
         self._position = end + 2
-        return self._part(test, negated=name.startswith("^"))
+        return self._element(test, negated=name.startswith("^"))
 
 
-def _between(low: str, high: str) -> Test:
+def _between(low: str, high: str) -> Predicate:
     return lambda char: low <= char <= high
 
 

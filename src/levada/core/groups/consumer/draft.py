@@ -25,7 +25,7 @@ from levada.core.groups.events import FORMAT, GroupEvent, TimersChanged
 from levada.core.groups.group import Timer, TimerKind
 from levada.core.groups.memory_limit import put_group, remove_group
 from levada.core.machine import JournalRecord, Outcome, ResponseHandle
-from levada.core.regex.matcher import WORK_MAX, Pattern
+from levada.core.regex.matcher import STEPS_MAX, Pattern
 from levada.errors import KafkaError
 from levada.logs import EventLog
 from levada.wire.internal.consumer_group_records import (
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = EventLog(__name__)
 
 # Of all regular expressions of a group together: each member may have one, and matching blocks the event loop.
-REFRESH_WORK_MAX: Final = 10 * WORK_MAX
+REFRESH_STEPS_MAX: Final = 10 * STEPS_MAX
 MEMBER_TIMERS: Final = (
     TimerKind.SESSION,
     TimerKind.REVOKE,
@@ -202,16 +202,16 @@ class ConsumerDraft:
         group, changed = self.group, False
         evaluated_topics: Iterable[str] = () if group.evaluated_topics is None else group.evaluated_topics
         fresh = self.topics.keys() - evaluated_topics
-        work_left, skipped = REFRESH_WORK_MAX, 0
+        steps_left, skipped = REFRESH_STEPS_MAX, 0
         for regex in sorted(group.used_regexes() & group.regexes.keys()):
             former = frozenset(group.regexes[regex].topics)
-            work_max = max(0, min(work_left, WORK_MAX))
+            steps_max = max(0, min(steps_left, STEPS_MAX))
             try:
-                matched, spent = Pattern(regex, work_max).matching(fresh - former)
+                matched, spent = Pattern(regex, steps_max).matching(fresh - former)
             except KafkaError:
-                matched, spent = frozenset[str](), work_max
+                matched, spent = frozenset[str](), steps_max
                 skipped += 1
-            work_left -= spent
+            steps_left -= spent
             found = (former & self.topics.keys()).union(matched)
             if found != former:
                 changed = True

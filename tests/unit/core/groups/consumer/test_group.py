@@ -9,13 +9,13 @@ from tests.support.consumer_groups import ConsumerWorld, subscription
 from levada.core.groups.classic.draft import SyncResult
 from levada.core.groups.classic.group import ClassicGroup, State
 from levada.core.groups.classic.subscription import read_assignment, write_assignment
-from levada.core.groups.consumer.draft import REFRESH_WORK_MAX, ConsumerLimits, ConsumerRecord
+from levada.core.groups.consumer.draft import REFRESH_STEPS_MAX, ConsumerLimits, ConsumerRecord
 from levada.core.groups.consumer.group import GroupState
 from levada.core.groups.consumer.member import MemberState
 from levada.core.groups.consumer.requests import HeartbeatResult
 from levada.core.groups.machine import EXPIRIES_MAX, GroupsMachine
 from levada.core.machine import Outcome
-from levada.core.regex.matcher import WORK_MAX
+from levada.core.regex.matcher import STEPS_MAX
 from levada.errors import ErrorCode, KafkaError
 
 
@@ -229,7 +229,7 @@ def test_the_patterns_of_a_group_together_cost_no_more_than_some_of_them(world: 
     world.stay("m-0", 1)
     found = [len(resolved.topics) for resolved in world.consumers.regexes.values()]
     assert len(found) == 20
-    assert REFRESH_WORK_MAX // WORK_MAX <= sum(found) < 20
+    assert REFRESH_STEPS_MAX // STEPS_MAX <= sum(found) < 20
 
 
 def test_topics_that_are_gone_are_forgotten_by_patterns_that_cost_too_much(world: ConsumerWorld) -> None:
