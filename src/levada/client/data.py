@@ -96,9 +96,9 @@ def write_produce(
         b"\0" if transactional_id is None else encode_nullable_string(transactional_id.encode(), True)
     )
     body += _ACKS_TIMEOUT.pack(acks, timeout_ms)
-    by_topic = _by_topic(batches)
-    body += encode_array_length(len(by_topic), True)
-    for topic, partitions in by_topic:
+    grouped = by_topic(batches)
+    body += encode_array_length(len(grouped), True)
+    for topic, partitions in grouped:
         body += _topic_bytes(version, topic, topics)
         body += encode_array_length(len(partitions), True)
         for partition in partitions:
@@ -154,9 +154,9 @@ def write_fetch(
         body += _INT.pack(-1)  # not a replica
     body += _FETCH.pack(max_wait_ms, min_bytes, max_bytes, isolation_level, 0, -1)
     positions = {position.partition: position for position in wanted}
-    by_topic = _by_topic(positions)
-    body += encode_array_length(len(by_topic), True)
-    for topic, partitions in by_topic:
+    grouped = by_topic(positions)
+    body += encode_array_length(len(grouped), True)
+    for topic, partitions in grouped:
         body += _topic_bytes(version, topic, topics)
         body += encode_array_length(len(partitions), True)
         for partition in partitions:
@@ -224,9 +224,9 @@ def write_list_offsets(
 ) -> bytearray:
     """A ListOffsets request for these timestamps (or LATEST, EARLIEST, MAX_TIMESTAMP)."""
     body = bytearray(_LIST_OFFSETS.pack(-1, isolation_level))
-    by_topic = _by_topic(times)
-    body += encode_array_length(len(by_topic), True)
-    for topic, partitions in by_topic:
+    grouped = by_topic(times)
+    body += encode_array_length(len(grouped), True)
+    for topic, partitions in grouped:
         body += encode_nullable_string(topic.encode(), True)
         body += encode_array_length(len(partitions), True)
         for partition in partitions:
@@ -270,7 +270,8 @@ def read_init_producer_id(body: memoryview) -> tuple[int, int, int]:
     return reader.int16(), reader.int64(), reader.int16()
 
 
-def _by_topic(partitions: Iterable[TopicPartition]) -> list[tuple[str, list[TopicPartition]]]:
+def by_topic(partitions: Iterable[TopicPartition]) -> list[tuple[str, list[TopicPartition]]]:
+    """Partitions grouped by their topics, both in order."""
     ordered = sorted(partitions)
     return [(topic, list(group)) for topic, group in groupby(ordered, key=attrgetter("topic"))]
 

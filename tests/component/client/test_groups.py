@@ -368,7 +368,7 @@ def test_a_consumer_that_is_not_asked_for_records_leaves(broker: EmbeddedBroker,
             assert await read(consumer, 1) == [0]
             while (await GroupAdmin(client).describe(group)).members:
                 await asyncio.sleep(0.02)
-            with pytest.raises(MemberFenced, match="no record was asked for within 1000 ms"):
+            with pytest.raises(MemberFenced, match="no poll within max_poll_interval_ms=1000"):
                 await consumer.commit()
             assert await read(consumer, 2) == [0, 1]
 
@@ -437,7 +437,7 @@ def test_a_member_that_was_fenced_starts_over(broker: EmbeddedBroker, group: str
             assert await read(consumer, 2) == [0, 1]
             await consumer.commit()
             broker.fail_next("consumer_group_heartbeat", ErrorCode.FENCED_MEMBER_EPOCH)
-            while consumer.membership.lost is None:
+            while consumer.membership.fenced is None:
                 await asyncio.sleep(0.01)
             assert await read(consumer, 3) == [2, 3, 4]
             broker.fail_next("offset_commit", ErrorCode.UNKNOWN_MEMBER_ID)
@@ -532,7 +532,7 @@ def test_closing_ends_a_wait_and_may_be_done_twice(broker: EmbeddedBroker, group
 
 def test_a_group_cannot_be_made_of_nonsense(broker: EmbeddedBroker) -> None:
     async def work(client: Client) -> None:
-        with pytest.raises(ValueError, match="name at least one"):
+        with pytest.raises(ValueError, match="at least one topic"):
             client.consumer(group="g")
         with pytest.raises(ValueError, match="not 'sometimes'"):
             client.consumer("t", group="g", delivery="sometimes")  # type: ignore[call-overload]

@@ -1,7 +1,7 @@
-"""A consumer by assignment: it reads the partitions it is told to, from where it is told to, at its own pace (R4, R30).
+"""A consumer of assigned partitions, without a group.
 
-One long poll is open to each leader while there is room in the buffer, so records are at hand before they are asked
-for. Fetched bytes stay as they came until somebody wants the records in them.
+The fetcher keeps a long poll open to each leader while there is room in its buffer, so records are prefetched. Batches
+are decoded when the caller polls them.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypedDict
 
-from levada.client.consumer.fetcher import Cursor, Fetcher
+from levada.client.consumer.fetcher import Fetcher, PartitionState
 from levada.client.data import EARLIEST, LATEST, timestamp_of
 from levada.errors import ErrorCode, KafkaError
 from levada.model import ConsumerRecord, TopicPartition
@@ -25,7 +25,7 @@ Reset = Literal["earliest", "latest"]
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """What any consumer may be told; `Consumer` has the defaults."""
+    """The options of every consumer; `Consumer` has the defaults."""
 
     start: Start
     isolation: Isolation
@@ -43,8 +43,8 @@ class Consumer:
     ...         print(record.offset, record.value)
 
     It starts at the earliest or latest record, at an offset (-5: the last five of each partition), at the first
-    record from a `datetime` on, or at an offset for each partition. It takes the partitions that a topic has when it
-    starts. Without `reset`, an offset that the log does not hold raises OFFSET_OUT_OF_RANGE.
+    record from a `datetime` on, or at an offset for each partition. It reads the partitions that a topic has when it
+    starts. Without `reset`, an offset that is not in the log raises OFFSET_OUT_OF_RANGE.
     """
 
     def __init__(
@@ -67,11 +67,10 @@ class Consumer:
         self._assign = [TopicPartition(*partition) for partition in assign]
         self._start = start
         self._isolation_level = int(isolation == "read_committed")
-        self._cursors: dict[TopicPartition, Cursor] = {}
+        self._partitions: dict[TopicPartition, PartitionState] = {}
         self._current: deque[ConsumerRecord] = deque()
-        self._current_of: tuple[Cursor, int, int] | None = (
-            None  # cursor, its generation, position after the batch
-        )
+        # Partition, its seek count, and the offset after the current batch.
+        self._current_of: tuple[PartitionState, int, int] | None = None
         self._fetcher = Fetcher(
             client,
             reset=None if reset is None else (EARLIEST if reset == "earliest" else LATEST),
@@ -91,23 +90,23 @@ class Consumer:
         await self.close()
 
     async def start(self) -> None:
-        """Find the partitions and where to start, and begin to fetch."""
+        """Look up partitions and starting offsets, and begin to fetch."""
         partitions = list(self._assign)
         for topic in self._topics:
             info = await self._client.topic(topic)
             partitions += [TopicPartition(topic, part.partition) for part in info.partitions]
         offsets = await self._starting_offsets(self._start, list(dict.fromkeys(partitions)))
         for partition, offset in offsets.items():
-            self._cursors[partition] = Cursor(partition, offset)
-        self._fetcher.start(self._cursors.values())
+            self._partitions[partition] = PartitionState(partition, offset)
+        self._fetcher.start(self._partitions.values())
 
     async def close(self) -> None:
         await self._fetcher.stop()
 
     @property
     def assignment(self) -> tuple[TopicPartition, ...]:
-        """The partitions that are read."""
-        return tuple(self._cursors)
+        """The assigned partitions."""
+        return tuple(self._partitions)
 
     def __aiter__(self) -> Self:
         return self
@@ -120,7 +119,7 @@ class Consumer:
             await self._fill(None)
 
     async def poll(self, timeout_ms: int | None = None) -> list[ConsumerRecord]:
-        """The records of the next batch; none if nothing came in time."""
+        """The records of the next batch; none at the timeout."""
         deadline = None if timeout_ms is None else asyncio.get_running_loop().time() + timeout_ms / 1000
         records: list[ConsumerRecord] = []
         while not records:
@@ -131,33 +130,33 @@ class Consumer:
         return records
 
     def position(self, partition: TopicPartition | tuple[str, int]) -> int:
-        """The offset of the next record to come from a partition."""
-        return self._cursor(partition).position
+        """The offset of the next record that the caller gets of a partition."""
+        return self._state(partition).position
 
     def high_watermark(self, partition: TopicPartition | tuple[str, int]) -> int:
-        """The end of a partition when it was last fetched, -1 before that."""
-        return self._cursor(partition).high_watermark
+        """The high watermark of a partition at its last fetch, -1 before the first."""
+        return self._state(partition).high_watermark
 
     def seek(self, partition: TopicPartition | tuple[str, int], offset: int) -> None:
-        """Go on from another offset."""
+        """Continue at another offset."""
         if offset < 0:
             raise ValueError(f"there is no offset {offset}")
-        self._cursor(partition).move(offset)
-        self._fetcher.hurry()
+        self._state(partition).seek(offset)
+        self._fetcher.refresh()
 
     async def seek_to(self, start: Start, partitions: Iterable[TopicPartition] | None = None) -> None:
-        """Go on from another place, as `start` names it, in these partitions or all."""
-        offsets = await self._starting_offsets(start, list(partitions or self._cursors))
+        """Continue at another position, given as `start` is, in these partitions or all."""
+        offsets = await self._starting_offsets(start, list(partitions or self._partitions))
         for partition, offset in offsets.items():
             self.seek(partition, offset)
 
     async def beginning_offsets(self) -> dict[TopicPartition, int]:
         """The first offset of each partition."""
-        return await self._offsets(list(self._cursors), EARLIEST)
+        return await self._offsets(list(self._partitions), EARLIEST)
 
     async def end_offsets(self) -> dict[TopicPartition, int]:
-        """Where each partition ends now, for this isolation level."""
-        return await self._offsets(list(self._cursors), LATEST)
+        """The end offset of each partition, by the isolation level."""
+        return await self._offsets(list(self._partitions), LATEST)
 
     async def _offsets(self, partitions: Sequence[TopicPartition], time: int) -> dict[TopicPartition, int]:
         found = await self._client.list_offsets(
@@ -190,39 +189,39 @@ class Consumer:
             return {partition: max(first[partition], end + start) for partition, end in ends.items()}
         return ends
 
-    def _cursor(self, partition: TopicPartition | tuple[str, int]) -> Cursor:
+    def _state(self, partition: TopicPartition | tuple[str, int]) -> PartitionState:
         try:
-            return self._cursors[TopicPartition(*partition)]
+            return self._partitions[TopicPartition(*partition)]
         except KeyError:
             raise KafkaError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} is not assigned to this consumer"
             ) from None
 
     def _take(self) -> ConsumerRecord | None:
-        """The next record of the current batch, unless somebody has gone elsewhere since."""
+        """The next record of the current batch; the rest of it is dropped after a seek."""
         if self._current_of is None:
             return None
-        cursor, generation, end = self._current_of
-        if cursor.generation == generation and self._current:
+        state, seeks, end = self._current_of
+        if state.seeks == seeks and self._current:
             record = self._current.popleft()
-            cursor.position = record.offset + 1 if self._current else end
+            state.position = record.offset + 1 if self._current else end
             return record
-        if cursor.generation == generation:
-            cursor.position = end
+        if state.seeks == seeks:
+            state.position = end
         self._current.clear()
         self._current_of = None
         return None
 
     async def _fill(self, deadline: float | None) -> bool:
-        """Make the next batch the current one if one comes; False when it is time to give up."""
+        """Wait for the next batch and make it the current one; False at the deadline."""
         found = await self._fetcher.next_batch(deadline)
         if found is None:
             return deadline is None or asyncio.get_running_loop().time() < deadline
-        chunk, batch = found
-        topic, partition = chunk.cursor.partition
-        position = chunk.cursor.position
+        completed, batch = found
+        topic, partition = completed.state.partition
+        position = completed.state.position
         self._current.extend(
             ConsumerRecord(topic, partition, *record) for record in batch.records if record.offset >= position
         )
-        self._current_of = (chunk.cursor, chunk.generation, batch.end)
+        self._current_of = (completed.state, completed.seeks, batch.end)
         return True

@@ -1,4 +1,4 @@
-"""The fetching half of the consumer: keeps a long poll open to each leader and a bounded buffer of what came."""
+"""The fetcher: keeps one long poll open to each leader, and a bounded buffer of completed fetches."""
 
 import asyncio
 from collections import deque
@@ -17,53 +17,53 @@ from levada.wire.batches import iterate_headers
 if TYPE_CHECKING:
     from levada.client.client import Client
 
-FETCH_BYTES_MAX = 50 * 1024 * 1024  # of one answer, all partitions together
+FETCH_BYTES_MAX = 50 * 1024 * 1024  # of one response, all partitions together
 
 
-class Cursor:
-    """Where the consumer is in a partition, and how far it has fetched ahead."""
+class PartitionState:
+    """The position of the consumer in a partition, and how far ahead it has fetched."""
 
     __slots__ = (
-        "fetch_offset", "generation", "high_watermark", "partition", "position", "resting", "retries", "stopped",
+        "backing_off", "failed", "fetch_offset", "high_watermark", "partition", "position", "retries", "seeks",
     )  # fmt: skip
 
     def __init__(self, partition: TopicPartition, offset: int) -> None:
         self.partition = partition
-        self.position = offset  # of the next record that the caller gets
+        self.position = offset  # of the next record for the caller
         self.fetch_offset = offset  # of the next record to fetch
-        self.generation = 0  # what was fetched for an older generation is dropped
+        self.seeks = 0  # what was fetched before the last seek is dropped
         self.high_watermark = -1
         self.retries: Retries | None = None  # while fetches fail
-        self.resting = False  # waits before it tries again
-        self.stopped = False  # has failed; only a seek moves it again
+        self.backing_off = False
+        self.failed = False  # until a seek
 
-    def move(self, offset: int) -> None:
-        """Go elsewhere and forget what was fetched."""
+    def seek(self, offset: int) -> None:
+        """Continue at another offset and drop what was fetched."""
         self.position = self.fetch_offset = offset
-        self.generation += 1
-        self.stopped = False
+        self.seeks += 1
+        self.failed = False
         self.retries = None
 
 
-class Chunk(NamedTuple):
-    """What one fetch brought for a partition: batches, or the reason why there are none."""
+class CompletedFetch(NamedTuple):
+    """The batches that one Fetch returned for a partition, or its failure."""
 
-    cursor: Cursor
-    generation: int
+    state: PartitionState
+    seeks: int
     size: int
     batches: Iterator[DecodedBatch]
     failure: Exception | None = None
 
 
-class Poll(NamedTuple):
-    """A long poll, and for which generation of which cursors it asks."""
+class PendingFetch(NamedTuple):
+    """A long poll, and the seek count of each partition when it was sent."""
 
     task: asyncio.Task[None]
-    generations: dict[Cursor, int]
+    seeks: dict[PartitionState, int]
 
 
 class Fetcher:
-    """Fetches for a set of cursors until it is stopped."""
+    """Fetches the assigned partitions until it is stopped."""
 
     def __init__(
         self,
@@ -82,67 +82,70 @@ class Fetcher:
         self._buffer_bytes = buffer_bytes
         self._loop = asyncio.get_running_loop()
         self._pool = client.pool()
-        self._cursors: list[Cursor] = []
-        self._chunks: deque[Chunk] = deque()
-        self._buffered = 0
+        self._assigned: list[PartitionState] = []
+        self._completed: deque[CompletedFetch] = deque()
+        self._buffered_bytes = 0
         self._arrived = asyncio.Event()
         self._changed = asyncio.Event()
-        self._polls: dict[int, Poll] = {}  # at most one to each leader
-        self._hurried = False  # somebody has gone elsewhere and shall not wait for a poll that is open
+        self._pending: dict[int, PendingFetch] = {}  # at most one to each leader
+        self._refresh = False  # cancel long polls whose positions are outdated
         self._runner: asyncio.Task[None] | None = None
-        self._crash: BaseException | None = None  # a bug of ours, for the caller to see
-        self._interrupted = False
+        self._crash: BaseException | None = None  # a bug, raised to the caller
+        self._wakeup = False
         self._stopped = False
 
-    def start(self, cursors: Iterable[Cursor]) -> None:
-        self.assign(cursors)
+    def start(self, partitions: Iterable[PartitionState]) -> None:
+        self.assign(partitions)
         self._runner = self._loop.create_task(self._run(), name="consumer")
         self._runner.add_done_callback(self._ended)
 
-    def assign(self, cursors: Iterable[Cursor]) -> None:
-        """Fetch for these from now on; whoever takes one away moves it, so that what was fetched is dropped."""
-        self._cursors = list(cursors)
-        self.hurry()
+    def assign(self, partitions: Iterable[PartitionState]) -> None:
+        """Fetch these from now on; a seek in a removed partition drops what was fetched of it."""
+        self._assigned = list(partitions)
+        self.refresh()
 
     async def stop(self) -> None:
-        """Stop fetching; whoever waits for a batch is told."""
+        """Stop fetching; a caller that waits for a batch gets RuntimeError."""
         self._stopped = True
         self._arrived.set()
-        tasks = [*(poll.task for poll in self._polls.values()), *([self._runner] if self._runner else [])]
+        tasks = [
+            *(pending.task for pending in self._pending.values()),
+            *([self._runner] if self._runner else []),
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._pool.close()
 
-    def hurry(self) -> None:
-        """Look again what there is to fetch; a poll that asks for something else is given up."""
-        self._hurried = True
+    def refresh(self) -> None:
+        """Fetch from the current positions; long polls from other positions are cancelled."""
+        self._refresh = True
         self._changed.set()
 
-    def interrupt(self) -> None:
-        """Let whoever waits for a batch look at something else."""
-        self._interrupted = True
+    def wakeup(self) -> None:
+        """Let `next_batch` return without a batch."""
+        self._wakeup = True
         self._arrived.set()
 
-    async def next_batch(self, deadline: float | None) -> tuple[Chunk, DecodedBatch] | None:
-        """The next batch in order of arrival; None at the deadline, or when it is interrupted."""
+    async def next_batch(self, deadline: float | None) -> tuple[CompletedFetch, DecodedBatch] | None:
+        """The next batch in order of arrival; None at the deadline or after a wakeup."""
         while True:
-            while self._chunks:
-                chunk = self._chunks[0]
-                if chunk.generation == chunk.cursor.generation:
-                    if chunk.failure is not None:
+            while self._completed:
+                completed = self._completed[0]
+                if completed.seeks == completed.state.seeks:
+                    if completed.failure is not None:
                         self._drop()
-                        raise chunk.failure
-                    batch = self._next_of(chunk)
+                        raise completed.failure
+                    batch = self._next_of(completed)
                     if batch is not None:
-                        return chunk, batch
+                        return completed, batch
                 self._drop()
             if self._crash is not None:
                 raise self._crash
             if self._stopped:
                 raise RuntimeError("the consumer is closed")
-            if self._interrupted:
-                self._interrupted = False
+            if self._wakeup:
+                self._wakeup = False
                 return None
             self._arrived.clear()
             try:
@@ -151,139 +154,130 @@ class Fetcher:
             except TimeoutError:
                 return None
 
-    def _next_of(self, chunk: Chunk) -> DecodedBatch | None:
+    def _next_of(self, completed: CompletedFetch) -> DecodedBatch | None:
         try:
-            return next(chunk.batches, None)
+            return next(completed.batches, None)
         except KafkaError:
-            chunk.cursor.move(chunk.cursor.position)
-            chunk.cursor.stopped = True
+            completed.state.seek(completed.state.position)
+            completed.state.failed = True
             raise
 
     def _drop(self) -> None:
-        self._buffered -= self._chunks.popleft().size
+        self._buffered_bytes -= self._completed.popleft().size
         self._changed.set()
 
     async def _run(self) -> None:
-        """Open a long poll to each leader that has none while there is room."""
+        """Send a Fetch to each leader that has none pending while there is room in the buffer."""
         while True:
             await self._changed.wait()
             self._changed.clear()
-            if self._buffered >= self._buffer_bytes:
+            if self._buffered_bytes >= self._buffer_bytes:
                 continue
-            idle: dict[int, list[Cursor]] = {}
-            for cursor in self._cursors:
-                if not cursor.resting and not cursor.stopped:
-                    idle.setdefault(self._client.cached_leader(cursor.partition), []).append(cursor)
-            for leader, cursors in idle.items():
-                poll = self._polls.get(leader)
-                if poll is None:
-                    generations = {cursor: cursor.generation for cursor in cursors}
-                    task = self._loop.create_task(
-                        self._fetch(leader, generations), name=f"fetch from {leader}"
-                    )
+            by_leader: dict[int, list[PartitionState]] = {}
+            for state in self._assigned:
+                if not state.backing_off and not state.failed:
+                    by_leader.setdefault(self._client.cached_leader(state.partition), []).append(state)
+            for leader, states in by_leader.items():
+                pending = self._pending.get(leader)
+                if pending is None:
+                    seeks = {state: state.seeks for state in states}
+                    task = self._loop.create_task(self._fetch(leader, seeks), name=f"fetch from {leader}")
                     task.add_done_callback(self._ended)
-                    self._polls[leader] = Poll(task, generations)
-                elif self._hurried and any(
-                    poll.generations.get(cursor) != cursor.generation for cursor in cursors
-                ):
-                    poll.task.cancel()
-            self._hurried = False
+                    self._pending[leader] = PendingFetch(task, seeks)
+                elif self._refresh and any(pending.seeks.get(state) != state.seeks for state in states):
+                    pending.task.cancel()
+            self._refresh = False
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (crash := task.exception()) is not None:
             self._crash = crash
             self._arrived.set()
 
-    async def _fetch(self, leader: int, generations: dict[Cursor, int]) -> None:
-        cursors = list(generations)
+    async def _fetch(self, leader: int, seeks: dict[PartitionState, int]) -> None:
+        states = list(seeks)
         try:
             if leader < 0:
-                await self._find_leaders(cursors)
+                await self._find_leaders(states)
                 return
-            answers = await self._ask(leader, cursors)
-            for cursor, generation in generations.items():
-                if cursor.generation == generation:
-                    await self._take(cursor, answers.get(cursor.partition))
+            responses = await self._send_fetch(leader, states)
+            for state, count in seeks.items():
+                if state.seeks == count:
+                    await self._complete(state, responses.get(state.partition))
         except FAILURES as failure:
-            for cursor in cursors:
-                self._fail(cursor, failure)
+            for state in states:
+                self._fail(state, failure)
         finally:
-            del self._polls[leader]
+            del self._pending[leader]
             self._changed.set()
 
-    async def _find_leaders(self, cursors: list[Cursor]) -> None:
-        for cursor in cursors:
+    async def _find_leaders(self, states: list[PartitionState]) -> None:
+        for state in states:
             try:
-                await self._client.leader(cursor.partition)
+                await self._client.leader(state.partition)
             except FAILURES as failure:
-                self._fail(cursor, failure)
+                self._fail(state, failure)
 
-    async def _ask(self, leader: int, cursors: list[Cursor]) -> dict[TopicPartition, FetchedPartition]:
+    async def _send_fetch(
+        self, leader: int, states: list[PartitionState]
+    ) -> dict[TopicPartition, FetchedPartition]:
         topics: dict[str, TopicInfo] = {}
-        for cursor in cursors:
-            topics[cursor.partition.topic] = await self._client.topic(cursor.partition.topic)
+        for state in states:
+            topics[state.partition.topic] = await self._client.topic(state.partition.topic)
         connection = await self._client.connection(leader, self._pool)
-        wanted = [FetchPosition(cursor.partition, cursor.fetch_offset, -1) for cursor in cursors]
+        wanted = [FetchPosition(state.partition, state.fetch_offset, -1) for state in states]
+        timeout_ms = self._client.request_timeout_ms
         try:
-            return await fetch(
-                connection,
-                wanted,
-                topics,
-                self._limits,
-                request_timeout_ms=self._client.request_timeout_ms,
-            )
+            return await fetch(connection, wanted, topics, self._limits, request_timeout_ms=timeout_ms)
         except asyncio.CancelledError:
             connection.close()  # a broker responds in order: the next Fetch would wait for this one
             raise
 
-    async def _take(self, cursor: Cursor, answer: FetchedPartition | None) -> None:
-        """Put what came of a partition into the buffer."""
-        if answer is None:
-            self._fail(
-                cursor, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"no answer for {cursor.partition}")
-            )
+    async def _complete(self, state: PartitionState, response: FetchedPartition | None) -> None:
+        """Put the response for a partition into the buffer."""
+        if response is None:
+            detail = f"the Fetch response lacks {state.partition}"
+            self._fail(state, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, detail))
             return
-        code = error_code(answer.error)
+        code = error_code(response.error)
         if code is ErrorCode.OFFSET_OUT_OF_RANGE and self._reset is not None:
-            found = await self._client.list_offsets({cursor.partition: self._reset})
-            cursor.move(found[cursor.partition].offset)
+            found = await self._client.list_offsets({state.partition: self._reset})
+            state.seek(found[state.partition].offset)
             return
         if code is not ErrorCode.NONE:
-            detail = f"{cursor.partition} at offset {cursor.fetch_offset}"
-            self._fail(cursor, KafkaError(code, detail))
+            self._fail(state, KafkaError(code, f"{state.partition} at offset {state.fetch_offset}"))
             return
-        cursor.retries = None
-        cursor.high_watermark = answer.high_watermark
-        if not len(answer.records):
+        state.retries = None
+        state.high_watermark = response.high_watermark
+        if not len(response.records):
             return
-        batches = list(iterate_headers(answer.records))
+        batches = list(iterate_headers(response.records))
         if not batches:
-            self._fail(cursor, KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{cursor.partition}: no whole batch"))
+            self._fail(state, KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{state.partition}: no whole batch"))
             return
-        cursor.fetch_offset = max(cursor.fetch_offset, batches[-1][1].last_offset + 1)
-        decoded = decode_batches(cursor.partition, answer, batches)
-        self._append(Chunk(cursor, cursor.generation, len(answer.records), decoded))
+        state.fetch_offset = max(state.fetch_offset, batches[-1][1].last_offset + 1)
+        decoded = decode_batches(state.partition, response, batches)
+        self._append(CompletedFetch(state, state.seeks, len(response.records), decoded))
 
-    def _append(self, chunk: Chunk) -> None:
-        self._chunks.append(chunk)
-        self._buffered += chunk.size
+    def _append(self, completed: CompletedFetch) -> None:
+        self._completed.append(completed)
+        self._buffered_bytes += completed.size
         self._arrived.set()
 
-    def _fail(self, cursor: Cursor, failure: Failure) -> None:
-        """Retry after a pause what is retriable, until the request timeout; else raise it to the caller."""
-        if cursor not in self._cursors:
+    def _fail(self, state: PartitionState, failure: Failure) -> None:
+        """Retry a retriable failure until the request timeout; any other is raised to the caller."""
+        if state not in self._assigned:
             return  # it was revoked meanwhile
         if is_retriable(failure, PARTITION_RETRIABLE):
-            self._client.invalidate_metadata(cursor.partition.topic)
-        cursor.retries = cursor.retries or Retries(self._client, self._policy)
-        pause_s = cursor.retries.pause_s(failure, self._loop.time())
+            self._client.invalidate_metadata(state.partition.topic)
+        state.retries = state.retries or Retries(self._client, self._policy)
+        pause_s = state.retries.pause_s(failure, self._loop.time())
         if pause_s is not None:
-            cursor.resting = True
-            self._loop.call_later(pause_s, self._rested, cursor)
+            state.backing_off = True
+            self._loop.call_later(pause_s, self._retry, state)
             return
-        cursor.stopped = True
-        self._append(Chunk(cursor, cursor.generation, 0, iter(()), failure))
+        state.failed = True
+        self._append(CompletedFetch(state, state.seeks, 0, iter(()), failure))
 
-    def _rested(self, cursor: Cursor) -> None:
-        cursor.resting = False
+    def _retry(self, state: PartitionState) -> None:
+        state.backing_off = False
         self._changed.set()

@@ -1,8 +1,8 @@
-"""A consumer that shares topics with the other members of its group, and keeps its place with the group (R27, R31-R34).
+"""A consumer in a group (KIP-848): shares partitions with the other members, and commits offsets for the group.
 
-The coordinator decides who reads what (KIP-848). What it takes away is let go, and told so, only when the caller comes
-back for more records: by then it has dealt with those it got, and a commit can still be made. What is added is looked
-up in the background meanwhile.
+Revoked partitions are released, and acknowledged, only when the caller polls again: by then it has processed the
+records it got, and a commit is still possible. The starting offsets of added partitions are looked up in the
+background.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Unpack
 from uuid import UUID
 
 from levada.client.consumer.consumer import Consumer, ConsumerOptions
-from levada.client.consumer.fetcher import Cursor
-from levada.client.consumer.membership import Membership, Place
+from levada.client.consumer.fetcher import PartitionState
+from levada.client.consumer.membership import Membership, TopicIdPartition
 from levada.client.consumer.offsets import commit, committed
 from levada.client.errors import FAILURES, MemberFenced
 from levada.errors import ErrorCode, KafkaError
@@ -29,7 +29,7 @@ Hook = Callable[[Sequence[TopicPartition]], Awaitable[None]]
 
 
 class GroupOptions(ConsumerOptions, total=False):
-    """What a consumer in a group may be told; `GroupConsumer` has the defaults."""
+    """The options of a consumer in a group; `GroupConsumer` has the defaults."""
 
     pattern: str | None
     delivery: Delivery
@@ -41,8 +41,8 @@ class GroupOptions(ConsumerOptions, total=False):
     on_lost: Hook | None
 
 
-class Prepared(NamedTuple):
-    """A partition that may be read, and from where."""
+class StartPosition(NamedTuple):
+    """An assigned partition and the offset to start at."""
 
     partition: TopicPartition
     offset: int
@@ -50,17 +50,17 @@ class Prepared(NamedTuple):
 
 
 class GroupConsumer(Consumer):
-    """Reads its share of topics; made by `Client.consumer` with a group.
+    """Reads the partitions that its group assigns to it; made by `Client.consumer` with a group.
 
     >>> async with client.consumer("orders", group="billing") as consumer:
     ...     async for record in consumer:
     ...         await bill(record)
     ...         await consumer.commit()
 
-    With `pattern`, a regular expression (RE2) that whole names match, it also reads topics that are made later.
-    It goes on where the group has committed, else at `start`. `delivery` says who commits: "manual" is the caller with
-    `commit`; "at_most_once" commits before records are handed out, "at_least_once" after they were dealt with, which
-    they are when the caller asks for more.
+    With `pattern`, a regular expression (RE2) of whole topic names, it also reads topics that are created later.
+    It starts at the group's committed offsets, else at `start`. `delivery`: with "manual" the caller commits by
+    `commit`; "at_most_once" commits a batch before the caller gets it, "at_least_once" commits records once the caller
+    polls for more, which means that they are processed.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class GroupConsumer(Consumer):
         self._on_assign, self._on_revoke, self._on_lost = on_assign, on_revoke, on_lost
         self._loop = asyncio.get_running_loop()
         self._commit_at = self._loop.time() + self._commit_interval_s
-        self._owned: dict[Place, TopicPartition] = {}  # exactly the partitions that have a cursor
-        self._prepared: dict[Place, Prepared] = {}  # what may be read as soon as the caller comes back
-        self._saved: dict[TopicPartition, int] = {}  # what the group is known to have committed
-        self._in_hand: tuple[TopicPartition, int] | None = None  # the first of the records handed out last
-        self._preparing: asyncio.Task[None] | None = None
-        self._settling: asyncio.Task[None] | None = None
+        self._owned: dict[TopicIdPartition, TopicPartition] = {}  # exactly the partitions in `_partitions`
+        self._ready: dict[TopicIdPartition, StartPosition] = {}  # to be added at the next poll
+        self._committed: dict[TopicPartition, int] = {}  # offsets that the group is known to have
+        self._unprocessed: tuple[TopicPartition, int] | None = None  # the first record of the last poll
+        self._looking_up: asyncio.Task[None] | None = None
+        self._reconciling: asyncio.Task[None] | None = None
         self._closed = False
         self.membership = Membership(
             client,
@@ -105,7 +105,7 @@ class GroupConsumer(Consumer):
         )
 
     async def start(self) -> None:
-        """Join the group, and begin to fetch what it assigns."""
+        """Join the group, and begin to fetch the assigned partitions."""
         self._fetcher.start(())
         try:
             await self.membership.join()
@@ -119,58 +119,58 @@ class GroupConsumer(Consumer):
         await self._close(clean=error is None)
 
     async def close(self) -> None:
-        """Leave the group; what was handed out is committed first if that is not left to the caller."""
+        """Leave the group; with "at_least_once" the positions are committed first."""
         await self._close(clean=True)
 
     async def __anext__(self) -> ConsumerRecord:
-        await self._return()
+        await self._before_poll()
         try:
             record = await super().__anext__()
         finally:
-            self.membership.away_since = self._loop.time()
-        self._in_hand = (TopicPartition(record.topic, record.partition), record.offset)
+            self.membership.polled_at = self._loop.time()
+        self._unprocessed = (TopicPartition(record.topic, record.partition), record.offset)
         return record
 
     async def poll(self, timeout_ms: int | None = None) -> list[ConsumerRecord]:
-        """The records of the next batch; none if nothing came in time."""
-        await self._return()
+        """The records of the next batch; none at the timeout."""
+        await self._before_poll()
         try:
             records = await super().poll(timeout_ms)
         finally:
-            self.membership.away_since = self._loop.time()
+            self.membership.polled_at = self._loop.time()
         if records:
-            self._in_hand = (TopicPartition(records[0].topic, records[0].partition), records[0].offset)
+            self._unprocessed = (TopicPartition(records[0].topic, records[0].partition), records[0].offset)
         return records
 
     # Offsets
 
     def positions(self) -> dict[TopicPartition, int]:
-        """The offset after the last record that was handed out, of each partition."""
-        return {partition: cursor.position for partition, cursor in self._cursors.items()}
+        """The offset after the last record that the caller got, of each partition."""
+        return {partition: state.position for partition, state in self._partitions.items()}
 
     async def commit(self, offsets: Mapping[TopicPartition | tuple[str, int], int] | None = None) -> None:
-        """Keep these offsets for the group, or those of everything that was handed out.
+        """Commit these offsets for the group, or the positions of all partitions.
 
-        MemberFenced says that the partitions were given to others, who get the same records.
+        MemberFenced: the partitions are assigned to other members, which read the same records again.
         """
         if offsets is None:
-            wanted = {place: at for place, at in self.positions().items() if self._saved.get(place) != at}
+            wanted = {tp: at for tp, at in self.positions().items() if self._committed.get(tp) != at}
         else:
-            wanted = {self._cursor(place).partition: at for place, at in offsets.items()}
+            wanted = {self._state(partition).partition: at for partition, at in offsets.items()}
         if wanted:
             await self._commit(wanted)
 
     async def committed(self) -> dict[TopicPartition, int]:
-        """What the group has committed in the partitions of this consumer."""
+        """The group's committed offsets of the assigned partitions."""
         found = await committed(
-            self.membership.coordinator, self.membership.group, tuple(self._cursors), self._topic_ids()
+            self.membership.coordinator, self.membership.group, tuple(self._partitions), self._topic_ids()
         )
         return {partition: entry.offset for partition, entry in found.items()}
 
     async def seek_to_committed(self) -> None:
-        """Go back to what the group has committed, as after a transaction that was aborted."""
+        """Continue at the group's committed offsets, as after an aborted transaction."""
         found = await self.committed()
-        rest = [partition for partition in self._cursors if partition not in found]
+        rest = [partition for partition in self._partitions if partition not in found]
         for partition, offset in {**found, **await self._starting_offsets(self._start, rest)}.items():
             self.seek(partition, offset)
 
@@ -178,83 +178,86 @@ class GroupConsumer(Consumer):
         ids = self._topic_ids()
         coordinator = self.membership.coordinator
         await self.membership.run(lambda committer: commit(coordinator, committer, offsets, ids))
-        self._saved.update({place: at for place, at in offsets.items() if place in self._cursors})
+        self._committed.update({tp: at for tp, at in offsets.items() if tp in self._partitions})
 
     def _topic_ids(self) -> dict[str, UUID | None]:
         return {partition.topic: topic_id for (topic_id, _), partition in self._owned.items()}
 
-    # Before records are handed out
+    # Polling
 
-    async def _return(self) -> None:
-        """The caller is back: it has dealt with what it got."""
-        self._in_hand = None
-        self.membership.away_since = None
-        if self.membership.news:
-            await self._settle(None)
+    async def _before_poll(self) -> None:
+        """The caller has processed the records that it got."""
+        self._unprocessed = None
+        self.membership.polled_at = None
+        if self.membership.needs_reconciliation:
+            await self._reconcile_until(None)
         if self._delivery == "at_least_once" and self._loop.time() >= self._commit_at:
             self._commit_at = self._loop.time() + self._commit_interval_s
-            with suppress(MemberFenced):  # a heartbeat will tell
+            with suppress(MemberFenced):  # the next heartbeat fences it as well
                 await self.commit()
 
     async def _fill(self, deadline: float | None) -> bool:
-        if self.membership.news:
-            await self._settle(deadline)
+        if self.membership.needs_reconciliation:
+            await self._reconcile_until(deadline)
         if not await super()._fill(deadline):
             return False
         if self._delivery == "at_most_once" and self._current and self._current_of is not None:
-            cursor, _, end = self._current_of
-            held, self._current = self._current, deque()
+            state, _, end = self._current_of
+            records, self._current = self._current, deque()
             try:
-                await self._commit({cursor.partition: end})
+                await self._commit({state.partition: end})
             except BaseException:
-                cursor.move(cursor.position)  # to be fetched and committed again
-                self._fetcher.hurry()
+                state.seek(state.position)  # to be fetched and committed again
+                self._fetcher.refresh()
                 raise
-            self._current = held
+            self._current = records
         return True
 
-    # From what is read to what shall be read
+    # Reconciliation of owned and assigned partitions
 
     def _changed(self) -> None:
-        """A heartbeat brought something new."""
-        for place in self._prepared.keys() - self.membership.target:
-            del self._prepared[place]  # when it comes back, others have read on in it
-        if self._preparing is None and self.membership.target - self._owned.keys() - self._prepared.keys():
-            self._preparing = self._loop.create_task(self._prepare(), name="find where to start")
-            self._preparing.add_done_callback(self._is_prepared)
-        self._fetcher.interrupt()
+        """A heartbeat has changed the membership."""
+        member = self.membership
+        for partition in self._ready.keys() - member.assigned:
+            del self._ready[partition]  # its committed offset will be another one when it is assigned again
+        if self._looking_up is None and member.assigned - self._owned.keys() - self._ready.keys():
+            self._looking_up = self._loop.create_task(self._look_up_added(), name="look up positions")
+            self._looking_up.add_done_callback(self._looked_up)
+        self._fetcher.wakeup()
 
-    def _is_prepared(self, task: asyncio.Task[None]) -> None:
-        self._preparing = None
+    def _looked_up(self, task: asyncio.Task[None]) -> None:
+        self._looking_up = None
         if not task.cancelled() and (error := task.exception()) is not None:
             assert isinstance(error, Exception)
-            self.membership.trouble = error
-        self.membership.news = True
-        self._fetcher.interrupt()
+            self.membership.retriable_failure = error
+        self.membership.needs_reconciliation = True
+        self._fetcher.wakeup()
 
-    async def _prepare(self) -> None:
-        """Find out where to start in what is new; what cannot be found is tried again with the next heartbeat."""
-        target: Collection[Place] = ()
-        while self.membership.target is not target:  # it may have changed while we looked
-            target = self.membership.target
-            missing = target - self._owned.keys() - self._prepared.keys()
+    async def _look_up_added(self) -> None:
+        """Look up where to start in added partitions; the next heartbeat repeats what failed."""
+        assigned: Collection[TopicIdPartition] = ()
+        while self.membership.assigned is not assigned:  # it may have changed meanwhile
+            assigned = self.membership.assigned
+            missing = assigned - self._owned.keys() - self._ready.keys()
             try:
-                found = await self._starts(missing) if missing else {}
+                found = await self._start_positions(missing) if missing else {}
             except KafkaError as error:
                 if error.code is not ErrorCode.UNSTABLE_OFFSET_COMMIT:
                     raise
-                target = ()  # somebody's transaction is open: it will end or time out
+                assigned = ()  # a transaction with their offsets is open: it will end or time out
                 continue
-            if self.membership.target is target:
-                self._prepared.update(found)
+            if self.membership.assigned is assigned:
+                self._ready.update(found)
 
-    async def _starts(self, places: Collection[Place]) -> dict[Place, Prepared]:
+    async def _start_positions(
+        self, added: Collection[TopicIdPartition]
+    ) -> dict[TopicIdPartition, StartPosition]:
         topics = (await self._client.metadata(self._topics if self._pattern is None else None)).topics
         names = {topic.topic_id: name for name, topic in topics.items()}
         ids = {name: topic.topic_id for name, topic in topics.items()}
         partitions = {
             (topic_id, index): TopicPartition(names[topic_id], index)
-            for topic_id, index in places
+            for topic_id, index in added
             if topic_id in names and index < len(topics[names[topic_id]].partitions)
         }
         if not partitions:
@@ -264,50 +267,50 @@ class GroupConsumer(Consumer):
         rest = [partition for partition in partitions.values() if partition not in found]
         starts = await self._starting_offsets(self._start, rest)
         return {
-            place: Prepared(partition, found[partition].offset, found[partition].offset)
+            key: StartPosition(partition, found[partition].offset, found[partition].offset)
             if partition in found
-            else Prepared(partition, starts[partition], None)
-            for place, partition in partitions.items()
+            else StartPosition(partition, starts[partition], None)
+            for key, partition in partitions.items()
         }
 
-    async def _settle(self, deadline: float | None) -> None:
-        """Let go of what was taken away, take up what was added; it goes on though the caller gives up."""
-        if self._settling is None:
-            self._settling = self._loop.create_task(self._reconcile(), name="reconcile partitions")
-        settling = self._settling
+    async def _reconcile_until(self, deadline: float | None) -> None:
+        """Release revoked partitions and add assigned ones; it continues when the caller's poll times out."""
+        if self._reconciling is None:
+            self._reconciling = self._loop.create_task(self._reconcile(), name="reconcile partitions")
+        reconciling = self._reconciling
         try:
             async with asyncio.timeout_at(deadline):
-                await asyncio.shield(settling)
+                await asyncio.shield(reconciling)
         except TimeoutError:
-            if settling.done() and settling.exception() is not None:
+            if reconciling.done() and reconciling.exception() is not None:
                 raise
         finally:
-            if settling.done():
-                self._settling = None
+            if reconciling.done():
+                self._reconciling = None
 
     async def _reconcile(self) -> None:
         member = self.membership
-        member.news = False
+        member.needs_reconciliation = False
         if member.failure is not None:
-            member.news = True
+            member.needs_reconciliation = True
             raise member.failure
-        if member.lost is not None:
+        if member.fenced is not None:
             lost = list(self._owned.values())
             self._release(list(self._owned))
-            self._prepared.clear()
+            self._ready.clear()
             member.rejoin()
             if self._on_lost is not None and lost:
                 await self._on_lost(lost)
-        revoked = [place for place in self._owned if place not in member.target]
+        revoked = [partition for partition in self._owned if partition not in member.assigned]
         if revoked:
             await self._revoke(revoked)
-        await self._take_up()
-        if member.trouble is not None:
-            trouble, member.trouble = member.trouble, None
-            raise trouble
+        await self._add_ready()
+        if member.retriable_failure is not None:
+            failure, member.retriable_failure = member.retriable_failure, None
+            raise failure
 
-    async def _revoke(self, places: Sequence[Place]) -> None:
-        partitions = [self._owned[place] for place in places]
+    async def _revoke(self, revoked: Sequence[TopicIdPartition]) -> None:
+        partitions = [self._owned[partition] for partition in revoked]
         try:
             if self._on_revoke is not None:
                 await self._on_revoke(partitions)
@@ -315,18 +318,18 @@ class GroupConsumer(Consumer):
                 with suppress(MemberFenced):
                     await self.commit()
         finally:
-            self._release(places)
+            self._release(revoked)
             self.membership.acknowledge(self._owned)
 
-    async def _take_up(self) -> None:
-        ready, self._prepared = self._prepared, {}
+    async def _add_ready(self) -> None:
+        ready, self._ready = self._ready, {}
         added = []
-        for place, (partition, offset, saved) in ready.items():
-            if place in self.membership.target and place not in self._owned:
-                self._owned[place] = partition
-                self._cursors[partition] = Cursor(partition, offset)
-                if saved is not None:
-                    self._saved[partition] = saved
+        for key, (partition, offset, committed_offset) in ready.items():
+            if key in self.membership.assigned and key not in self._owned:
+                self._owned[key] = partition
+                self._partitions[partition] = PartitionState(partition, offset)
+                if committed_offset is not None:
+                    self._committed[partition] = committed_offset
                 added.append(partition)
         if not added:
             return
@@ -334,36 +337,36 @@ class GroupConsumer(Consumer):
             if self._on_assign is not None:
                 await self._on_assign(added)
         finally:
-            self._fetcher.assign(self._cursors.values())
+            self._fetcher.assign(self._partitions.values())
             self.membership.acknowledge(self._owned)
 
-    def _release(self, places: Sequence[Place]) -> None:
-        for place in places:
-            partition = self._owned.pop(place)
-            cursor = self._cursors.pop(partition)
-            cursor.move(cursor.position)  # what was fetched is dropped
-            self._saved.pop(partition, None)
-        self._fetcher.assign(self._cursors.values())
+    def _release(self, released: Sequence[TopicIdPartition]) -> None:
+        for key in released:
+            partition = self._owned.pop(key)
+            state = self._partitions.pop(partition)
+            state.seek(state.position)  # drops what was fetched
+            self._committed.pop(partition, None)
+        self._fetcher.assign(self._partitions.values())
 
-    # The end
+    # Closing
 
     async def _close(self, *, clean: bool) -> None:
         if self._closed:
             return
         self._closed = True
         try:
-            if self._settling is not None:
-                await asyncio.gather(self._settling, return_exceptions=True)
-            if self.membership.lost is None and self.membership.failure is None:
-                await self._finish(clean=clean)
+            if self._reconciling is not None:
+                await asyncio.gather(self._reconciling, return_exceptions=True)
+            if self.membership.fenced is None and self.membership.failure is None:
+                await self._commit_last(clean=clean)
         finally:
-            if self._preparing is not None:
-                self._preparing.cancel()
+            if self._looking_up is not None:
+                self._looking_up.cancel()
             await self._fetcher.stop()
             await self.membership.leave()
 
-    async def _finish(self, *, clean: bool) -> None:
-        """Save what was dealt with: after an error in the caller's work, not what it had in hand."""
+    async def _commit_last(self, *, clean: bool) -> None:
+        """Commit processed records; after an error in the caller's block, without those of the last poll."""
         if clean and self._owned and self._on_revoke is not None:
             await self._on_revoke(list(self._owned.values()))
         if self._delivery != "at_least_once":
@@ -373,14 +376,14 @@ class GroupConsumer(Consumer):
                 await self.commit()
             return
         offsets = self.positions()
-        if self._in_hand is not None and self._in_hand[0] in offsets:
-            offsets[self._in_hand[0]] = self._in_hand[1]
+        if self._unprocessed is not None and self._unprocessed[0] in offsets:
+            offsets[self._unprocessed[0]] = self._unprocessed[1]
         with suppress(*FAILURES):
             await self._commit(offsets)
 
 
 def _check(topics: Sequence[str], pattern: str | None, delivery: Delivery) -> None:
     if not topics and not pattern:
-        raise ValueError("a group shares topics: name at least one, or a pattern")
+        raise ValueError("a consumer in a group needs at least one topic, or a pattern")
     if delivery not in ("manual", "at_most_once", "at_least_once"):
         raise ValueError(f"delivery is manual, at_most_once or at_least_once, not {delivery!r}")

@@ -1,8 +1,8 @@
-"""A member of a consumer group (KIP-848): heartbeats in the background, and what the coordinator answers to them.
+"""Membership in a consumer group by the consumer protocol (KIP-848): heartbeats in the background.
 
-One request does everything: it joins, stays, says what the member reads, and leaves. It is always sent in full, so
-that an answer which was lost needs no case of its own. The member reads what it is told to once it has stopped reading
-what it is no longer told to: `target` is the one, `owned` the other, and the consumer takes it from here to there.
+ConsumerGroupHeartbeat joins, renews the session, acknowledges assigned partitions and leaves. It is always sent in
+full, so a lost response needs no special case. `assigned` is the coordinator's assignment, `owned` what the consumer
+has acknowledged; the consumer reconciles the one to the other.
 """
 
 import asyncio
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from levada.client.client import Client
 
 T = TypeVar("T")
-Place = tuple[UUID, int]  # a partition of a topic that, made again, would be another one
+TopicIdPartition = tuple[UUID, int]
 
-JOINING, LEAVING, AWAY = 0, -1, -2  # epochs that mean something
+JOINING, LEAVING, LEAVING_STATIC = 0, -1, -2  # member epochs with a meaning of their own
 LEAVE_TIMEOUT_MS = 3_000
-EPOCH_TRIES = 5
-PATTERN_FROM = 1  # of ConsumerGroupHeartbeat
+EPOCH_ATTEMPTS = 5
+PATTERN_VERSION = 1  # of ConsumerGroupHeartbeat
 
-# The coordinator does not know the member, or not in this epoch: it must start over.
-LOST = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND})
-# Somebody else goes by the member's instance id.
-REPLACED = frozenset({ErrorCode.FENCED_INSTANCE_ID, ErrorCode.UNRELEASED_INSTANCE_ID})
-# The epoch that a request was sent in is over; a heartbeat tells which one it is now.
-STALE = frozenset({ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.ILLEGAL_GENERATION})
+# The coordinator does not know the member, or fences its epoch: it must join again.
+FENCED = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND})
+# Another member has the instance id.
+INSTANCE_FENCED = frozenset({ErrorCode.FENCED_INSTANCE_ID, ErrorCode.UNRELEASED_INSTANCE_ID})
+# The request was sent in an older member epoch; the next heartbeat response has the current one.
+STALE_EPOCH = frozenset({ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.ILLEGAL_GENERATION})
 
 
 class Membership:
-    """One member, from `join` to `leave`; `changed` is called whenever the consumer has something to look at."""
+    """One member, from `join` to `leave`; `changed` is called when the consumer has to reconcile."""
 
     def __init__(
         self,
@@ -58,150 +58,150 @@ class Membership:
         self.member_id = str(uuid4())
         self.epoch = JOINING
         self.instance_id = instance_id
-        self.owned: frozenset[Place] = frozenset()  # what is read, as the coordinator is told
-        self.target: frozenset[Place] = (
-            frozenset()
-        )  # what shall be read; another object when it is another set
-        self.lost: MemberFenced | None = None  # set until the consumer has let go of everything
+        self.owned: frozenset[TopicIdPartition] = frozenset()  # acknowledged to the coordinator
+        self.assigned: frozenset[TopicIdPartition] = frozenset()  # another object with each new assignment
+        self.fenced: MemberFenced | None = None  # set until the consumer has released all partitions
         self.failure: Exception | None = None  # what ended the membership
-        self.trouble: Exception | None = None  # what may pass, for the consumer to tell once
-        self.news = False  # the consumer has something to look at; it takes this back
-        self.away_since: float | None = None  # when the caller last went off to work with records
+        self.retriable_failure: Exception | None = None  # for the consumer to raise once
+        self.needs_reconciliation = False  # the consumer resets it
+        self.polled_at: float | None = None  # when the caller last got records; None while it polls
         self._client = client
         self._topics = tuple(dict.fromkeys(topics))
         self._pattern = pattern
         self._max_poll_interval_ms = max_poll_interval_ms
         self._changed = changed
-        self._pool = client.pool()  # a Produce that waits for replicas shall not hold up heartbeats
+        self._pool = client.pool()  # a Produce that waits for replicas must not delay heartbeats
         self.coordinator = Coordinator(client, KeyType.GROUP, group, pool=self._pool)
         self._loop = asyncio.get_running_loop()
-        self._due = asyncio.Event()
-        self._beats = 0  # answered or failed
-        self._beating = False
-        self._beaten = asyncio.Condition()
+        self._heartbeat_due = asyncio.Event()
+        self._heartbeats = 0  # completed or failed
+        self._in_flight = False
+        self._heartbeat_done = asyncio.Condition()
         self._runner: asyncio.Task[None] | None = None
 
     @property
     def committer(self) -> Committer:
-        """Who commits, as of now."""
+        """The member id and epoch for commits."""
         return Committer(self.group, self.member_id, self.epoch, self.instance_id)
 
     async def join(self) -> None:
-        """Become a member, and stay one in the background."""
-        pause_s = await self._beat()
-        self.away_since = self._loop.time()
+        """Join the group, and send heartbeats in the background."""
+        pause_s = await self._heartbeat()
+        self.polled_at = self._loop.time()
         self._runner = self._loop.create_task(self._run(pause_s), name=f"member of group {self.group}")
 
     async def leave(self) -> None:
-        """Stop, and tell the group; a member with an instance id only says that it will be back."""
+        """Leave the group; a static member keeps its assignment until the session timeout."""
         if self._runner is not None:
             self._runner.cancel()
             await asyncio.gather(self._runner, return_exceptions=True)
         with suppress(KafkaError, ConnectionFailed, RequestTimedOut, TimeoutError):
             async with asyncio.timeout(LEAVE_TIMEOUT_MS / 1000):
-                await self._send(LEAVING if self.instance_id is None else AWAY)
+                await self._send(LEAVING if self.instance_id is None else LEAVING_STATIC)
         await self._pool.close()
 
-    def acknowledge(self, owned: Iterable[Place]) -> None:
-        """The consumer reads these now, and nothing else."""
+    def acknowledge(self, owned: Iterable[TopicIdPartition]) -> None:
+        """The consumer owns exactly these partitions now."""
         self.owned = frozenset(owned)
-        self._due.set()
+        self._heartbeat_due.set()
 
     def rejoin(self) -> None:
-        """The consumer has let go of everything after it was fenced."""
-        self.lost = None
+        """Join again; the consumer has released all partitions after it was fenced."""
+        self.fenced = None
         self.epoch = JOINING
-        self.target = self.owned = frozenset()
-        self._due.set()
+        self.assigned = self.owned = frozenset()
+        self._heartbeat_due.set()
 
-    async def run(self, ask: Callable[[Committer], Awaitable[T]]) -> T:
-        """Ask something as a member, again if the epoch changed meanwhile; MemberFenced if it is none any more."""
-        for _ in range(EPOCH_TRIES):
-            if self.lost is not None:
-                raise MemberFenced(*self.lost.args)
+    async def run(self, request: Callable[[Committer], Awaitable[T]]) -> T:
+        """Send a request as a member, again if the member epoch has changed; MemberFenced if it is fenced."""
+        for _ in range(EPOCH_ATTEMPTS):
+            if self.fenced is not None:
+                raise MemberFenced(*self.fenced.args)
             try:
-                return await ask(self.committer)
+                return await request(self.committer)
             except KafkaError as error:
-                if error.code in LOST | REPLACED:
-                    self._due.set()  # the answer to a heartbeat decides
+                if error.code in FENCED | INSTANCE_FENCED:
+                    self._heartbeat_due.set()  # its response decides
                     raise MemberFenced(error.code, error.detail) from None
-                if error.code not in STALE:
+                if error.code not in STALE_EPOCH:
                     raise
                 stale = error
-            await self._beat_now()
+            await self._heartbeat_now()
         raise MemberFenced(stale.code, stale.detail)
 
-    async def _beat_now(self) -> None:
-        """Wait for the answer to a heartbeat that is sent after this call."""
-        wanted = self._beats + (2 if self._beating else 1)
-        self._due.set()
-        async with self._beaten:
-            await self._beaten.wait_for(lambda: self._beats >= wanted or self.lost or self.failure)
+    async def _heartbeat_now(self) -> None:
+        """Wait for the response to a heartbeat that is sent after this call."""
+        wanted = self._heartbeats + (2 if self._in_flight else 1)
+        self._heartbeat_due.set()
+        async with self._heartbeat_done:
+            await self._heartbeat_done.wait_for(
+                lambda: self._heartbeats >= wanted or self.fenced or self.failure
+            )
 
     async def _run(self, pause_s: float) -> None:
         while self.failure is None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if self.lost else pause_s):
-                    await self._due.wait()
-            self._due.clear()
-            self._beating = True
-            if self.lost is None:
-                pause_s = await self._beat_or_tell()
-            self._beating = False
-            async with self._beaten:
-                self._beats += 1
-                self._beaten.notify_all()
+                async with asyncio.timeout(None if self.fenced else pause_s):
+                    await self._heartbeat_due.wait()
+            self._heartbeat_due.clear()
+            self._in_flight = True
+            if self.fenced is None:
+                pause_s = await self._heartbeat_or_report()
+            self._in_flight = False
+            async with self._heartbeat_done:
+                self._heartbeats += 1
+                self._heartbeat_done.notify_all()
 
-    async def _beat_or_tell(self) -> float:
-        """One heartbeat; what goes wrong with it is for the consumer to see. Seconds until the next one."""
+    async def _heartbeat_or_report(self) -> float:
+        """One heartbeat; its failure is left to the consumer to raise. Returns the seconds until the next one."""
         try:
-            if self._caller_is_gone():
+            if self._poll_interval_exceeded():
                 await self._send(LEAVING)
                 raise KafkaError(
                     ErrorCode.UNKNOWN_MEMBER_ID,
-                    f"no record was asked for within {self._max_poll_interval_ms} ms, so it left",
+                    f"no poll within max_poll_interval_ms={self._max_poll_interval_ms}, so the member has left",
                 )
-            return await self._beat()
+            return await self._heartbeat()
         except KafkaError as error:
             detail = f"group {self.group}: {error.detail}"
-            if error.code in LOST:
-                self.lost = MemberFenced(error.code, detail)
+            if error.code in FENCED:
+                self.fenced = MemberFenced(error.code, detail)
             else:
-                kind = MemberFenced if error.code in REPLACED else KafkaError
+                kind = MemberFenced if error.code in INSTANCE_FENCED else KafkaError
                 self.failure = kind(error.code, detail)
         except (ConnectionFailed, RequestTimedOut) as failure:
-            self.trouble = failure
-        except Exception as bug:  # noqa: BLE001 (raised again by the consumer)
+            self.retriable_failure = failure
+        except Exception as bug:  # noqa: BLE001 (raised by the consumer)
             self.failure = bug
-        self._tell()
+        self._request_reconciliation()
         return self._client.retry_backoff_s
 
-    def _tell(self) -> None:
-        self.news = True
+    def _request_reconciliation(self) -> None:
+        self.needs_reconciliation = True
         self._changed()
 
-    def _caller_is_gone(self) -> bool:
-        away_since = self.away_since
+    def _poll_interval_exceeded(self) -> bool:
+        polled_at = self.polled_at
         return (
-            away_since is not None
-            and bool(self.owned or self.target)
-            and self._loop.time() - away_since > self._max_poll_interval_ms / 1000
+            polled_at is not None
+            and bool(self.owned or self.assigned)
+            and self._loop.time() - polled_at > self._max_poll_interval_ms / 1000
         )
 
-    async def _beat(self) -> float:
+    async def _heartbeat(self) -> float:
         response = await self._send(self.epoch)
         self.epoch = response.member_epoch
         if response.assignment is not None:
-            target = frozenset(
+            assigned = frozenset(
                 (topic.topic_id, index)
                 for topic in response.assignment.topic_partitions
                 for index in topic.partitions
             )
-            if target != self.target:
-                self.target = target
-                self._tell()
-        if self.target != self.owned and not self.news:
-            self._tell()
+            if assigned != self.assigned:
+                self.assigned = assigned
+                self._request_reconciliation()
+        if self.assigned != self.owned and not self.needs_reconciliation:
+            self._request_reconciliation()
         return float(response.heartbeat_interval.total_seconds())
 
     async def _send(self, epoch: int) -> Any:
@@ -223,9 +223,10 @@ class Membership:
             ),
         )
 
-        def check_answer(response: Any) -> None:
+        def check_response(response: Any) -> None:
             raise_for_code(response.error_code, response.error_message or f"group {self.group}")
 
+        # A leaving member does not wait for its coordinator.
         send = self.coordinator.request if epoch >= JOINING else self.coordinator.request_once
-        version_min = 0 if self._pattern is None else PATTERN_FROM
-        return await send("consumer_group_heartbeat", request, check_answer, version_min=version_min)
+        version_min = 0 if self._pattern is None else PATTERN_VERSION
+        return await send("consumer_group_heartbeat", request, check_response, version_min=version_min)

@@ -1,13 +1,11 @@
-"""Offsets that a group keeps at its coordinator: how they are committed and asked for, by members and operators."""
+"""Committed offsets of groups: OffsetCommit, TxnOffsetCommit and OffsetFetch to the coordinator."""
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby
-from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from levada.client.coordinator import Coordinator
-from levada.client.data import ProducerIdentity
+from levada.client.data import ProducerIdentity, by_topic
 from levada.client.errors import raise_for_code
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
@@ -23,7 +21,7 @@ TopicIds = Mapping[str, UUID | None]
 
 
 class CommittedOffset(NamedTuple):
-    """Where a group goes on in a partition."""
+    """A group's committed offset in a partition."""
 
     offset: int
     leader_epoch: int
@@ -31,7 +29,7 @@ class CommittedOffset(NamedTuple):
 
 
 class Committer(NamedTuple):
-    """Who commits: a member in its epoch, or somebody while the group has no members."""
+    """The member that commits, in its epoch; the defaults are for a group without members."""
 
     group: str
     member_id: str = ""
@@ -42,8 +40,8 @@ class Committer(NamedTuple):
 async def commit(
     coordinator: Coordinator, committer: Committer, offsets: Mapping[TopicPartition, int], ids: TopicIds
 ) -> None:
-    """Keep these offsets; the error of the first partition that has one is raised."""
-    partition = offset_commit.request.OffsetCommitRequestPartition
+    """OffsetCommit; raises the first error of a partition."""
+    shape = offset_commit.request.OffsetCommitRequestPartition
     request = offset_commit.OffsetCommitRequest(
         group_id=committer.group,
         generation_id_or_member_epoch=committer.epoch,
@@ -53,9 +51,9 @@ async def commit(
             offset_commit.OffsetCommitRequestTopic(
                 name=topic,
                 topic_id=ids[topic],
-                partitions=_partitions(partition, places, offsets),
+                partitions=_partitions(shape, partitions, offsets),
             )
-            for topic, places in _by_topic(offsets)
+            for topic, partitions in by_topic(offsets)
         ),
     )
     await coordinator.request(
@@ -64,36 +62,36 @@ async def commit(
 
 
 def _partitions(
-    shape: Callable[..., Any], places: Iterable[TopicPartition], offsets: Mapping[TopicPartition, int]
+    shape: Callable[..., Any], partitions: Iterable[TopicPartition], offsets: Mapping[TopicPartition, int]
 ) -> tuple[Any, ...]:
     return tuple(
-        shape(partition_index=place.partition, committed_offset=offsets[place], committed_metadata="")
-        for place in places
+        shape(partition_index=partition.partition, committed_offset=offsets[partition], committed_metadata="")
+        for partition in partitions
     )
 
 
 async def commit_in_transaction(
     coordinator: Coordinator,
     committer: Committer,
-    writer: ProducerIdentity,
+    producer: ProducerIdentity,
     offsets: Mapping[TopicPartition, int],
 ) -> None:
-    """Keep these offsets once the transaction is committed; its coordinator learns of it from the group's."""
+    """TxnOffsetCommit: the offsets are committed with the transaction."""
     shape = txn_offset_commit.request
     request = shape.TxnOffsetCommitRequest(
-        transactional_id=writer.transactional_id,
+        transactional_id=producer.transactional_id,
         group_id=committer.group,
-        producer_id=writer.producer_id,
-        producer_epoch=writer.producer_epoch,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
         generation_id=committer.epoch,
         member_id=committer.member_id,
         group_instance_id=committer.instance_id,
         topics=tuple(
             shape.TxnOffsetCommitRequestTopic(
                 name=topic,
-                partitions=_partitions(shape.TxnOffsetCommitRequestPartition, places, offsets),
+                partitions=_partitions(shape.TxnOffsetCommitRequestPartition, partitions, offsets),
             )
-            for topic, places in _by_topic(offsets)
+            for topic, partitions in by_topic(offsets)
         ),
     )
     await coordinator.request(
@@ -109,10 +107,10 @@ async def committed(
     *,
     stable: bool = True,
 ) -> dict[TopicPartition, CommittedOffset]:
-    """What a group has committed in these partitions, or in all; those without an offset are left out.
+    """OffsetFetch of these partitions, or of all; those without a committed offset are left out.
 
-    With `stable`, an open transaction that commits some of them is waited for. `ids` are those of all topics that
-    may be in the answer.
+    With `stable`, it waits for open transactions that commit some of the offsets. `ids` has the ids of all topics that
+    may be in the response.
     """
     topics = None
     if partitions is not None:
@@ -120,9 +118,9 @@ async def committed(
             offset_fetch.OffsetFetchRequestTopics(
                 name=topic,
                 topic_id=ids[topic],
-                partition_indexes=tuple(place.partition for place in places),
+                partition_indexes=tuple(partition.partition for partition in partitions),
             )
-            for topic, places in _by_topic(partitions)
+            for topic, partitions in by_topic(partitions)
         )
     request = offset_fetch.OffsetFetchRequest(
         groups=(offset_fetch.OffsetFetchRequestGroup(group_id=group, topics=topics),), require_stable=stable
@@ -145,18 +143,14 @@ async def committed(
     }
 
 
-def _by_topic(partitions: Iterable[TopicPartition]) -> Iterable[tuple[str, Iterable[TopicPartition]]]:
-    return groupby(sorted(partitions), key=attrgetter("topic"))
-
-
-def _check(group: str, answer: Any, asked: int) -> None:
-    """The first error of a partition; it is one if nothing is said of some."""
-    answered = 0
-    for topic in answer.topics:
+def _check(group: str, response: Any, requested: int) -> None:
+    """Raise the first error of a partition, or one if the response lacks partitions."""
+    count = 0
+    for topic in response.topics:
         for part in topic.partitions:
-            answered += 1
+            count += 1
             if part.error_code != ErrorCode.NONE:
-                place = f"{getattr(topic, 'name', '') or topic.topic_id}-{part.partition_index}"
-                raise_for_code(part.error_code, f"offset of group {group} in {place}")
-    if answered < asked:
-        raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the answer leaves out offsets of group {group}")
+                name = f"{getattr(topic, 'name', '') or topic.topic_id}-{part.partition_index}"
+                raise_for_code(part.error_code, f"offset of group {group} in {name}")
+    if count < requested:
+        raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the response lacks offsets of group {group}")
