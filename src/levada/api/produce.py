@@ -29,6 +29,8 @@ ACKS_NONE = 0
 ZSTD_FROM = 7
 CODEC_AT = 22  # the byte of a batch that names its codec
 
+new_tuple = tuple.__new__  # makes a named tuple without a Python call, for each batch
+
 
 class AppendedBatch(NamedTuple):
     """A batch that is queued in its partition: it is done when the high watermark reaches `required_offset`."""
@@ -158,9 +160,9 @@ def append(
             entries.append(_failure(topic, index, error))
         else:
             append_time_ms = now_ms if partition.rules.log_append_time else -1
-            entries.append(
-                AppendedBatch(topic, partition, base_offset, partition.log.next_offset, append_time_ms)
-            )
+            required_offset = partition.log.next_offset
+            batch = (topic, partition, base_offset, required_offset, append_time_ms)
+            entries.append(new_tuple(AppendedBatch, batch))
     if acks == ACKS_NONE:
         _close_if_failed(connection, entries)
     elif entries:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
-from uuid import UUID
 
 from levada.broker.compaction.cleaner import CleanerMetrics
 from levada.broker.controller import Controller
@@ -18,7 +17,7 @@ from levada.broker.coordinator.groups import GROUP_KEYS, group_coordinators
 from levada.broker.coordinator.runtime import CoordinatorMetrics, CoordinatorRuntime
 from levada.broker.coordinator.transactions import TRANSACTION_KEYS, transaction_coordinators
 from levada.broker.log_dirs import LogDirs
-from levada.broker.partition.partition import Partition, PartitionContext
+from levada.broker.partition.partition import Partition, PartitionContext, PartitionRoutes
 from levada.broker.tasks import Tasks
 from levada.clock import Clock
 from levada.config.broker import BrokerConfig
@@ -30,7 +29,6 @@ from levada.errors import ErrorCode, KafkaError
 from levada.metadata.store import MetadataStore
 from levada.net.flush import FlushQueue
 from levada.storage.log.reader import Slice, warm
-from levada.wire.fast.produce import TOPIC_IDS_FROM
 
 SESSION_ID_MAX: Final = (1 << 31) - 1
 READ_THREADS: Final = 2
@@ -56,6 +54,8 @@ class Broker:
         self.image = ClusterImage()
         self.controller = Controller(store, self.reconcile)
         self.partitions: dict[tuple[str, int], Partition] = {}
+        self._routes = PartitionRoutes(self._not_served)  # to the same partitions
+        self.route = self._routes.find
         # Called with the former and the new image once partitions agree with the new one.
         self.image_listeners: list[Callable[[ClusterImage, ClusterImage], None]] = []
         self.groups = group_coordinators(self)
@@ -72,31 +72,13 @@ class Broker:
         )
         self._loop = asyncio.get_running_loop()
         self.call_later = self._loop.call_later
-        self._by_name: dict[bytes, list[Partition | None]] = {}  # the same partitions, as requests name them
-        self._by_id: dict[bytes, list[Partition | None]] = {}
         self._open = False  # partitions are opened once the log dirs have this cluster's id
         self._producer_ids = range(0)
         self._readers = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read-ahead")
 
     # Finding partitions.
 
-    def route(self, topic: bytes, index: int, version: int) -> Partition:
-        """The partition that a Produce or Fetch names by its topic's name or, in newer versions, its id."""
-        if version >= TOPIC_IDS_FROM:
-            found = self._by_id.get(topic)
-            if found is None:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "no topic has this id")
-        else:
-            found = self._by_name.get(topic)
-        if found is not None and 0 <= index < len(found):
-            partition = found[index]
-            if partition is not None:
-                return partition
-            raise self._not_served(topic, index, version)
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic or partition")
-
-    def _not_served(self, topic: bytes, index: int, version: int) -> KafkaError:
-        name = self.image.topic_names[UUID(bytes=topic)] if version >= TOPIC_IDS_FROM else topic.decode()
+    def _not_served(self, name: str, index: int) -> KafkaError:
         if self.image.topics[name].partitions[index].leader == self.node_id:
             return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {name}-{index} could not be opened")
         return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another broker leads this partition")
@@ -162,11 +144,10 @@ class Broker:
                 partition.configure(config)
             partition.in_sync_replicas = len(state.isr)
             routes.append(partition)
-        self._by_name[topic.name.encode()] = self._by_id[topic.id.bytes] = routes
+        self._routes.set(topic.name, topic.id, routes)
 
     def _delete(self, topic: TopicImage) -> None:
-        self._by_name.pop(topic.name.encode(), None)
-        self._by_id.pop(topic.id.bytes, None)
+        self._routes.remove(topic.name, topic.id)
         for index in range(len(topic.partitions)):
             partition = self.partitions.pop((topic.name, index), None)
             if partition is not None:
