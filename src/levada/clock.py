@@ -1,23 +1,23 @@
-"""The only reader of time, so that tests and the simulator can own it."""
+"""The clock, which tests and the simulator replace."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """What tells the time: the wall for timestamps, a monotonic second hand for durations."""
+    """Wall-clock time for timestamps, monotonic time for durations."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970, as records carry them."""
+        """Return milliseconds since 1970, as in record timestamps."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds that never decrease."""
         ...
 
 
 class SystemClock:
-    """The clock of this machine."""
+    """The clock of the operating system."""
 
     __slots__ = ()
 

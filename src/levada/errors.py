@@ -1,7 +1,7 @@
-"""Kafka's error codes, and the one exception that carries them to the wire.
+"""Kafka's error codes, and the exception that carries them to the response.
 
-`KafkaError` is a client's mistake or a state the client must know of; it is caught only where requests are
-dispatched. Anything else that is raised is a bug of ours.
+`KafkaError` is an error of the client or a state that the client must handle. Only the dispatcher catches it. Any other
+exception is a bug.
 """
 
 from enum import IntEnum
@@ -9,7 +9,7 @@ from typing import Self
 
 
 class ErrorCode(IntEnum):
-    """Kafka's codes by Kafka's names."""
+    """Kafka's error codes."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -147,11 +147,11 @@ class ErrorCode(IntEnum):
     STREAMS_TOPOLOGY_FENCED = 132
     SHARE_SESSION_LIMIT_REACHED = 133
 
-    __hash__ = int.__hash__  # an enum's own is slow, and answers that are kept are found by it
+    __hash__ = int.__hash__  # the hash of Enum is slow, and codes are part of cache keys
 
 
 class KafkaError(Exception):
-    """An error with a code of the protocol and a sentence for people."""
+    """An error with a code of the protocol and a message."""
 
     def __init__(self, code: ErrorCode, detail: str = "") -> None:
         super().__init__(code, detail)
@@ -161,6 +161,6 @@ class KafkaError(Exception):
     def __str__(self) -> str:
         return f"{self.code.name}: {self.detail}" if self.detail else self.code.name
 
-    def kept(self) -> Self:
-        """The error without its trace, for keeping: a frame that keeps an error with its trace is a cycle."""
+    def without_traceback(self) -> Self:
+        """Return the error without its traceback, which would be a reference cycle in a frame that stores the error."""
         return self.with_traceback(None)

@@ -1,4 +1,4 @@
-"""The nouns that every layer shares: small immutable values in Kafka's words."""
+"""Small immutable values that all layers share."""
 
 from enum import IntEnum
 from typing import NamedTuple, NewType
@@ -11,7 +11,7 @@ NO_TIMESTAMP = -1
 
 
 class TopicPartition(NamedTuple):
-    """One log of a topic."""
+    """A partition of a topic."""
 
     topic: str
     partition: int
@@ -24,7 +24,7 @@ TopicPartitionKey = tuple[str, int]  # a TopicPartition, or the plain tuple that
 
 
 class ConsumerRecord(NamedTuple):
-    """One message and where it stands."""
+    """A record with its topic, partition and offset."""
 
     topic: str
     partition: int
@@ -36,7 +36,7 @@ class ConsumerRecord(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """Where a listener of a broker is reached."""
+    """The address of a listener."""
 
     listener: str
     security_protocol: str
@@ -61,14 +61,14 @@ ANONYMOUS = KafkaPrincipal("User", "ANONYMOUS")  # of a connection without authe
 
 
 class TimestampType(IntEnum):
-    """Who set a record's timestamp."""
+    """Whether the producer or the broker set a record's timestamp."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
 
 
 class Codec(IntEnum):
-    """How the records of a batch are compressed: the low three bits of its attributes."""
+    """The compression codec of a batch: the low three bits of its attributes."""
 
     NONE = 0
     GZIP = 1

@@ -13,7 +13,7 @@ from tests.badinput.golden import TOPIC, header
 from tests.support.raw import Connection, api_key
 
 from levada.errors import ErrorCode
-from levada.logs import REPEATS_MAX
+from levada.logs import EVENTS_PER_WINDOW_MAX
 from levada.wire import batches
 from levada.wire.primitives import ELEMENTS_MAX
 
@@ -156,11 +156,11 @@ def test_a_flood_of_bad_requests_does_not_flood_the_log(tmp_path: Path) -> None:
     """What clients cause is told some times, then only counted."""
     with Broker(tmp_path) as broker:
         broker.prepare()
-        for _ in range(20 * REPEATS_MAX):
+        for _ in range(20 * EVENTS_PER_WINDOW_MAX):
             with socket.create_connection(broker.address, timeout=10) as one:
                 one.sendall(struct.pack(">i", -1))
                 assert one.recv(1) == b""
         told = [line for line in broker.log.read_text().splitlines() if "connection closed" in line]
-        assert REPEATS_MAX <= len(told) < 10 * REPEATS_MAX
-        assert "only counted" in told[REPEATS_MAX - 1]
+        assert EVENTS_PER_WINDOW_MAX <= len(told) < 10 * EVENTS_PER_WINDOW_MAX
+        assert "only counted" in told[EVENTS_PER_WINDOW_MAX - 1]
         broker.check_health()

@@ -1,4 +1,4 @@
-"""Logs: one line an event, its facts as fields, as text or as JSON, on stderr of the broker."""
+"""Logs: one line an event, with its fields, as text or as JSON, on stderr of the broker."""
 
 import json
 import signal

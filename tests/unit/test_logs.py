@@ -1,4 +1,4 @@
-"""Event logs: one line an event, its facts as fields, as text or as JSON."""
+"""Event logs: one line an event, with its fields, as text or as JSON."""
 
 import io
 import json
@@ -40,13 +40,13 @@ def test_text(stream: io.StringIO) -> None:
 
 def test_json(stream: io.StringIO) -> None:
     logs.configure("json", "debug", stream)
-    EventLog("levada.test").warning("checkpoint is damaged", file=Path("/data/x"), offset=3)
+    EventLog("levada.test").warning("checkpoint is corrupt", file=Path("/data/x"), offset=3)
     line = json.loads(stream.getvalue())
     assert re.fullmatch(TIME, line.pop("time"))
     assert line == {
         "level": "warning",
         "logger": "levada.test",
-        "event": "checkpoint is damaged",
+        "event": "checkpoint is corrupt",
         "file": "/data/x",
         "offset": 3,
     }
@@ -77,9 +77,15 @@ def test_what_clients_cause_is_told_some_times_and_then_counted(stream: io.Strin
     """By event, and again after a while; what names no client is always told."""
     logs.configure("json", "info", stream)
 
-    def tell(event: str, when: float, **facts: str) -> None:
-        fields = {"msg": event, "levelno": logging.INFO, "levelname": "INFO", "created": when, "facts": facts}
-        logging.getLogger("levada").handle(logging.makeLogRecord(fields))
+    def tell(event: str, when: float, **fields: str) -> None:
+        record = {
+            "msg": event,
+            "levelno": logging.INFO,
+            "levelname": "INFO",
+            "created": when,
+            "fields": fields,
+        }
+        logging.getLogger("levada").handle(logging.makeLogRecord(record))
 
     for number in range(100):
         tell("connection closed", 1_000, peer=f"127.0.0.1:{number}")
@@ -89,11 +95,11 @@ def test_what_clients_cause_is_told_some_times_and_then_counted(stream: io.Strin
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     counts = Counter(line["event"] for line in lines)
     assert counts == {
-        "connection closed": logs.REPEATS_MAX + 1,
-        "another event": logs.REPEATS_MAX,
+        "connection closed": logs.EVENTS_PER_WINDOW_MAX + 1,
+        "another event": logs.EVENTS_PER_WINDOW_MAX,
         "a log is compacted": 100,
     }
-    assert lines[-1]["not_told"] == 100 - logs.REPEATS_MAX
+    assert lines[-1]["suppressed"] == 100 - logs.EVENTS_PER_WINDOW_MAX
 
 
 def test_the_loops_own_errors_are_told_likewise(stream: io.StringIO) -> None:

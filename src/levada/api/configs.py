@@ -20,8 +20,8 @@ from levada.config.settings import Setting
 from levada.config.topic import TOPIC_SETTINGS, TopicConfig
 from levada.core.cluster import topic_names
 from levada.core.cluster.config_changes import (
-    Alteration,
     AlterConfigs,
+    ConfigChange,
     IncrementalAlterConfigs,
     Operation,
     ResourceType,
@@ -266,7 +266,7 @@ async def incremental_alter_configs(
     def command(type_: ResourceType, resource: Any) -> IncrementalAlterConfigs:
         try:
             alterations = tuple(
-                Alteration(item.name, Operation(item.config_operation), item.value)
+                ConfigChange(item.name, Operation(item.config_operation), item.value)
                 for item in resource.configs
             )
         except ValueError:
@@ -296,7 +296,7 @@ async def _alter(
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
             commands[position] = command_of(_resource_type(context.broker, resource), resource)
         except KafkaError as raised:
-            errors[position] = raised.kept()
+            errors[position] = raised.without_traceback()
     decision = await context.broker.controller.submit_all(
         list(commands.values()), validate_only=request.validate_only
     )

@@ -255,7 +255,7 @@ def each_group(
                     happens, results[group_id] = decide(machine, group_id)
                     events += happens
                 except KafkaError as error:
-                    results[group_id] = error.kept()
+                    results[group_id] = error.without_traceback()
             return Outcome(events, [(handle, None)], atomic=False)
 
         try:

@@ -50,7 +50,7 @@ async def create_topics(
                 raise _duplicate_name()
             commands[topic.name] = _create_command(config, topic)
         except KafkaError as error:
-            errors[topic.name] = error.kept()
+            errors[topic.name] = error.without_traceback()
     _check_count(sum(len(command.assignments) or command.partitions for command in commands.values()))
     decision = await _submit(context, commands, errors, validate_only=request.validate_only)
     inherited = inherited_entries(context.broker)
@@ -185,7 +185,7 @@ async def delete_topics(
             found[key] = topic.name, topic.id
             commands[key] = DeleteTopic(topic.id)
         except KafkaError as raised:
-            errors[key] = raised.kept()
+            errors[key] = raised.without_traceback()
     await _submit(context, commands, errors, validate_only=False)
     response = delete_topics_v6.response
     responses = []

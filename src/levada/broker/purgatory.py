@@ -141,7 +141,7 @@ class DelayedResult:
             except Exception as error:  # noqa: BLE001 (a bug, which the callback gets as the result)
                 result = error
         elif isinstance(result, KafkaError):
-            result = result.kept()
+            result = result.without_traceback()
         self._result = result
         if self._callback is not None:
             self._callback(result)

@@ -1,1 +1,1 @@
-"""The edge to what brokers agree on: topics, partitions, configuration."""
+"""Stores of cluster metadata: topics, partitions, brokers, configs."""

@@ -1,7 +1,7 @@
-"""Leases on one host: a file lock, which ends with its process, and a heartbeat, which catches a process that sleeps.
+"""Leases on one host: a file lock, which ends with its process, and a heartbeat, which detects suspended processes.
 
-Whoever gets the lock has the lease. Whoever does not may still take it once the holder's heartbeat is old: the epoch
-in the table grows, and the sleeper finds on waking that its own is not the newest.
+The process with the lock has the lease. Another process can take the lease over when the heartbeat of the holder is
+stale: it increments the epoch in the table, and the former holder finds a newer epoch than its own.
 """
 
 import fcntl
@@ -14,7 +14,7 @@ from levada.clock import Clock
 from levada.metadata.store import Lease
 
 HEARTBEAT_S: Final = 2.0
-STALE_S: Final = 10.0  # a holder silent for so long has lost its lease
+STALE_S: Final = 10.0  # a holder without a heartbeat for so long loses its lease
 
 
 class _Held(NamedTuple):
@@ -24,23 +24,23 @@ class _Held(NamedTuple):
 
 
 class Leases:
-    """The leases that this process holds, kept in the store's database."""
+    """The leases of this process, stored in the database of the store."""
 
     def __init__(self, database: sqlite3.Connection, path: str, clock: Clock) -> None:
         self._database = database
         self._path = path
         self._clock = clock
         self._held: dict[str, _Held] = {}
-        self._last_beat = clock.monotonic()
+        self._last_heartbeat = clock.monotonic()
 
     def acquire(self, name: str, on_lost: Callable[[], object]) -> Lease | None:
-        """The lease, or None while its holder is alive."""
+        """Acquire a lease; None while its holder is alive."""
         descriptor = os.open(
             f"{self._path}.{name.strip('/').replace('/', '-')}.lock",
             os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,
             0o600,
         )
-        lease = self._take(name, have_lock=_locked(descriptor))
+        lease = self._take(name, have_lock=_try_lock(descriptor))
         if lease is None:
             os.close(descriptor)
             return None
@@ -55,7 +55,7 @@ class Leases:
                 "SELECT epoch, heartbeat FROM leases WHERE name = ?", (name,)
             ).fetchone()
             epoch, heartbeat = found or (0, 0.0)
-            # A heartbeat from the future is of the time before a reboot.
+            # A heartbeat in the future is from before a reboot.
             if not have_lock and 0 <= now - heartbeat < STALE_S:
                 return None
             self._database.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", (name, epoch + 1, now))
@@ -64,25 +64,25 @@ class Leases:
             self._database.execute("COMMIT")
 
     def is_held(self, lease: Lease) -> bool:
-        """Whether no later holder has come."""
+        """Whether this process still holds the lease."""
         found = self._database.execute("SELECT epoch FROM leases WHERE name = ?", (lease.name,)).fetchone()
         return lease.name in self._held and found == (lease.epoch,)
 
-    def beat(self) -> None:
-        """Show that this process is awake, now and then, and drop what somebody else has taken."""
+    def heartbeat(self) -> None:
+        """Renew the heartbeats periodically, and drop the leases that other processes have taken over."""
         now = self._clock.monotonic()
-        if now - self._last_beat < HEARTBEAT_S or not self._held:
+        if now - self._last_heartbeat < HEARTBEAT_S or not self._held:
             return
-        self._last_beat = now
-        # A heartbeat need not survive a power failure: no fsync for it.
+        self._last_heartbeat = now
+        # A heartbeat needs no fsync: it need not survive a power failure.
         self._database.execute("PRAGMA synchronous = NORMAL")
         try:
             for held in list(self._held.values()):
-                beaten = self._database.execute(
+                renewed = self._database.execute(
                     "UPDATE leases SET heartbeat = ? WHERE name = ? AND epoch = ?", (now, *held.lease)
                 )
-                if beaten.rowcount:
-                    _locked(held.descriptor)  # one that was taken from a sleeper has no lock yet
+                if renewed.rowcount:
+                    _try_lock(held.descriptor)  # a lease taken over has no lock yet
                 else:
                     self.release(held.lease)
                     held.on_lost()
@@ -90,19 +90,19 @@ class Leases:
             self._database.execute("PRAGMA synchronous = FULL")
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back; nothing happens if it is not held."""
+        """Release a lease if it is held."""
         held = self._held.get(lease.name)
         if held is not None and held.lease == lease:
             del self._held[lease.name]
             os.close(held.descriptor)
 
     def release_all(self) -> None:
-        """Give all leases back."""
+        """Release all leases."""
         for held in list(self._held.values()):
             self.release(held.lease)
 
 
-def _locked(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,8 +1,8 @@
-"""Metadata in one SQLite file: no server, crash safe, shared by the broker processes of one host.
+"""A metadata store in one SQLite file: no server, crash safe, shared by the broker processes of one host.
 
-One thread owns the connection, so that the loop never waits for its fsync. Every commit appends to a table of
-changes whose row id is the revision; this process and the others follow that table, and `PRAGMA data_version`
-tells cheaply whether somebody else has written.
+One thread owns the connection, so that the loop never waits for an fsync. Every commit appends to a table of changes,
+whose row id is the revision. Every process reads its change stream from that table; `PRAGMA data_version` is a cheap
+check for writes of other processes.
 """
 
 import asyncio
@@ -16,16 +16,25 @@ from typing import Final, TypeVar
 from levada.clock import Clock
 from levada.logs import EventLog
 from levada.metadata.leases import Leases
-from levada.metadata.store import ABSENT, ConflictError, Lease, LeaseLostError, Row, Rows, StoreError, Write
+from levada.metadata.store import (
+    ABSENT,
+    CompareAndSet,
+    ConflictError,
+    Lease,
+    LeaseLostError,
+    MetadataRecord,
+    MetadataUpdate,
+    StoreError,
+)
 
 log = EventLog(__name__)
 
 Result = TypeVar("Result")
 
 FORMAT_VERSION: Final = 1
-POLL_S: Final = 0.25  # how late the writes of another process are noticed
-BUSY_TIMEOUT_S: Final = 10.0  # how long another process may hold the file
-CHANGES_KEPT: Final = 1_000  # who is further behind reads the whole store again
+POLL_S: Final = 0.25  # the delay of changes of other processes
+BUSY_TIMEOUT_S: Final = 10.0  # the longest lock of another process
+CHANGES_KEPT: Final = 1_000  # a process further behind reads a snapshot
 
 SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS rows"
@@ -39,30 +48,30 @@ SCHEMA: Final = (
 
 
 class SqliteStore:
-    """A MetadataStore in a file: the side of the loop."""
+    """A MetadataStore in a file; runs every operation in one thread."""
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._path = path
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="metadata")
-        self._file: _File | None = None  # touched by the thread alone
-        self._timer: asyncio.TimerHandle | None = None  # of the next look for the writes of others
+        self._database: _Database | None = None  # used by the thread only
+        self._timer: asyncio.TimerHandle | None = None  # of the next poll for changes of other processes
         self._closed = False
 
-    async def open(self, on_change: Callable[[Rows], None]) -> Rows:
+    async def open(self, on_change: Callable[[MetadataUpdate], None]) -> MetadataUpdate:
         loop = asyncio.get_running_loop()
 
-        def opened() -> Rows:
-            self._file = _File(
-                self._path, self._clock, lambda news: loop.call_soon_threadsafe(on_change, news)
+        def opened() -> MetadataUpdate:
+            self._database = _Database(
+                self._path, self._clock, lambda update: loop.call_soon_threadsafe(on_change, update)
             )
-            return self._file.open()
+            return self._database.open()
 
-        whole = await self._run(opened)
+        snapshot = await self._run(opened)
         self._timer = loop.call_later(POLL_S, self._poll)
-        return whole
+        return snapshot
 
-    async def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
+    async def commit(self, writes: Sequence[CompareAndSet], lease: Lease | None = None) -> int:
         return await self._run(lambda: self._opened.commit(writes, lease))
 
     async def acquire(self, name: str, on_lost: Callable[[], None]) -> Lease | None:
@@ -75,30 +84,30 @@ class SqliteStore:
         await self._run(lambda: self._opened.leases.release(lease))
 
     async def close(self) -> None:
-        """Give all leases back and stop; a second time does nothing."""
+        """Release all leases and stop; a second call has no effect."""
         if self._closed:
             return
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._file is not None:
-            await self._run(self._file.close)
+        if self._database is not None:
+            await self._run(self._database.close)
         self._thread.shutdown()
 
     @property
-    def _opened(self) -> "_File":
-        assert self._file is not None, "the store is not open"
-        return self._file
+    def _opened(self) -> "_Database":
+        assert self._database is not None, "the store is not open"
+        return self._database
 
     async def _run(self, function: Callable[[], Result]) -> Result:
-        """Have the thread do something, and speak of SQLite's errors in the store's words."""
+        """Run a function in the thread; SQLite's errors become StoreErrors."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, function)
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"metadata store {self._path}: {error}") from error
 
     def _poll(self) -> None:
-        """Look for the writes of others, then again a moment after that is done."""
+        """Poll for changes of other processes, and schedule the next poll."""
         loop = asyncio.get_running_loop()
 
         def again(done: asyncio.Future[None]) -> None:
@@ -111,73 +120,73 @@ class SqliteStore:
         loop.run_in_executor(self._thread, self._opened.poll).add_done_callback(again)
 
 
-class _File:
-    """The side of the thread: all of SQLite."""
+class _Database:
+    """The SQLite connection; used in the thread of the store only."""
 
-    def __init__(self, path: str, clock: Clock, tell: Callable[[Rows], object]) -> None:
+    def __init__(self, path: str, clock: Clock, on_change: Callable[[MetadataUpdate], object]) -> None:
         self._path = path
-        self._tell = tell
-        self._revision = 0  # everything up to here has been told
-        self._data_version = 0  # of the file, when it was last looked at
+        self._on_change = on_change
+        self._revision = 0  # the last one passed to on_change
+        self._data_version = 0  # of the last poll
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        self._database = sqlite3.connect(
+        self._connection = sqlite3.connect(
             path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
-        self.leases = Leases(self._database, path, clock)
+        self.leases = Leases(self._connection, path, clock)
 
-    def open(self) -> Rows:
-        """Make the tables unless they are there, and give everything."""
-        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+    def open(self) -> MetadataUpdate:
+        """Create the tables unless they exist, and return a snapshot."""
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version > FORMAT_VERSION:
             raise StoreError(
                 f"metadata store {self._path} has format {version}; this Levada reads up to {FORMAT_VERSION}"
             )
         if version < FORMAT_VERSION:
-            self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = FULL")
+            self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = FULL")
         if version < FORMAT_VERSION:
             with self._transaction():
                 for statement in SCHEMA:
-                    self._database.execute(statement)
-        return self._whole()
+                    self._connection.execute(statement)
+        return self._snapshot()
 
     def close(self) -> None:
         self.leases.release_all()
-        self._database.close()
+        self._connection.close()
 
-    def commit(self, writes: Sequence[Write], lease: Lease | None) -> int:
+    def commit(self, writes: Sequence[CompareAndSet], lease: Lease | None) -> int:
         try:
             with self._transaction():
                 if lease is not None and not self.leases.is_held(lease):
-                    raise LeaseLostError(f"the lease {lease.name} has a later holder")
+                    raise LeaseLostError(f"the lease {lease.name} has another holder")
                 for write in writes:
                     self._write(write)
         finally:
-            self._follow()  # after a conflict too: who tries again must know what the other wrote
+            self._publish_changes()  # after a conflict too: a retry needs the records of the other process
         return self._revision
 
     def poll(self) -> None:
-        """Show that this process is awake, and tell what others have written."""
-        self.leases.beat()
-        (data_version,) = self._database.execute("PRAGMA data_version").fetchone()
+        """Renew the heartbeats of leases and publish the changes of other processes."""
+        self.leases.heartbeat()
+        (data_version,) = self._connection.execute("PRAGMA data_version").fetchone()
         if data_version != self._data_version:
             self._data_version = data_version
-            self._follow()
+            self._publish_changes()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._database.execute("BEGIN IMMEDIATE")
+        self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
-            self._database.execute("COMMIT")
+            self._connection.execute("COMMIT")
         except BaseException:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
             raise
 
-    def _write(self, write: Write) -> None:
+    def _write(self, write: CompareAndSet) -> None:
         key, value, version = write
-        execute = self._database.execute
+        execute = self._connection.execute
         found = execute("SELECT version FROM rows WHERE key = ?", (key,)).fetchone()
         if (found[0] if found else ABSENT) != version:
             raise ConflictError(key)
@@ -189,25 +198,28 @@ class _File:
             execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", (key, value, revision))
         execute("DELETE FROM changes WHERE revision <= ?", (revision - CHANGES_KEPT,))
 
-    def _follow(self) -> None:
-        """Tell what changed since the last time. The answer to a commit is sent later and so comes after it."""
-        changed = self._database.execute(
+    def _publish_changes(self) -> None:
+        """Pass the changes since the last call to on_change, before the result of a commit reaches the loop."""
+        changed = self._connection.execute(
             "SELECT revision, key, value FROM changes WHERE revision > ? ORDER BY revision", (self._revision,)
         ).fetchall()
         if not changed:
             return
         if changed[0][0] == self._revision + 1:
             self._revision = changed[-1][0]
-            self._tell(Rows(self._revision, [Row(key, value, revision) for revision, key, value in changed]))
+            records = [MetadataRecord(key, value, revision) for revision, key, value in changed]
+            self._on_change(MetadataUpdate(self._revision, records))
         else:
-            self._tell(self._whole())
+            self._on_change(self._snapshot())
 
-    def _whole(self) -> Rows:
-        self._database.execute("BEGIN")  # so that rows and revision are of one moment
+    def _snapshot(self) -> MetadataUpdate:
+        self._connection.execute("BEGIN")  # so that records and revision are consistent
         try:
-            rows = self._database.execute("SELECT key, value, version FROM rows ORDER BY key").fetchall()
-            (revision,) = self._database.execute("SELECT coalesce(max(revision), 0) FROM changes").fetchone()
+            records = self._connection.execute("SELECT key, value, version FROM rows ORDER BY key").fetchall()
+            (revision,) = self._connection.execute(
+                "SELECT coalesce(max(revision), 0) FROM changes"
+            ).fetchone()
         finally:
-            self._database.execute("COMMIT")
+            self._connection.execute("COMMIT")
         self._revision = revision
-        return Rows(revision, [Row(*row) for row in rows], whole=True)
+        return MetadataUpdate(revision, [MetadataRecord(*record) for record in records], snapshot=True)

@@ -1,82 +1,82 @@
-"""The seam between the cluster's metadata and what keeps it: rows under path-like keys, changed all or none.
+"""The protocol of metadata stores: versioned records under path-like keys, with atomic commits.
 
-A store gives rows, compare-and-set over several of them, leases, and one ordered stream of changes with a revision.
-SQLite's revision is the id of a row in its table of changes; ZooKeeper's would be the zxid, its rows znodes, `commit`
-a multi of checked writes, a lease an ephemeral node and the stream one recursive watch; a quorum's revision would be
-the index in its log. No handler asks which store it is.
+A store provides records, compare-and-set over several of them, leases, and one ordered change stream with a revision.
+With SQLite the revision is a row id in the table of changes. With ZooKeeper it would be the zxid: records are znodes, a
+commit is a multi of version checks, a lease an ephemeral node, the change stream one recursive watch. With a quorum it
+would be the index of its log. No handler depends on the kind of store.
 """
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-ABSENT = 0  # the version of a row that does not exist
+ABSENT = 0  # the version of a key without a record
 
 
-class Row(NamedTuple):
-    """A key and its value. `version` differs after every write of the key; no value means the row is gone."""
-
-    key: str
-    value: bytes | None
-    version: int
-
-
-class Write(NamedTuple):
-    """A new value for a key (None removes it), on condition that the row still has this version."""
+class MetadataRecord(NamedTuple):
+    """A key and its value. Every write of the key changes `version`; None as the value is a deletion."""
 
     key: str
     value: bytes | None
     version: int
 
 
-class Rows(NamedTuple):
-    """Rows as of a revision: the changed ones, or the whole store where the stream cannot tell what changed."""
+class CompareAndSet(NamedTuple):
+    """Sets the value of a key (None deletes it) if its version is still `version`."""
+
+    key: str
+    value: bytes | None
+    version: int
+
+
+class MetadataUpdate(NamedTuple):
+    """Records as of a revision: the changed ones, or all of them in a snapshot."""
 
     revision: int
-    rows: Sequence[Row]
-    whole: bool = False
+    records: Sequence[MetadataRecord]
+    snapshot: bool = False
 
 
 class Lease(NamedTuple):
-    """The right to be the only one. A later holder has a higher epoch."""
+    """An exclusive right. Each later holder has a higher epoch."""
 
     name: str
     epoch: int
 
 
 class ConflictError(Exception):
-    """A row has another version than the write expected: look again and decide again."""
+    """A record does not have the expected version: nothing is written. Decide again on the newer records."""
 
 
 class LeaseLostError(Exception):
-    """Somebody else holds the lease by now, and nothing was written."""
+    """Another process holds the lease: nothing is written."""
 
 
 class StoreError(Exception):
-    """The store cannot be read or written; the words say what and where."""
+    """The store cannot be read or written; the message contains the reason and the path."""
 
 
 class MetadataStore(Protocol):
-    """What keeps metadata. All calls are made on the loop, and callbacks come on the loop."""
+    """Stores metadata. All methods are called on the loop, and all callbacks run on the loop."""
 
-    async def open(self, on_change: Callable[[Rows], None]) -> Rows:
-        """The whole store; from then on `on_change` gets every change after it, in order, by whomever made."""
+    async def open(self, on_change: Callable[[MetadataUpdate], None]) -> MetadataUpdate:
+        """Return a snapshot; `on_change` receives all later changes in order, also those of other processes."""
         ...
 
-    async def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
-        """Make all writes or none and give the revision, after `on_change` has seen it.
+    async def commit(self, writes: Sequence[CompareAndSet], lease: Lease | None = None) -> int:
+        """Apply all writes or none; return the revision after `on_change` has received it.
 
         Raises ConflictError, or LeaseLostError if the lease under which the writes were decided has another holder.
         """
         ...
 
     async def acquire(self, name: str, on_lost: Callable[[], None]) -> Lease | None:
-        """Take a lease, or None while somebody else has it. It ends with the process at the latest."""
+        """Acquire a lease; None while another process holds it. A lease ends at the latest with its process."""
         ...
 
     async def release(self, lease: Lease) -> None:
-        """Give a lease back."""
+        """Release a lease."""
         ...
 
     async def close(self) -> None:
-        """Give all leases back and stop."""
+        """Release all leases and stop."""
         ...

@@ -63,8 +63,8 @@ def test_one_that_fails_does_not_keep_the_others_waiting(
             broker.create(name, segment_bytes=1000, retention_ms=1000)
             fill(broker, name)
         until(lambda: all(broker.partition(name).log_start_offset == 10 for name in ("a", "c")))
-    facts = {getattr(record, "facts", {}).get("partition") for record in caplog.records}
-    assert facts == {"bad-0"}
+    fields = {getattr(record, "fields", {}).get("partition") for record in caplog.records}
+    assert fields == {"bad-0"}
 
 
 def test_recovery_begins_at_the_checkpoint(tmp_path: Path) -> None:

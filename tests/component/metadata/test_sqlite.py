@@ -21,7 +21,14 @@ from levada.core.cluster.image import BrokerImage, ClusterImage
 from levada.errors import ErrorCode, KafkaError
 from levada.metadata import leases, sqlite
 from levada.metadata.sqlite import SqliteStore
-from levada.metadata.store import ABSENT, ConflictError, LeaseLostError, Rows, StoreError, Write
+from levada.metadata.store import (
+    ABSENT,
+    CompareAndSet,
+    ConflictError,
+    LeaseLostError,
+    MetadataUpdate,
+    StoreError,
+)
 
 
 class ManualClock:
@@ -37,37 +44,37 @@ class ManualClock:
         return self.seconds
 
 
-class Follower:
-    """A store and the table that its stream of changes gives."""
+class Subscriber:
+    """A store and the records of its change stream."""
 
     def __init__(self, path: Path, clock: ManualClock | None = None) -> None:
         self.store = SqliteStore(str(path), clock or ManualClock())
-        self.rows: dict[str, tuple[bytes, int]] = {}
+        self.records: dict[str, tuple[bytes, int]] = {}
         self.revisions: list[int] = []
-        self.wholes = 0
+        self.snapshots = 0
         self.changed = asyncio.Event()
 
-    async def open(self) -> "Follower":
-        self.follow(await self.store.open(self.follow))
+    async def open(self) -> "Subscriber":
+        self.on_change(await self.store.open(self.on_change))
         return self
 
-    def follow(self, news: Rows) -> None:
-        if news.whole:
-            self.rows.clear()
-            self.wholes += 1
-        for key, value, version in news.rows:
+    def on_change(self, update: MetadataUpdate) -> None:
+        if update.snapshot:
+            self.records.clear()
+            self.snapshots += 1
+        for key, value, version in update.records:
             if value is None:
-                self.rows.pop(key, None)
+                self.records.pop(key, None)
             else:
-                self.rows[key] = value, version
-        self.revisions.append(news.revision)
+                self.records[key] = value, version
+        self.revisions.append(update.revision)
         self.changed.set()
 
-    def write(self, key: str, value: bytes | None) -> Write:
-        return Write(key, value, self.rows.get(key, (b"", ABSENT))[1])
+    def write(self, key: str, value: bytes | None) -> CompareAndSet:
+        return CompareAndSet(key, value, self.records.get(key, (b"", ABSENT))[1])
 
     def counted_to_twenty(self) -> bool:
-        return self.rows["/count"][0] == b"20"
+        return self.records["/count"][0] == b"20"
 
     async def until(self, holds: Callable[[], bool]) -> None:
         while not holds():
@@ -91,13 +98,13 @@ async def _awaited(test: Awaitable[None]) -> None:
 
 @on_a_loop
 async def test_writes_are_there_at_once_and_after_a_restart(tmp_path: Path) -> None:
-    first = await Follower(tmp_path / "m.db").open()
+    first = await Subscriber(tmp_path / "m.db").open()
     revision = await first.store.commit([first.write("/a", b"1"), first.write("/b", b"2")])
-    assert {key: value for key, (value, _) in first.rows.items()} == {"/a": b"1", "/b": b"2"}
+    assert {key: value for key, (value, _) in first.records.items()} == {"/a": b"1", "/b": b"2"}
     await first.store.commit([first.write("/a", None)])
     await first.store.close()
-    second = await Follower(tmp_path / "m.db").open()
-    assert {key: value for key, (value, _) in second.rows.items()} == {"/b": b"2"}
+    second = await Subscriber(tmp_path / "m.db").open()
+    assert {key: value for key, (value, _) in second.records.items()} == {"/b": b"2"}
     assert second.revisions[0] > revision
     await second.store.close()
     await second.store.close()
@@ -105,18 +112,18 @@ async def test_writes_are_there_at_once_and_after_a_restart(tmp_path: Path) -> N
 
 @on_a_loop
 async def test_a_commit_with_one_stale_version_changes_nothing(tmp_path: Path) -> None:
-    store = await Follower(tmp_path / "m.db").open()
+    store = await Subscriber(tmp_path / "m.db").open()
     await store.store.commit([store.write("/a", b"1")])
-    before = dict(store.rows)
+    before = dict(store.records)
     for writes in (
-        [Write("/b", b"x", ABSENT), Write("/a", b"x", ABSENT)],
-        [Write("/b", b"x", ABSENT), Write("/a", b"x", 99)],
-        [Write("/b", b"x", 5)],
-        [Write("/b", None, 5)],
+        [CompareAndSet("/b", b"x", ABSENT), CompareAndSet("/a", b"x", ABSENT)],
+        [CompareAndSet("/b", b"x", ABSENT), CompareAndSet("/a", b"x", 99)],
+        [CompareAndSet("/b", b"x", 5)],
+        [CompareAndSet("/b", None, 5)],
     ):
         with pytest.raises(ConflictError):
             await store.store.commit(writes)
-    assert store.rows == before
+    assert store.records == before
     await store.store.close()
 
 
@@ -124,36 +131,36 @@ async def test_a_commit_with_one_stale_version_changes_nothing(tmp_path: Path) -
 async def test_two_stores_see_one_order_of_changes(tmp_path: Path) -> None:
     """Both write to the same row and try again after a conflict: no write is lost, and both end with the same rows."""
     path = tmp_path / "m.db"
-    stores = [await Follower(path).open(), await Follower(path).open()]
+    stores = [await Subscriber(path).open(), await Subscriber(path).open()]
 
-    async def count_up(follower: Follower) -> None:
+    async def count_up(subscriber: Subscriber) -> None:
         for _ in range(10):
             while True:
-                value = int(follower.rows.get("/count", (b"0", 0))[0]) + 1
+                value = int(subscriber.records.get("/count", (b"0", 0))[0]) + 1
                 try:
-                    await follower.store.commit([follower.write("/count", b"%d" % value)])
+                    await subscriber.store.commit([subscriber.write("/count", b"%d" % value)])
                     break
                 except ConflictError:
                     continue
 
     await asyncio.gather(*map(count_up, stores))
-    for follower in stores:
-        await follower.until(follower.counted_to_twenty)
-        assert follower.revisions == sorted(follower.revisions)
-    assert stores[0].rows == stores[1].rows
-    for follower in stores:
-        await follower.store.close()
+    for subscriber in stores:
+        await subscriber.until(subscriber.counted_to_twenty)
+        assert subscriber.revisions == sorted(subscriber.revisions)
+    assert stores[0].records == stores[1].records
+    for subscriber in stores:
+        await subscriber.store.close()
 
 
 @on_a_loop
 async def test_who_is_far_behind_reads_everything_again(tmp_path: Path) -> None:
     path = tmp_path / "m.db"
-    slow, fast = await Follower(path).open(), await Follower(path).open()
+    slow, fast = await Subscriber(path).open(), await Subscriber(path).open()
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("INSERT INTO changes VALUES (?, '/gone', NULL)", (sqlite.CHANGES_KEPT * 2,))
-    await fast.store.commit([Write("/a", b"1", ABSENT)])
-    await slow.until(lambda: "/a" in slow.rows)
-    assert slow.wholes > 1 and slow.rows == fast.rows
+    await fast.store.commit([CompareAndSet("/a", b"1", ABSENT)])
+    await slow.until(lambda: "/a" in slow.records)
+    assert slow.snapshots > 1 and slow.records == fast.records
     await slow.store.close()
     await fast.store.close()
 
@@ -175,18 +182,18 @@ def test_the_store_is_a_table(
 ) -> None:
     async def run() -> None:
         path = tmp_path_factory.mktemp("store") / "m.db"
-        follower = await Follower(path).open()
+        subscriber = await Subscriber(path).open()
         model: dict[str, bytes] = {}
         for commit in commits:
-            await follower.store.commit([follower.write(key, value) for key, value in commit])
+            await subscriber.store.commit([subscriber.write(key, value) for key, value in commit])
             for key, value in commit:
                 model.pop(key, None)
                 if value is not None:
                     model[key] = value
-            assert {key: value for key, (value, _) in follower.rows.items()} == model
-        await follower.store.close()
-        again = await Follower(path).open()
-        assert again.rows == follower.rows
+            assert {key: value for key, (value, _) in subscriber.records.items()} == model
+        await subscriber.store.close()
+        again = await Subscriber(path).open()
+        assert again.records == subscriber.records
         await again.store.close()
 
     asyncio.run(run())
@@ -195,7 +202,7 @@ def test_the_store_is_a_table(
 @on_a_loop
 async def test_a_lease_has_one_holder_until_it_is_given_back(tmp_path: Path) -> None:
     path = tmp_path / "m.db"
-    one, two = await Follower(path).open(), await Follower(path).open()
+    one, two = await Subscriber(path).open(), await Subscriber(path).open()
     lease = await one.store.acquire("/brokers/1", pytest.fail)
     assert lease is not None and lease.epoch == 1
     assert await two.store.acquire("/brokers/1", pytest.fail) is None
@@ -204,11 +211,11 @@ async def test_a_lease_has_one_holder_until_it_is_given_back(tmp_path: Path) -> 
     later = await two.store.acquire("/brokers/1", pytest.fail)
     assert later is not None and later.epoch == 2
     with pytest.raises(LeaseLostError):
-        await one.store.commit([Write("/a", b"1", ABSENT)], lease)
-    await two.store.commit([Write("/a", b"1", ABSENT)], later)
+        await one.store.commit([CompareAndSet("/a", b"1", ABSENT)], lease)
+    await two.store.commit([CompareAndSet("/a", b"1", ABSENT)], later)
     await one.store.close()
     await two.store.close()
-    three = await Follower(path).open()
+    three = await Subscriber(path).open()
     assert await three.store.acquire("/brokers/1", pytest.fail) is not None
     await three.store.close()
 
@@ -217,7 +224,7 @@ async def test_a_lease_has_one_holder_until_it_is_given_back(tmp_path: Path) -> 
 async def test_a_holder_that_sleeps_loses_its_lease_and_learns_of_it(tmp_path: Path) -> None:
     path = tmp_path / "m.db"
     sleeper_clock, clock = ManualClock(), ManualClock()
-    sleeper, other = await Follower(path, sleeper_clock).open(), await Follower(path, clock).open()
+    sleeper, other = await Subscriber(path, sleeper_clock).open(), await Subscriber(path, clock).open()
     lost = asyncio.Event()
     lease = await sleeper.store.acquire("/controller", lost.set)
     clock.seconds += leases.STALE_S - 1
@@ -226,8 +233,8 @@ async def test_a_holder_that_sleeps_loses_its_lease_and_learns_of_it(tmp_path: P
     taken = await other.store.acquire("/controller", pytest.fail)
     assert lease is not None and taken is not None and taken.epoch > lease.epoch
     with pytest.raises(LeaseLostError):
-        await sleeper.store.commit([Write("/a", b"late", ABSENT)], lease)
-    await other.store.commit([Write("/a", b"mine", ABSENT)], taken)
+        await sleeper.store.commit([CompareAndSet("/a", b"late", ABSENT)], lease)
+    await other.store.commit([CompareAndSet("/a", b"mine", ABSENT)], taken)
     sleeper_clock.seconds = clock.seconds
     await asyncio.wait_for(lost.wait(), 20)
     await sleeper.store.close()
@@ -238,14 +245,14 @@ HOLDER = textwrap.dedent("""
     import asyncio, sys
     from levada.clock import SystemClock
     from levada.metadata.sqlite import SqliteStore
-    from levada.metadata.store import Write
+    from levada.metadata.store import CompareAndSet
 
     async def main():
         store = SqliteStore(sys.argv[1], SystemClock())
         await store.open(lambda news: None)
         assert await store.acquire("/brokers/1", lambda: None)
         for number in range(1, 1_000_000):
-            await store.commit([Write(f"/{number}/a", b"x", 0), Write(f"/{number}/b", b"x", 0)])
+            await store.commit([CompareAndSet(f"/{number}/a", b"x", 0), CompareAndSet(f"/{number}/b", b"x", 0)])
             print(number, flush=True)
 
     asyncio.run(main())
@@ -263,12 +270,12 @@ async def test_a_killed_process_loses_no_commit_and_keeps_no_lease(tmp_path: Pat
     told = [int(line) for line in process.stdout.read().split()]
     process.stdout.close()
     process.wait()
-    follower = await Follower(path).open()
-    kept = set(follower.rows)
+    subscriber = await Subscriber(path).open()
+    kept = set(subscriber.records)
     assert all(f"/{number}/a" in kept for number in range(1, (told or [20])[-1] + 1))
     assert {key[:-1] for key in kept if key.endswith("a")} == {key[:-1] for key in kept if key.endswith("b")}
-    assert await follower.store.acquire("/brokers/1", pytest.fail) is not None
-    await follower.store.close()
+    assert await subscriber.store.acquire("/brokers/1", pytest.fail) is not None
+    await subscriber.store.close()
 
 
 @pytest.mark.parametrize(
@@ -369,7 +376,9 @@ async def test_a_second_broker_with_the_same_id_is_refused(tmp_path: Path) -> No
     await controller.stop()
 
 
-@pytest.mark.parametrize(("file", "words"), [("m.db", "belongs to cluster"), ("new.db", "metadata is gone")])
+@pytest.mark.parametrize(
+    ("file", "words"), [("m.db", "belongs to cluster"), ("new.db", "metadata is missing")]
+)
 def test_metadata_that_is_not_of_the_log_dirs_is_refused(tmp_path: Path, file: str, words: str) -> None:
     """An image that does not know the topics of the log dirs must never be followed: their logs would be removed."""
 

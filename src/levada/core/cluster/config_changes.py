@@ -1,6 +1,6 @@
-"""Settings of topics, brokers and groups altered while they run, whole or by key (IncrementalAlterConfigs).
+"""Config changes of topics, brokers and groups: AlterConfigs and IncrementalAlterConfigs.
 
-What is stored is only what was set; a value is checked before it is stored, never when it is read back.
+Only overrides are stored. A value is checked before it is stored, not when it is read back.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ GROUP_DEFAULTS: Final = GroupSettings()
 
 
 class ResourceType(IntEnum):
-    """What a setting belongs to, by the numbers of the protocol."""
+    """Types of config resources, numbered as in the protocol."""
 
     TOPIC = 2
     BROKER = 4
@@ -45,7 +45,7 @@ SETTINGS: Final[Mapping[ResourceType, Mapping[str, Setting]]] = {
 
 
 class Operation(IntEnum):
-    """What IncrementalAlterConfigs does to a key."""
+    """Operations of IncrementalAlterConfigs."""
 
     SET = 0
     DELETE = 1
@@ -53,8 +53,8 @@ class Operation(IntEnum):
     SUBTRACT = 3
 
 
-class Alteration(NamedTuple):
-    """One key of an incremental alteration."""
+class ConfigChange(NamedTuple):
+    """The change of one key by IncrementalAlterConfigs."""
 
     name: str
     operation: Operation
@@ -63,7 +63,7 @@ class Alteration(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AlterConfigs:
-    """Replace all settings of a topic, broker or group."""
+    """Replace all configs of a topic, broker or group."""
 
     type: ResourceType
     resource: str
@@ -73,21 +73,21 @@ class AlterConfigs:
 
 @dataclass(frozen=True, slots=True)
 class IncrementalAlterConfigs:
-    """Alter some settings of a topic, broker or group and leave the others."""
+    """Change some configs of a topic, broker or group."""
 
     type: ResourceType
     resource: str
-    alterations: tuple[Alteration, ...]
+    changes: tuple[ConfigChange, ...]
     group_defaults: GroupSettings = GROUP_DEFAULTS
 
 
-def altered(image: ClusterImage, command: AlterConfigs | IncrementalAlterConfigs) -> list[Change]:
-    """The change that stores the new settings; none if they are what they were."""
+def alter_configs(image: ClusterImage, command: AlterConfigs | IncrementalAlterConfigs) -> list[Change]:
+    """Return the change that stores the new configs; none if they are the same."""
     former = _current(image, command.type, command.resource)
     if isinstance(command, AlterConfigs):
         configs = dict(command.configs)
     else:
-        configs = _folded(former, command.alterations, SETTINGS[command.type])
+        configs = _apply_changes(former, command.changes, SETTINGS[command.type])
     change = _checked(image, command, configs)
     return [] if configs == former else [change]
 
@@ -121,13 +121,13 @@ def _current(image: ClusterImage, type_: ResourceType, resource: str) -> Mapping
     return image.broker_configs.get(resource, {})
 
 
-def _folded(
-    former: Mapping[str, str], alterations: tuple[Alteration, ...], settings: Mapping[str, Setting]
+def _apply_changes(
+    former: Mapping[str, str], changes: tuple[ConfigChange, ...], settings: Mapping[str, Setting]
 ) -> dict[str, str]:
-    if len({item.name for item in alterations}) < len(alterations):
+    if len({item.name for item in changes}) < len(changes):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
     configs = dict(former)
-    for name, operation, value in alterations:
+    for name, operation, value in changes:
         if operation is Operation.DELETE:
             configs.pop(name, None)
             continue

@@ -1,7 +1,7 @@
-"""What the controller decides: a plain function of the image and a command, giving the changes to store.
+"""The decisions of the controller: a pure function from image and command to the changes to store.
 
-Nothing is changed here: a command gives all its changes or raises KafkaError with Kafka's code and words.
-Ids and defaults come with the command, since chance and settings are not the controller's.
+A command returns all its changes or raises KafkaError with Kafka's code and message. Ids and defaults are part of the
+command, because they depend on chance and settings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,12 @@ from uuid import UUID
 
 from levada.config.topic import TopicConfig
 from levada.core.cluster import topic_names
-from levada.core.cluster.config_changes import TOPIC_DEFAULTS, AlterConfigs, IncrementalAlterConfigs, altered
+from levada.core.cluster.config_changes import (
+    TOPIC_DEFAULTS,
+    AlterConfigs,
+    IncrementalAlterConfigs,
+    alter_configs,
+)
 from levada.core.cluster.image import (
     Change,
     ClusterImage,
@@ -20,23 +25,22 @@ from levada.core.cluster.image import (
     TopicChanged,
     TopicImage,
     TopicRemoved,
-    flat_name,
+    metric_name,
 )
 from levada.errors import ErrorCode, KafkaError
 
 PRODUCER_ID_BLOCK: Final = 1_000
 PRODUCER_ID_MAX: Final = (1 << 63) - 1
-# What one request may create, so that a number on the wire cannot fill the memory; Kafka's limit.
+# Kafka's limit of partitions that one request creates.
 PARTITIONS_PER_REQUEST_MAX: Final = 10_000
 
-Assignments: TypeAlias = Sequence[
-    Sequence[int]
-]  # the brokers of each new partition, the preferred leader first
+# The replicas of each new partition, the preferred leader first.
+Assignments: TypeAlias = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class CreateTopic:
-    """Make a topic. Without assignments, partitions are spread over the brokers."""
+    """Create a topic. Without assignments the controller assigns replicas to brokers."""
 
     name: str
     id: UUID
@@ -48,14 +52,14 @@ class CreateTopic:
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic:
-    """Remove a topic, by its name or by its id."""
+    """Delete a topic, by name or id."""
 
     topic: str | UUID
 
 
 @dataclass(frozen=True, slots=True)
 class CreatePartitions:
-    """Give a topic more partitions, up to `count` in all."""
+    """Increase the partitions of a topic to `count`."""
 
     topic: str
     count: int
@@ -64,7 +68,7 @@ class CreatePartitions:
 
 @dataclass(frozen=True, slots=True)
 class AllocateProducerIds:
-    """Take a block of producer ids that nobody else has."""
+    """Allocate a block of unique producer ids."""
 
 
 Command: TypeAlias = (
@@ -78,7 +82,7 @@ Command: TypeAlias = (
 
 
 def decide(image: ClusterImage, command: Command) -> list[Change]:
-    """The changes that carry out a command."""
+    """Return the changes of a command."""
     match command:
         case CreateTopic():
             return _create_topic(image, command)
@@ -92,11 +96,11 @@ def decide(image: ClusterImage, command: Command) -> list[Change]:
                 raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "producer ids are exhausted")
             return [ProducerIdsAllocated(first + PRODUCER_ID_BLOCK)]
         case AlterConfigs() | IncrementalAlterConfigs():
-            return altered(image, command)
+            return alter_configs(image, command)
 
 
 def find_topic(image: ClusterImage, topic: str | UUID) -> TopicImage:
-    """The topic of a name or an id."""
+    """Return the topic of a name or an id."""
     if isinstance(topic, UUID):
         name = image.topic_names.get(topic)
         if name is None:
@@ -118,7 +122,7 @@ def _create_topic(image: ClusterImage, command: CreateTopic) -> list[Change]:
         )
     if command.name in image.topics:
         raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{command.name}' already exists.")
-    collision = image.flat_names.get(flat_name(command.name))
+    collision = image.metric_names.get(metric_name(command.name))
     if collision is not None:
         raise KafkaError(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
@@ -129,7 +133,7 @@ def _create_topic(image: ClusterImage, command: CreateTopic) -> list[Change]:
         _check_assignments(image, command.assignments, replication_factor=len(command.assignments[0]))
         assignments = command.assignments
     else:
-        assignments = _placed(image, command.id, 0, command.partitions, command.replication_factor)
+        assignments = _assigned(image, command.id, 0, command.partitions, command.replication_factor)
     partitions = _partitions(assignments)
     return [TopicChanged(TopicImage(command.name, command.id, partitions, dict(command.configs)))]
 
@@ -140,8 +144,8 @@ def _create_partitions(image: ClusterImage, command: CreatePartitions) -> list[C
     if topic_names.is_internal(topic.name):
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS,
-            f"{topic.name} keeps its {present} partition(s): "
-            "with more of them, what is in it would be looked for in others.",
+            f"The internal topic {topic.name} must keep its {present} partition(s): "
+            "its keys are hashed to partitions.",
         )
     if command.count == present:
         raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {present} partition(s).")
@@ -154,7 +158,7 @@ def _create_partitions(image: ClusterImage, command: CreatePartitions) -> list[C
     added = command.count - present
     replication_factor = len(topic.partitions[0].replicas)
     if command.assignments is None:
-        assignments = _placed(image, topic.id, present, added, replication_factor)
+        assignments = _assigned(image, topic.id, present, added, replication_factor)
     else:
         assignments = command.assignments
         if len(assignments) != added:
@@ -168,7 +172,7 @@ def _create_partitions(image: ClusterImage, command: CreatePartitions) -> list[C
 
 
 def _check_assignments(image: ClusterImage, assignments: Assignments, replication_factor: int) -> None:
-    """Every partition of a manual assignment has as many brokers, each known and named once."""
+    """Check that all partitions of a manual assignment have as many replicas, each once and on a known broker."""
     for replicas in assignments:
         if not replicas:
             why = "includes an empty replica list"
@@ -184,8 +188,8 @@ def _check_assignments(image: ClusterImage, assignments: Assignments, replicatio
         raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {why}.")
 
 
-def _placed(image: ClusterImage, topic_id: UUID, first: int, count: int, factor: int) -> Assignments:
-    """Spread new partitions: leaders round robin from a place of the topic's own, replicas on those after."""
+def _assigned(image: ClusterImage, topic_id: UUID, first: int, count: int, factor: int) -> Assignments:
+    """Assign new partitions: leaders round robin from a broker derived from the topic id, replicas on the next ones."""
     if factor < 1:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,

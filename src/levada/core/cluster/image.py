@@ -1,8 +1,7 @@
-"""What a broker knows of its cluster, as one immutable value.
+"""The cluster image: all metadata of the cluster as one immutable value.
 
-A broker reconciles itself to the image it holds and never edits it: `apply` makes the next one. Each change
-is a row of the metadata store, so the same changes come from a file, from ZooKeeper or from a log, and replaying
-them rebuilds the image.
+A broker reconciles its state with the image and never modifies it: `apply` returns the next image. Each change is a
+record of the metadata store, so that replaying the records rebuilds the image, whatever the store is.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,13 +11,13 @@ from uuid import UUID
 
 from levada.model import NO_LEADER, Endpoint
 
-CLUSTER_DEFAULT: Final = ""  # the name under which settings of all brokers are kept
+CLUSTER_DEFAULT: Final = ""  # the resource name of the dynamic default configs of all brokers
 FIRST_PRODUCER_ID: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionImage:
-    """Who holds a partition. `leader_epoch` grows with each leader, `partition_epoch` with each change."""
+    """The replicas of a partition. Each new leader increments `leader_epoch`, each change `partition_epoch`."""
 
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
@@ -29,17 +28,17 @@ class PartitionImage:
 
 @dataclass(frozen=True, slots=True)
 class TopicImage:
-    """A topic; its id is never used again, its name may be."""
+    """A topic. Its id is never reused, its name can be."""
 
     name: str
     id: UUID
     partitions: tuple[PartitionImage, ...]
-    configs: Mapping[str, str] = field(default_factory=dict)  # only what was set for this topic
+    configs: Mapping[str, str] = field(default_factory=dict)  # only its overrides
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerImage:
-    """A registered broker; `epoch` tells a restarted one from its former self."""
+    """A registered broker. Each registration has a new `epoch`."""
 
     id: int
     endpoints: tuple[Endpoint, ...]
@@ -49,49 +48,49 @@ class BrokerImage:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFormed:
-    """The cluster has its id: the first change of all."""
+    """The cluster has an id: the first change."""
 
     cluster_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerChanged:
-    """A broker has become the one that decides."""
+    """A broker has become the controller."""
 
     controller_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class TopicChanged:
-    """A topic is new or has a new shape."""
+    """A topic was created or changed."""
 
     topic: TopicImage
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRemoved:
-    """A topic is gone."""
+    """A topic was deleted."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerChanged:
-    """A broker has registered."""
+    """A broker was registered."""
 
     broker: BrokerImage
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerRemoved:
-    """A broker is gone."""
+    """A broker was unregistered."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfigsChanged:
-    """Settings of a broker, or of all (`CLUSTER_DEFAULT`), altered while they run."""
+    """The dynamic configs of a broker, or of all brokers (`CLUSTER_DEFAULT`), changed."""
 
     broker: str
     configs: Mapping[str, str]
@@ -99,7 +98,7 @@ class BrokerConfigsChanged:
 
 @dataclass(frozen=True, slots=True)
 class GroupConfigsChanged:
-    """Settings of a group; a group need not be there to have some."""
+    """The configs of a group changed; the group need not exist."""
 
     group: str
     configs: Mapping[str, str]
@@ -107,7 +106,7 @@ class GroupConfigsChanged:
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdsAllocated:
-    """Producer ids below this one are given away."""
+    """Producer ids below this one are allocated."""
 
     next_producer_id: int
 
@@ -135,28 +134,26 @@ class ClusterImage:
     next_producer_id: int = FIRST_PRODUCER_ID
     brokers: Mapping[int, BrokerImage] = field(default_factory=dict)
     topics: Mapping[str, TopicImage] = field(default_factory=dict)
-    topic_names: Mapping[UUID, str] = field(default_factory=dict)  # exactly the ids of `topics`
-    flat_names: Mapping[str, str] = field(
-        default_factory=dict
-    )  # exactly the names of `topics` by their flat form
+    topic_names: Mapping[UUID, str] = field(default_factory=dict)  # of all `topics`
+    metric_names: Mapping[str, str] = field(default_factory=dict)  # metric name -> name of all `topics`
     broker_configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     group_configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def apply(self, changes: Iterable[Change], revision: int | None = None) -> "ClusterImage":
-        """The image after the changes. Cannot fail; the revision grows by one unless told."""
-        draft = Draft(self)
-        draft.absorb(changes)
-        return replace(draft.image, revision=self.revision + 1 if revision is None else revision)
+        """Return the image after the changes. Cannot fail. The revision increases by one unless given."""
+        builder = ImageBuilder(self)
+        builder.apply(changes)
+        return replace(builder.image, revision=self.revision + 1 if revision is None else revision)
 
 
-class Draft:
-    """An image in the making: its maps are its own and take changes in place, however many come one by one."""
+class ImageBuilder:
+    """Applies many changes to one mutable copy of an image."""
 
     __slots__ = (
         "_broker_configs",
         "_brokers",
-        "_flat_names",
         "_group_configs",
+        "_metric_names",
         "_topic_names",
         "_topics",
         "image",
@@ -166,7 +163,7 @@ class Draft:
         self._brokers = dict(image.brokers)
         self._topics = dict(image.topics)
         self._topic_names = dict(image.topic_names)
-        self._flat_names = dict(image.flat_names)
+        self._metric_names = dict(image.metric_names)
         self._broker_configs = dict(image.broker_configs)
         self._group_configs = dict(image.group_configs)
         self.image = replace(
@@ -174,22 +171,22 @@ class Draft:
             brokers=self._brokers,
             topics=self._topics,
             topic_names=self._topic_names,
-            flat_names=self._flat_names,
+            metric_names=self._metric_names,
             broker_configs=self._broker_configs,
             group_configs=self._group_configs,
         )
 
-    def absorb(self, changes: Iterable[Change]) -> None:
-        """Take changes in."""
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Apply changes in place."""
         for change in changes:
             match change:
                 case TopicChanged(topic):
-                    self._forget_names(topic.name)
+                    self._remove_names(topic.name)
                     self._topics[topic.name] = topic
                     self._topic_names[topic.id] = topic.name
-                    self._flat_names[flat_name(topic.name)] = topic.name
+                    self._metric_names[metric_name(topic.name)] = topic.name
                 case TopicRemoved(name):
-                    self._forget_names(name)
+                    self._remove_names(name)
                     self._topics.pop(name, None)
                 case BrokerChanged(broker):
                     self._brokers[broker.id] = broker
@@ -210,13 +207,13 @@ class Draft:
                 case ControllerChanged(controller_id):
                     self.image = replace(self.image, controller_id=controller_id)
 
-    def _forget_names(self, name: str) -> None:
+    def _remove_names(self, name: str) -> None:
         former = self._topics.get(name)
         if former is not None:
             del self._topic_names[former.id]
-            self._flat_names.pop(flat_name(name), None)
+            self._metric_names.pop(metric_name(name), None)
 
 
-def flat_name(topic: str) -> str:
-    """A topic's name as metrics write it, in which two topics must differ."""
+def metric_name(topic: str) -> str:
+    """Return the name of a topic in metrics, which must be unique."""
     return topic.replace(".", "_")

@@ -1,6 +1,6 @@
-"""Changes of the image as rows of the metadata store: a key that is a path, a value that is JSON.
+"""The records of the metadata store: changes of the image with a path as the key and JSON as the value.
 
-The keys are those one would give nodes of ZooKeeper, so that a person who looks into a store finds the way.
+The keys resemble ZooKeeper's paths, so that a store is easy to inspect.
 """
 
 from typing import Any, Final
@@ -30,12 +30,12 @@ PRODUCER_IDS: Final = "/producer-ids"
 TOPICS: Final = "/topics/"
 BROKERS: Final = "/brokers/"
 BROKER_CONFIGS: Final = "/configs/brokers/"
-GROUP_CONFIGS: Final = "/configs/groups/"  # and the group's id as in a URL: it may have slashes
-DEFAULT_NAME: Final = "<default>"  # an empty name would not be a node of ZooKeeper
+GROUP_CONFIGS: Final = "/configs/groups/"  # followed by the URL-encoded group id, which may contain slashes
+DEFAULT_NAME: Final = "<default>"  # an empty name would not be a valid ZooKeeper path
 
 
 def encode(change: Change) -> tuple[str, bytes | None]:
-    """The row of a change; no value means that the row goes."""
+    """Encode a change as key and value; None as the value deletes the record."""
     match change:
         case TopicChanged(topic):
             return TOPICS + topic.name, msgspec.json.encode(topic)
@@ -59,7 +59,7 @@ def encode(change: Change) -> tuple[str, bytes | None]:
 
 
 def decode(key: str, value: bytes | None) -> Change | None:
-    """The change of a row; None for a key that is not the image's. ValueError if the value cannot be read."""
+    """Decode a record; None for a key that is not part of the image. Raises ValueError for an invalid value."""
     if key.startswith(TOPICS):
         name = key.removeprefix(TOPICS)
         return TopicRemoved(name) if value is None else TopicChanged(_read(value, TopicImage))

@@ -1,4 +1,4 @@
-"""Which names a topic may have: Kafka's rules, since a name becomes a directory and part of a metric."""
+"""Validates topic names by Kafka's rules: a name is part of a directory and of metrics."""
 
 import re
 from typing import Final
@@ -7,12 +7,12 @@ from levada.errors import ErrorCode, KafkaError
 
 LENGTH_MAX: Final = 249
 INTERNAL: Final = frozenset(("__consumer_offsets", "__transaction_state", "__share_group_state"))
-KAFKA_METADATA: Final = "__cluster_metadata"  # where Kafka keeps what Levada keeps in its store
+KAFKA_METADATA: Final = "__cluster_metadata"  # Kafka's topic of cluster metadata
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def check(name: str) -> None:
-    """KafkaError INVALID_TOPIC_EXCEPTION unless a topic may have this name."""
+    """Raise INVALID_TOPIC_EXCEPTION if the name is invalid."""
     if not name:
         raise _invalid("the empty string is not allowed")
     if name in (".", ".."):
@@ -28,7 +28,7 @@ def check(name: str) -> None:
 
 
 def is_internal(name: str) -> bool:
-    """Whether brokers keep their own state in it."""
+    """Whether it is an internal topic, which holds state of brokers."""
     return name in INTERNAL
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from levada.core.cluster.config_changes import (
-    Alteration,
     AlterConfigs,
+    ConfigChange,
     IncrementalAlterConfigs,
     Operation,
     ResourceType,
@@ -175,7 +175,7 @@ def test_a_topic_is_deleted_by_name_or_by_id_and_made_again_with_a_new_id() -> N
 
 
 def incremental(*alterations: tuple[str, Operation, str | None]) -> IncrementalAlterConfigs:
-    return IncrementalAlterConfigs(TOPIC, "a", tuple(Alteration(*item) for item in alterations))
+    return IncrementalAlterConfigs(TOPIC, "a", tuple(ConfigChange(*item) for item in alterations))
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ class AnyCommands(RuleBasedStateMachine):
 
     @rule(name=names, value=st.sampled_from(["5", "x"]))
     def alter(self, name: str, value: str) -> None:
-        command = IncrementalAlterConfigs(TOPIC, name, (Alteration("segment.ms", SET, value),))
+        command = IncrementalAlterConfigs(TOPIC, name, (ConfigChange("segment.ms", SET, value),))
         assert self.submit(command) == (name in self.model.partitions and value == "5")
 
     @rule()
