@@ -53,7 +53,7 @@ def list_groups(names: bool, output: Output, bootstrap: str, timeout: float) -> 
     """
     from levada.client.admin.groups import GroupAdmin
 
-    groups = with_client(bootstrap, timeout, lambda client: GroupAdmin(client).known())
+    groups = with_client(bootstrap, timeout, lambda client: GroupAdmin(client).list_groups())
     if names:
         # `color` keeps click from removing what looks like colour codes: this is data.
         click.echo("".join(f"{found.group}\n" for found in groups), nl=False, color=True)
@@ -100,7 +100,7 @@ def lag(names: tuple[str, ...], partitions: bool, output: Output, bootstrap: str
 
     async def work(client: "Client") -> list[dict[str, Any]]:
         rows = []
-        for name in names or [found.group for found in await GroupAdmin(client).known()]:
+        for name in names or [found.group for found in await GroupAdmin(client).list_groups()]:
             try:
                 rows += await _lag_rows(client, name, partitions)
             except CommandError as error:
@@ -240,7 +240,7 @@ async def _find(client: "Client", name: str) -> "GroupDescription":
     except KafkaError as error:
         if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
             raise
-    known = [found.group for found in await GroupAdmin(client).known()]
+    known = [found.group for found in await GroupAdmin(client).list_groups()]
     raise CommandError(
         f"no such group: {name}{did_you_mean(name, known)}", EXIT_NOT_FOUND, "try: levada group list"
     )
@@ -259,7 +259,7 @@ async def _check_resettable(client: "Client", name: str, topics: tuple[str, ...]
     """Raise CommandError unless the group has no members; a missing group needs --topic."""
     from levada.client.admin.groups import GroupAdmin
 
-    known = [found.group for found in await GroupAdmin(client).known()]
+    known = [found.group for found in await GroupAdmin(client).list_groups()]
     if name in known or not topics:
         await _check_unused(client, name)
     else:

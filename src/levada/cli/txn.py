@@ -87,10 +87,10 @@ def list_transactions(
         else:
             emit([_hanging_row(one) for one in found], output, HANGING_COLUMNS)
         return
-    from levada.client.admin.transactions import UNDER_WAY, TransactionAdmin
+    from levada.client.admin.transactions import ACTIVE_STATES, TransactionAdmin
 
-    states = UNDER_WAY if only_open or longer_than is not None else ()
-    known = with_client(bootstrap, timeout, lambda client: TransactionAdmin(client).known(states))
+    states = ACTIVE_STATES if only_open or longer_than is not None else ()
+    known = with_client(bootstrap, timeout, lambda client: TransactionAdmin(client).list_transactions(states))
     rows = [_row(state) for state in known]
     if longer_than is not None:
         rows = [row for row in rows if (row["open_seconds"] or 0) > longer_than]
@@ -236,7 +236,7 @@ async def _hanging(client: "Client", topics: tuple[str, ...]) -> "list[OpenTrans
 
     for topic in topics:
         await require_topic(client, topic)
-    return await TransactionAdmin(client).hanging(topics)
+    return await TransactionAdmin(client).find_hanging(topics)
 
 
 async def _find(client: "Client", name: str) -> "TransactionState":
@@ -248,7 +248,7 @@ async def _find(client: "Client", name: str) -> "TransactionState":
     except KafkaError as error:
         if error.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
             raise
-    known = [state.transactional_id for state in await TransactionAdmin(client).known()]
+    known = [state.transactional_id for state in await TransactionAdmin(client).list_transactions()]
     raise CommandError(
         f"no such transactional id: {name}{did_you_mean(name, known)}", EXIT_NOT_FOUND, "try: levada txn list"
     )
@@ -264,10 +264,10 @@ def _check_open(state: "TransactionState") -> None:
 
 
 def _row(state: "TransactionState") -> dict[str, Any]:
-    from levada.client.admin.transactions import UNDER_WAY
+    from levada.client.admin.transactions import ACTIVE_STATES
 
     open_seconds = None
-    if state.state in UNDER_WAY and state.started_ms is not None:
+    if state.state in ACTIVE_STATES and state.started_ms is not None:
         open_seconds = _seconds_since(state.started_ms)
     return {
         "transactional_id": state.transactional_id,

@@ -94,7 +94,7 @@ def test_many_are_asked_for_in_pieces(
     topic = broker.topic()
     names = [f"{name}-{number}" for number in range(5)]
     producers = [begin(wire, each, topic) for each in names]
-    monkeypatch.setattr(txn_admin, "IDS_AT_ONCE", 2)
+    monkeypatch.setattr(txn_admin, "IDS_PER_REQUEST", 2)
     listed = shell("txn", "list", "--open", "-o", "json").json()
     assert {row["transactional_id"] for row in listed} >= set(names)
     for each, producer in zip(names, producers, strict=True):
@@ -184,7 +184,7 @@ def test_a_transaction_that_ends_meanwhile_does_not_hang(
     async def work() -> list[OpenTransaction]:
         async with Client(broker.bootstrap) as client:
             admin = TransactionAdmin(client)
-            known = admin.known
+            known = admin.list_transactions
 
             async def known_once_it_has_ended() -> list[TransactionState]:
                 assert end(wire, name, producer, commit=True) is ErrorCode.NONE
@@ -192,9 +192,9 @@ def test_a_transaction_that_ends_meanwhile_does_not_hang(
                     pass
                 return await known()
 
-            monkeypatch.setattr(admin, "known", known_once_it_has_ended)
-            assert [one.producer_id for one in await admin.open_in([topic])] == [producer[0]]
-            return await admin.hanging([topic])
+            monkeypatch.setattr(admin, "list_transactions", known_once_it_has_ended)
+            assert [one.producer_id for one in await admin.find_open([topic])] == [producer[0]]
+            return await admin.find_hanging([topic])
 
     assert asyncio.run(work()) == []
 

@@ -1,4 +1,4 @@
-"""Topics and settings from a client's side: each method is one request for one thing, and raises what went wrong."""
+"""The admin client for topics and configs: each method sends one request for one resource and raises its error."""
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -18,7 +18,7 @@ with lazy_imports():
 if TYPE_CHECKING:
     from levada.client.client import Client
 
-BROKER_DEFAULT = -1  # partitions or replicas as the broker's settings say
+BROKER_DEFAULT = -1  # partitions or replicas by the broker's configs
 RESOURCE_TYPES = {"topic": 2, "broker": 4, "group": 32}
 SOURCES = {
     1: "topic",
@@ -28,14 +28,14 @@ SOURCES = {
     5: "default",
     6: "logger",
     8: "group",
-}  # who set a value, by Kafka's number of it
+}  # by the number of ConfigSource
 SET, UNSET = 0, 1
 
 Resource = Literal["topic", "broker", "group"]
 
 
 class ConfigEntry(NamedTuple):
-    """One setting; `source` is who set it: topic, group, broker, cluster, static or default."""
+    """One config; `source` is where its value comes from: topic, group, broker, cluster, static or default."""
 
     name: str
     value: str | None
@@ -60,7 +60,7 @@ class Admin:
         configs: Mapping[str, str] | None = None,
         validate_only: bool = False,
     ) -> UUID | None:
-        """Create a topic and give its id."""
+        """Create a topic and return its id."""
         request: Any = create_topics.request
         topic = request.CreatableTopic(
             name=name,
@@ -95,7 +95,7 @@ class Admin:
         self._client.invalidate_metadata(name)
 
     async def create_partitions(self, name: str, count: int, *, validate_only: bool = False) -> None:
-        """Let a topic have `count` partitions."""
+        """Increase the number of partitions to `count`."""
         request: Any = create_partitions.request
         response = await self._client.request(
             "create_partitions",
@@ -112,7 +112,7 @@ class Admin:
     async def describe_configs(
         self, resource: Resource, name: str, keys: Iterable[str] | None = None
     ) -> list[ConfigEntry]:
-        """The settings of a topic or a group (by name) or of a broker (by node id), ordered by name."""
+        """The configs of a topic or a group (by name) or of a broker (by node id), ordered by name."""
         request: Any = describe_configs.request
         response = await self._client.request(
             "describe_configs",
@@ -145,7 +145,7 @@ class Admin:
     async def alter_configs(
         self, resource: Resource, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
     ) -> None:
-        """Set these settings, or with None go back to the default; an empty broker name means all brokers."""
+        """Set these configs, or with None delete them; an empty broker name means all brokers."""
         request: Any = alter_configs.request
         response = await self._client.request(
             "incremental_alter_configs",
@@ -174,7 +174,7 @@ class Admin:
 
 
 def _node(resource: Resource, name: str) -> int | None:
-    """A broker answers for its own settings; anybody answers for the rest."""
+    """Configs of a broker are requested from that broker, all others from any."""
     return int(name) if resource == "broker" and name else None
 
 

@@ -1,4 +1,4 @@
-"""Groups from an operator's side: list, describe, offsets, delete. Each call asks the group's coordinator (R34)."""
+"""The admin client for groups: list, describe, offsets, lag, delete. Requests go to the group's coordinator."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from levada.client.client import Client
 
 FIRST_RECORD_BYTES = 65_536
-FIRST_RECORDS_MS = 3_000  # for the oldest unread record of every partition; later ones are left untold
+FIRST_RECORDS_TIMEOUT_MS = 3_000  # to read the first unread record of all partitions
 
 ResetTarget = Literal["earliest", "latest"] | int | datetime
 
@@ -42,7 +42,7 @@ class GroupListing(NamedTuple):
 
 
 class GroupMember(NamedTuple):
-    """A member, and the partitions it has; None where only the members can tell."""
+    """A member and its assignment; None where the coordinator cannot decode it."""
 
     member_id: str
     instance_id: str | None
@@ -64,7 +64,7 @@ class GroupDescription(NamedTuple):
 
 
 class PartitionLag(NamedTuple):
-    """A group in a partition; `lag_s` is how long ago the oldest unread message was written."""
+    """The lag of a group in a partition; `lag_s` is the age of its first unread record."""
 
     partition: TopicPartition
     committed: int | None
@@ -76,7 +76,7 @@ class PartitionLag(NamedTuple):
 
 
 class OffsetReset(NamedTuple):
-    """What a reset would change; `wanted` is None if nothing was written since the time that was asked for."""
+    """A planned offset reset; `wanted` is None if no record is as late as the requested timestamp."""
 
     partition: TopicPartition
     committed: int | None
@@ -86,24 +86,24 @@ class OffsetReset(NamedTuple):
 
 
 class GroupAdmin:
-    """Calls on groups over a client."""
+    """Administrative requests for groups."""
 
     def __init__(self, client: "Client") -> None:
         self._client = client
 
-    async def known(self) -> list[GroupListing]:
-        """Every group of every broker, by name."""
+    async def list_groups(self) -> list[GroupListing]:
+        """The groups of all coordinators, by name."""
         found: dict[str, GroupListing] = {}
         policy = RetryPolicy(COORDINATOR_RETRIABLE, self._client.request_timeout_ms)
         for node in (await self._client.metadata(())).brokers:
-            response = await retry(self._client, partial(self._known_to, node), policy)
+            response = await retry(self._client, partial(self._list_at, node), policy)
             for group in response.groups:
                 kind = group.group_type or "classic"
                 listing = GroupListing(group.group_id, group.group_state, kind, group.protocol_type)
                 found[group.group_id] = listing
         return [found[name] for name in sorted(found)]
 
-    async def _known_to(self, node: int) -> Any:
+    async def _list_at(self, node: int) -> Any:
         request = list_groups.request.ListGroupsRequest()
         response = await self._client.request("list_groups", request, node=node)
         raise_for_code(response.error_code, "groups")
@@ -113,19 +113,19 @@ class GroupAdmin:
         return Coordinator(self._client, KeyType.GROUP, group, timeout_ms=self._client.request_timeout_ms)
 
     async def describe(self, group: str) -> GroupDescription:
-        """A group of either protocol; GROUP_ID_NOT_FOUND if there is none."""
+        """A group of the classic or the consumer protocol; GROUP_ID_NOT_FOUND if there is none."""
         coordinator = self._coordinator(group)
         request = describe_groups.request.DescribeGroupsRequest(
             groups=(group,), include_authorized_operations=False
         )
 
-        def check_classic(answer: Any) -> None:
-            if _is_classic(answer):
-                raise_for_code(answer.groups[0].error_code, f"group {group}")
+        def check_classic(response: Any) -> None:
+            if _is_classic(response):
+                raise_for_code(response.groups[0].error_code, f"group {group}")
 
         response = await coordinator.request("describe_groups", request, check_classic)
         if not _is_classic(response):
-            return await self._describe_newer(group, coordinator)
+            return await self._describe_consumer(group, coordinator)
         (found,) = response.groups
         members = tuple(_classic_member(member) for member in found.members)
         node = await coordinator.node()
@@ -133,7 +133,7 @@ class GroupAdmin:
             group, found.group_state, "classic", found.protocol_type, found.protocol_data, node, members
         )
 
-    async def _describe_newer(self, group: str, coordinator: Coordinator) -> GroupDescription:
+    async def _describe_consumer(self, group: str, coordinator: Coordinator) -> GroupDescription:
         request = consumer_group_describe.request.ConsumerGroupDescribeRequest(
             group_ids=(group,), include_authorized_operations=False
         )
@@ -141,7 +141,7 @@ class GroupAdmin:
             response = await coordinator.request(
                 "consumer_group_describe",
                 request,
-                lambda answer: raise_for_code(answer.groups[0].error_code, f"group {group}"),
+                lambda response: raise_for_code(response.groups[0].error_code, f"group {group}"),
             )
         except KafkaError as error:
             if error.code is ErrorCode.UNSUPPORTED_VERSION:
@@ -155,29 +155,29 @@ class GroupAdmin:
         )
 
     async def offsets(self, group: str) -> dict[TopicPartition, CommittedOffset]:
-        """Every offset that a group has committed, also where a transaction may be about to commit another."""
+        """All committed offsets of a group; pending offsets of open transactions are not waited for."""
         topics = (await self._client.metadata()).topics
         ids = {name: topic.topic_id for name, topic in topics.items()}
         return await committed(self._coordinator(group), group, None, ids, stable=False)
 
     async def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Set offsets of a group that has no members."""
+        """Commit offsets for a group that has no members."""
         topics = (await self._client.metadata({partition.topic for partition in offsets})).topics
         ids = {name: topic.topic_id for name, topic in topics.items()}
         await commit(self._coordinator(group), Committer(group), offsets, ids)
 
     async def delete(self, group: str) -> None:
-        """Remove a group without members, with its offsets."""
+        """Delete a group without members, and its offsets."""
         await self._coordinator(group).request(
             "delete_groups",
             delete_groups.request.DeleteGroupsRequest(groups_names=(group,)),
-            lambda answer: raise_for_code(answer.results[0].error_code, f"group {group}"),
+            lambda response: raise_for_code(response.results[0].error_code, f"group {group}"),
         )
 
 
-def _is_classic(answer: Any) -> bool:
-    """Whether a group is known to DescribeGroups, which tells of those of the classic protocol alone."""
-    (found,) = answer.groups
+def _is_classic(response: Any) -> bool:
+    """Whether DescribeGroups knows the group: it describes those of the classic protocol only."""
+    (found,) = response.groups
     return bool(found.group_state != "Dead" and found.error_code != ErrorCode.GROUP_ID_NOT_FOUND)
 
 
@@ -196,111 +196,114 @@ def _classic_member(member: Any) -> GroupMember:
     found = read_assignment(bytes(member.member_assignment))
     partitions = None
     if found is not None:
-        places = [TopicPartition(topic, index) for topic, some in found.partitions.items() for index in some]
-        partitions = tuple(sorted(places))
+        partitions = tuple(
+            sorted(TopicPartition(topic, index) for topic, some in found.partitions.items() for index in some)
+        )
     return GroupMember(
         member.member_id, member.group_instance_id, member.client_id, member.client_host, partitions
     )
 
 
 async def group_lag(client: "Client", group: GroupDescription) -> list[PartitionLag]:
-    """Every partition that a group has committed or is assigned, by name."""
+    """The lag in each partition that the group has committed or that is assigned to a member, by name."""
     offsets = await GroupAdmin(client).offsets(group.group)
-    owners = {place: member.member_id for member in group.members for place in member.partitions or ()}
-    places = sorted(offsets.keys() | owners.keys())
-    known = await _existing(client, places)
+    owners = {
+        partition: member.member_id for member in group.members for partition in member.partitions or ()
+    }
+    partitions = sorted(offsets.keys() | owners.keys())
+    known = await _existing(client, partitions)
     ends = await _offsets_at(client, known, LATEST)
     starts = await _offsets_at(client, known, EARLIEST)
     behind: dict[TopicPartition, int] = {}
-    for place in known:
-        committed = offsets.get(place)
-        if committed is not None and max(committed.offset, starts[place]) < ends[place]:
-            behind[place] = max(committed.offset, starts[place])
+    for partition in known:
+        committed = offsets.get(partition)
+        if committed is not None and max(committed.offset, starts[partition]) < ends[partition]:
+            behind[partition] = max(committed.offset, starts[partition])
     ages = await _ages(client, behind)
-    return [_lag(place, offsets.get(place), ends[place], ages, owners) for place in known]
+    return [_lag(partition, offsets.get(partition), ends[partition], ages, owners) for partition in known]
 
 
 def _lag(
-    place: TopicPartition,
+    partition: TopicPartition,
     committed: CommittedOffset | None,
     end: int,
     ages: Mapping[TopicPartition, float],
     owners: Mapping[TopicPartition, str],
 ) -> PartitionLag:
-    owner = owners.get(place)
+    owner = owners.get(partition)
     if committed is None or committed.offset < 0:
-        return PartitionLag(place, None, end, None, None, "", owner)
+        return PartitionLag(partition, None, end, None, None, "", owner)
     lag = max(0, end - committed.offset)
-    seconds = ages.get(place) if lag else 0.0
-    return PartitionLag(place, committed.offset, end, lag, seconds, committed.metadata, owner)
+    seconds = ages.get(partition) if lag else 0.0
+    return PartitionLag(partition, committed.offset, end, lag, seconds, committed.metadata, owner)
 
 
-async def _existing(client: "Client", places: Iterable[TopicPartition]) -> list[TopicPartition]:
-    """Those partitions whose topic is still there."""
+async def _existing(client: "Client", partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """The partitions that exist."""
     topics = (await client.metadata()).topics
     return [
-        place
-        for place in places
-        if place.topic in topics and place.partition < len(topics[place.topic].partitions)
+        partition
+        for partition in partitions
+        if partition.topic in topics and partition.partition < len(topics[partition.topic].partitions)
     ]
 
 
 async def _offsets_at(
-    client: "Client", places: Collection[TopicPartition], moment: int
+    client: "Client", partitions: Collection[TopicPartition], timestamp: int
 ) -> dict[TopicPartition, int]:
-    found = await client.list_offsets(dict.fromkeys(places, moment)) if places else {}
-    return {place: answer.offset for place, answer in found.items()}
+    found = await client.list_offsets(dict.fromkeys(partitions, timestamp)) if partitions else {}
+    return {partition: response.offset for partition, response in found.items()}
 
 
 async def _ages(client: "Client", starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
-    """How many seconds ago the first record from each offset on was written, where that can be read in time."""
+    """The age in seconds of the first record from each offset on, where it can be read before the timeout."""
     ages: dict[TopicPartition, float] = {}
     if not starts:
         return ages
     consumer = client.consumer(assign=starts, start=starts, reset="earliest", fetch_bytes=FIRST_RECORD_BYTES)
     loop, clock = asyncio.get_running_loop(), SystemClock()
-    deadline = loop.time() + FIRST_RECORDS_MS / 1000
+    deadline = loop.time() + FIRST_RECORDS_TIMEOUT_MS / 1000
     async with consumer:
         while len(ages) < len(starts) and (left := deadline - loop.time()) > 0:
             for record in await consumer.poll(int(left * 1000) + 1):
-                place = TopicPartition(record.topic, record.partition)
-                if place not in ages:
-                    ages[place] = max(0.0, (clock.now_ms() - record.timestamp) / 1000)
+                partition = TopicPartition(record.topic, record.partition)
+                if partition not in ages:
+                    ages[partition] = max(0.0, (clock.now_ms() - record.timestamp) / 1000)
     return ages
 
 
 async def plan_reset(
     client: "Client",
     group: str,
-    places: Collection[TopicPartition],
+    partitions: Collection[TopicPartition],
     target: ResetTarget,
     *,
     shift: bool = False,
 ) -> list[OffsetReset]:
-    """Where each partition would go on: at an end, an offset, a time, or so many messages further or back.
+    """Plan an offset reset: to the earliest or latest offset, an offset, a timestamp, or a shift by `target` records.
 
-    A target outside of a log becomes its nearest end.
+    A target outside the log becomes the nearest offset in it.
     """
     committed = await GroupAdmin(client).offsets(group)
-    starts = await _offsets_at(client, places, EARLIEST)
-    ends = await _offsets_at(client, places, LATEST)
+    starts = await _offsets_at(client, partitions, EARLIEST)
+    ends = await _offsets_at(client, partitions, LATEST)
     wanted: Mapping[TopicPartition, int]
     if isinstance(target, datetime):
-        wanted = await _offsets_at(client, places, timestamp_of(target))
+        wanted = await _offsets_at(client, partitions, timestamp_of(target))
     elif isinstance(target, int) and shift:
         wanted = {
-            place: target + (committed[place].offset if place in committed else starts[place])
-            for place in places
+            partition: target + (committed[partition].offset if partition in committed else starts[partition])
+            for partition in partitions
         }
     elif isinstance(target, int):
-        wanted = dict.fromkeys(places, target)
+        wanted = dict.fromkeys(partitions, target)
     else:
         wanted = starts if target == "earliest" else ends
-    moves = []
-    for place in sorted(places):
-        start, end = starts[place], ends[place]
-        found = None if isinstance(target, datetime) and wanted[place] < 0 else wanted[place]
+    resets = []
+    for partition in sorted(partitions):
+        start, end = starts[partition], ends[partition]
+        found = None if isinstance(target, datetime) and wanted[partition] < 0 else wanted[partition]
         nearest = end if found is None else min(max(found, start), end)
-        current = committed[place].offset if place in committed else None
-        moves.append(OffsetReset(place, current, found, nearest, end))
-    return moves
+        current = committed[partition].offset if partition in committed else None
+        resets.append(OffsetReset(partition, current, found, nearest, end))
+    return resets

@@ -1,7 +1,7 @@
-"""Transactions from an operator's side: which there are, what they hold up, and how to end them (KIP-664, KIP-939).
+"""The admin client for transactions: list, describe, abort, commit, and find hanging ones (KIP-664, KIP-939).
 
-A transaction that its coordinator knows is ended through the coordinator. One that only a partition knows hangs: no
-coordinator will ever end it, and it holds up readers of committed records; a marker written to the partition does.
+A coordinator ends the transactions that it knows. A *hanging* transaction is open in a partition and unknown to its
+coordinator: it holds back the last stable offset until a marker is written to the partition.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,12 +28,10 @@ if TYPE_CHECKING:
 
 MILLISECOND = timedelta(milliseconds=1)
 EPOCH = datetime.fromtimestamp(0, UTC)
-NEVER_MS = (1 << 31) - 1
-IDS_AT_ONCE = 100  # they may be long, and a request not
-UNDER_WAY = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort"})
-TIMEOUT_MS = (
-    1  # of the producer that an operator pretends to be, who opens nothing; no broker refuses it as too long
-)
+UNLIMITED_MS = (1 << 31) - 1
+IDS_PER_REQUEST = 100  # ids may be long, and the size of a request is limited
+ACTIVE_STATES = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort"})
+TIMEOUT_MS = 1  # of the admin client as a producer, which begins no transaction; within every broker's limit
 
 
 class TransactionState(NamedTuple):
@@ -43,7 +41,7 @@ class TransactionState(NamedTuple):
     state: str
     producer_id: int
     producer_epoch: int
-    timeout_ms: int | None  # None: only its owner ends it
+    timeout_ms: int | None  # None: it never times out (two-phase commit)
     started_ms: int | None
     partitions: tuple[TopicPartition, ...]
 
@@ -64,25 +62,25 @@ class OpenTransaction(NamedTuple):
 
     @property
     def identity(self) -> tuple[TopicPartition, int, int]:
-        """What is the same as long as it is open, and of no other."""
+        """Identifies the transaction for as long as it is open."""
         return self.partition, self.producer_id, self.start_offset
 
 
 class TransactionAdmin:
-    """Calls on transactions over a client."""
+    """Administrative requests for transactions."""
 
     def __init__(self, client: "Client") -> None:
         self._client = client
 
-    async def known(self, states: Iterable[str] = ()) -> list[TransactionState]:
-        """Every transactional id of every broker, by name; in these states, or in any."""
+    async def list_transactions(self, states: Iterable[str] = ()) -> list[TransactionState]:
+        """The transactional ids of all coordinators in these states, or in any, by name."""
         client, wanted, found = self._client, tuple(states), list[TransactionState]()
         policy = RetryPolicy(COORDINATOR_RETRIABLE, client.request_timeout_ms)
         for node in (await client.metadata(())).brokers:
-            found += await retry(client, partial(self._known_to, node, wanted), policy)
+            found += await retry(client, partial(self._list_at, node, wanted), policy)
         return sorted(found)
 
-    async def _known_to(self, node: int, states: tuple[str, ...]) -> list[TransactionState]:
+    async def _list_at(self, node: int, states: tuple[str, ...]) -> list[TransactionState]:
         request = list_transactions.request.ListTransactionsRequest(
             state_filters=states,
             producer_id_filters=(),
@@ -94,33 +92,33 @@ class TransactionAdmin:
         return await self._describe([one.transactional_id for one in response.transaction_states], node)
 
     async def describe(self, name: str) -> TransactionState:
-        """One transactional id; TRANSACTIONAL_ID_NOT_FOUND if nobody has it."""
+        """One transactional id; TRANSACTIONAL_ID_NOT_FOUND if its coordinator does not know it."""
         request = describe_transactions.request.DescribeTransactionsRequest(transactional_ids=(name,))
         response = await Coordinator(self._client, KeyType.TRANSACTION, name).request(
             "describe_transactions",
             request,
-            lambda answer: raise_for_code(
-                answer.transaction_states[0].error_code, f"no transactional id {name!r}"
+            lambda response: raise_for_code(
+                response.transaction_states[0].error_code, f"no transactional id {name!r}"
             ),
         )
         return _state(response.transaction_states[0])
 
     async def _describe(self, names: Sequence[str], node: int) -> list[TransactionState]:
         found: list[describe_transactions.response.TransactionState] = []
-        for start in range(0, len(names), IDS_AT_ONCE):
-            some = tuple(names[start : start + IDS_AT_ONCE])
+        for start in range(0, len(names), IDS_PER_REQUEST):
+            some = tuple(names[start : start + IDS_PER_REQUEST])
             request = describe_transactions.request.DescribeTransactionsRequest(transactional_ids=some)
             response = await self._client.request("describe_transactions", request, node=node)
             found += (
                 one
                 for one in response.transaction_states
-                if one.error_code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND  # forgotten meanwhile
+                if one.error_code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND  # expired meanwhile
             )
         for one in found:
             raise_for_code(one.error_code, f"transactional id {one.transactional_id!r}")
         return [_state(one) for one in found]
 
-    async def open_in(self, topics: Iterable[str] = ()) -> list[OpenTransaction]:
+    async def find_open(self, topics: Iterable[str] = ()) -> list[OpenTransaction]:
         """Transactions that are open in the partitions of these topics, or of all."""
         request = describe_producers.request
         wanted: dict[int, dict[str, list[int]]] = {}
@@ -130,32 +128,32 @@ class TransactionAdmin:
                 if partition.leader >= 0:
                     wanted.setdefault(partition.leader, {}).setdefault(name, []).append(partition.partition)
         found: list[OpenTransaction] = []
-        for node, places in wanted.items():
-            asked = request.DescribeProducersRequest(
+        for node, partitions in wanted.items():
+            describe = request.DescribeProducersRequest(
                 topics=tuple(
                     request.TopicRequest(name=name, partition_indexes=tuple(indexes))
-                    for name, indexes in places.items()
+                    for name, indexes in partitions.items()
                 )
             )
-            found += _open(await self._client.request("describe_producers", asked, node=node))
+            found += _open(await self._client.request("describe_producers", describe, node=node))
         return sorted(found)
 
-    async def hanging(self, topics: Iterable[str] = ()) -> list[OpenTransaction]:
-        """Those of the open ones that no coordinator will ever end.
+    async def find_hanging(self, topics: Iterable[str] = ()) -> list[OpenTransaction]:
+        """The open transactions that no coordinator knows.
 
-        They are looked for before and after the coordinators are asked: one that begins meanwhile is not among the
-        first, and one that ends meanwhile, of which its coordinator knows no more, not among the last.
+        Partitions are described before and after the coordinators: a transaction that begins meanwhile is not in the
+        first result, and one that ends meanwhile, which its coordinator has forgotten, not in the second.
         """
-        opened = await self.open_in(topics)
+        before = await self.find_open(topics)
         known = {
             (state.producer_id, partition)
-            for state in await self.known()
-            if state.state in UNDER_WAY
+            for state in await self.list_transactions()
+            if state.state in ACTIVE_STATES
             for partition in state.partitions
         }
-        still = {one.identity for one in await self.open_in(topics)}
+        after = {one.identity for one in await self.find_open(topics)}
         return [
-            one for one in opened if (one.producer_id, one.partition) not in known and one.identity in still
+            one for one in before if (one.producer_id, one.partition) not in known and one.identity in after
         ]
 
     async def abort(self, name: str) -> None:
@@ -173,7 +171,7 @@ class TransactionAdmin:
         return await init_transactions(coordinator, name, TIMEOUT_MS, keep_prepared=keep_prepared)
 
     async def abort_hanging(self, hanging: OpenTransaction) -> None:
-        """Write the marker that nobody else will write."""
+        """Write an abort marker to the partition."""
         request, (topic, index) = write_txn_markers.request, hanging.partition
         marker = request.WritableTxnMarker(
             producer_id=hanging.producer_id,
@@ -185,8 +183,8 @@ class TransactionAdmin:
         )
         metadata = await self._client.metadata({topic})
         leader = metadata.topics[topic].partitions[index].leader
-        asked = request.WriteTxnMarkersRequest(markers=(marker,))
-        response = await self._client.request("write_txn_markers", asked, node=leader)
+        markers = request.WriteTxnMarkersRequest(markers=(marker,))
+        response = await self._client.request("write_txn_markers", markers, node=leader)
         (written,) = response.markers[0].topics[0].partitions
         raise_for_code(written.error_code, f"marker for producer {hanging.producer_id} in {topic}-{index}")
 
@@ -199,7 +197,7 @@ def _state(found: Any) -> TransactionState:
         found.transaction_state,
         found.producer_id,
         found.producer_epoch,
-        None if timeout_ms == NEVER_MS else timeout_ms,
+        None if timeout_ms == UNLIMITED_MS else timeout_ms,
         started_ms if started_ms >= 0 else None,
         tuple(TopicPartition(topic.topic, index) for topic in found.topics for index in topic.partitions),
     )
