@@ -1,6 +1,6 @@
-"""Groups of the consumer protocol (KIP-848): the one request that members send, and what operators ask about them.
+"""The APIs of the consumer protocol (KIP-848): ConsumerGroupHeartbeat and ConsumerGroupDescribe.
 
-The rules are those of `levada.core.groups.consumer.requests`; here requests and replies change their shape.
+The rules are in `levada.core.groups.consumer.requests`; the handlers convert requests and responses.
 """
 
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 from levada.api.groups import (
     ALL_GROUP_OPERATIONS,
     MILLISECOND,
-    each_group,
     error_of,
+    for_each_group,
 )
 from levada.api.registry import handles
 from levada.api.request import RequestContext
@@ -32,7 +32,7 @@ with lazy_imports():
     import kio.schema.consumer_group_describe.v1 as consumer_group_describe_v1
     import kio.schema.consumer_group_heartbeat.v1 as consumer_group_heartbeat_v1
 
-OWN_MEMBER_ID_FROM = 1  # the version of ConsumerGroupHeartbeat from which on members name themselves
+CLIENT_MEMBER_ID_FROM = 1  # versions of ConsumerGroupHeartbeat with member ids that clients generate
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 
 
@@ -40,26 +40,27 @@ CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 def consumer_group_heartbeat(
     context: RequestContext, request: "consumer_group_heartbeat_v1.ConsumerGroupHeartbeatRequest"
 ) -> DelayedResult:
-    """A member joins, stays, changes its subscription, gives partitions back, or leaves.
+    """Join a group, renew the session, change the subscription, revoke partitions, or leave.
 
-    v1 has members choose their ids, and patterns of topics.
+    v1 adds member ids that clients generate, and regular expressions of topics (KIP-1082).
     """
-    beat = _beat(context, request)
-    return context.broker.groups.shard(beat.group_id).submit(
-        lambda machine, now_ms, handle: consumer_requests.heartbeat(machine, beat, now_ms, handle), _heard
+    heartbeat = _to_heartbeat(context, request)
+    return context.broker.groups.shard(heartbeat.group_id).submit(
+        lambda machine, now_ms, handle: consumer_requests.heartbeat(machine, heartbeat, now_ms, handle),
+        _heartbeat_response,
     )
 
 
-def _beat(
+def _to_heartbeat(
     context: RequestContext, request: "consumer_group_heartbeat_v1.ConsumerGroupHeartbeatRequest"
 ) -> HeartbeatRequest:
     member_id = request.member_id
     if not member_id:
-        if context.api_version >= OWN_MEMBER_ID_FROM:
+        if context.api_version >= CLIENT_MEMBER_ID_FROM:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "MemberId can't be empty.")
         if request.member_epoch == 0:
             member_id = str(uuid4())
-    beat = HeartbeatRequest(
+    heartbeat = HeartbeatRequest(
         request.group_id,
         member_id,
         request.member_epoch,
@@ -73,10 +74,10 @@ def _beat(
         context.client_id or "",
         f"/{context.connection.host}",
     )
-    for name in (beat.group_id, beat.member_id, beat.instance_id):
+    for name in (heartbeat.group_id, heartbeat.member_id, heartbeat.instance_id):
         if name is not None and len(name.encode()) > NAME_BYTES_MAX:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"a name of more than {NAME_BYTES_MAX} bytes")
-    return beat
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"an id has more than {NAME_BYTES_MAX} bytes")
+    return heartbeat
 
 
 def _owned(topics: Iterable[Any]) -> Partitions:
@@ -87,22 +88,22 @@ def _owned(topics: Iterable[Any]) -> Partitions:
     return owned
 
 
-def _heard(reply: HeartbeatResult) -> Any:
-    answer = consumer_group_heartbeat_v1.response
+def _heartbeat_response(result: HeartbeatResult) -> Any:
+    response = consumer_group_heartbeat_v1.response
     assignment = None
-    if reply.assignment is not None:
-        assignment = answer.Assignment(
+    if result.assignment is not None:
+        assignment = response.Assignment(
             topic_partitions=tuple(
-                answer.TopicPartitions(topic_id=topic_id, partitions=tuple(sorted(partitions)))
-                for topic_id, partitions in reply.assignment.items()
+                response.TopicPartitions(topic_id=topic_id, partitions=tuple(sorted(partitions)))
+                for topic_id, partitions in result.assignment.items()
             )
         )
-    return answer.ConsumerGroupHeartbeatResponse(
+    return response.ConsumerGroupHeartbeatResponse(
         throttle_time=UNTHROTTLED,
         error_code=ErrorCode.NONE,
-        member_id=reply.member_id,
-        member_epoch=reply.member_epoch,
-        heartbeat_interval=timedelta(milliseconds=reply.heartbeat_interval_ms),
+        member_id=result.member_id,
+        member_epoch=result.member_epoch,
+        heartbeat_interval=timedelta(milliseconds=result.heartbeat_interval_ms),
         assignment=assignment,
     )
 
@@ -111,17 +112,17 @@ def _heard(reply: HeartbeatResult) -> Any:
 def consumer_group_describe(
     context: RequestContext, request: "consumer_group_describe_v1.ConsumerGroupDescribeRequest"
 ) -> DelayedResult:
-    """Consumer groups and their members: what they have and what they shall have. v1 tells members' protocols."""
+    """Describe consumer groups, with current and target assignments. v1 adds the protocol of members."""
 
-    def look(machine: GroupsMachine, group_id: str) -> tuple[tuple[()], Any]:
-        group = machine.groups.get(group_id)
-        if not isinstance(group, ConsumerGroup):
-            why = "not found" if group is None else "is not a consumer group"
+    def describe(machine: GroupsMachine, group_id: str) -> tuple[tuple[()], Any]:
+        group = machine.consumer_group(group_id)
+        if group is None:
+            why = "is not a consumer group" if group_id in machine.groups else "not found"
             raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {why}.")
-        # As it is now: by the time of the answer it may have moved on.
+        # Converted now: the group may change before the response is sent.
         return (), _described(context, request, group, machine.consumer_limits.assignors[0])
 
-    def answer(found: dict[str, Any]) -> Any:
+    def convert(found: dict[str, Any]) -> Any:
         groups = [(group_id, found[group_id]) for group_id in request.group_ids]
         return consumer_group_describe_v1.response.ConsumerGroupDescribeResponse(
             throttle_time=UNTHROTTLED,
@@ -133,7 +134,7 @@ def consumer_group_describe(
             ),
         )
 
-    return each_group(context, request.group_ids, look, answer)
+    return for_each_group(context, request.group_ids, describe, convert)
 
 
 def _described(
@@ -174,11 +175,11 @@ def _described_member(context: RequestContext, group: ConsumerGroup, member: Con
 
 
 def _assignment(context: RequestContext, partitions: Partitions) -> Any:
-    answer = consumer_group_describe_v1.response
+    response = consumer_group_describe_v1.response
     names = context.broker.image.topic_names
-    return answer.Assignment(
+    return response.Assignment(
         topic_partitions=tuple(
-            answer.TopicPartitions(
+            response.TopicPartitions(
                 topic_id=topic_id, topic_name=names[topic_id], partitions=tuple(sorted(found))
             )
             for topic_id, found in partitions.items()

@@ -1,7 +1,7 @@
-"""Groups of consumers: joining, staying and leaving in the classic protocol, and what operators ask about groups.
+"""The group APIs of the classic protocol, and those of operators: list, describe and delete groups.
 
-The rules are those of `levada.core.groups.machine`; here requests and replies change their shape. Every answer leaves
-when the coordinator's journal is committed.
+The rules are in `levada.core.groups.machine`; the handlers convert requests and responses. A response is sent when the
+coordinator's record is committed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -39,54 +39,54 @@ MILLISECOND = timedelta(milliseconds=1)
 MEMBER_ID_REQUIRED_FROM = 4  # versions of JoinGroup
 SKIP_ASSIGNMENT_FROM = 9
 PROTOCOL_NAMED_FROM = 5  # versions of SyncGroup
-# Versions of DescribeGroups that say of a group that it is not there; older ones call it dead.
-NOT_FOUND_FROM = 6
-NAME_CHARACTERS_MAX = (
-    240  # of a client's name, which is part of its member's id: that has NAME_BYTES_MAX bytes
-)
-# Bits by the numbers of Kafka's operations: read 3, delete 6, describe 8, describe configs 10, alter configs 11.
+NOT_FOUND_FROM = 6  # versions of DescribeGroups with GROUP_ID_NOT_FOUND; older ones have the state Dead
+NAME_CHARACTERS_MAX = 240  # of the client id in a member id, which has at most NAME_BYTES_MAX bytes
+# Bits of Kafka's AclOperation codes: read 3, delete 6, describe 8, describe configs 10, alter configs 11.
 ALL_GROUP_OPERATIONS = sum(1 << bit for bit in (3, 6, 8, 10, 11))
 
 
-def check_group_id(group_id: str) -> str:
-    """A group with members needs a name; INVALID_GROUP_ID otherwise."""
+def validate_group_id(group_id: str) -> str:
+    """INVALID_GROUP_ID if the group id is empty."""
     if not group_id:
-        raise KafkaError(ErrorCode.INVALID_GROUP_ID, "a group with members needs an id")
+        raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group id is empty")
     return group_id
 
 
 @handles("join_group", versions=range(10))
 def join_group(context: RequestContext, request: "join_group_v9.JoinGroupRequest") -> DelayedResult:
-    """A client becomes a member, or joins the next generation; the answer waits for the others.
+    """Join a group, or rejoin it for the next generation; the response waits for the other members.
 
-    v4 gives new members an id first (KIP-394), v5 adds static members (KIP-345), v8 a reason (KIP-800), v9 tells a
-    static leader that it need not assign (KIP-814).
+    v4 requires a member id (KIP-394), v5 adds static members (KIP-345), v8 a reason (KIP-800), v9 lets a static leader
+    skip the assignment (KIP-814).
     """
     name = (request.group_instance_id or context.client_id or "")[:NAME_CHARACTERS_MAX]
     new_member_id = f"{name}-{uuid4()}" if request.member_id == UNKNOWN_MEMBER else ""
-    said = joining(
+    join = to_join_request(
         request, context.api_version, context.client_id or "", f"/{context.connection.host}", new_member_id
     )
-    return _ask(
-        context, said.group_id, lambda machine, now_ms, handle: machine.join(said, now_ms, handle), joined
+    return _submit(
+        context,
+        join.group_id,
+        lambda machine, now_ms, handle: machine.join(join, now_ms, handle),
+        join_response,
     )
 
 
-def joining(
+def to_join_request(
     request: "join_group_v9.JoinGroupRequest",
     version: int,
     client_id: str = "",
     client_host: str = "",
     new_member_id: str = "",
 ) -> JoinRequest:
-    """What a coordinator is asked. Who the client is matters only when it is new or comes back under a new id."""
+    """Convert a JoinGroup request. Client id and host matter only for new members and restarted static ones."""
     if len(request.member_id.encode()) > NAME_BYTES_MAX:
-        raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"no member's id has more than {NAME_BYTES_MAX} bytes")
+        raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"the member id has more than {NAME_BYTES_MAX} bytes")
     if len(request.protocol_type.encode()) > NAME_BYTES_MAX:
-        what = f"a protocol type of more than {NAME_BYTES_MAX} bytes"
-        raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, what)
+        detail = f"the protocol type has more than {NAME_BYTES_MAX} bytes"
+        raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, detail)
     return JoinRequest(
-        check_group_id(request.group_id),
+        validate_group_id(request.group_id),
         request.member_id,
         request.group_instance_id,
         client_id,
@@ -101,39 +101,39 @@ def joining(
     )
 
 
-def _ask(
+def _submit(
     context: RequestContext,
     group_id: str,
     decide: Callable[[GroupsMachine, int, ResponseHandle], Outcome | VolatileOutcome],
-    answer: Callable[[Any], Any],
+    convert: Callable[[Any], Any],
 ) -> DelayedResult:
-    """Let a member's coordinator decide. That a group is too large for its journal has no code of its own."""
+    """Submit a decision to the coordinator. MESSAGE_TOO_LARGE of its journal is no error of these APIs."""
     try:
-        return context.broker.groups.shard(group_id).submit(decide, answer)
+        return context.broker.groups.shard(group_id).submit(decide, convert)
     except KafkaError as error:
         if error.code is ErrorCode.MESSAGE_TOO_LARGE:
             raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, error.detail) from None
         raise
 
 
-def joined(reply: JoinResult) -> Any:
-    """The response that tells a member of its generation."""
-    answer = join_group_v9.response
-    return answer.JoinGroupResponse(
+def join_response(result: JoinResult) -> Any:
+    """The JoinGroup response."""
+    response = join_group_v9.response
+    return response.JoinGroupResponse(
         throttle_time=UNTHROTTLED,
-        error_code=reply.error,
-        generation_id=reply.generation,
-        protocol_type=reply.protocol_type,
-        protocol_name=reply.protocol,
-        leader=reply.leader,
-        skip_assignment=reply.skip_assignment,
-        member_id=reply.member_id,
+        error_code=result.error,
+        generation_id=result.generation,
+        protocol_type=result.protocol_type,
+        protocol_name=result.protocol,
+        leader=result.leader,
+        skip_assignment=result.skip_assignment,
+        member_id=result.member_id,
         members=tuple(
             [
-                answer.JoinGroupResponseMember(
+                response.JoinGroupResponseMember(
                     member_id=member.id, group_instance_id=member.instance_id, metadata=member.metadata
                 )
-                for member in reply.members
+                for member in result.members
             ]
         ),
     )
@@ -141,26 +141,29 @@ def joined(reply: JoinResult) -> Any:
 
 @handles("sync_group", versions=range(6))
 def sync_group(context: RequestContext, request: "sync_group_v5.SyncGroupRequest") -> DelayedResult:
-    """A member asks for its assignment, the leader brings all. v3 adds static members, v5 checks the protocol."""
-    said = syncing(request, context.api_version)
+    """Get a member's assignment; the leader sends all. v3 adds static members, v5 checks the protocol."""
+    sync = to_sync_request(request, context.api_version)
     try:
-        return _ask(
-            context, said.group_id, lambda machine, now_ms, handle: machine.sync(said, now_ms, handle), synced
+        return _submit(
+            context,
+            sync.group_id,
+            lambda machine, now_ms, handle: machine.sync(sync, now_ms, handle),
+            sync_response,
         )
     except KafkaError as error:
-        # Clients do not expect that a coordinator loads here. What was being agreed is lost: they join again.
+        # Clients do not expect COORDINATOR_LOAD_IN_PROGRESS here. The rebalance is lost, so they rejoin.
         if error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, error.detail) from None
         raise
 
 
-def syncing(request: "sync_group_v5.SyncGroupRequest", version: int) -> SyncRequest:
-    """What a coordinator is asked."""
+def to_sync_request(request: "sync_group_v5.SyncGroupRequest", version: int) -> SyncRequest:
+    """Convert a SyncGroup request."""
     unnamed = request.protocol_type is None or request.protocol_name is None
     if unnamed and version >= PROTOCOL_NAMED_FROM:
-        raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the protocol must be named")
+        raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the protocol type and name are required")
     return SyncRequest(
-        check_group_id(request.group_id),
+        validate_group_id(request.group_id),
         request.member_id,
         request.group_instance_id,
         request.generation_id,
@@ -170,14 +173,14 @@ def syncing(request: "sync_group_v5.SyncGroupRequest", version: int) -> SyncRequ
     )
 
 
-def synced(reply: SyncResult) -> Any:
-    """The response that tells a member its part."""
+def sync_response(result: SyncResult) -> Any:
+    """The SyncGroup response."""
     return sync_group_v5.response.SyncGroupResponse(
         throttle_time=UNTHROTTLED,
         error_code=ErrorCode.NONE,
-        protocol_type=reply.protocol_type,
-        protocol_name=reply.protocol,
-        assignment=reply.assignment,
+        protocol_type=result.protocol_type,
+        protocol_name=result.protocol,
+        assignment=result.assignment,
     )
 
 
@@ -185,75 +188,75 @@ def synced(reply: SyncResult) -> Any:
 def heartbeat(
     context: RequestContext, request: "heartbeat_v4.HeartbeatRequest"
 ) -> "DelayedResult | heartbeat_v4.HeartbeatResponse":
-    """A member says it is alive. v3 adds static members (KIP-345)."""
-    group_id, member_id = check_group_id(request.group_id), request.member_id
+    """Renew a member's session. v3 adds static members (KIP-345)."""
+    group_id, member_id = validate_group_id(request.group_id), request.member_id
     instance_id, generation = request.group_instance_id, request.generation_id
     try:
         return context.broker.groups.shard(group_id).submit(
             lambda machine, now_ms, handle: machine.heartbeat(
                 group_id, member_id, instance_id, generation, now_ms, handle
             ),
-            _alive,
+            _heartbeat_response,
         )
     except KafkaError as error:
-        # While the journal is read nobody's session ends, and older clients do not expect the error.
+        # No session expires while the coordinator loads, and older clients do not expect the error.
         if error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            return _alive(None)
+            return _heartbeat_response(None)
         raise
 
 
 @cache
-def _alive(_: None) -> "heartbeat_v4.HeartbeatResponse":
+def _heartbeat_response(_: None) -> "heartbeat_v4.HeartbeatResponse":
     return heartbeat_v4.response.HeartbeatResponse(throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE)
 
 
 @handles("leave_group", versions=range(6))
 def leave_group(context: RequestContext, request: "leave_group_v5.LeaveGroupRequest") -> DelayedResult:
-    """Members leave. v3 takes many at once, also static ones by their instance id (KIP-345)."""
-    answer = leave_group_v5.response
-    group_id = check_group_id(request.group_id)
+    """Remove members. v3 adds several members, also static ones by instance id (KIP-345)."""
+    response = leave_group_v5.response
+    group_id = validate_group_id(request.group_id)
     leaving = [LeavingMember(member.member_id, member.group_instance_id) for member in request.members]
 
-    def left(errors: list[ErrorCode]) -> Any:
+    def response_of(errors: list[ErrorCode]) -> Any:
         members = [
-            answer.MemberResponse(member_id=member_id, group_instance_id=instance_id, error_code=error)
+            response.MemberResponse(member_id=member_id, group_instance_id=instance_id, error_code=error)
             for (member_id, instance_id), error in zip(leaving, errors, strict=True)
         ]
-        return answer.LeaveGroupResponse(
+        return response.LeaveGroupResponse(
             throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE, members=tuple(members)
         )
 
-    return _ask(
+    return _submit(
         context,
         group_id,
         lambda machine, now_ms, handle: machine.leave(group_id, leaving, now_ms, handle),
-        left,
+        response_of,
     )
 
 
-# What operators ask.
+# Administration.
 
 
-def each_group(
+def for_each_group(
     context: RequestContext,
     group_ids: Iterable[str],
     decide: Callable[[GroupsMachine, str], tuple[Sequence[GroupEvent], Any]],
-    answer: Callable[[dict[str, Any]], Any],
+    convert: Callable[[dict[str, Any]], Any],
 ) -> DelayedResult:
-    """Ask every coordinator once for all of its groups; `answer` gets what each group said, or its error."""
+    """Submit one decision to each coordinator for all of its groups; `convert` gets the result or error of each."""
     results: dict[str, Any] = {}
     shards: dict[int, list[str]] = {}
     groups = context.broker.groups
     for group_id in dict.fromkeys(group_ids):
         shards.setdefault(groups.partition_for(group_id), []).append(group_id)
 
-    def ask(some: list[str]) -> DelayedResult:
+    def submit(some: list[str]) -> DelayedResult:
         def decide_all(machine: GroupsMachine, _: int, handle: ResponseHandle) -> Outcome:
             events: list[GroupEvent] = []
             for group_id in some:
                 try:
-                    happens, results[group_id] = decide(machine, group_id)
-                    events += happens
+                    decided, results[group_id] = decide(machine, group_id)
+                    events += decided
                 except KafkaError as error:
                     results[group_id] = error.without_traceback()
             return Outcome(events, [(handle, None)], atomic=False)
@@ -265,17 +268,17 @@ def each_group(
             failed.complete(error)
             return failed
 
-    def heard(failures: list[Any]) -> Any:
+    def combine(failures: list[Any]) -> Any:
         for some, failure in zip(shards.values(), failures, strict=True):
             if failure is not None:
                 results.update(dict.fromkeys(some, failure))
-        return answer(results)
+        return convert(results)
 
-    return gather([ask(some) for some in shards.values()], heard)
+    return gather([submit(some) for some in shards.values()], combine)
 
 
 def error_of(result: Any) -> ErrorCode:
-    """The code of a result; anything but a KafkaError is a bug and goes on to where bugs are told."""
+    """The error code of a result; any other exception is a bug and is raised."""
     if isinstance(result, KafkaError):
         return result.code
     if isinstance(result, Exception):
@@ -287,8 +290,8 @@ def error_of(result: Any) -> ErrorCode:
 def list_groups(
     context: RequestContext, request: "list_groups_v5.ListGroupsRequest"
 ) -> "list_groups_v5.ListGroupsResponse":
-    """The groups that this broker coordinates. v4 filters by state (KIP-518), v5 by type (KIP-848)."""
-    answer = list_groups_v5.response
+    """List the groups of this coordinator. v4 filters by state (KIP-518), v5 by type (KIP-848)."""
+    response = list_groups_v5.response
     states = {state.lower() for state in request.states_filter}
     types = {kind.lower() for kind in request.types_filter}
     found = []
@@ -296,29 +299,29 @@ def list_groups(
     for shard in context.broker.groups:
         try:
             groups = shard.ready.groups
-        except KafkaError as refusal:
-            if refusal.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-                error = refusal.code  # the others are not coordinated here, and asking again is of no use
+        except KafkaError as failure:
+            if failure.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+                error = failure.code  # other shards failed to load, and a retry would not help
             continue
         for group in groups.values():
             state = group.state.value
             if (not states or state.lower() in states) and (not types or group.kind in types):
                 found.append(
-                    answer.ListedGroup(
+                    response.ListedGroup(
                         group_id=group.id,
                         protocol_type=group.protocol_type or "",
                         group_state=state,
                         group_type=group.kind,
                     )
                 )
-    return answer.ListGroupsResponse(throttle_time=UNTHROTTLED, error_code=error, groups=tuple(found))
+    return response.ListGroupsResponse(throttle_time=UNTHROTTLED, error_code=error, groups=tuple(found))
 
 
 @handles("describe_groups", versions=range(7))
 def describe_groups(
     context: RequestContext, request: "describe_groups_v6.DescribeGroupsRequest"
 ) -> DelayedResult:
-    """Classic groups and their members. v4 adds static members, v6 tells of a group that is not there (KIP-1043)."""
+    """Describe classic groups. v4 adds static members, v6 GROUP_ID_NOT_FOUND (KIP-1043)."""
 
     def described(found: dict[str, Any]) -> Any:
         return describe_groups_v6.response.DescribeGroupsResponse(
@@ -328,7 +331,7 @@ def describe_groups(
             ),
         )
 
-    return each_group(
+    return for_each_group(
         context, request.groups, lambda machine, group_id: ((), machine.groups.get(group_id)), described
     )
 
@@ -359,7 +362,7 @@ def _described(
 
 
 def _described_members(group: ClassicGroup) -> tuple[Any, ...]:
-    """Only a stable generation has an assignment to tell."""
+    """Metadata and assignments are those of a stable generation."""
     stable = group.state is State.STABLE
     return tuple(
         describe_groups_v6.response.DescribedGroupMember(
@@ -376,21 +379,21 @@ def _described_members(group: ClassicGroup) -> tuple[Any, ...]:
 
 @handles("delete_groups", versions=range(3))
 def delete_groups(context: RequestContext, request: "delete_groups_v2.DeleteGroupsRequest") -> DelayedResult:
-    """Remove groups without members, with their offsets (KIP-229)."""
-    answer = delete_groups_v2.response
+    """Delete groups without members, and their offsets (KIP-229)."""
+    response = delete_groups_v2.response
 
     def deleted(results: dict[str, Any]) -> Any:
-        return answer.DeleteGroupsResponse(
+        return response.DeleteGroupsResponse(
             throttle_time=UNTHROTTLED,
             results=tuple(
                 [
-                    answer.DeletableGroupResult(group_id=group_id, error_code=error_of(results[group_id]))
+                    response.DeletableGroupResult(group_id=group_id, error_code=error_of(results[group_id]))
                     for group_id in dict.fromkeys(request.groups_names)
                 ]
             ),
         )
 
-    return each_group(
+    return for_each_group(
         context,
         request.groups_names,
         lambda machine, group_id: (machine.delete_group(group_id), None),

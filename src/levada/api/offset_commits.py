@@ -1,22 +1,26 @@
-"""Committed offsets: a group's place in each partition, kept by its coordinator.
+"""OffsetCommit, OffsetFetch, OffsetDelete and TxnOffsetCommit: the committed offsets of groups.
 
-Topics come by name or, in the newest versions, by id; either way offsets are kept under the name, as in Kafka.
+Requests have topic names or, in the newest versions, topic ids; offsets are stored by name, as in Kafka.
 """
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
-from levada.api.groups import MILLISECOND, check_group_id, each_group, error_of
+from levada.api.groups import MILLISECOND, error_of, for_each_group, validate_group_id
 from levada.api.registry import handles
 from levada.api.request import RequestContext
 from levada.api.response_fields import UNTHROTTLED
+from levada.broker.coordinator.groups import OFFSETS_TOPIC
+from levada.broker.partition.verification import Verification, produce_error
 from levada.broker.purgatory import DelayedResult
 from levada.config.settings import LONG_MAX
 from levada.core.cluster.image import ClusterImage
 from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.offsets import CommitRequest, FetchedOffset
+from levada.core.transactions.state import ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartitionKey
 from levada.wire.internal.group_records import NO_EXPIRY, OffsetCommitValue
@@ -24,19 +28,24 @@ from levada.wire.schema.lazy_imports import lazy_imports
 
 with lazy_imports():
     import kio.schema.offset_delete.v0 as offset_delete_v0
+    import kio.schema.txn_offset_commit.v5 as txn_offset_commit_v5
 
     import levada.wire.schema.shapes.offset_commit as offset_commit_v10
     import levada.wire.schema.shapes.offset_fetch as offset_fetch_v10
 
 NO_OFFSET = -1
-NOT_FOUND_FROM = 9  # versions of OffsetCommit that say of a group that it is gone
+TRANSACTION_VERSION_2_FROM = 5  # versions of TxnOffsetCommit
+ABORTABLE_FROM = 4
+# By version of TxnOffsetCommit: the version of Produce whose clients know the same errors.
+PRODUCE_VERSIONS = {TRANSACTION_VERSION_2_FROM: 12, ABORTABLE_FROM: 11}
+NOT_FOUND_FROM = 9  # versions of OffsetCommit with GROUP_ID_NOT_FOUND
 NO_RETENTION = timedelta(milliseconds=-1)
-# What a coordinator's write that does not fit is called here.
+# Errors of a journal batch that becomes INVALID_COMMIT_OFFSET_SIZE.
 TOO_LARGE = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE))
 
 
 def known_topic(image: ClusterImage, name: str, topic_id: UUID | None) -> tuple[str, int, ErrorCode]:
-    """The name of a topic given by name or id, how many partitions it has, and the error for any other."""
+    """The name of a topic given by name or id, its number of partitions, and the error of an unknown partition."""
     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if topic_id is not None:
         name = image.topic_names.get(topic_id, "")
@@ -49,16 +58,16 @@ def known_topic(image: ClusterImage, name: str, topic_id: UUID | None) -> tuple[
 def offset_commit(
     context: RequestContext, request: "offset_commit_v10.OffsetCommitRequest"
 ) -> "DelayedResult | offset_commit_v10.OffsetCommitResponse":
-    """Keep offsets for a member, or for a client that only stores them here (no member, generation -1).
+    """Commit offsets of a member, or of a client that only stores offsets (no member id, generation -1).
 
-    v6 adds leader epochs (KIP-320), v7 static members, v9 members of the newer protocol (KIP-848), v10 topic ids.
+    v6 adds leader epochs (KIP-320), v7 static members, v9 member epochs (KIP-848), v10 topic ids.
     """
     now_ms = context.broker.clock.now_ms()
     expire_ms = NO_EXPIRY
     if request.retention_time != NO_RETENTION:
         expire_ms = min(now_ms + request.retention_time // MILLISECOND, LONG_MAX)
     offsets: list[tuple[TopicPartitionKey, OffsetCommitValue]] = []
-    errors: list[ErrorCode | None] = []  # of each partition in the request; None where the group decides
+    errors: list[ErrorCode | None] = []  # of each partition in the request; None: the coordinator decides
     for topic in request.topics:
         name, count, error = known_topic(context.broker.image, topic.name, topic.topic_id)
         for part in topic.partitions:
@@ -88,7 +97,7 @@ def offset_commit(
             lambda codes: _committed(request, errors, codes),
         )
     except KafkaError as error:
-        return _committed(request, errors, [_refusal(context, error.code)] * len(offsets))
+        return _committed(request, errors, [_commit_error(context, error.code)] * len(offsets))
 
 
 def _committed(
@@ -119,8 +128,8 @@ def _committed(
     )
 
 
-def _refusal(context: RequestContext, code: ErrorCode) -> ErrorCode:
-    """What a refused commit is called in this version."""
+def _commit_error(context: RequestContext, code: ErrorCode) -> ErrorCode:
+    """The error code of a failed commit in this version."""
     if code in TOO_LARGE:
         return ErrorCode.INVALID_COMMIT_OFFSET_SIZE
     if code is ErrorCode.GROUP_ID_NOT_FOUND and context.api_version < NOT_FOUND_FROM:
@@ -130,37 +139,37 @@ def _refusal(context: RequestContext, code: ErrorCode) -> ErrorCode:
 
 @handles("offset_fetch", versions=range(1, 11))
 def offset_fetch(context: RequestContext, request: "offset_fetch_v10.OffsetFetchRequest") -> DelayedResult:
-    """Committed offsets of groups; -1 for what was never committed, also of a group that is not there.
+    """Fetch the committed offsets of groups; -1 where nothing was committed, also if the group does not exist.
 
-    v2 asks for all partitions with null, v7 for stable offsets (KIP-447), v8 for many groups (KIP-709), v9 says who
-    asks (KIP-848), v10 uses topic ids.
+    v2 fetches all partitions with null, v7 adds stable offsets (KIP-447), v8 several groups (KIP-709), v9 the member
+    (KIP-848), v10 topic ids.
     """
-    asked = {group.group_id: group for group in request.groups}
+    groups = {group.group_id: group for group in request.groups}
 
-    def look(machine: GroupsMachine, group_id: str) -> tuple[tuple[()], list[FetchedOffset]]:
-        places = _places(context, asked[group_id])
-        group = asked[group_id]
+    def fetch(machine: GroupsMachine, group_id: str) -> tuple[tuple[()], list[FetchedOffset]]:
+        topic_partitions = _topic_partitions(context, groups[group_id])
+        group = groups[group_id]
         return (), machine.fetch(
             group_id,
-            places,
+            topic_partitions,
             require_stable=request.require_stable,
             member_id=group.member_id,
             member_epoch=group.member_epoch,
         )
 
-    def fetched(results: dict[str, Any]) -> Any:
+    def response_of(results: dict[str, Any]) -> Any:
         return offset_fetch_v10.OffsetFetchResponse(
             throttle_time=UNTHROTTLED,
-            groups=tuple([_fetched(context, group, results[group_id]) for group_id, group in asked.items()]),
+            groups=tuple([_fetched(context, group, results[group_id]) for group_id, group in groups.items()]),
         )
 
-    return each_group(context, asked, look, fetched)
+    return for_each_group(context, groups, fetch, response_of)
 
 
-def _places(
+def _topic_partitions(
     context: RequestContext, group: "offset_fetch_v10.OffsetFetchRequestGroup"
 ) -> list[TopicPartitionKey] | None:
-    """What a group is asked for; topics that are not known by their id are left out."""
+    """The partitions to fetch of a group, without unknown topic ids."""
     if group.topics is None:
         return None
     return [
@@ -184,15 +193,15 @@ def _fetched(context: RequestContext, group: "offset_fetch_v10.OffsetFetchReques
         topics = (
             _all_topics(context, result)
             if group.topics is None
-            else _asked_topics(context, group.topics, result)
+            else _fetched_topics(context, group.topics, result)
         )
     return offset_fetch_v10.OffsetFetchResponseGroup(group_id=group.group_id, error_code=error, topics=topics)
 
 
-def _asked_topics(
+def _fetched_topics(
     context: RequestContext, topics: Sequence[Any], result: list[FetchedOffset]
 ) -> tuple[Any, ...]:
-    answers = []
+    topics_found = []
     found = iter(result)
     for topic in topics:
         known = _name(context, topic) is not None
@@ -202,12 +211,12 @@ def _asked_topics(
             else _partition(index, None, ErrorCode.UNKNOWN_TOPIC_ID)
             for index in topic.partition_indexes
         ]
-        answers.append(
+        topics_found.append(
             offset_fetch_v10.OffsetFetchResponseTopics(
                 name=topic.name, topic_id=topic.topic_id, partitions=tuple(partitions)
             )
         )
-    return tuple(answers)
+    return tuple(topics_found)
 
 
 def _all_topics(context: RequestContext, result: list[FetchedOffset]) -> tuple[Any, ...]:
@@ -236,10 +245,10 @@ def _partition(index: int, value: OffsetCommitValue | None, error: ErrorCode) ->
 
 @handles("offset_delete", versions=range(1))
 def offset_delete(context: RequestContext, request: "offset_delete_v0.OffsetDeleteRequest") -> DelayedResult:
-    """Forget offsets of topics that the group does not read (KIP-496)."""
-    check_group_id(request.group_id)
+    """Delete offsets of topics that the group does not subscribe to (KIP-496)."""
+    validate_group_id(request.group_id)
     image = context.broker.image
-    places: list[TopicPartitionKey] = [
+    topic_partitions: list[TopicPartitionKey] = [
         (topic.name, part.partition_index)
         for topic in request.topics
         if topic.name in image.topics
@@ -247,23 +256,23 @@ def offset_delete(context: RequestContext, request: "offset_delete_v0.OffsetDele
         if 0 <= part.partition_index < len(image.topics[topic.name].partitions)
     ]
     return context.broker.groups.shard(request.group_id).submit(
-        lambda machine, _, handle: machine.delete_offsets(request.group_id, places, handle),
-        lambda errors: _deleted(request, dict(zip(places, errors, strict=True))),
+        lambda machine, _, handle: machine.delete_offsets(request.group_id, topic_partitions, handle),
+        lambda errors: _deleted(request, dict(zip(topic_partitions, errors, strict=True))),
     )
 
 
 def _deleted(
     request: "offset_delete_v0.OffsetDeleteRequest", errors: dict[TopicPartitionKey, ErrorCode]
 ) -> Any:
-    answer = offset_delete_v0.response
-    return answer.OffsetDeleteResponse(
+    response = offset_delete_v0.response
+    return response.OffsetDeleteResponse(
         throttle_time=UNTHROTTLED,
         error_code=ErrorCode.NONE,
         topics=tuple(
-            answer.OffsetDeleteResponseTopic(
+            response.OffsetDeleteResponseTopic(
                 name=topic.name,
                 partitions=tuple(
-                    answer.OffsetDeleteResponsePartition(
+                    response.OffsetDeleteResponsePartition(
                         partition_index=part.partition_index,
                         error_code=errors.get(
                             (topic.name, part.partition_index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -273,5 +282,129 @@ def _deleted(
                 ),
             )
             for topic in request.topics
+        ),
+    )
+
+
+@handles("txn_offset_commit", versions=range(6))
+def txn_offset_commit(
+    context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest"
+) -> DelayedResult:
+    """Commit offsets in a transaction: they are pending until the transaction is committed.
+
+    The partition of `__consumer_offsets` is verified, or added, as in any other partition (KIP-890). v3 adds the member
+    (KIP-447), v5 is of transaction version 2: AddOffsetsToTxn is not needed.
+    """
+    delayed = DelayedResult(lambda result: _txn_response(context, request, result))
+    try:
+        _verify_and_commit(context, request, delayed)
+    except KafkaError as error:
+        delayed.complete([error])
+    return delayed
+
+
+def _verify_and_commit(
+    context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", delayed: DelayedResult
+) -> None:
+    if not request.transactional_id:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
+    if not request.group_id:
+        raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group id is empty")
+    broker = context.broker
+    broker.groups.shard(request.group_id)
+    partition = broker.partition(OFFSETS_TOPIC, broker.groups.partition_for(request.group_id))
+    client = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
+
+    def on_verified(errors: list[ErrorCode]) -> None:
+        try:
+            if errors[0] is not ErrorCode.NONE:
+                raise KafkaError(errors[0])
+            _commit_in_transaction(context, request, delayed)
+        except KafkaError as error:
+            delayed.complete([error])
+
+    if partition.transactions.has_open(*client):
+        on_verified([ErrorCode.NONE])
+        return
+    version = 2 if context.api_version >= TRANSACTION_VERSION_2_FROM else 1
+    map_error = partial(produce_error, version=PRODUCE_VERSIONS.get(context.api_version, 0))
+    Verification(
+        broker, request.transactional_id, client, [partition], version, map_error, on_verified
+    ).start()
+
+
+def _commit_in_transaction(
+    context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", delayed: DelayedResult
+) -> None:
+    broker = context.broker
+    partition = broker.partition(OFFSETS_TOPIC, broker.groups.partition_for(request.group_id))
+    partition.producers.check_epoch(request.producer_id, request.producer_epoch)
+    partition.transactions.check(request.producer_id, request.producer_epoch)
+    commit = CommitRequest(
+        request.group_id,
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id,
+        _transaction_offsets(context, request),
+        request.producer_id,
+        request.producer_epoch,
+    )
+    broker.groups.shard(request.group_id).submit(
+        lambda machine, now_ms, handle: machine.commit(commit, now_ms, handle)
+    ).add_done_callback(
+        lambda result: delayed.complete([result] if isinstance(result, Exception) else result)
+    )
+
+
+def _transaction_offsets(
+    context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest"
+) -> list[tuple[TopicPartitionKey, OffsetCommitValue]]:
+    """The offsets of topics that exist."""
+    now_ms = context.broker.clock.now_ms()
+    return [
+        (
+            (topic.name, part.partition_index),
+            OffsetCommitValue(
+                part.committed_offset, part.committed_leader_epoch, part.committed_metadata or "", now_ms
+            ),
+        )
+        for topic in request.topics
+        if topic.name in context.broker.image.topics
+        for part in topic.partitions
+    ]
+
+
+def _txn_response(
+    context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest", result: list[Any]
+) -> Any:
+    """`result` has one error for all offsets, or an error code for each offset of an existing topic."""
+    response = txn_offset_commit_v5.response
+    failed = result[0] if result and isinstance(result[0], Exception) else None
+    codes = iter(() if failed is not None else result)
+
+    def code(topic: str) -> ErrorCode:
+        if failed is not None:
+            whole = error_of(failed)
+            return ErrorCode.INVALID_COMMIT_OFFSET_SIZE if whole in TOO_LARGE else whole
+        known = topic in context.broker.image.topics
+        return next(codes, ErrorCode.NONE) if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    return response.TxnOffsetCommitResponse(
+        throttle_time=UNTHROTTLED,
+        topics=tuple(
+            [
+                response.TxnOffsetCommitResponseTopic(
+                    name=topic.name,
+                    partitions=tuple(
+                        [
+                            response.TxnOffsetCommitResponsePartition(
+                                partition_index=part.partition_index, error_code=code(topic.name)
+                            )
+                            for part in topic.partitions
+                        ]
+                    ),
+                )
+                for topic in request.topics
+            ]
         ),
     )

@@ -1,10 +1,12 @@
-"""Transactions: what their clients ask of the coordinator, and what brokers ask of partitions (R26).
+"""The transaction APIs: of clients, of brokers (KIP-890), and of operators (KIP-664).
 
-The rules are those of `levada.core.transactions.machine`; here requests and responses change their shape. Every answer
-leaves when the coordinator's journal is committed.
+The rules are in `levada.core.transactions.machine`; the handlers convert requests and responses. A response is sent
+when the coordinator's record is committed.
 """
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from typing import Any
 
 from levada.api.producers import error_for_version, with_producer_id
@@ -15,25 +17,33 @@ from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.coordinator.transactions import write_marker
 from levada.broker.purgatory import DelayedResult, gather
 from levada.core.machine import Outcome
+from levada.core.regex.matcher import Pattern
 from levada.core.transactions.machine import EndRequest
-from levada.core.transactions.state import TRANSACTION_VERSION_2, ProducerIdAndEpoch
+from levada.core.transactions.state import TRANSACTION_VERSION_2, ProducerIdAndEpoch, Transaction
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartitionKey
 from levada.wire.control_records import Marker
+from levada.wire.internal.transaction_records import Status
 from levada.wire.schema.lazy_imports import lazy_imports
 
 with lazy_imports():
     import kio.schema.add_offsets_to_txn.v4 as add_offsets_to_txn_v4
     import kio.schema.add_partitions_to_txn.v5 as add_partitions_to_txn_v5
+    import kio.schema.describe_transactions.v0 as describe_transactions_v0
     import kio.schema.end_txn.v5 as end_txn_v5
+    import kio.schema.list_transactions.v2 as list_transactions_v2
     import kio.schema.write_txn_markers.v2 as write_txn_markers_v2
 
-VERSION_2_FROM = {"add_partitions_to_txn": 5, "end_txn": 5}  # request versions of transactions of version 2
+MILLISECOND = timedelta(milliseconds=1)
+EPOCH = datetime.fromtimestamp(0, UTC)
+STATE_NAMES = frozenset(status.title for status in Status)
+UNLISTED_STATES = frozenset(("Dead", "PrepareEpochFence"))  # states of Kafka that are never listed
+VERSION_2_FROM = {"add_partitions_to_txn": 5, "end_txn": 5}  # request versions of transaction version 2
 
 
-def _check_id(transactional_id: str) -> str:
+def _validate_id(transactional_id: str) -> str:
     if not transactional_id:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
     return transactional_id
 
 
@@ -41,9 +51,8 @@ def _check_id(transactional_id: str) -> str:
 def add_partitions_to_txn(
     context: RequestContext, request: "add_partitions_to_txn_v5.AddPartitionsToTxnRequest"
 ) -> DelayedResult:
-    """Say where a transaction will write. v4 lets brokers ask for many at once, or only whether it may (KIP-890)."""
-    asked = [_add_partitions(context, transaction) for transaction in request.transactions]
-    return gather(asked, _added)
+    """Add partitions to transactions. v4 is sent by brokers, for several transactions or only to verify (KIP-890)."""
+    return gather([_add_partitions(context, transaction) for transaction in request.transactions], _added)
 
 
 def _added(results: list[Any]) -> Any:
@@ -53,47 +62,47 @@ def _added(results: list[Any]) -> Any:
 
 
 def _add_partitions(
-    context: RequestContext, asked: "add_partitions_to_txn_v5.request.AddPartitionsToTxnTransaction"
+    context: RequestContext, transaction: "add_partitions_to_txn_v5.request.AddPartitionsToTxnTransaction"
 ) -> DelayedResult:
-    topic_partitions = [(topic.name, index) for topic in asked.topics for index in topic.partitions]
+    topic_partitions = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
     unknown = {
         topic_partition for topic_partition in topic_partitions if not _exists(context, topic_partition)
     }
-    answer = DelayedResult(lambda errors: _added_to_one(asked, errors))
+    delayed = DelayedResult(lambda errors: _added_to_transaction(transaction, errors))
     if unknown:
-        missing, not_tried = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OPERATION_NOT_ATTEMPTED
-        answer.complete(
-            [missing if topic_partition in unknown else not_tried for topic_partition in topic_partitions]
+        missing, not_attempted = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OPERATION_NOT_ATTEMPTED
+        delayed.complete(
+            [missing if topic_partition in unknown else not_attempted for topic_partition in topic_partitions]
         )
-        return answer
-    client = ProducerIdAndEpoch(asked.producer_id, asked.producer_epoch)
+        return delayed
+    client = ProducerIdAndEpoch(transaction.producer_id, transaction.producer_epoch)
     version = 2 if context.api_version >= VERSION_2_FROM["add_partitions_to_txn"] else 1
 
-    def hear(result: Any) -> None:
+    def on_result(result: Any) -> None:
         if isinstance(result, KafkaError):
             code = error_for_version("add_partitions_to_txn", context.api_version, result).code
-            answer.complete([code] * len(topic_partitions))
+            delayed.complete([code] * len(topic_partitions))
         else:
-            answer.complete(result or [ErrorCode.NONE] * len(topic_partitions))
+            delayed.complete(result or [ErrorCode.NONE] * len(topic_partitions))
 
     try:
-        name = _check_id(asked.transactional_id)
+        name = _validate_id(transaction.transactional_id)
         shard = context.broker.transactions.shard(name)
-        if asked.verify_only:
+        if transaction.verify_only:
             shard.submit(
                 lambda machine, _, handle: Outcome(
                     responses=[(handle, machine.verify(name, client, topic_partitions))]
                 )
-            ).add_done_callback(hear)
+            ).add_done_callback(on_result)
         else:
             shard.submit(
                 lambda machine, now_ms, handle: machine.add(
                     name, client, topic_partitions, version, now_ms, handle
                 )
-            ).add_done_callback(hear)
+            ).add_done_callback(on_result)
     except KafkaError as error:
-        hear(error)
-    return answer
+        on_result(error)
+    return delayed
 
 
 def _exists(context: RequestContext, topic_partition: TopicPartitionKey) -> bool:
@@ -101,26 +110,26 @@ def _exists(context: RequestContext, topic_partition: TopicPartitionKey) -> bool
     return topic is not None and 0 <= topic_partition[1] < len(topic.partitions)
 
 
-def _added_to_one(
-    asked: "add_partitions_to_txn_v5.request.AddPartitionsToTxnTransaction", errors: Iterable[ErrorCode]
+def _added_to_transaction(
+    transaction: "add_partitions_to_txn_v5.request.AddPartitionsToTxnTransaction", errors: Iterable[ErrorCode]
 ) -> Any:
-    answer, codes = add_partitions_to_txn_v5.response, iter(errors)
-    return answer.AddPartitionsToTxnResult(
-        transactional_id=asked.transactional_id,
+    response, codes = add_partitions_to_txn_v5.response, iter(errors)
+    return response.AddPartitionsToTxnResult(
+        transactional_id=transaction.transactional_id,
         topic_results=tuple(
             [
-                answer.AddPartitionsToTxnTopicResult(
+                response.AddPartitionsToTxnTopicResult(
                     name=topic.name,
                     results_by_partition=tuple(
                         [
-                            answer.AddPartitionsToTxnPartitionResult(
+                            response.AddPartitionsToTxnPartitionResult(
                                 partition_index=index, partition_error_code=next(codes)
                             )
                             for index in topic.partitions
                         ]
                     ),
                 )
-                for topic in asked.topics
+                for topic in transaction.topics
             ]
         ),
     )
@@ -130,8 +139,8 @@ def _added_to_one(
 def add_offsets_to_txn(
     context: RequestContext, request: "add_offsets_to_txn_v4.AddOffsetsToTxnRequest"
 ) -> DelayedResult:
-    """Say that a transaction will commit offsets of a group. Clients of version 2 need not."""
-    name = _check_id(request.transactional_id)
+    """Add the offsets partition of a group to a transaction. Not needed in transaction version 2."""
+    name = _validate_id(request.transactional_id)
     client = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     topic_partitions = [(OFFSETS_TOPIC, context.broker.groups.partition_for(request.group_id))]
     try:
@@ -147,9 +156,9 @@ def add_offsets_to_txn(
 
 @handles("end_txn", versions=range(6))
 def end_txn(context: RequestContext, request: "end_txn_v5.EndTxnRequest") -> "DelayedResult | Awaitable[Any]":
-    """Commit or abort. v5 is of transactions of version 2: the client goes on with a new epoch (KIP-890)."""
+    """Commit or abort a transaction. v5 is of transaction version 2: the response has a new epoch (KIP-890)."""
     bumps = context.api_version >= VERSION_2_FROM["end_txn"]
-    name = _check_id(request.transactional_id)
+    name = _validate_id(request.transactional_id)
     client = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     wanted = EndRequest(name, client, request.committed, TRANSACTION_VERSION_2 if bumps else 0)
     shard = context.broker.transactions.shard(name)
@@ -180,8 +189,8 @@ def _ended(client: ProducerIdAndEpoch) -> Any:
 def write_txn_markers(
     context: RequestContext, request: "write_txn_markers_v2.WriteTxnMarkersRequest"
 ) -> DelayedResult:
-    """End transactions in partitions, as their coordinator or an operator says. v2 tells the version."""
-    answer = write_txn_markers_v2.response
+    """Write transaction markers, for a coordinator or an operator. v2 adds the transaction version."""
+    response = write_txn_markers_v2.response
 
     def of_one(marker: "write_txn_markers_v2.request.WritableTxnMarker") -> DelayedResult:
         topic_partitions = [
@@ -191,11 +200,11 @@ def write_txn_markers(
         def written(results: list[Any]) -> Any:
             codes = iter([_code(result) for result in results])
             topics = [
-                answer.WritableTxnMarkerTopicResult(
+                response.WritableTxnMarkerTopicResult(
                     name=topic.name,
                     partitions=tuple(
                         [
-                            answer.WritableTxnMarkerPartitionResult(
+                            response.WritableTxnMarkerPartitionResult(
                                 partition_index=index, error_code=next(codes)
                             )
                             for index in topic.partition_indexes
@@ -204,7 +213,7 @@ def write_txn_markers(
                 )
                 for topic in marker.topics
             ]
-            return answer.WritableTxnMarkerResult(producer_id=marker.producer_id, topics=tuple(topics))
+            return response.WritableTxnMarkerResult(producer_id=marker.producer_id, topics=tuple(topics))
 
         return gather(
             [_write(context, topic_partition, marker) for topic_partition in topic_partitions], written
@@ -212,7 +221,7 @@ def write_txn_markers(
 
     return gather(
         [of_one(marker) for marker in request.markers],
-        lambda results: answer.WriteTxnMarkersResponse(markers=tuple(results)),
+        lambda results: response.WriteTxnMarkersResponse(markers=tuple(results)),
     )
 
 
@@ -239,3 +248,88 @@ def _code(result: Any) -> ErrorCode:
     if isinstance(result, KafkaError):
         return result.code
     return ErrorCode.UNKNOWN_SERVER_ERROR if isinstance(result, Exception) else ErrorCode.NONE
+
+
+# Administration (KIP-664).
+
+
+@handles("list_transactions", versions=range(3))
+def list_transactions(
+    context: RequestContext, request: "list_transactions_v2.ListTransactionsRequest"
+) -> "list_transactions_v2.ListTransactionsResponse":
+    """List the transactional ids of this broker. v1 filters by duration, v2 by a regular expression."""
+    response = list_transactions_v2.response
+    unknown = [name for name in request.state_filters if name not in STATE_NAMES | UNLISTED_STATES]
+    pattern = Pattern(request.transactional_id_pattern) if request.transactional_id_pattern else None
+    now_ms = context.broker.clock.now_ms()
+    found = [
+        response.TransactionState(
+            transactional_id=name,
+            producer_id=transaction.producer_id,
+            transaction_state=transaction.status.title,
+        )
+        for name, transaction in _transactions(context)
+        if (not request.state_filters or transaction.status.title in request.state_filters)
+        and (not request.producer_id_filters or transaction.producer_id in request.producer_id_filters)
+        and (request.duration_filter < 0 or now_ms - transaction.start_ms > request.duration_filter)
+        and (pattern is None or pattern.matches(name))
+    ]
+    return response.ListTransactionsResponse(
+        throttle_time=UNTHROTTLED,
+        error_code=ErrorCode.NONE,
+        unknown_state_filters=tuple(unknown),
+        transaction_states=tuple(found),
+    )
+
+
+def _transactions(context: RequestContext) -> Iterator[tuple[str, Transaction]]:
+    for shard in context.broker.transactions:
+        yield from shard.ready.transactions.items()
+
+
+@handles("describe_transactions", versions=range(1))
+def describe_transactions(
+    context: RequestContext, request: "describe_transactions_v0.DescribeTransactionsRequest"
+) -> "describe_transactions_v0.DescribeTransactionsResponse":
+    """Describe the state, the producer and the partitions of transactional ids."""
+    return describe_transactions_v0.DescribeTransactionsResponse(
+        throttle_time=UNTHROTTLED,
+        transaction_states=tuple([_described(context, name) for name in request.transactional_ids]),
+    )
+
+
+def _described(context: RequestContext, name: str) -> Any:
+    response = describe_transactions_v0.response
+    try:
+        transaction = context.broker.transactions.shard(_validate_id(name)).ready.transactions.get(name)
+        if transaction is None:
+            raise KafkaError(
+                ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, f"transactional id {name!r} does not exist"
+            )
+    except KafkaError as error:
+        return response.TransactionState(
+            error_code=error.code,
+            transactional_id=name,
+            transaction_state="",
+            transaction_timeout=timedelta(0),
+            transaction_start_time=EPOCH,
+            producer_id=-1,
+            producer_epoch=-1,
+            topics=(),
+        )
+    by_topic = groupby(sorted(transaction.partitions), key=lambda topic_partition: topic_partition[0])
+    return response.TransactionState(
+        error_code=ErrorCode.NONE,
+        transactional_id=name,
+        transaction_state=transaction.status.title,
+        transaction_timeout=transaction.timeout_ms * MILLISECOND,
+        transaction_start_time=EPOCH + transaction.start_ms * MILLISECOND,
+        producer_id=transaction.producer_id,
+        producer_epoch=transaction.producer_epoch,
+        topics=tuple(
+            [
+                response.TopicData(topic=topic, partitions=tuple(index for _, index in topic_partitions))
+                for topic, topic_partitions in by_topic
+            ]
+        ),
+    )

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from levada.api.error_responses import error_response
 from levada.api.fast.request import FastPathRequest
-from levada.api.groups import joined, joining, synced, syncing
+from levada.api.groups import join_response, sync_response, to_join_request, to_sync_request
 from levada.api.registry import FastPath, fast_path
 from levada.broker.broker import Broker
 from levada.core.groups.classic.draft import JoinResult, SyncResult
@@ -154,7 +154,7 @@ class FastJoin(FastPathRequest):
         if isinstance(result, KafkaError):
             response = error_response(JOIN_GROUP, self.request, result)
         elif result.members or result.error or result.skip_assignment:
-            response = joined(result)
+            response = join_response(result)
         else:
             fields = (self._version, result.generation, result.protocol_type, result.protocol, result.leader)
             before, strings, after = self._templates[fields]
@@ -183,7 +183,7 @@ class JoinFastPath(GroupFastPath):
 
         It has no members: their number, 0, is one byte or four.
         """
-        response = joined(JoinResult(generation, protocol_type, protocol, leader, ""))
+        response = join_response(JoinResult(generation, protocol_type, protocol, leader, ""))
         frame = messages.write_response_frame(JOIN_GROUP, version, 0, response)
         if _header_tags(JOIN_GROUP, version):
             return frame[SIZE_AND_ID.size : -3], COMPACT_STRINGS, frame[-2:]
@@ -197,7 +197,7 @@ def _decode_join(body: bytes, version: int) -> JoinRequest | None:
     rejoins = request.member_id and request.group_instance_id is None
     if any(body[:tags]) or not rejoins or len(request.protocols) > PROTOCOLS_MAX:
         return None
-    return joining(request, version)
+    return to_join_request(request, version)
 
 
 class FastSync(FastPathRequest):
@@ -238,12 +238,14 @@ class SyncFastPath(GroupFastPath):
             if not self.requests.is_repeated(key):
                 return None
             decoded = _decode_around(SYNC_GROUP, before, after, version)
-            request = self.requests.store(key, None if decoded.assignments else syncing(decoded, version))
+            request = self.requests.store(
+                key, None if decoded.assignments else to_sync_request(decoded, version)
+            )
         return request and (request, generation)
 
     def template(self, version: int, protocol_type: str | None, protocol: str | None) -> tuple[bytes, bytes]:
         """The response before and after the assignment."""
-        response = synced(SyncResult(protocol_type, protocol, b""))
+        response = sync_response(SyncResult(protocol_type, protocol, b""))
         frame = messages.write_response_frame(SYNC_GROUP, version, 0, response)
         if _header_tags(SYNC_GROUP, version):
             return frame[SIZE_AND_ID.size : -2], frame[-1:]

@@ -68,12 +68,12 @@ def heartbeat(shape: Any, _: int) -> Any:
 
 
 def joining(shape: Any, version: int) -> Any:
-    return groups.joining(shape, version), NO_GENERATION
+    return groups.to_join_request(shape, version), NO_GENERATION
 
 
 def syncing(shape: Any, version: int) -> Any:
-    said = groups.syncing(shape, version)
-    return said._replace(generation=0), said.generation
+    sync = groups.to_sync_request(shape, version)
+    return sync._replace(generation=0), sync.generation
 
 
 APIS_TESTED = [
@@ -163,7 +163,7 @@ def test_followers_get_the_response_that_the_codec_writes(version: int, member_i
         written = fast_groups.FastJoin(JoinFastPath().templates, cast(Any, None), 7, version, None, 1).encode(
             reply
         )
-        response = groups.joined(reply)
+        response = groups.join_response(reply)
         assert written == messages.write_response_frame(fast_groups.JOIN_GROUP, version, 7, response)
 
 
@@ -175,7 +175,7 @@ def test_assignments_are_written_as_by_the_codec(version: int, size: int) -> Non
         written = fast_groups.FastSync(SyncFastPath().templates, cast(Any, None), 7, version, None, 1).encode(
             reply
         )
-        response = groups.synced(reply)
+        response = groups.sync_response(reply)
         assert written == messages.write_response_frame(fast_groups.SYNC_GROUP, version, 7, response)
 
 
