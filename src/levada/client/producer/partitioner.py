@@ -1,7 +1,7 @@
-"""Which partition a record goes to, as Kafka's Java client decides it (R12).
+"""Chooses the partition of a record as Kafka's Java client does.
 
-A record with a key goes by murmur2 of the key, so the same key always meets the same partition, whichever of the two
-clients sent it. Records without a key stay with one partition until its batch is full: bigger batches, fewer requests.
+A key is hashed by murmur2, so both clients put records of one key into the same partition. Records without a key fill
+the batch of one partition, then of another.
 """
 
 import random
