@@ -17,6 +17,7 @@ from levada.config.settings import (
     declared,
     did_you_mean,
     inherited,
+    override,
     setting,
     updated,
 )
@@ -102,21 +103,20 @@ class GroupSettings:
     )
 
 
+GROUP_DEFAULTS: Final = GroupSettings()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConfig:
     """The settings of one consumer group (KIP-848)."""
 
-    consumer_session_timeout_ms: int = setting(
-        45_000,
-        "The session timeout of the group's members.",
-        minimum=1,
-        synonyms="group.consumer.session.timeout.ms",
+    consumer_session_timeout_ms: int = override(
+        GROUP_DEFAULTS, "group.consumer.session.timeout.ms", "The session timeout of the group's members."
     )
-    consumer_heartbeat_interval_ms: int = setting(
-        5_000,
+    consumer_heartbeat_interval_ms: int = override(
+        GROUP_DEFAULTS,
+        "group.consumer.heartbeat.interval.ms",
         "The heartbeat interval of the group's members.",
-        minimum=1,
-        synonyms="group.consumer.heartbeat.interval.ms",
     )
 
     @staticmethod

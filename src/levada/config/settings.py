@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields, replace
 from enum import IntEnum
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 
 from levada.errors import ErrorCode, KafkaError
@@ -180,6 +181,7 @@ def section(owner: "type[Config]") -> "Config":
     return field(default_factory=owner, metadata={"section": owner})
 
 
+@cache
 def declared(owner: "type[DataclassInstance]") -> Mapping[str, Setting]:
     """Return the settings of a config, sections included, by Kafka's name in declaration order."""
     found: dict[str, Setting] = {}
@@ -240,6 +242,16 @@ def inherited(item: Setting, defaults: object) -> Any:
             # -1 hours means no limit, not minus one hour.
             return value if synonym.factor == 1 else max(value * synonym.factor, -1)
     return item.default
+
+
+def override(defaults: "DataclassInstance", synonyms: str, doc: str) -> Any:
+    """Declare a topic or group setting that overrides broker settings: default and bounds are those of the synonyms."""
+    first = declared(type(defaults))[synonyms.split()[0]]
+    default = inherited(first._replace(synonyms=tuple(map(Synonym, synonyms.split()))), defaults)
+    bounds = {
+        name: getattr(first, name) for name in ("minimum", "maximum", "choices", "supported", "special")
+    }
+    return setting(default, doc, synonyms=synonyms, **bounds)
 
 
 def did_you_mean(name: str, known: Mapping[str, object]) -> str:

@@ -13,6 +13,7 @@ from levada.config.settings import (
     declared,
     did_you_mean,
     inherited,
+    override,
     setting,
     updated,
 )
@@ -81,170 +82,134 @@ class TopicDefaults:
     levada_acks_wait_for_fsync: bool = topic_default("levada.acks.wait.for.fsync", False)
 
 
+TOPIC_DEFAULTS: Final = TopicDefaults()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
-    """The settings of one topic."""
+    """The settings of one topic; defaults and bounds are those of the broker settings named with them."""
 
-    cleanup_policy: Strings = setting(
-        ("delete",),
+    cleanup_policy: Strings = override(
+        TOPIC_DEFAULTS,
+        "log.cleanup.policy",
         "What happens to old segments: deleted by retention, compacted to the latest value of each key, or both.",
-        choices=("compact", "delete"),
-        synonyms="log.cleanup.policy",
     )
-    compression_gzip_level: int = setting(
-        -1,
+    compression_gzip_level: int = override(
+        TOPIC_DEFAULTS,
+        "compression.gzip.level",
         "Compression level of gzip where the broker compresses; -1 for the codec's default.",
-        minimum=1,
-        maximum=9,
-        special=-1,
-        synonyms="compression.gzip.level",
     )
-    compression_lz4_level: int = setting(
-        9,
-        "Compression level of lz4 where the broker compresses.",
-        minimum=1,
-        maximum=17,
-        synonyms="compression.lz4.level",
+    compression_lz4_level: int = override(
+        TOPIC_DEFAULTS, "compression.lz4.level", "Compression level of lz4 where the broker compresses."
     )
-    compression_type: str = setting(
-        "producer",
-        "Batches keep the codec of the producer.",
-        choices=COMPRESSION_TYPES,
-        supported=("producer",),
-        synonyms="compression.type",
+    compression_type: str = override(
+        TOPIC_DEFAULTS, "compression.type", "Batches keep the codec of the producer."
     )
-    compression_zstd_level: int = setting(
-        3,
-        "Compression level of zstd where the broker compresses.",
-        minimum=-131_072,
-        maximum=22,
-        synonyms="compression.zstd.level",
+    compression_zstd_level: int = override(
+        TOPIC_DEFAULTS, "compression.zstd.level", "Compression level of zstd where the broker compresses."
     )
-    delete_retention_ms: Long = setting(
-        DAY_MS,
+    delete_retention_ms: Long = override(
+        TOPIC_DEFAULTS,
+        "log.cleaner.delete.retention.ms",
         "How long a compacted topic keeps the tombstones of deleted keys.",
-        minimum=0,
-        synonyms="log.cleaner.delete.retention.ms",
     )
-    file_delete_delay_ms: Long = setting(
-        60_000,
+    file_delete_delay_ms: Long = override(
+        TOPIC_DEFAULTS,
+        "log.segment.delete.delay.ms",
         "No effect: fetches in progress still read a deleted segment to its end.",
-        minimum=0,
-        synonyms="log.segment.delete.delay.ms",
     )
-    flush_messages: Long = setting(
-        LONG_MAX,
+    flush_messages: Long = override(
+        TOPIC_DEFAULTS,
+        "log.flush.interval.messages",
         "Number of messages after which the log is flushed to disk with fsync.",
-        minimum=1,
-        synonyms="log.flush.interval.messages",
     )
-    flush_ms: Long = setting(
-        LONG_MAX,
+    flush_ms: Long = override(
+        TOPIC_DEFAULTS,
+        "log.flush.interval.ms log.flush.scheduler.interval.ms",
         "Time after which a written message is flushed to disk with fsync.",
-        minimum=0,
-        synonyms="log.flush.interval.ms log.flush.scheduler.interval.ms",
     )
     follower_replication_throttled_replicas: Strings = setting(
         (), "Throttled follower replicas.", pattern=REPLICA
     )
-    index_interval_bytes: int = setting(
-        4096, "Bytes between two entries of the offset index.", minimum=0, synonyms="log.index.interval.bytes"
+    index_interval_bytes: int = override(
+        TOPIC_DEFAULTS, "log.index.interval.bytes", "Bytes between two entries of the offset index."
     )
     leader_replication_throttled_replicas: Strings = setting(
         (), "Throttled leader replicas.", pattern=REPLICA
     )
     local_retention_bytes: Long = setting(-2, "Part of tiered storage; -2 for retention.bytes.", minimum=-2)
     local_retention_ms: Long = setting(-2, "Part of tiered storage; -2 for retention.ms.", minimum=-2)
-    max_compaction_lag_ms: Long = setting(
-        LONG_MAX,
+    max_compaction_lag_ms: Long = override(
+        TOPIC_DEFAULTS,
+        "log.cleaner.max.compaction.lag.ms",
         "The longest time a message remains ineligible for compaction.",
-        minimum=1,
-        synonyms="log.cleaner.max.compaction.lag.ms",
     )
-    max_message_bytes: int = setting(
-        1_048_588, "The largest record batch.", minimum=0, synonyms="message.max.bytes"
-    )
-    message_timestamp_after_max_ms: Long = setting(
-        HOUR_MS,
+    max_message_bytes: int = override(TOPIC_DEFAULTS, "message.max.bytes", "The largest record batch.")
+    message_timestamp_after_max_ms: Long = override(
+        TOPIC_DEFAULTS,
+        "log.message.timestamp.after.max.ms",
         "The largest allowed distance of a message's timestamp after the broker's time.",
-        minimum=0,
-        synonyms="log.message.timestamp.after.max.ms",
     )
-    message_timestamp_before_max_ms: Long = setting(
-        LONG_MAX,
+    message_timestamp_before_max_ms: Long = override(
+        TOPIC_DEFAULTS,
+        "log.message.timestamp.before.max.ms",
         "The largest allowed distance of a message's timestamp before the broker's time.",
-        minimum=0,
-        synonyms="log.message.timestamp.before.max.ms",
     )
-    message_timestamp_type: str = setting(
-        "CreateTime",
+    message_timestamp_type: str = override(
+        TOPIC_DEFAULTS,
+        "log.message.timestamp.type",
         "Whether timestamps are the time of creation or of the append.",
-        choices=TIMESTAMP_TYPES,
-        synonyms="log.message.timestamp.type",
     )
-    min_cleanable_dirty_ratio: float = setting(
-        0.5,
-        "The dirty ratio from which a log is compacted.",
-        minimum=0,
-        maximum=1,
-        synonyms="log.cleaner.min.cleanable.ratio",
+    min_cleanable_dirty_ratio: float = override(
+        TOPIC_DEFAULTS, "log.cleaner.min.cleanable.ratio", "The dirty ratio from which a log is compacted."
     )
-    min_compaction_lag_ms: Long = setting(
-        0,
+    min_compaction_lag_ms: Long = override(
+        TOPIC_DEFAULTS,
+        "log.cleaner.min.compaction.lag.ms",
         "The shortest time a message remains uncompacted.",
-        minimum=0,
-        synonyms="log.cleaner.min.compaction.lag.ms",
     )
-    min_insync_replicas: int = setting(
-        1,
-        "In-sync replicas that a Produce with acks=all requires.",
-        minimum=1,
-        synonyms="min.insync.replicas",
+    min_insync_replicas: int = override(
+        TOPIC_DEFAULTS, "min.insync.replicas", "In-sync replicas that a Produce with acks=all requires."
     )
-    preallocate: bool = setting(
-        False, "Segments are never preallocated.", supported=("false",), synonyms="log.preallocate"
-    )
+    preallocate: bool = override(TOPIC_DEFAULTS, "log.preallocate", "Segments are never preallocated.")
     remote_log_copy_disable: bool = setting(False, "Part of tiered storage.", supported=("false",))
     remote_log_delete_on_disable: bool = setting(False, "Part of tiered storage.", supported=("false",))
     remote_storage_enable: bool = setting(False, "Tiered storage is not available.", supported=("false",))
-    retention_bytes: Long = setting(
-        -1,
+    retention_bytes: Long = override(
+        TOPIC_DEFAULTS,
+        "log.retention.bytes",
         "The size of a partition from which old segments are deleted; -1 for no limit.",
-        synonyms="log.retention.bytes",
     )
-    retention_ms: Long = setting(
-        WEEK_MS,
+    retention_ms: Long = override(
+        TOPIC_DEFAULTS,
+        "log.retention.ms log.retention.minutes log.retention.hours",
         "The age from which segments are deleted; -1 for never.",
-        minimum=-1,
-        synonyms="log.retention.ms log.retention.minutes log.retention.hours",
     )
-    segment_bytes: int = setting(
-        1 << 30, "The size at which a segment is rolled.", minimum=14, synonyms="log.segment.bytes"
+    segment_bytes: int = override(
+        TOPIC_DEFAULTS, "log.segment.bytes", "The size at which a segment is rolled."
     )
-    segment_index_bytes: int = setting(
-        10 << 20,
+    segment_index_bytes: int = override(
+        TOPIC_DEFAULTS,
+        "log.index.size.max.bytes",
         "The largest offset index; a full index rolls its segment.",
-        minimum=4,
-        synonyms="log.index.size.max.bytes",
     )
-    segment_jitter_ms: Long = setting(
-        0,
+    segment_jitter_ms: Long = override(
+        TOPIC_DEFAULTS,
+        "log.roll.jitter.ms log.roll.jitter.hours",
         "No effect yet: segments roll at segment.ms exactly.",
-        minimum=0,
-        synonyms="log.roll.jitter.ms log.roll.jitter.hours",
     )
-    segment_ms: Long = setting(
-        WEEK_MS, "The age at which a segment is rolled.", minimum=1, synonyms="log.roll.ms log.roll.hours"
+    segment_ms: Long = override(
+        TOPIC_DEFAULTS, "log.roll.ms log.roll.hours", "The age at which a segment is rolled."
     )
-    unclean_leader_election_enable: bool = setting(
-        False,
+    unclean_leader_election_enable: bool = override(
+        TOPIC_DEFAULTS,
+        "unclean.leader.election.enable",
         "Whether a replica that is not in sync can become leader as a last resort, which loses messages.",
-        synonyms="unclean.leader.election.enable",
     )
-    levada_acks_wait_for_fsync: bool = setting(
-        False,
+    levada_acks_wait_for_fsync: bool = override(
+        TOPIC_DEFAULTS,
+        "levada.acks.wait.for.fsync",
         "Whether responses to acks=1 and acks=all wait until an fsync (group commit) has made the batch durable.",
-        synonyms="levada.acks.wait.for.fsync",
     )
 
     @staticmethod

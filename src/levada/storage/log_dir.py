@@ -224,12 +224,10 @@ class LogDir:
         stored_format = fields.get("levada.format", "")
         if not stored_format.isdecimal() or int(stored_format) > FORMAT:
             known = f"this version reads up to {FORMAT}"
-            raise LogDirError(f"{path} says levada.format={stored_format or 'nothing'}; {known}")
+            raise LogDirError(f"{path} has levada.format={stored_format or 'nothing'}; {known}")
         if fields.get("node.id") != str(self._node_id):
             found = fields.get("node.id", "nothing")
-            raise LogDirError(
-                f"{path} says node.id={found}, but this is node {self._node_id}: check log.dirs"
-            )
+            raise LogDirError(f"{path} has node.id={found}, but this is node {self._node_id}: check log.dirs")
         self.cluster_id = fields.get("cluster.id") or None
         try:
             self.directory_id = decode_uuid(fields["directory.id"])

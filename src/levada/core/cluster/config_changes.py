@@ -9,10 +9,10 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from levada.config.broker import BROKER_SETTINGS
-from levada.config.groups import GROUP_SETTINGS, GroupConfig, GroupSettings
+from levada.config.groups import GROUP_DEFAULTS, GROUP_SETTINGS, GroupConfig, GroupSettings
 from levada.config.properties import unknown_setting
 from levada.config.settings import ConfigType, Setting
-from levada.config.topic import TOPIC_SETTINGS, TopicConfig, TopicDefaults
+from levada.config.topic import TOPIC_DEFAULTS, TOPIC_SETTINGS, TopicConfig
 from levada.core.cluster import topic_names
 from levada.core.cluster.image import (
     CLUSTER_DEFAULT,
@@ -23,10 +23,6 @@ from levada.core.cluster.image import (
     TopicChanged,
 )
 from levada.errors import ErrorCode, KafkaError
-
-# Overrides of a topic must be valid on every broker, so they are checked over Kafka's defaults.
-TOPIC_DEFAULTS: Final = TopicDefaults()
-GROUP_DEFAULTS: Final = GroupSettings()
 
 
 class ResourceType(IntEnum):
@@ -97,7 +93,7 @@ def _checked(
 ) -> Change:
     match command.type:
         case ResourceType.TOPIC:
-            TopicConfig.build(TOPIC_DEFAULTS, configs)
+            TopicConfig.build(TOPIC_DEFAULTS, configs)  # valid on every broker, whatever its defaults
             return TopicChanged(replace(image.topics[command.resource], configs=configs))
         case ResourceType.BROKER:
             _check_broker(configs)

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from levada.config.topic import TopicConfig
+from levada.config.topic import TOPIC_DEFAULTS, TopicConfig
 from levada.core.cluster import topic_names
 from levada.core.cluster.config_changes import (
-    TOPIC_DEFAULTS,
     AlterConfigs,
     IncrementalAlterConfigs,
     alter_configs,
