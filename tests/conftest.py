@@ -37,8 +37,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if reporter is None:
         return
     for report in [*reporter.stats.get("failed", ()), *reporter.stats.get("error", ())]:
-        said = str(getattr(report.longrepr, "reprcrash", "")).partition("\n")[0]
-        reporter.write_line(f"failed: {report.nodeid}: {said[:200]}")
+        reason = str(getattr(report.longrepr, "reprcrash", "")).partition("\n")[0]
+        reporter.write_line(f"failed: {report.nodeid}: {reason[:200]}")
 
 
 def children_alive() -> list[str]:

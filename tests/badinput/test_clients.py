@@ -12,11 +12,11 @@ from tests.support.raw import Connection, fetch
 
 from levada.errors import ErrorCode
 
-CROWD = 1_000
+CONNECTIONS = 1_000
 
 
 @contextmanager
-def crowd(broker: Broker, count: int, greeting: bytes) -> Iterator[list[socket.socket]]:
+def many_connections(broker: Broker, count: int, greeting: bytes) -> Iterator[list[socket.socket]]:
     """Many connections that all have sent the same."""
     with ExitStack() as stack:
         connections = [
@@ -34,7 +34,7 @@ def crowd(broker: Broker, count: int, greeting: bytes) -> Iterator[list[socket.s
 )
 def test_slow_loris(greeting: bytes, broker: Broker) -> None:
     """A thousand clients that never finish their request cost little, and the others are served."""
-    with crowd(broker, CROWD, greeting):
+    with many_connections(broker, CONNECTIONS, greeting):
         broker.check_health()
         broker.check_memory()
 
@@ -44,7 +44,7 @@ def test_clients_that_never_read(api_key: int, broker: Broker) -> None:
     """Requests are not even read any more once the answers pile up."""
     request = header(api_key, 0, flexible=False) + (struct.pack(">i", 0) if api_key == 3 else b"")
     frame = struct.pack(">i", len(request)) + request
-    with crowd(broker, 4, b"") as connections:
+    with many_connections(broker, 4, b"") as connections:
         for one in connections:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             one.settimeout(0.2)

@@ -60,9 +60,9 @@ def test_what_was_taken_away_is_missed_until_it_is_back(
                 assert raw.produce(one, "hurt", raw.batch(b"no")).error_code != ErrorCode.NONE
             assert offsets(server, "whole") == list(range(BATCHES))
             server.stop(signal.SIGTERM)
-        told = server.log.read_text()
-        assert "partition is offline" in told and "Traceback" not in told
-        assert str(taken[0] if len(taken) == 1 else folder) in told
+        log_text = server.log.read_text()
+        assert "partition is offline" in log_text and "Traceback" not in log_text
+        assert str(taken[0] if len(taken) == 1 else folder) in log_text
         for path in taken:
             (away / path.name).rename(path)
         server.start()
@@ -70,7 +70,7 @@ def test_what_was_taken_away_is_missed_until_it_is_back(
 
 
 @pytest.mark.parametrize("place", ["", "below/it"])
-def test_a_file_in_the_place_of_the_folder_is_told_in_a_line(tmp_path: Path, place: str) -> None:
+def test_a_file_in_the_place_of_the_folder_is_reported_in_a_line(tmp_path: Path, place: str) -> None:
     file = tmp_path / "data"
     file.write_text("not a folder")
     command = [sys.executable, "-m", "levada", "start", "--data", str(file / place), "--port", "0"]

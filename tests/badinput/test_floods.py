@@ -40,7 +40,7 @@ def packed(form: str, *fields: int) -> Callable[[int], bytes]:
     return lambda number: layout.pack(number, *fields)
 
 
-def crowded(api: str, count: int) -> tuple[int, bytes]:
+def flood(api: str, count: int) -> tuple[int, bytes]:
     """A version of an API, and a request that names so many of whatever it takes a list of."""
     names = array(lambda number: text(f"g-{number}"), count)
     offsets = topic(lambda number: struct.pack(">iq", number, 1) + text(""), count)
@@ -69,17 +69,17 @@ def crowded(api: str, count: int) -> tuple[int, bytes]:
     return bodies[api]
 
 
-CROWDED = (
+FLOODS = (
     "produce", "fetch", "list_offsets", "metadata", "offset_commit", "offset_fetch", "offset_delete",
     "offset_for_leader_epoch", "delete_records", "add_partitions_to_txn", "txn_offset_commit", "leave_group",
     "describe_groups", "delete_groups", "delete_topics", "create_partitions",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("api", CROWDED)
+@pytest.mark.parametrize("api", FLOODS)
 def test_a_request_may_name_much(api: str, broker: Broker) -> None:
     """Ten thousand, which is more than any broker has of anything."""
-    version, body = crowded(api, MUCH)
+    version, body = flood(api, MUCH)
     with Connection(broker.bootstrap) as one:
         one.socket.settimeout(TIMEOUT_S)
         one.send_frame(header(api_key(api), version, flexible=False) + body)
@@ -87,10 +87,10 @@ def test_a_request_may_name_much(api: str, broker: Broker) -> None:
     broker.check_memory()
 
 
-@pytest.mark.parametrize("api", CROWDED)
+@pytest.mark.parametrize("api", FLOODS)
 def test_a_request_may_not_name_more(api: str, offender: Offender) -> None:
     """Everybody else would wait for it; it costs its client the connection, and is not even read."""
-    version, body = crowded(api, ELEMENTS_MAX + 1)
+    version, body = flood(api, ELEMENTS_MAX + 1)
     assert not offender.attack(header(api_key(api), version, flexible=False) + body)
 
 
@@ -139,13 +139,13 @@ def test_members_that_say_much_share_a_bounded_memory(tmp_path: Path) -> None:
     """Hundreds of mebibytes are said in many groups; who would be too much is told so, and the others are served."""
     with Broker(tmp_path) as broker, ExitStack() as stack:
         broker.prepare()
-        crowd = [stack.enter_context(Connection(broker.bootstrap)) for _ in range(8)]
-        crowd[0].call("find_coordinator", 3, {"key": "g"})
+        connections = [stack.enter_context(Connection(broker.bootstrap)) for _ in range(8)]
+        connections[0].call("find_coordinator", 3, {"key": "g"})
         protocols = [{"name": "range", "metadata": bytes(2 * MIB)}]
         member = {"session_timeout": 60_000, "protocol_type": "consumer", "protocols": protocols}
-        for one, number in itertools.product(crowd, range(20)):
+        for one, number in itertools.product(connections, range(20)):
             one.send("join_group", 0, {"group_id": f"g-{id(one)}-{number}", **member})
-        answers = [one.receive()[1].error_code for one in crowd for _ in range(20)]
+        answers = [one.receive()[1].error_code for one in connections for _ in range(20)]
         assert set(answers) == {0, ErrorCode.GROUP_MAX_SIZE_REACHED}
         assert 50 < answers.count(0) < 64, "of two mebibytes each, in 128"
         broker.check_memory()
@@ -160,7 +160,7 @@ def test_a_flood_of_bad_requests_does_not_flood_the_log(tmp_path: Path) -> None:
             with socket.create_connection(broker.address, timeout=10) as one:
                 one.sendall(struct.pack(">i", -1))
                 assert one.recv(1) == b""
-        told = [line for line in broker.log.read_text().splitlines() if "connection closed" in line]
-        assert EVENTS_PER_WINDOW_MAX <= len(told) < 10 * EVENTS_PER_WINDOW_MAX
-        assert "only counted" in told[EVENTS_PER_WINDOW_MAX - 1]
+        logged = [line for line in broker.log.read_text().splitlines() if "connection closed" in line]
+        assert EVENTS_PER_WINDOW_MAX <= len(logged) < 10 * EVENTS_PER_WINDOW_MAX
+        assert "only counted" in logged[EVENTS_PER_WINDOW_MAX - 1]
         broker.check_health()

@@ -99,7 +99,7 @@ def test_a_client_that_leaves_within_a_frame(broker: Broker) -> None:
             one.sendall(PROBE[:cut])
 
 
-def test_a_client_that_says_no_more_still_hears_its_answer(broker: Broker) -> None:
+def test_a_client_that_says_no_more_still_gets_its_answer(broker: Broker) -> None:
     with socket.create_connection(broker.address, timeout=5) as one:
         one.sendall(PROBE)
         one.shutdown(socket.SHUT_WR)

@@ -26,7 +26,7 @@ class Chatter:
     """A leader and others, eight unless said otherwise, in a generation that waits for its leader's assignment."""
 
     def __init__(
-        self, broker: Broker, group: str, stack: ExitStack, said_bytes: int, others: int = OTHERS
+        self, broker: Broker, group: str, stack: ExitStack, metadata_bytes: int, others: int = OTHERS
     ) -> None:
         self._group = group
         self.leader = stack.enter_context(Connection(broker.bootstrap))
@@ -38,12 +38,12 @@ class Chatter:
         self.leader.receive()
         self.others = [stack.enter_context(Connection(broker.bootstrap)) for _ in range(others)]
         for other in self.others:
-            self.join(other, "", bytes(said_bytes))
+            self.join(other, "", bytes(metadata_bytes))
         self._await_others(broker)
         self.join(self.leader, self.leader_id, b"")
-        told = self.leader.receive()[1]
-        assert (told.error_code, len(told.members)) == (ErrorCode.NONE, others + 1)
-        self.generation = told.generation_id
+        joined = self.leader.receive()[1]
+        assert (joined.error_code, len(joined.members)) == (ErrorCode.NONE, others + 1)
+        self.generation = joined.generation_id
 
     def _await_others(self, broker: Broker) -> None:
         """All of them have joined when the group has so many members; meanwhile the leader stays in."""
@@ -65,15 +65,15 @@ class Chatter:
 
     def sync(self, one: Connection, generation: int, member_id: str, parts: dict[str, bytes]) -> None:
         assignments = [{"member_id": name, "assignment": part} for name, part in parts.items()]
-        who = {"group_id": self._group, "generation_id": generation, "member_id": member_id}
-        one.send("sync_group", 2, {**who, "assignments": assignments})
+        member = {"group_id": self._group, "generation_id": generation, "member_id": member_id}
+        one.send("sync_group", 2, {**member, "assignments": assignments})
 
     def commit(self, one: Connection) -> None:
         """Offsets of another group of the same coordinator: what comes behind them waits until they are written."""
         beside = next(name for name in map("beside-{}".format, count()) if shard(name) == shard(self._group))
         topics = [{"name": TOPIC, "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
-        who = {"group_id": beside, "generation_id_or_member_epoch": -1, "member_id": ""}
-        one.send("offset_commit", 2, {**who, "retention_time": -1, "topics": topics})
+        member = {"group_id": beside, "generation_id_or_member_epoch": -1, "member_id": ""}
+        one.send("offset_commit", 2, {**member, "retention_time": -1, "topics": topics})
 
 
 def shard(group: str) -> int:
@@ -102,7 +102,7 @@ def test_a_leader_may_ask_many_times_what_its_members_say(
     broker: Broker, behind_a_commit: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExitStack() as stack:
-        group = Chatter(broker, f"leader-{behind_a_commit}", stack, said_bytes=1_000_000)
+        group = Chatter(broker, f"leader-{behind_a_commit}", stack, metadata_bytes=1_000_000)
         before, frames = broker.memory(), at_once(group.leader, monkeypatch)
         if behind_a_commit:
             group.commit(group.leader)
@@ -117,7 +117,7 @@ def test_a_member_may_ask_many_times_for_a_large_part(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExitStack() as stack:
-        group = Chatter(broker, "follower", stack, said_bytes=10)
+        group = Chatter(broker, "follower", stack, metadata_bytes=10)
         follower = group.others[0]
         follower.socket.settimeout(30.0)
         member_id = follower.receive()[1].member_id
@@ -146,7 +146,7 @@ def long_poll(one: Connection) -> None:
 def test_parts_of_many_generations_behind_an_answer_that_waits(broker: Broker) -> None:
     """Each keeps what was assigned in a generation of its own: the connection is read no more when that is much."""
     with ExitStack() as stack:
-        group = Chatter(broker, "parts", stack, said_bytes=10, others=0)
+        group = Chatter(broker, "parts", stack, metadata_bytes=10, others=0)
         blocked = stack.enter_context(Connection(broker.bootstrap))
         long_poll(blocked)
         before, most = broker.memory(), 0
@@ -161,10 +161,10 @@ def test_parts_of_many_generations_behind_an_answer_that_waits(broker: Broker) -
         assert most - before < 130 * MIB
 
 
-def test_what_members_said_in_many_generations_behind_an_answer_that_waits(broker: Broker) -> None:
+def test_what_members_sent_in_many_generations_behind_an_answer_that_waits(broker: Broker) -> None:
     """A leader that joins on such a connection is told all: it is heard no more when that is much."""
     with ExitStack() as stack:
-        group = Chatter(broker, "said", stack, said_bytes=10, others=2)
+        group = Chatter(broker, "said", stack, metadata_bytes=10, others=2)
         talker, last = group.others
         talker_id, last_id = (one.receive()[1].member_id for one in group.others)
         blocked = stack.enter_context(Connection(broker.bootstrap))

@@ -47,8 +47,8 @@ def test_topics(tool: Tool, name: str) -> None:
 
 def test_topic_refused(tool: Tool, name: str) -> None:
     topics = f"{TOOLS}.TopicCommand"
-    said = tool(topics, "--create", "--topic", name, "--replication-factor", "3", fails=True)
-    assert "replication factor" in said.lower()
+    printed = tool(topics, "--create", "--topic", name, "--replication-factor", "3", fails=True)
+    assert "replication factor" in printed.lower()
     assert "does not exist" in tool(topics, "--describe", "--topic", name, fails=True)
 
 
@@ -73,8 +73,8 @@ def test_console_producer_and_consumer(tool: Tool, topic: str) -> None:
 
 def test_configs(tool: Tool, topic: str) -> None:
     configs, entity = "kafka.admin.ConfigCommand", ("--entity-type", "topics", "--entity-name", topic)
-    said = tool(configs, *entity, "--alter", "--add-config", "retention.ms=1234567,cleanup.policy=compact")
-    assert f"Completed updating config for topic {topic}." in said
+    printed = tool(configs, *entity, "--alter", "--add-config", "retention.ms=1234567,cleanup.policy=compact")
+    assert f"Completed updating config for topic {topic}." in printed
     described = tool(configs, *entity, "--describe")
     assert "retention.ms=1234567" in described
     assert "DYNAMIC_TOPIC_CONFIG:retention.ms=1234567" in described
@@ -83,8 +83,8 @@ def test_configs(tool: Tool, topic: str) -> None:
     described = tool(configs, *entity, "--describe", "--all")
     assert "retention.ms=604800000" in described
     assert "cleanup.policy=compact" in described
-    said = tool(configs, *entity, "--alter", "--add-config", "retention.ms=soon", fails=True)
-    assert "InvalidConfigurationException" in said
+    printed = tool(configs, *entity, "--alter", "--add-config", "retention.ms=soon", fails=True)
+    assert "InvalidConfigurationException" in printed
 
 
 def test_broker_configs(tool: Tool, reference: Driver) -> None:
@@ -104,15 +104,15 @@ def test_offsets_and_deleted_records(tool: Tool, topic: str, reference: Driver, 
     request = tmp_path / "delete.json"
     place = {"topic": topic, "partition": 0, "offset": 4}
     request.write_text(json.dumps({"version": 1, "partitions": [place]}))
-    said = tool(f"{TOOLS}.DeleteRecordsCommand", "--offset-json-file", str(request))
-    assert f"partition: {topic}-0\tlow_watermark: 4" in said
+    printed = tool(f"{TOOLS}.DeleteRecordsCommand", "--offset-json-file", str(request))
+    assert f"partition: {topic}-0\tlow_watermark: 4" in printed
     assert reference.offsets(topic) == (4, 10)
 
 
 def test_log_dirs(tool: Tool, topic: str, reference: Driver) -> None:
     reference.produce(topic, [Record(b"x" * 1000)])
-    said = tool(f"{TOOLS}.LogDirsCommand", "--describe", "--topic-list", topic)
-    report = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+    printed = tool(f"{TOOLS}.LogDirsCommand", "--describe", "--topic-list", topic)
+    report = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
     (broker,) = report["brokers"]
     (log_dir,) = (found for found in broker["logDirs"] if found["partitions"])
     assert log_dir["error"] is None
@@ -123,7 +123,7 @@ def test_log_dirs(tool: Tool, topic: str, reference: Driver) -> None:
 
 
 def test_api_versions(tool: Tool) -> None:
-    said = tool(f"{TOOLS}.BrokerApiVersionsCommand")
+    printed = tool(f"{TOOLS}.BrokerApiVersionsCommand")
     for api in (
         "Produce(0)",
         "Fetch(1)",
@@ -132,33 +132,33 @@ def test_api_versions(tool: Tool) -> None:
         "ApiVersions(18)",
         "CreateTopics(19)",
     ):
-        assert api in said
-    assert re.search(r"Produce\(0\): 0 to \d+", said), (
+        assert api in printed
+    assert re.search(r"Produce\(0\): 0 to \d+", printed), (
         "older librdkafka compresses only when this starts at 0"
     )
-    assert "UNSUPPORTED" not in "".join(line for line in said.splitlines() if "Produce(0)" in line)
+    assert "UNSUPPORTED" not in "".join(line for line in printed.splitlines() if "Produce(0)" in line)
 
 
 def test_cluster_id(tool: Tool, reference: Driver) -> None:
-    said = tool(f"{TOOLS}.ClusterTool", "cluster-id")
-    assert f"Cluster ID: {reference.describe_cluster().cluster_id}" in said
+    printed = tool(f"{TOOLS}.ClusterTool", "cluster-id")
+    assert f"Cluster ID: {reference.describe_cluster().cluster_id}" in printed
 
 
 def test_performance_and_latency(tool: Tool, topic: str, reference: Driver) -> None:
     load = ("--num-records", "20000", "--record-size", "200", "--throughput", "-1")
-    said = tool(
+    printed = tool(
         f"{TOOLS}.ProducerPerformance", "--topic", topic, *load, "--command-property", "compression.type=lz4"
     )
-    assert "20000 records sent" in said
+    assert "20000 records sent" in printed
     assert reference.offsets(topic) == (0, 20000)
     load = ("--num-records", "50", "--record-size", "100", "--producer-acks", "all")
     # The tool ends with a commit for its group; until groups are served it says so after its result.
-    said = tool(f"{TOOLS}.EndToEndLatency", "--topic", topic, *load, fails=None)
-    assert "Percentiles: 50th" in said
+    printed = tool(f"{TOOLS}.EndToEndLatency", "--topic", topic, *load, fails=None)
+    assert "Percentiles: 50th" in printed
 
 
 def test_verifiable_producer(tool: Tool, topic: str) -> None:
-    said = tool(f"{TOOLS}.VerifiableProducer", "--topic", topic, "--max-messages", "200", "--acks", "-1")
-    events = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    printed = tool(f"{TOOLS}.VerifiableProducer", "--topic", topic, "--max-messages", "200", "--acks", "-1")
+    events = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     (summary,) = (event for event in events if event["name"] == "tool_data")
     assert (summary["sent"], summary["acked"]) == (200, 200)

@@ -50,26 +50,26 @@ def absent() -> Cells:
 
 def seen(shown: Shown, *, is_whole: bool) -> Cells:
     """The cells that a run tells of."""
-    told: dict[tuple[str, str], str] = {}
+    result: dict[tuple[str, str], str] = {}
     for feature in Feature:
         for client in CLIENTS:
             outcomes = shown.get((feature, client), set())
             if "failed" in outcomes:
-                told[feature, client] = "✗"
+                result[feature, client] = "✗"
             elif "passed" in outcomes:
-                told[feature, client] = "✓"
+                result[feature, client] = "✓"
             elif is_whole and not outcomes:
-                told[feature, client] = ""
-    return told
+                result[feature, client] = ""
+    return result
 
 
-def clients(told: Cells) -> Iterator[str]:
+def clients(result: Cells) -> Iterator[str]:
     """What each client is tested to do."""
     yield "| |" + "|".join(f" {client} " for client in CLIENTS) + "|"
     yield "|---|" + ":-:|" * len(CLIENTS)
     reasons = absent()
     for feature in Feature:
-        row = [told.get((feature, client)) or reasons.get((feature, client), "") for client in CLIENTS]
+        row = [result.get((feature, client)) or reasons.get((feature, client), "") for client in CLIENTS]
         yield f"| {feature} |" + "|".join(f" {cell} " for cell in row) + "|"
     yield ""
     for letter, absence in zip(string.ascii_lowercase, ABSENCES, strict=False):
@@ -83,8 +83,8 @@ def apis() -> Iterator[str]:
     for handler in sorted(handlers().values()):
         name = "".join(part.capitalize() for part in handler.name.split("_"))
         first, last = handler.versions[0], handler.versions[-1]
-        told = " ".join((handler.function.__doc__ or "").split("\n\n")[0].split())
-        yield f"| {name} | {first if first == last else f'{first}-{last}'} | {told} |"
+        result = " ".join((handler.function.__doc__ or "").split("\n\n")[0].split())
+        yield f"| {name} | {first if first == last else f'{first}-{last}'} | {result} |"
 
 
 class Table:
@@ -110,9 +110,9 @@ def test_the_page_shows_what_the_broker_serves() -> None:
 
 def test_the_page_shows_what_clients_did(request: pytest.FixtureRequest) -> None:
     """Everything in the table was done in this run by that client, and nothing that was done is missing."""
-    told = seen(request.config.stash.get(SHOWN, {}), is_whole=is_whole(request.session))
+    result = seen(request.config.stash.get(SHOWN, {}), is_whole=is_whole(request.session))
     table = Table("matrix")
-    table.must_show(clients({**cells(table.shown), **told}), "tests/compat")
+    table.must_show(clients({**cells(table.shown), **result}), "tests/compat")
 
 
 def test_every_cell_is_a_test_or_a_reason() -> None:

@@ -43,10 +43,10 @@ class Writer:
                 "retry.backoff.ms": 20,
                 "message.timeout.ms": 60_000,
             },
-            logger=_Silent(),
+            logger=_NoLog(),
         )
 
-    def _told(self, error: KafkaError | None, message: Message) -> None:
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
             self.errors.append(error)
             return
@@ -60,7 +60,7 @@ class Writer:
         for partition, number in enumerate(self._next):
             value = f"{number} ".ljust(500, "x")
             with contextlib.suppress(BufferError):
-                self._producer.produce("orders", value, partition=partition, on_delivery=self._told)
+                self._producer.produce("orders", value, partition=partition, on_delivery=self._delivered)
                 self._next[partition] += 1
         self._producer.poll(0)
 
@@ -78,7 +78,7 @@ class Writer:
         assert self._producer.flush(TIMEOUT_S) == 0
 
 
-class _Silent:
+class _NoLog:
     """librdkafka tells of every lost connection."""
 
     def log(self, *_: object) -> None:
@@ -161,7 +161,7 @@ def test_a_clean_stop_needs_no_recovery(tmp_path: Path) -> None:
             assert fetch(one, "orders", 0).high_watermark == 10
 
 
-def test_a_broker_that_is_told_to_stop_does_so_whatever_clients_do(tmp_path: Path) -> None:
+def test_a_broker_that_must_stop_does_so_whatever_clients_do(tmp_path: Path) -> None:
     """One never reads, one waits in a long poll, one is in the middle of a frame."""
     with BrokerProcess(tmp_path) as server, contextlib.ExitStack() as clients:
         create(server.bootstrap, "orders", 1)

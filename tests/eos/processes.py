@@ -124,10 +124,10 @@ class ConfluentCopier(Copier):
     def history(self) -> Iterator[Operation | Positioned]:
         """What this copier did in all its lives; each is a process of its own."""
         for life in range(1, self.lives + 1):
-            yield from _told(f"{self.name}.{life}", self._folder / f"{self.name}.{life}.jsonl")
+            yield from _operations(f"{self.name}.{life}", self._folder / f"{self.name}.{life}.jsonl")
 
 
-def _told(process: str, journal: Path) -> Iterator[Operation | Positioned]:
+def _operations(process: str, journal: Path) -> Iterator[Operation | Positioned]:
     """A transaction that was begun and not ended is aborted by the broker; one that was ended may be anything."""
     begun: dict[str, Any] | None = None
     ended: dict[str, Any] | None = None

@@ -38,8 +38,8 @@ def test_copies_by_librdkafka(tmp_path: Path, protocol: str) -> None:
             watcher = copy(chaos, plan(chance, SIZE, len(copiers)), server.bootstrap, partitions, feed)
         finally:
             feed.join()
-        told = [event for copier in copiers for event in copier.history()]
-        check(server.bootstrap, SIZE.messages, [*feed.history, *told, *watcher.history])
+        copied = [event for copier in copiers for event in copier.history()]
+        check(server.bootstrap, SIZE.messages, [*feed.history, *copied, *watcher.history])
 
 
 MODES = ["assign", "group"] if FULL else ["assign"]

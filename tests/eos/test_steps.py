@@ -56,8 +56,8 @@ class Pair:
 
     def check(self) -> None:
         self.wait_until_all_is_copied()
-        told = [*self._feed.history, *self.first.history(), *self.second.history()]
-        check(self._server.bootstrap, MESSAGES, told)
+        history = [*self._feed.history, *self.first.history(), *self.second.history()]
+        check(self._server.bootstrap, MESSAGES, history)
 
 
 @pytest.mark.parametrize("step", ["begin", "produced", "offsets", "end"])

@@ -35,7 +35,7 @@ async def timed(work: Iterable[Coroutine[Any, Any, None]]) -> float:
 def test_500_groups_of_4_members(broker: Broker, report: Callable[[str], Report]) -> None:
     """All form, live, lose a member each and take it back; nobody is told anything but what happened."""
     prepare(broker)
-    told = report(f"{GROUPS} groups of {GROUP_SIZE} members")
+    results = report(f"{GROUPS} groups of {GROUP_SIZE} members")
 
     async def lose_and_regain(group: Living) -> None:
         member = await group.leave()
@@ -49,15 +49,15 @@ def test_500_groups_of_4_members(broker: Broker, report: Callable[[str], Report]
         async with dialogue.many(broker.port, GROUPS * GROUP_SIZE) as connections:
             every = groups(connections, GROUP_SIZE)
             formed = await timed(group.begin() for group in every)
-            told.add("formed, the delay of 3 s included", formed, "s")
+            results.add("formed, the delay of 3 s included", formed, "s")
             assert all(is_whole(group.members) for group in every)
             await asyncio.sleep(CALM_S)
             calm = [taken for group in every for taken in group.heartbeats]
-            told.add("heartbeats", len(calm) / CALM_S, "/s")
-            told.add("p99 of a heartbeat", latencies_ms(calm)["p99_ms"], "ms")
+            results.add("heartbeats", len(calm) / CALM_S, "/s")
+            results.add("p99 of a heartbeat", latencies_ms(calm)["p99_ms"], "ms")
             regained = await timed(lose_and_regain(group) for group in every)
-            told.add("a member leaves and returns in each, all at once", regained, "s")
-            told.add_memory(broker)
+            results.add("a member leaves and returns in each, all at once", regained, "s")
+            results.add_memory(broker)
             await timed(group.end() for group in every)
 
     dialogue.run(live())
@@ -66,20 +66,20 @@ def test_500_groups_of_4_members(broker: Broker, report: Callable[[str], Report]
 def test_a_group_of_200_members_rebalances(broker: Broker, report: Callable[[str], Report]) -> None:
     """Each time all are in the same generation with an assignment of their own."""
     prepare(broker)
-    told = report(f"a group of {LARGE_GROUP} members")
+    results = report(f"a group of {LARGE_GROUP} members")
 
     async def live() -> None:
         async with dialogue.many(broker.port, LARGE_GROUP) as connections:
             members = [Member(connection, "large", TOPIC) for connection in connections]
             formed = await timed(member.enter() for member in members)
-            told.add("formed, the delay of 3 s included", formed, "s")
+            results.add("formed, the delay of 3 s included", formed, "s")
             assert is_whole(members)
             guest, taken = members[-1], []
             for _ in range(6):
                 taken.append(await rebalance(members, guest))
                 assert len({member.assigned for member in members}) == len(members)
-            told.add("rebalances, the slowest of 6", max(taken), "s", 10.0)
-            told.add_memory(broker)
+            results.add("rebalances, the slowest of 6", max(taken), "s", 10.0)
+            results.add_memory(broker)
 
     dialogue.run(live())
 
@@ -101,7 +101,7 @@ def test_2000_commits_a_second(broker: Broker, report: Callable[[str], Report]) 
         with wire.connect(broker.port) as sock:
             answer = wire.call(sock, coordination.offset_fetch(committer.member.group, TOPIC, 4))
         assert coordination.fetched_offsets(answer) == [committer.acknowledged] * 4
-    told = report(f"{COMMITS_PER_S:,} commits a second")
-    told.add("rate", outcome.requests / outcome.seconds, "/s", -0.98 * COMMITS_PER_S)
-    told.add_outcome(outcome, p99_goal_ms=100.0)
-    told.add_memory(broker)
+    results = report(f"{COMMITS_PER_S:,} commits a second")
+    results.add("rate", outcome.requests / outcome.seconds, "/s", -0.98 * COMMITS_PER_S)
+    results.add_outcome(outcome, p99_goal_ms=100.0)
+    results.add_memory(broker)

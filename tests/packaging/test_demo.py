@@ -27,7 +27,7 @@ def test_the_demo_sums_up_and_ends_cleanly(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_demo_stays_until_it_is_told_to_end(number: int) -> None:
+def test_the_demo_stays_until_it_is_stopped(number: int) -> None:
     """KEEP=1; and its broker ends with it, however it is told."""
     environment = {**os.environ, "DEMO_SECONDS": "1", "DEMO_RATE": "100", "KEEP": "1"}
     with subprocess.Popen(

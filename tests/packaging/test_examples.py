@@ -135,7 +135,7 @@ def test_exactly_once_into_postgresql(broker: BrokerThread, orders: list[Order])
 
 
 @pytest.mark.parametrize(("key", "value"), [(b"order-2", b"coffee"), (None, b"7"), (b"alice", None)])
-def test_records_of_something_else_are_told_in_a_sentence(
+def test_records_of_something_else_are_reported_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: bytes | None, value: bytes | None
 ) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))

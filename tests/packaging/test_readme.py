@@ -71,10 +71,10 @@ def greeting_and_address(folder: Path) -> Iterator[tuple[str, str]]:
             lines.append(line)
             if "metrics" in line:
                 break
-        said = "".join(lines)
-        found = re.search(r"bootstrap\.servers=(\S+)", said)
-        assert found, said
-        yield said, found[1]
+        printed = "".join(lines)
+        found = re.search(r"bootstrap\.servers=(\S+)", printed)
+        assert found, printed
+        yield printed, found[1]
         process.terminate()
         assert process.wait(timeout=30) == 0
 

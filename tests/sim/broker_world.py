@@ -187,7 +187,7 @@ class BrokerWorld:
             )
             self.broker.partitions[topic, index] = Partition(topic, UUID(int=1), index, 0, log, context)
         self.broker.follow(self.image)
-        self.end_turn()
+        self.end_iteration()
 
     def sync_soon(self, partition: Partition) -> None:
         self.to_sync.add(partition)
@@ -198,7 +198,7 @@ class BrokerWorld:
         for one in self.broker.partitions.values():
             one.go_offline()
 
-    def end_turn(self) -> None:
+    def end_iteration(self) -> None:
         self.flush_queue.flush()
 
     def waiting_for_sync(self) -> list[Partition]:
@@ -217,7 +217,7 @@ class BrokerWorld:
                     self.fail(partition, error)
                     return
                 partition.synced()
-        self.end_turn()
+        self.end_iteration()
 
     # What can happen to it.
 
@@ -248,7 +248,7 @@ class BrokerWorld:
     def restart(self) -> None:
         """A clean stop and start."""
         self.disk.crash_at, self.disk.faults = None, Faults()
-        self.end_turn()
+        self.end_iteration()
         self.broker.groups.close()
         self.broker.transactions.close()
         for place, partition in self.broker.partitions.items():

@@ -28,7 +28,7 @@ class EventWorld(BrokerWorld):
         super().__init__(seed, disk_type, settings, image)
         self.calm = False  # nothing goes wrong any more
         self.reachable_at_ms = 0
-        self.turn_due = self.sync_due = self.task_due = False
+        self.flush_due = self.sync_due = self.task_due = False
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.numbers = count()
 
@@ -50,7 +50,7 @@ class EventWorld(BrokerWorld):
         try:
             if rings:
                 self.broker.ring()
-                self.turn_soon()
+                self.flush_soon()
             else:
                 heappop(events)[2]()
         except SimCrash:
@@ -62,20 +62,20 @@ class EventWorld(BrokerWorld):
             self.later(self.random.choice((1, 5, 300, 2_500)), self.run_task)
         self.look()
 
-    def turn_soon(self) -> None:
-        if not self.turn_due:
-            self.turn_due = True
-            self.later(self.random.choice((0, 0, 1, 4)), self.end_turn)
+    def flush_soon(self) -> None:
+        if not self.flush_due:
+            self.flush_due = True
+            self.later(self.random.choice((0, 0, 1, 4)), self.end_iteration)
 
-    def end_turn(self) -> None:
-        self.turn_due = False
-        super().end_turn()
+    def end_iteration(self) -> None:
+        self.flush_due = False
+        super().end_iteration()
 
     def run_task(self) -> None:
         self.task_due = False
         if self.broker.tasks.waiting:
             self.broker.tasks.run(0)
-            self.turn_soon()
+            self.flush_soon()
 
     def sync_soon(self, partition: Partition) -> None:
         super().sync_soon(partition)
@@ -91,7 +91,7 @@ class EventWorld(BrokerWorld):
 
     def forget_calls(self) -> None:
         super().forget_calls()
-        self.task_due = self.sync_due = self.turn_due = False
+        self.task_due = self.sync_due = self.flush_due = False
         self.reachable_at_ms = self.clock.ms + self.random.choice((0, 100, 3_000))
 
     # The network.
@@ -142,10 +142,10 @@ class EventWorld(BrokerWorld):
             submit(give)
         except KafkaError as error:
             give(error)
-        self.turn_soon()
+        self.flush_soon()
 
     def answer(self, answered: Give | None, result: Any) -> None:
         if answered is None or (not self.calm and self.random.random() < 0.03):
             return
-        hear = answered
-        self.later(self.random.randint(1, 8), lambda: hear(result))
+        on_response = answered
+        self.later(self.random.randint(1, 8), lambda: on_response(result))

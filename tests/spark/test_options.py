@@ -96,7 +96,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
         ),
     ],
 )
-def test_a_mistake_is_told_with_the_name_of_the_option(given: dict[str, str], message: str) -> None:
+def test_a_mistake_is_reported_with_the_name_of_the_option(given: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError) as failure:
         read_options(HERE | {"subscribe": "t"} | given)
     assert message in str(failure.value)
@@ -144,7 +144,7 @@ def test_units() -> None:
 @pytest.mark.parametrize(
     "schema", ["a int, b", "a foo", "a struct<b: foo>", "a array<foo>", "a map<int, int"]
 )
-def test_columns_that_spark_could_not_read_are_told(schema: str) -> None:
+def test_columns_that_spark_could_not_read_are_reported(schema: str) -> None:
     with pytest.raises(
         OptionError, match=r"option valueSchema: (b is not a type|foo is not a type|each < needs a >)"
     ):
@@ -209,7 +209,7 @@ def test_written_offsets_must_name_what_is_read() -> None:
         resolve_offsets({zero: 1, one: 1, TopicPartition("t", 2): 1}, earliest, latest, "x")
 
 
-def told(one: Option) -> str:
+def row_of(one: Option) -> str:
     names = ", ".join(f"`{name}`" for name in (one.name, *one.aliases))
     default = f"`{one.default}`" if one.default and " " not in one.default else one.default
     return f"| {names} | {default} | {one.doc} |"
@@ -218,8 +218,8 @@ def told(one: Option) -> str:
 def test_the_page_names_every_option() -> None:
     """UPDATE_REFERENCE=1 writes the table anew from the declarations."""
     connection, options = declared(ConnectionOptions), declared(ReadOptions)
-    lines = [told(one) for name, one in options.items() if name not in connection]
-    lines += [told(one) for one in connection.values()]
+    lines = [row_of(one) for name, one in options.items() if name not in connection]
+    lines += [row_of(one) for one in connection.values()]
     table = "\n".join(["| option | default | |", "|---|---|---|", *lines, ""])
     head, _, found = PAGE.read_text().partition("| option | default | |")
     if os.environ.get("UPDATE_REFERENCE"):

@@ -58,12 +58,12 @@ def test_a_reader_waits_for_brokers_at_each_step(server: RestartedServer) -> Non
     assert server.was_missed()
 
 
-def test_brokers_that_stay_away_are_told(server: RestartedServer) -> None:
+def test_brokers_that_stay_away_are_reported(server: RestartedServer) -> None:
     topics = plain(server)
     stream = Stream(topics.streaming(**SUBSCRIBED | {"kafka.default.api.timeout.ms": 1000}))
     server.stop(signal.SIGTERM)
-    told = rf"no response from the brokers at {server.bootstrap} \(option kafka.bootstrap.servers\) for [1-9]\d* s: "
-    with pytest.raises(BrokersUnreachable, match=told):
+    message = rf"no response from the brokers at {server.bootstrap} \(option kafka.bootstrap.servers\) for [1-9]\d* s: "
+    with pytest.raises(BrokersUnreachable, match=message):
         stream.batch()
     server.start()
     topics.produce("events", ["a"])
@@ -71,7 +71,7 @@ def test_brokers_that_stay_away_are_told(server: RestartedServer) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
-def test_brokers_that_were_never_there_are_told_soon(server: RestartedServer, host: str) -> None:
+def test_brokers_that_were_never_there_are_reported_soon(server: RestartedServer, host: str) -> None:
     address = f"{host}:{free_port()}"
     options = SUBSCRIBED | {
         "kafka.bootstrap.servers": address,
@@ -79,12 +79,12 @@ def test_brokers_that_were_never_there_are_told_soon(server: RestartedServer, ho
         "kafka.socket.connection.setup.timeout.ms": 500,
     }
     reader = plain(server).streaming(**options)
-    told = f"{address}.* s: (cannot connect to )?{address}"  # the other where names are looked for in vain for so long
-    with pytest.raises(BrokersUnreachable, match=told):
+    message = f"{address}.* s: (cannot connect to )?{address}"  # or the resolver times out
+    with pytest.raises(BrokersUnreachable, match=message):
         reader.initialOffset()
 
 
-def test_a_broker_that_stands_still_is_waited_for_by_those_who_never_heard_it(
+def test_a_broker_that_stands_still_is_waited_for_by_those_that_never_reached_it(
     server: RestartedServer,
 ) -> None:
     """On a machine that does for a while it is no mistake in an option."""

@@ -98,15 +98,15 @@ class ConsumerWorld(World):
     def enter(self, member_id: str, *topics: str, **more: Any) -> HeartbeatResult:
         """A member joins."""
         fields = {"rebalance_timeout_ms": 60_000, "topic_names": topics, "owned": {}, **more}
-        return self.heard(self.beat(member_id, **fields))
+        return self.received(self.beat(member_id, **fields))
 
     def stay(self, member_id: str, epoch: int, **more: Any) -> HeartbeatResult:
-        return self.heard(self.beat(member_id, epoch, **more))
+        return self.received(self.beat(member_id, epoch, **more))
 
     def refused(self, member_id: str, epoch: int = 0, **more: Any) -> ErrorCode:
         return self.error(self.beat(member_id, epoch, **more))
 
-    def heard(self, handle: int) -> HeartbeatResult:
+    def received(self, handle: int) -> HeartbeatResult:
         reply = self.responses[handle]
         assert isinstance(reply, HeartbeatResult), reply
         return reply

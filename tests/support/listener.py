@@ -34,13 +34,13 @@ LIMITS = RequestLimits(
 class Journal:
     """Like a partition: what is queued during a turn is looked at when it ends."""
 
-    def __init__(self, turn: FlushQueue) -> None:
-        self._turn = turn
+    def __init__(self, iteration: FlushQueue) -> None:
+        self._flush_queue = iteration
         self._queue: list[tuple[DelayedResponse, memoryview]] = []
 
     def take(self, connection: Connection, view: memoryview) -> None:
         if not self._queue:
-            self._turn.add_publisher(self)
+            self._flush_queue.add_publisher(self)
         answer = DelayedResponse(connection)
         self._queue.append((answer, view))
         connection.respond(answer)

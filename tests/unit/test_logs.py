@@ -73,7 +73,7 @@ def test_bugs_come_with_their_trace(stream: io.StringIO, form: str) -> None:
         assert json.loads(text)["event"] == "a handler failed"
 
 
-def test_what_clients_cause_is_told_some_times_and_then_counted(stream: io.StringIO) -> None:
+def test_what_clients_cause_is_reported_some_times_and_then_counted(stream: io.StringIO) -> None:
     """By event, and again after a while; what names no client is always told."""
     logs.configure("json", "info", stream)
 
@@ -102,7 +102,7 @@ def test_what_clients_cause_is_told_some_times_and_then_counted(stream: io.Strin
     assert lines[-1]["suppressed"] == 100 - logs.EVENTS_PER_WINDOW_MAX
 
 
-def test_the_loops_own_errors_are_told_likewise(stream: io.StringIO) -> None:
+def test_the_loops_own_errors_are_reported_likewise(stream: io.StringIO) -> None:
     logs.configure("json", "info", stream)
     logging.getLogger("asyncio").error("Task exception was never retrieved")
     assert json.loads(stream.getvalue())["logger"] == "asyncio"

@@ -10,8 +10,8 @@ def test_settings_of_groups(broker: str, name: str) -> None:
         return run_tool(CONFIGS, *arguments, "--bootstrap-server", broker)
 
     entity = ("--entity-type", "groups", "--entity-name", name)
-    said = tool(*entity, "--alter", "--add-config", "consumer.session.timeout.ms=50000")
-    assert f"Completed updating config for group {name}." in said
+    printed = tool(*entity, "--alter", "--add-config", "consumer.session.timeout.ms=50000")
+    assert f"Completed updating config for group {name}." in printed
     described = tool(*entity, "--describe")
     assert "consumer.session.timeout.ms=50000" in described
     assert "DEFAULT_CONFIG:group.consumer.session.timeout.ms=45000" in described

@@ -313,7 +313,7 @@ def test_kafkas_own_tool_reads_the_journal(
     except Unavailable as error:
         must_be_had("Kafka's tools", error)
     command.append(",".join(str(log) for log in logs if log.stat().st_size))
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    written = set(re.findall(rf'"type":"(\d+)","data":{{"group(?:Id)?":"{group}"', told))
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    written = set(re.findall(rf'"type":"(\d+)","data":{{"group(?:Id)?":"{group}"', printed))
     assert written == {"2", "3", "5", "6", "7", "8", "16"}
-    assert "Failed" not in told and "rror" not in told
+    assert "Failed" not in printed and "rror" not in printed

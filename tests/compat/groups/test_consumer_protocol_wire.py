@@ -40,7 +40,7 @@ class Group:
         return self.wire.call("consumer_group_describe", 1, fields).groups[0]
 
 
-def told(reply: Any) -> list[int] | None:
+def assigned(reply: Any) -> list[int] | None:
     """The partitions that a member was told to read."""
     assert reply.error_code == 0, reply
     if reply.assignment is None:
@@ -101,27 +101,27 @@ def test_requests_that_are_wrong(group: Group, fields: dict[str, Any], message: 
 
 def test_the_first_version_gives_members_their_ids(group: Group) -> None:
     reply = group.join("", version=0)
-    assert told(reply) == [0, 1, 2, 3] and reply.member_id
+    assert assigned(reply) == [0, 1, 2, 3] and reply.member_id
     assert code(group.beat(reply.member_id, reply.member_epoch, version=0)) is ErrorCode.NONE
 
 
 def test_a_partition_is_given_back_before_another_gets_it(group: Group) -> None:
     first = group.join("a")
     epoch = first.member_epoch
-    assert told(first) == [0, 1, 2, 3] and first.heartbeat_interval.total_seconds() > 0
-    assert told(group.beat("a", epoch)) is None
-    assert told(group.join("b")) == []
+    assert assigned(first) == [0, 1, 2, 3] and first.heartbeat_interval.total_seconds() > 0
+    assert assigned(group.beat("a", epoch)) is None
+    assert assigned(group.join("b")) == []
     asked = group.beat("a", epoch)
-    assert told(asked) == [0, 1] and asked.member_epoch == epoch
-    assert told(group.beat("b", epoch + 1)) is None
+    assert assigned(asked) == [0, 1] and asked.member_epoch == epoch
+    assert assigned(group.beat("b", epoch + 1)) is None
     given_back = group.beat("a", epoch, topic_partitions=group.owned(0, 1))
     assert given_back.member_epoch == epoch + 1
-    assert told(group.beat("b", epoch + 1)) == [2, 3]
+    assert assigned(group.beat("b", epoch + 1)) == [2, 3]
     described = group.described()
     assert (described.group_state, described.group_epoch) == ("Stable", described.assignment_epoch)
     assert {member.member_id: member.member_type for member in described.members} == {"a": 1, "b": 1}
-    assert told(group.beat("b", -1)) is None
-    assert told(group.beat("a", epoch + 1)) == [0, 1, 2, 3]
+    assert assigned(group.beat("b", -1)) is None
+    assert assigned(group.beat("a", epoch + 1)) == [0, 1, 2, 3]
 
 
 def test_members_of_other_epochs_are_fenced(group: Group) -> None:
@@ -135,7 +135,7 @@ def test_members_of_other_epochs_are_fenced(group: Group) -> None:
     assert code(group.beat("a", epoch)) is ErrorCode.FENCED_MEMBER_EPOCH
     missed = group.beat("a", epoch, topic_partitions=group.owned(0))
     assert missed.member_epoch == epoch + 1
-    assert told(group.join("a")) == [0, 1], "who starts over is told everything"
+    assert assigned(group.join("a")) == [0, 1], "who starts over is told everything"
 
 
 def test_groups_and_assignors_that_are_not_there(group: Group) -> None:
@@ -152,7 +152,7 @@ def test_static_members(group: Group) -> None:
     assert code(group.beat("a", epoch, instance_id="two")) is ErrorCode.UNKNOWN_MEMBER_ID
     assert group.beat("a", -2, instance_id="one").member_epoch == -2
     back = group.join("b", instance_id="one")
-    assert told(back) == [0, 1, 2, 3] and back.member_epoch == epoch
+    assert assigned(back) == [0, 1, 2, 3] and back.member_epoch == epoch
     assert code(group.beat("a", -1, instance_id="one")) is ErrorCode.FENCED_INSTANCE_ID
     assert group.beat("b", -1, instance_id="one").member_epoch == -1
     assert group.described().group_state == "Empty"
@@ -169,7 +169,7 @@ def test_a_pattern_gets_its_topics(group: Group) -> None:
     current = [reply]
 
     def look() -> list[int] | None:
-        found = told(current[0])
+        found = assigned(current[0])
         if not found:
             current[0] = group.beat("a", current[0].member_epoch)
         return found or None

@@ -32,10 +32,10 @@ class Reader:
 
     @property
     def partitions(self) -> set[int]:
-        told = re.findall(r"rebalanced.*: (assigned|revoked):(.*)\n", self._talk.read_text())
-        if not told or told[-1][0] == "revoked":
+        rebalances = re.findall(r"rebalanced.*: (assigned|revoked):(.*)\n", self._talk.read_text())
+        if not rebalances or rebalances[-1][0] == "revoked":
             return set()
-        return {int(number) for number in re.findall(r"\[(\d+)\]", told[-1][1])}
+        return {int(number) for number in re.findall(r"\[(\d+)\]", rebalances[-1][1])}
 
     @property
     def records(self) -> list[Place]:

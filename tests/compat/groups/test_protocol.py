@@ -331,7 +331,7 @@ class TestStaticMembers:
         mine = sync(wire, group, back.member_id, 1, group_instance_id="one")
         assert (mine.error_code, bytes(mine.assignment)) == (NONE, b"mine")
 
-    def test_an_old_client_is_not_told_that_it_leads(self, wire: Connection, group: str) -> None:
+    def test_an_old_client_does_not_learn_that_it_leads(self, wire: Connection, group: str) -> None:
         old = stable(wire, group, group_instance_id="one")
         back = join(wire, group, group_instance_id="one", version=8)
         assert (back.error_code, back.generation_id, back.leader, back.members) == (NONE, 1, old, ())

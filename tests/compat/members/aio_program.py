@@ -10,33 +10,33 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.structs import OffsetAndMetadata
-from tests.compat.members.serving import Told, serve
+from tests.compat.members.serving import Assignment, serve
 
 BOOTSTRAP = sys.argv[1]
 T = TypeVar("T")
 
 
 class Listener(ConsumerRebalanceListener):  # type: ignore[misc]
-    def __init__(self, told: Told) -> None:
-        self._told = told
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
 
     async def on_partitions_revoked(self, revoked: Any) -> None:
-        self._told.taken([one.partition for one in revoked])
+        self._assignment.taken([one.partition for one in revoked])
 
     async def on_partitions_assigned(self, assigned: Any) -> None:
-        self._told.assigned([one.partition for one in assigned], anew=True)
+        self._assignment.assigned([one.partition for one in assigned], anew=True)
 
 
 class Aiokafka:
-    def __init__(self, call: dict[str, Any], told: Told) -> None:
+    def __init__(self, call: dict[str, Any], assignment: Assignment) -> None:
         self._loop = asyncio.new_event_loop()
         self._topic = call["topic"]
-        self._consumer = self._run(self._start(call, told))
+        self._consumer = self._run(self._start(call, assignment))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(work)
 
-    async def _start(self, call: dict[str, Any], told: Told) -> AIOKafkaConsumer:
+    async def _start(self, call: dict[str, Any], assignment: Assignment) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(
             bootstrap_servers=BOOTSTRAP,
             group_id=call["group"],
@@ -48,7 +48,7 @@ class Aiokafka:
             rebalance_timeout_ms=10_000,
             partition_assignment_strategy=[RangePartitionAssignor],
         )
-        consumer.subscribe([self._topic], listener=Listener(told))
+        consumer.subscribe([self._topic], listener=Listener(assignment))
         await consumer.start()
         return consumer
 

@@ -11,7 +11,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient
-from tests.compat.members.serving import Told, serve
+from tests.compat.members.serving import Assignment, serve
 
 from levada.errors import ErrorCode
 
@@ -20,7 +20,7 @@ admin = AdminClient({"bootstrap.servers": BOOTSTRAP})
 
 
 class Confluent:
-    def __init__(self, call: dict[str, Any], told: Told) -> None:
+    def __init__(self, call: dict[str, Any], assignment: Assignment) -> None:
         settings = {
             "bootstrap.servers": BOOTSTRAP,
             "group.id": call["group"],
@@ -43,10 +43,10 @@ class Confluent:
         cooperative = call["assignor"] == "cooperative-sticky" or call.get("protocol") == "consumer"
 
         def assigned(consumer: Consumer, partitions: list[TopicPartition]) -> None:
-            told.assigned([one.partition for one in partitions], anew=not cooperative)
+            assignment.assigned([one.partition for one in partitions], anew=not cooperative)
 
         def revoked(consumer: Consumer, partitions: list[TopicPartition]) -> None:
-            told.taken([one.partition for one in partitions])
+            assignment.taken([one.partition for one in partitions])
 
         subscribed = [call.get("pattern") or self._topic]  # librdkafka takes what begins with ^ for a pattern
         self._consumer.subscribe(subscribed, on_assign=assigned, on_revoke=revoked, on_lost=revoked)

@@ -15,7 +15,7 @@ from kafka.admin import MemberToRemove
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.errors import KafkaConnectionError
-from tests.compat.members.serving import Told, serve
+from tests.compat.members.serving import Assignment, serve
 
 BOOTSTRAP = sys.argv[1]
 ASSIGNORS = {"range": RangePartitionAssignor, "cooperative-sticky": CooperativeStickyAssignor}
@@ -23,19 +23,19 @@ admin = KafkaAdminClient(bootstrap_servers=BOOTSTRAP)
 
 
 class Listener(ConsumerRebalanceListener):  # type: ignore[misc]
-    def __init__(self, told: Told, *, eager: bool) -> None:
-        self._told = told
+    def __init__(self, assignment: Assignment, *, eager: bool) -> None:
+        self._assignment = assignment
         self._eager = eager
 
     def on_partitions_revoked(self, revoked: Any) -> None:
-        self._told.taken([one.partition for one in revoked])
+        self._assignment.taken([one.partition for one in revoked])
 
     def on_partitions_assigned(self, assigned: Any) -> None:
-        self._told.assigned([one.partition for one in assigned], anew=self._eager)
+        self._assignment.assigned([one.partition for one in assigned], anew=self._eager)
 
 
 class KafkaPython:
-    def __init__(self, call: dict[str, Any], told: Told) -> None:
+    def __init__(self, call: dict[str, Any], assignment: Assignment) -> None:
         self._topic = call["topic"]
         self._consumer = KafkaConsumer(
             bootstrap_servers=BOOTSTRAP,
@@ -48,7 +48,7 @@ class KafkaPython:
             group_instance_id=call.get("instance_id"),
             partition_assignment_strategy=[ASSIGNORS[call["assignor"]]],
         )
-        listener = Listener(told, eager=call["assignor"] == "range")
+        listener = Listener(assignment, eager=call["assignor"] == "range")
         self._consumer.subscribe([self._topic], listener=listener)
 
     def poll(self) -> list[tuple[int, int]]:

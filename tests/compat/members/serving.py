@@ -23,7 +23,7 @@ class Client(Protocol):
     def close(self) -> None: ...
 
 
-class Told:
+class Assignment:
     """What a consumer has told of its assignments."""
 
     def __init__(self) -> None:
@@ -46,17 +46,17 @@ class Told:
 class Member:
     """A consumer on a thread."""
 
-    def __init__(self, make: Callable[[Told], Client]) -> None:
-        self._told = Told()
+    def __init__(self, make: Callable[[Assignment], Client]) -> None:
+        self._assignment = Assignment()
         self._records: list[tuple[int, int]] = []
         self._asked: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._done: queue.Queue[Exception | None] = queue.Queue()
         self._error = ""
         threading.Thread(target=self._run, args=(make,), daemon=True).start()
 
-    def _run(self, make: Callable[[Told], Client]) -> None:
+    def _run(self, make: Callable[[Assignment], Client]) -> None:
         try:
-            client = make(self._told)
+            client = make(self._assignment)
             while True:
                 self._records += client.poll()
                 while not self._asked.empty():
@@ -78,7 +78,7 @@ class Member:
             else:
                 positions: dict[int, int] = {}
                 for partition, offset in self._records:
-                    if partition in self._told.partitions:
+                    if partition in self._assignment.partitions:
                         positions[partition] = max(positions.get(partition, 0), offset + 1)
                 client.commit(positions, metadata)
         except Exception as error:
@@ -93,9 +93,9 @@ class Member:
 
     def look(self) -> dict[str, Any]:
         return {
-            "partitions": sorted(self._told.partitions),
-            "assignments": self._told.assignments,
-            "revoked": self._told.revoked,
+            "partitions": sorted(self._assignment.partitions),
+            "assignments": self._assignment.assignments,
+            "revoked": self._assignment.revoked,
             "records": list(self._records),
             "error": self._error,
         }
@@ -103,7 +103,7 @@ class Member:
 
 def serve(
     version: str,
-    join: Callable[[dict[str, Any], Told], Client],
+    join: Callable[[dict[str, Any], Assignment], Client],
     admin: dict[str, Callable[[dict[str, Any]], Any]],
     error_name: Callable[[Exception], str],
 ) -> None:
@@ -115,7 +115,7 @@ def serve(
         if op == "version":
             return version
         if op == "join":
-            members[call["member"]] = Member(lambda told: join(call, told))
+            members[call["member"]] = Member(lambda assignment: join(call, assignment))
             return None
         if op == "look":
             return members[call["member"]].look()

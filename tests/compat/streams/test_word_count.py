@@ -79,8 +79,8 @@ def test_every_word_is_counted_once(tmp_path: Path) -> None:
                 for number in range((part - 1) * LINES // 4, part * LINES // 4):
                     producer.produce("lines", text[number], str(number))
                 producer.flush()
-                told = sum(len(line.split()) for line in text[: part * LINES // 4])
-                wait_for(server.bootstrap, told if kill == "nobody" else told - chance.randint(1, 500))
+                words = sum(len(line.split()) for line in text[: part * LINES // 4])
+                wait_for(server.bootstrap, words if kill == "nobody" else words - chance.randint(1, 500))
                 if kill in ("application", "both"):
                     application.kill()
                 if kill in ("broker", "both"):

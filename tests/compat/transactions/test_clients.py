@@ -135,8 +135,8 @@ def test_a_new_producer_fences_the_one_before_and_its_open_transaction_is_aborte
 
 def is_fenced(error: ClientError) -> bool:
     """Clients have different words for it."""
-    told = f"{error.name} {error}".lower()
-    return "fenced" in told or "epoch" in told
+    text = f"{error.name} {error}".lower()
+    return "fenced" in text or "epoch" in text
 
 
 @shows(Feature.FENCING)

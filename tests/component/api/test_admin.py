@@ -208,11 +208,11 @@ class TestMetadata:
         assert metadata(wire, {"name": "seen"}).topics[0].topic_authorized_operations == NOT_ASKED_FOR
         assert (answer.controller_id, len(answer.brokers)) == (1, 1)
 
-    def test_a_broker_is_told_by_the_listener_that_was_asked(
+    def test_a_broker_advertises_the_listener_of_the_request(
         self, wire: Connection, broker: EmbeddedBroker
     ) -> None:
-        (told,) = metadata(wire).brokers
-        assert f"{told.host}:{told.port}" == broker.bootstrap
+        (node,) = metadata(wire).brokers
+        assert f"{node.host}:{node.port}" == broker.bootstrap
 
     def test_null_is_all_topics_and_empty_is_none(self, wire: Connection) -> None:
         create(wire, "counted")

@@ -34,7 +34,7 @@ REFUSED: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("api", REFUSED)
-def test_refusals_leave_no_cycles(api: str, wire: Connection) -> None:
+def test_errors_leave_no_cycles(api: str, wire: Connection) -> None:
     for kind in (0, 1):
         wire.call("find_coordinator", 4, {"key_type": kind, "coordinator_keys": ["never"]})
     version, fields = REFUSED[api]

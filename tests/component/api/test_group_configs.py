@@ -27,7 +27,7 @@ def describe(wire: Connection, group: str) -> Any:
     return answer
 
 
-def told(wire: Connection, group: str) -> dict[str, tuple[str, int, list[tuple[str, str, int]]]]:
+def described(wire: Connection, group: str) -> dict[str, tuple[str, int, list[tuple[str, str, int]]]]:
     answer = describe(wire, group)
     assert answer.error_code == ErrorCode.NONE
     return {
@@ -79,7 +79,7 @@ def interval_ms(reply: Any) -> int:
 
 def test_what_a_group_without_settings_has(wire: Connection) -> None:
     """It need not even be there."""
-    assert told(wire, "nobody") == {
+    assert described(wire, "nobody") == {
         SESSION: ("45000", DEFAULT, [("group.consumer.session.timeout.ms", "45000", DEFAULT)]),
         HEARTBEAT: (
             "4000",
@@ -95,7 +95,7 @@ def test_what_a_group_without_settings_has(wire: Connection) -> None:
 
 def test_settings_are_set_and_taken_back(wire: Connection) -> None:
     assert alter(wire, "a/b", {SESSION: "50000", HEARTBEAT: "15000"}) == (ErrorCode.NONE, None)
-    found = told(wire, "a/b")
+    found = described(wire, "a/b")
     assert found[SESSION][:2] == ("50000", GROUP_CONFIG)
     assert found[HEARTBEAT][2][0] == (HEARTBEAT, "15000", GROUP_CONFIG)
     assert "a/b" in listed(wire)
@@ -134,7 +134,7 @@ def test_a_broker_with_a_short_timeout_of_its_own_allows_it_to_groups() -> None:
         GroupConfig.build(broker, {SESSION: "3500", HEARTBEAT: "4000"})
 
 
-def test_members_are_told_what_was_set_for_their_group(wire: Connection) -> None:
+def test_members_get_the_settings_of_their_group(wire: Connection) -> None:
     """Members that joined before receive the new interval with their next heartbeat."""
     reply = beat(wire, "slow", "member")
     assert interval_ms(reply) == 4_000

@@ -121,7 +121,7 @@ def test_a_topic_that_is_deleted_is_unknown(broker: BrokerThread, wire: Connecti
     assert result.error_code == ErrorCode.UNKNOWN_TOPIC_ID, "the old id stays that of the old topic"
 
 
-def test_record_errors_are_told(broker: BrokerThread, wire: Connection) -> None:
+def test_record_errors_are_reported(broker: BrokerThread, wire: Connection) -> None:
     broker.create("compacted", cleanup_policy="compact")
     result = produce(wire, "compacted", batch(b"a", b"b", b"c", keys=(b"k", None, None)))
     assert result.error_code == ErrorCode.INVALID_RECORD
@@ -232,7 +232,9 @@ def test_a_long_poll_ends_with_what_there_is(wire: Connection, topic: str) -> No
     assert polled(wire)[0].high_watermark == 1
 
 
-def test_one_answer_has_all_that_a_turn_wrote(broker: BrokerThread, wire: Connection, topic: str) -> None:
+def test_one_answer_has_all_that_an_iteration_wrote(
+    broker: BrokerThread, wire: Connection, topic: str
+) -> None:
     poll(wire, topic, 0, 60_000, 1, 0, 1, 2)
     waits(broker, topic)
     with broker.connect() as other:
@@ -346,7 +348,7 @@ def test_a_session_has_epochs_and_an_end(wire: Connection, topic: str) -> None:
     assert session.id == 0, "a full Fetch without a session"
 
 
-def test_a_session_hears_of_a_deleted_topic(broker: BrokerThread, wire: Connection, topic: str) -> None:
+def test_a_session_reports_a_deleted_topic(broker: BrokerThread, wire: Connection, topic: str) -> None:
     session = Session(wire, topic)
     session.fetch((0, 0))
     broker.delete(topic)

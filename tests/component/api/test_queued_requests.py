@@ -20,7 +20,7 @@ from levada.errors import ErrorCode
 from levada.wire.schema import messages
 
 
-class Crowded:
+class NoTime:
     """No request off the hot path has its turn before `go_on`."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -48,8 +48,8 @@ class Crowded:
 
 
 @pytest.fixture
-def crowded(monkeypatch: pytest.MonkeyPatch) -> Crowded:
-    return Crowded(monkeypatch)
+def no_time(monkeypatch: pytest.MonkeyPatch) -> NoTime:
+    return NoTime(monkeypatch)
 
 
 def creation(name: str) -> dict[str, Any]:
@@ -62,30 +62,30 @@ def produced(topic: str) -> dict[str, Any]:
     return {"acks": 1, "timeout": 10_000, "topic_data": [data]}
 
 
-def test_a_client_that_is_gone_meanwhile_has_nothing_begun(tmp_path: Path, crowded: Crowded) -> None:
+def test_a_client_that_is_gone_meanwhile_has_nothing_begun(tmp_path: Path, no_time: NoTime) -> None:
     with BrokerThread(tmp_path) as one:
         with one.connect() as gone:
             gone.send("create_topics", 7, creation("never"))
-            crowded.wait_for(one, lambda: len(crowded.parked) == 1)
-        (request,) = crowded.parked
-        crowded.wait_for(one, lambda: request.connection.closed)
-        crowded.go_on(one)
+            no_time.wait_for(one, lambda: len(no_time.parked) == 1)
+        (request,) = no_time.parked
+        no_time.wait_for(one, lambda: request.connection.closed)
+        no_time.go_on(one)
         one.create("after")
         assert "never" not in one.broker.image.topics
 
 
-def test_an_ordered_delay_comes_after_the_wait(tmp_path: Path, crowded: Crowded) -> None:
+def test_an_ordered_delay_comes_after_the_wait(tmp_path: Path, no_time: NoTime) -> None:
     with BrokerThread(tmp_path) as one, one.connect() as client:
         one.delay("describe_groups", 0.05)
         sent = [client.send("describe_groups", 5, {"groups": ["g"]}), client.send("api_versions", 0, {})]
-        crowded.wait_for(one, lambda: len(crowded.parked) == 1)
+        no_time.wait_for(one, lambda: len(no_time.parked) == 1)
         assert one.faults, "it is of the request's turn"
-        crowded.go_on(one)
+        no_time.go_on(one)
         assert [client.receive()[0] for _ in sent] == sent
-        assert not one.faults and len(crowded.parked) == 1
+        assert not one.faults and len(no_time.parked) == 1
 
 
-def test_a_produce_stays_behind_a_request_that_waits(tmp_path: Path, crowded: Crowded) -> None:
+def test_a_produce_stays_behind_a_request_that_waits(tmp_path: Path, no_time: NoTime) -> None:
     with BrokerThread(tmp_path) as one, one.connect() as client, one.connect() as other:
         one.create("t")
         one.create("u")
@@ -93,22 +93,22 @@ def test_a_produce_stays_behind_a_request_that_waits(tmp_path: Path, crowded: Cr
             client.send("describe_groups", 5, {"groups": ["g"]}),
             client.send("produce", 9, produced("t")),
         ]
-        crowded.wait_for(one, lambda: len(crowded.parked) == 1)
+        no_time.wait_for(one, lambda: len(no_time.parked) == 1)
         other.call("produce", 9, produced("u"))
         assert (one.partition("u").log.log_end_offset, one.partition("t").log.log_end_offset) == (1, 0)
-        crowded.go_on(one)
+        no_time.go_on(one)
         assert [client.receive()[0] for _ in sent] == sent
         assert one.partition("t").log.log_end_offset == 1
 
 
-def test_a_broker_stops_with_requests_that_wait(tmp_path: Path, crowded: Crowded) -> None:
+def test_a_broker_stops_with_requests_that_wait(tmp_path: Path, no_time: NoTime) -> None:
     clients: list[Connection] = []
     with BrokerThread(tmp_path) as one:
         for _ in range(5):
             clients.append(one.connect())
             clients[-1].send("create_topics", 7, creation("never"))
             clients[-1].send("api_versions", 0, {})
-        crowded.wait_for(one, lambda: len(crowded.parked) == 5)
+        no_time.wait_for(one, lambda: len(no_time.parked) == 5)
     for client in clients:
         with client, pytest.raises(ConnectionResetError):
             client.receive()
@@ -137,7 +137,7 @@ def test_names_of_members_that_nobody_could_have_are_refused(tmp_path: Path) -> 
         assert client.call("join_group", 4, fields).error_code == ErrorCode.MEMBER_ID_REQUIRED
 
 
-def test_a_request_for_many_topics_lets_others_have_their_turn(tmp_path: Path) -> None:
+def test_a_request_for_many_topics_lets_others_be_served(tmp_path: Path) -> None:
     count = 20 * TOPICS_PER_ITERATION
     topics = [creation(f"t-{number}")["topics"][0] for number in range(count)]
     fields = {"topics": topics, "timeout": 10_000, "validate_only": True}

@@ -120,15 +120,15 @@ def test_an_unknown_version_of_api_versions_is_answered_in_the_oldest(broker: Br
 def test_what_is_advertised_is_served(broker: BrokerThread) -> None:
     """Derived from the handlers: each in every version that there is, but for Produce, which claims more."""
     with broker.connect() as one:
-        told = {
+        advertised = {
             api.api_key: (api.min_version, api.max_version)
             for api in one.call("api_versions", 4, {}).api_keys
         }
     for key, handler in handlers().items():
-        first, last = told[key]
+        first, last = advertised[key]
         assert (first, last) == (handler.advertised_from, handler.versions[-1])
         assert handler.versions[-1] == max(versions_known(handler.name)), handler.name
-    assert told.keys() == handlers().keys()
+    assert advertised.keys() == handlers().keys()
 
 
 @pytest.mark.parametrize("name", sorted(handler.name for handler in handlers().values()))

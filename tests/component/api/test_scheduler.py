@@ -32,7 +32,7 @@ class Loop:
         self.done: list[str] = []
         self.scheduler = RequestScheduler(lambda: self.now, lambda _, action: self.next.append(action))
 
-    def turn(self) -> None:
+    def iterate(self) -> None:
         actions, self.next = self.next, []
         for action in actions:
             action()
@@ -61,11 +61,11 @@ def test_a_pass_has_a_slice_and_the_rest_comes_in_the_next_in_its_order() -> Non
     for number in range(10):
         loop.come(str(number), TIME_SLICE_S / 2)
     assert loop.done == ["0", "1"]
-    loop.turn()
+    loop.iterate()
     loop.come("late", 0)
     assert loop.done == ["0", "1", "2", "3"]
     while loop.next:
-        loop.turn()
+        loop.iterate()
     assert loop.done == [*map(str, range(10)), "late"]
 
 
@@ -73,7 +73,7 @@ def test_a_pass_carries_out_one_however_long_it_takes() -> None:
     loop = Loop()
     for name in ("a", "b", "c"):
         loop.come(name, 10 * TIME_SLICE_S)
-    loop.turn()
+    loop.iterate()
     assert loop.done == ["a", "b"]
 
 
@@ -84,7 +84,7 @@ def test_what_waits_is_bounded() -> None:
     assert loop.done == ["first"]
     loop.come("too much", 0)
     assert loop.done == ["first", "too much"]
-    loop.turn()
+    loop.iterate()
     loop.come("again", TIME_SLICE_S)
     loop.come("large again", 0, QUEUED_BYTES_MAX)
     assert loop.done == ["first", "too much", "large", "again"]
@@ -110,29 +110,29 @@ def test_a_client_that_sends_much_at_once_does_not_keep_the_others(
             sent = [much.send("describe_groups", 5, {"groups": NAMES}) for _ in range(REQUESTS)]
         at_once = b"".join(struct.pack(">i", len(frame)) + frame for frame in frames)
 
-        heard: list[int] = []
+        received: list[int] = []
 
-        def hear() -> None:
-            while len(heard) < REQUESTS:
-                heard.append(much.receive()[0])
+        def receive_all() -> None:
+            while len(received) < REQUESTS:
+                received.append(much.receive()[0])
 
         def look() -> None:
             met.append(PASS)
-            if len(heard) < REQUESTS:
+            if len(received) < REQUESTS:
                 asyncio.get_running_loop().call_soon(look)
 
         one.call(look)
         client = [
             threading.Thread(target=much.socket.sendall, args=(at_once,)),
-            threading.Thread(target=hear),
+            threading.Thread(target=receive_all),
         ]
         for thread in client:
             thread.start()
-        while len(heard) < REQUESTS:
+        while len(received) < REQUESTS:
             little.call("api_versions", 0, {})
         for thread in client:
             thread.join()
-        assert heard == sent
+        assert received == sent
     assert max(passed_between(met, ("comes", VERSIONS), ("is done", VERSIONS))) < REQUESTS // 10
     assert max(passed_between(met, PASS, PASS)) < REQUESTS // 10
 

@@ -89,7 +89,7 @@ def test_one_that_fails_does_not_hold_up_the_others() -> None:
     assert (first.synced_times, bad.synced_times, bad.flushes) == (1, 0, 1)
 
 
-def test_what_went_offline_meanwhile_is_not_told() -> None:
+def test_what_went_offline_meanwhile_is_not_reported() -> None:
     one = Synced()
 
     async def main() -> None:
@@ -178,7 +178,7 @@ def test_many_producers_share_an_fsync(tmp_path: Path, disk: FaultyDisk) -> None
         assert len(disk.fsyncs) < 50
 
 
-def test_a_producer_that_waited_too_long_is_told(tmp_path: Path, disk: FaultyDisk) -> None:
+def test_a_producer_that_waited_too_long_is_reported(tmp_path: Path, disk: FaultyDisk) -> None:
     with BrokerThread(tmp_path, disk=disk) as broker:
         broker.create("orders", levada_acks_wait_for_fsync="true")
         disk.gate.clear()

@@ -116,7 +116,7 @@ def test_without_a_directory_the_broker_is_not_healthy(tmp_path: Path, disk: Fau
         assert health(broker)[0] == 503
 
 
-def test_all_that_wait_are_told_of_a_broken_directory(tmp_path: Path, disk: FaultyDisk) -> None:
+def test_all_waiters_get_an_error_for_a_broken_directory(tmp_path: Path, disk: FaultyDisk) -> None:
     """Long polls and producers of every partition in it."""
     with BrokerThread(tmp_path, disk=disk) as broker:
         broker.create("orders", partitions=3)

@@ -178,7 +178,7 @@ def test_the_reference_names_every_metric(broker: BrokerThread) -> None:
     )
 
 
-def test_a_deleted_topic_is_no_longer_told(broker: BrokerThread) -> None:
+def test_a_deleted_topic_has_no_metrics(broker: BrokerThread) -> None:
     broker.create("short-lived")
     assert any(("topic", "short-lived") in labels for _, labels in values(broker))
     broker.delete("short-lived")

@@ -104,7 +104,7 @@ def test_nothing_is_deleted_without_a_yes(shell: Shell) -> None:
         (["topic", "describe"], "missing argument", "levada topic describe --help"),
     ],
 )
-def test_mistakes_are_told_like_other_failures(
+def test_mistakes_are_reported_like_other_failures(
     shell: Shell, mistake: list[str], what: str, where: str
 ) -> None:
     """What, why and what to try, in two lines on standard error."""

@@ -83,9 +83,9 @@ def test_a_group_at_work(levada: EmbeddedBroker, shell: Shell, topic: str) -> No
     assert [(one["partition"], one["lag"]) for one in rows] == [(0, 6), (1, None)]
     assert "till" in shell("group", "describe", "billing").out
     for refused in (("reset", "billing", "--to-latest", "--execute"), ("delete", "--yes", "billing")):
-        said = shell("group", *refused)
-        assert said.code == 1
-        assert "in use" in said.err
+        printed = shell("group", *refused)
+        assert printed.code == 1
+        assert "in use" in printed.err
     assert "did you mean billing?" in shell("group", "lag", "biling").err
     member.close()
 
@@ -145,7 +145,7 @@ def test_reset(levada: EmbeddedBroker, shell: Shell, topic: str, goal: list[str]
 
 
 @pytest.mark.parametrize(
-    ("goal", "said"),
+    ("goal", "printed"),
     [
         (["--to-offset", "99"], "{}-0 ends at 10: billing continues there, not at 99"),
         (["--shift-by", "7"], "{}-0 ends at 10: billing continues there, not at 11"),
@@ -163,13 +163,13 @@ def test_reset(levada: EmbeddedBroker, shell: Shell, topic: str, goal: list[str]
     ],
 )
 def test_reset_says_where_a_log_does_not_reach_so_far(
-    levada: EmbeddedBroker, shell: Shell, topic: str, goal: list[str], said: str | None
+    levada: EmbeddedBroker, shell: Shell, topic: str, goal: list[str], printed: str | None
 ) -> None:
     consumer(levada, topic, 4).close()
     admin = AdminClient({"bootstrap.servers": levada.bootstrap})
     for deleted in admin.delete_records([TopicPartition(topic, 0, 2)]).values():
         deleted.result()
-    notices = [said.format(topic)] if said else []
+    notices = [printed.format(topic)] if printed else []
     done = shell("group", "reset", "billing", *goal, "--execute")
     assert (done.code, done.err.splitlines()) == (0, [*notices, "reset 1 offset of billing"])
 

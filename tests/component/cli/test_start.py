@@ -28,12 +28,12 @@ def started(*arguments: str, **environment: str) -> Iterator[tuple["subprocess.P
         text=True,
     )
     assert process.stdout is not None and process.stderr is not None
-    said: list[str] = []
+    printed: list[str] = []
     try:
         for line in process.stdout:
-            said.append(line)
+            printed.append(line)
             if found := re.search(r"bootstrap\.servers=(\S+)", line):
-                yield process, found[1], said
+                yield process, found[1], printed
                 break
         else:
             pytest.fail(f"it did not start: {process.stderr.read()}")
@@ -56,8 +56,8 @@ def levada(bootstrap: str, *arguments: str) -> str:
 
 def test_it_says_where_to_connect_and_stops_cleanly(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with started("--data", str(data), "--port", "0") as (process, bootstrap, said):
-        assert str(data) in "".join(said)
+    with started("--data", str(data), "--port", "0") as (process, bootstrap, printed):
+        assert str(data) in "".join(printed)
         levada(bootstrap, "topic", "create", "orders", "-p", "2")
         process.send_signal(signal.SIGTERM)
         assert process.wait(BATCH_S) == 0
@@ -145,7 +145,7 @@ def test_metrics_that_have_another_port_say_so(tmp_path: Path) -> None:
             )
         )
         assert process.stdout is not None
-        told = next(line for line in process.stdout if "/metrics" in line)
+        printed = next(line for line in process.stdout if "/metrics" in line)
         process.terminate()
-    assert re.fullmatch(r"  metrics   http://127\.0\.0\.1:\d+/metrics \(9404 is in use\)\n", told)
-    assert ":9404" not in told
+    assert re.fullmatch(r"  metrics   http://127\.0\.0\.1:\d+/metrics \(9404 is in use\)\n", printed)
+    assert ":9404" not in printed

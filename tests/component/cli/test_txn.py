@@ -199,7 +199,7 @@ def test_a_transaction_that_ends_meanwhile_does_not_hang(
     assert asyncio.run(work()) == []
 
 
-def test_what_is_not_there_is_said_with_a_suggestion(
+def test_what_is_not_there_is_reported_with_a_suggestion(
     shell: Shell, wire: raw.Connection, broker: EmbeddedBroker, name: str
 ) -> None:
     begin(wire, name, broker.topic())

@@ -218,7 +218,7 @@ def test_a_batch_that_was_stored_although_the_answer_was_lost_is_stored_once(lev
     assert [record.value for record in levada.records(topic)] == [b"0", b"1", b"2"]
 
 
-def test_a_failure_is_told_and_the_next_record_goes_on(levada: EmbeddedBroker) -> None:
+def test_a_failure_is_reported_and_the_next_record_goes_on(levada: EmbeddedBroker) -> None:
     topic = levada.topic(max_message_bytes=2_000)
 
     async def work(client: Client) -> None:

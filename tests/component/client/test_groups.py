@@ -207,7 +207,7 @@ def test_a_member_that_is_killed_is_replaced(broker: EmbeddedBroker, group: str)
     run(broker, work)
 
 
-def test_one_that_does_not_come_back_loses_its_partitions_and_hears_of_it(
+def test_one_that_does_not_come_back_loses_its_partitions_and_learns_it(
     broker: EmbeddedBroker, group: str
 ) -> None:
     """Its commit is refused; when it asks for more, it joins again and reads what the group has committed."""
@@ -316,7 +316,7 @@ def test_offsets_may_be_kept_elsewhere(broker: EmbeddedBroker, group: str) -> No
     run(broker, work)
 
 
-def test_a_hook_that_fails_is_told_and_the_partitions_move(broker: EmbeddedBroker, group: str) -> None:
+def test_a_hook_that_fails_is_reported_and_the_partitions_move(broker: EmbeddedBroker, group: str) -> None:
     topic = broker.topic(partitions=2)
 
     async def fail(_: Sequence[TopicPartition]) -> None:
@@ -456,7 +456,7 @@ def test_a_member_that_was_fenced_starts_over(broker: EmbeddedBroker, group: str
         (ErrorCode.UNSUPPORTED_VERSION, KafkaError),
     ],
 )
-def test_what_ends_a_membership_is_told_from_then_on(
+def test_what_ends_a_membership_is_reported_from_then_on(
     broker: EmbeddedBroker, group: str, error: ErrorCode, kind: type[KafkaError]
 ) -> None:
     topic = broker.topic()
@@ -502,13 +502,13 @@ def test_a_caller_that_gives_up_loses_nothing(broker: EmbeddedBroker, group: str
         async with client.consumer(topic, group=group, delivery="at_most_once") as consumer:
             await produce(client, topic, range(200), partitions=4)
             found: list[int] = []
-            patience_s = 0.001
+            timeout_s = 0.001
             while len(found) < 200:
                 try:
-                    async with asyncio.timeout(patience_s):
+                    async with asyncio.timeout(timeout_s):
                         found += numbers_of(await consumer.poll())
                 except TimeoutError:
-                    patience_s *= 1.05  # a slow machine needs longer for the commit before the records
+                    timeout_s *= 1.05  # a slow machine needs longer for the commit before the records
             assert sorted(found) == list(range(200))
 
     run(broker, work)

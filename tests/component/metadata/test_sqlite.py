@@ -267,12 +267,12 @@ async def test_a_killed_process_loses_no_commit_and_keeps_no_lease(tmp_path: Pat
     for _ in range(20):
         process.stdout.readline()
     process.send_signal(signal.SIGKILL)
-    told = [int(line) for line in process.stdout.read().split()]
+    printed = [int(line) for line in process.stdout.read().split()]
     process.stdout.close()
     process.wait()
     subscriber = await Subscriber(path).open()
     kept = set(subscriber.records)
-    assert all(f"/{number}/a" in kept for number in range(1, (told or [20])[-1] + 1))
+    assert all(f"/{number}/a" in kept for number in range(1, (printed or [20])[-1] + 1))
     assert {key[:-1] for key in kept if key.endswith("a")} == {key[:-1] for key in kept if key.endswith("b")}
     assert await subscriber.store.acquire("/brokers/1", pytest.fail) is not None
     await subscriber.store.close()

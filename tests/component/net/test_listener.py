@@ -144,7 +144,7 @@ def hammer_all(server: Server, clients: int, total_bytes: int) -> int:
     return sum(wrong)
 
 
-def test_nothing_is_overwritten_before_the_turn_ends(server: Server) -> None:
+def test_nothing_is_overwritten_before_the_iteration_ends(server: Server) -> None:
     """Many connections share the arena: each byte queued must still be there when it is written."""
     assert hammer_all(server, clients=12, total_bytes=5 * MIB) == 0
 
@@ -161,7 +161,7 @@ def test_one_buffer_for_all_would_be_noticed(monkeypatch: pytest.MonkeyPatch) ->
         assert hammer_all(server, clients=12, total_bytes=MIB) > 0
 
 
-def test_buffers_reused_within_a_turn_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_reused_within_an_iteration_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Likewise for the buffers of frames that span receives."""
     release = BufferPool.release
 
@@ -548,7 +548,7 @@ def test_a_bug_costs_its_client_the_connection_and_no_other(
     ]
 
 
-def test_waiters_hear_that_their_client_is_gone(server: Server) -> None:
+def test_waiters_learn_that_their_client_is_gone(server: Server) -> None:
     gone = threading.Event()
 
     class Patient:

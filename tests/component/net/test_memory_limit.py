@@ -130,8 +130,8 @@ class Scene:
 
     def __init__(self, seed: int) -> None:
         self.random = random = Random(seed)
-        self.turns: list[Any] = []
-        self.flush_queue = FlushQueue(self.turns.append)
+        self.iterations: list[Any] = []
+        self.flush_queue = FlushQueue(self.iterations.append)
         self.pool = BufferPool(buffers_bytes_max=random.choice((0, 3 * KIB, 1 << 30)))
         self.flush_queue.after_flush(self.pool.reset)
         listener = SimpleNamespace(
@@ -176,9 +176,9 @@ class Scene:
         self.unsent = self.unsent[size:]
         self.connection.buffer_updated(size)
 
-    def end_turn(self) -> None:
-        turns, self.turns[:] = list(self.turns), []
-        for action in turns:
+    def end_iteration(self) -> None:
+        iterations, self.iterations[:] = list(self.iterations), []
+        for action in iterations:
             action()
 
     def go_on(self) -> None:
@@ -215,7 +215,7 @@ class Scene:
 def test_whatever_happens_every_request_is_begun_once_and_in_order(seed: int) -> None:
     """Nobody is paused for ever: when all that held a connection back is over, all of it is served."""
     scene = Scene(seed)
-    events = [scene.receive] * 4 + [scene.end_turn] * 4
+    events = [scene.receive] * 4 + [scene.end_iteration] * 4
     events += [scene.go_on, scene.answer, scene.slow, scene.take]
     for _ in range(scene.random.choice((20, 100, 500))):
         scene.random.choice(events)()
@@ -223,7 +223,7 @@ def test_whatever_happens_every_request_is_begun_once_and_in_order(seed: int) ->
     scene.wire.pause_at_next_write = False
     scene.memory_is_back()
     for _ in range(1_000):
-        for event in (scene.receive, scene.take, scene.go_on, scene.answer, scene.end_turn):
+        for event in (scene.receive, scene.take, scene.go_on, scene.answer, scene.end_iteration):
             event()
             scene.check()
     assert scene.seen == scene.contents

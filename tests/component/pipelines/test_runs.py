@@ -186,7 +186,7 @@ def test_names_are_plain(tmp_path: Path, name: str) -> None:
         Run(str(tmp_path), name)
 
 
-def test_what_an_older_run_told_is_still_read(tmp_path: Path) -> None:
+def test_what_an_older_run_wrote_is_still_read(tmp_path: Path) -> None:
     """It knew of fewer things."""
     run = Run(str(tmp_path), "orders")
     with run.hold("archive", {}, 1):

@@ -16,7 +16,7 @@ from levada.testing import EmbeddedBroker
 TIMEOUT_S = 30.0
 
 
-class _Silent:
+class _NoLog:
     """librdkafka tells of every lost connection."""
 
     def log(self, *_: object) -> None:
@@ -43,7 +43,7 @@ def consumer(levada: EmbeddedBroker, topic: str) -> Iterator[Consumer]:
         "reconnect.backoff.max.ms": 100,
         "fetch.error.backoff.ms": 50,
     }
-    one = Consumer(settings, logger=_Silent())
+    one = Consumer(settings, logger=_NoLog())
     yield one
     one.close()
 
@@ -93,7 +93,7 @@ def test_a_delayed_fetch_comes_late(levada: EmbeddedBroker, topic: str, consumer
 @pytest.fixture
 def admin(levada: EmbeddedBroker, topic: str) -> AdminClient:
     """A client that is connected: what it asks from now on is what the test makes it ask."""
-    one = AdminClient({"bootstrap.servers": levada.bootstrap}, logger=_Silent())
+    one = AdminClient({"bootstrap.servers": levada.bootstrap}, logger=_NoLog())
     assert one.list_topics(topic, timeout=TIMEOUT_S).topics[topic].error is None
     return one
 

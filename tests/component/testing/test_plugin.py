@@ -132,7 +132,7 @@ def test_brokers_are_apart_and_leave_nothing() -> None:
         socket.create_connection((host, int(port)))
 
 
-def test_a_misspelt_error_is_told() -> None:
+def test_a_misspelt_error_is_reported() -> None:
     with (
         levada.testing.broker() as broker,
         pytest.raises(ValueError, match="did you mean NOT_LEADER_OR_FOLLOWER"),
@@ -148,7 +148,7 @@ def test_a_misspelt_setting_is_a_warning() -> None:
         pass
 
 
-def test_a_wrong_setting_is_told_by_start() -> None:
+def test_a_wrong_setting_is_reported_by_start() -> None:
     with pytest.raises(Exception, match=r"num\.partitions"), levada.testing.broker(num_partitions="many"):
         pass
 

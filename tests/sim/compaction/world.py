@@ -115,7 +115,7 @@ class CleanerWorld:
         self.disk.crash_at = None
         for writer in self.writers:
             self.end_transaction(writer)
-        self.end_turn()
+        self.end_iteration()
         self.roll()
         self.sync()
         self.survive(self.clean_completely)
@@ -125,7 +125,7 @@ class CleanerWorld:
         actions = {
             self.produce: 40,
             self.finish_some: 10,
-            self.end_turn: 15,
+            self.end_iteration: 15,
             self.roll: 4,
             self.sync: 8,
             self.clean: 25,
@@ -213,12 +213,12 @@ class CleanerWorld:
             marker = Batch(offset, offset, (), writer.producer_id, -1, True, committed)
             self.model.batches.append(marker)
 
-    def end_turn(self) -> None:
+    def end_iteration(self) -> None:
         self.flush_queue.flush()
         self.written = self.partition.log.log_end_offset
 
     def roll(self) -> None:
-        self.end_turn()
+        self.end_iteration()
         self.partition.log.roll(self.now_ms)
 
     def sync(self) -> None:
@@ -264,7 +264,7 @@ class CleanerWorld:
         log, partition = self.partition.log, self.partition
         stable_offset = partition.last_stable_offset
         last_batches = list(partition.producers.last_batches(stable_offset))
-        self.end_turn()
+        self.end_iteration()
         self.sync()  # nothing of what was known then can be lost now
         found = inspect_log(log, stable_offset, self.clean_end, self.now_ms)
         if not found.dirty_bytes:
@@ -347,7 +347,7 @@ class CleanerWorld:
             self.disk.kill()
 
     def restart_cleanly(self) -> None:
-        self.end_turn()
+        self.end_iteration()
         self.settle()
         self.partition.close()
         end = self.partition.log.log_end_offset
@@ -388,7 +388,7 @@ class CleanerWorld:
     # What must hold
 
     def look_around(self) -> None:
-        self.end_turn()
+        self.end_iteration()
         self.check()
 
     def check(self) -> None:

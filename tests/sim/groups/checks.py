@@ -33,7 +33,7 @@ class GroupChecks:
 
     # What is told.
 
-    def told(
+    def assigned(
         self, group: str, member_id: str, instance_id: str | None, generation: int | None, places: set[Place]
     ) -> None:
         """A member's assignment leaves the coordinator. Invariant 11: in a generation a partition has one owner."""
@@ -75,7 +75,7 @@ class GroupChecks:
             return
         readers: dict[Place, Any] = {}
         for member in self.world.members:
-            if member.reads and member.is_heard(group):
+            if member.reads and member.is_member(group):
                 for place in member.reads:
                     other = readers.setdefault(place, member)
                     if other is not member:
@@ -112,7 +112,7 @@ class GroupChecks:
         group = machine.groups.get(world.group)
         if group is None or group.state not in (State.STABLE, GroupState.STABLE):
             return f"{group}"
-        members = [member for member in world.members if member.settled and member.is_heard(group)]
+        members = [member for member in world.members if member.settled and member.is_member(group)]
         if len(members) < len(world.members):
             return f"only {members} of {world.members} are settled in {group}"
         read = sorted(place for member in members for place in member.reads)

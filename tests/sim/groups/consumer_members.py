@@ -26,11 +26,11 @@ class ConsumerMember(Member):
         self.generation = 0
         self.shall: set[Place] = set()  # what it was last told
         self.full = True  # it says everything, since it cannot know what was heard
-        self.said: set[Place] | None = None  # what it last said that it reads
+        self.reported: set[Place] | None = None  # what it last said that it reads
 
     @property
     def settled(self) -> bool:
-        return self.alive and self.generation > 0 and self.reads == self.shall == self.said
+        return self.alive and self.generation > 0 and self.reads == self.shall == self.reported
 
     def go_on(self) -> None:
         if self.reads == self.shall and self.reads and self.world.random.random() < 0.35:
@@ -38,7 +38,7 @@ class ConsumerMember(Member):
         else:
             self.beat()
 
-    def is_heard(self, group: Group) -> bool:
+    def is_member(self, group: Group) -> bool:
         if not isinstance(group, ConsumerGroup):
             return False
         member = group.members.get(self.member_id)
@@ -58,7 +58,7 @@ class ConsumerMember(Member):
                 self.reads = set(self.shall)
         joins = self.generation == 0
         full = joins or self.full
-        owned = set(self.reads) if full or self.reads != self.said else None
+        owned = set(self.reads) if full or self.reads != self.reported else None
         request = HeartbeatRequest(
             self.group,
             self.member_id,
@@ -74,13 +74,13 @@ class ConsumerMember(Member):
             "/h",
         )
         if owned is not None:
-            self.said = owned
+            self.reported = owned
         self.ask(
             f"{'join' if joins else 'beat'}, reads {None if owned is None else sorted(owned)}",
             lambda give: world.submit(
                 self.group, lambda machine, *rest: consumer_requests.heartbeat(machine, request, *rest), give
             ),
-            lambda result: self.hear(result, joins),
+            lambda result: self.on_response(result, joins),
             given=lambda result: self.given(request.member_id, result),
             in_order=True,
         )
@@ -88,9 +88,9 @@ class ConsumerMember(Member):
     def given(self, member_id: str, result: Any) -> None:
         if isinstance(result, HeartbeatResult) and result.assignment is not None:
             places = self.world.with_names(result.assignment)
-            self.world.tell(self.group, member_id, self.instance_id, None, places)
+            self.world.note_assignment(self.group, member_id, self.instance_id, None, places)
 
-    def hear(self, result: Any, joined: bool) -> None:
+    def on_response(self, result: Any, joined: bool) -> None:
         if isinstance(result, KafkaError):
             self.full = True
             self.refused(result.code)

@@ -81,7 +81,7 @@ class Member:
     def leave(self) -> None:
         raise NotImplementedError
 
-    def is_heard(self, group: Group) -> bool:
+    def is_member(self, group: Group) -> bool:
         """Whether the group would listen to it as it is."""
         raise NotImplementedError
 
@@ -108,7 +108,7 @@ class Member:
         self,
         what: str,
         submit: Any,
-        hear: Any,
+        on_response: Any,
         timeout_ms: int = TIMEOUT_MS,
         given: Any = None,
         in_order: bool = False,
@@ -122,7 +122,7 @@ class Member:
             elif self.alive and self.waiting is token:
                 self.waiting = None
                 self.world.note(f"{self}: {what} -> {result}")
-                hear(result)
+                on_response(result)
 
         def gave_up() -> None:
             if self.waiting is token:
@@ -218,7 +218,7 @@ class ClassicMember(Member):
         else:
             self.beat()
 
-    def is_heard(self, group: Group) -> bool:
+    def is_member(self, group: Group) -> bool:
         if isinstance(group, ConsumerGroup):
             member = group.members.get(self.member_id)
             return member is not None and member.is_classic and member.epoch == self.generation
@@ -255,9 +255,9 @@ class ClassicMember(Member):
             )
             world.submit(self.group, lambda machine, *rest: machine.join(request, *rest), give)
 
-        self.ask(f"join, owns {sorted(self.reads)}", submit, self.hear_join, JOIN_TIMEOUT_MS)
+        self.ask(f"join, owns {sorted(self.reads)}", submit, self.on_join, JOIN_TIMEOUT_MS)
 
-    def hear_join(self, result: Any) -> None:
+    def on_join(self, result: Any) -> None:
         if isinstance(result, KafkaError):
             self.refused(result.code)
             return
@@ -281,12 +281,12 @@ class ClassicMember(Member):
 
         def given(result: Any) -> None:
             if isinstance(result, SyncResult):
-                self.world.tell(group, member_id, self.instance_id, generation, places_of(result))
+                self.world.note_assignment(group, member_id, self.instance_id, generation, places_of(result))
 
         self.ask(
             f"sync {sorted(request.assignments)}",
             lambda give: self.world.submit(group, lambda machine, *rest: machine.sync(request, *rest), give),
-            self.hear_sync,
+            self.on_sync,
             given=given,
         )
 
@@ -296,14 +296,14 @@ class ClassicMember(Member):
             return {}
         claims = {}
         for member in self.leads.members:
-            said = read_subscription(member.metadata)
-            assert said is not None
-            claims[member.id] = {(topic, one) for topic, found in said.owned.items() for one in found}
+            subscription = read_subscription(member.metadata)
+            assert subscription is not None
+            claims[member.id] = {(topic, one) for topic, found in subscription.owned.items() for one in found}
         topics = self.world.image.topics
         places = [(name, one) for name in self.topics if name in topics for one in self.world.parts(name)]
         return divide(places, claims, self.flavour.cooperative)
 
-    def hear_sync(self, result: Any) -> None:
+    def on_sync(self, result: Any) -> None:
         if isinstance(result, KafkaError):
             self.refused(result.code)
             return
@@ -317,7 +317,7 @@ class ClassicMember(Member):
     def beat(self) -> None:
         identity = (self.group, self.member_id, self.instance_id, self.generation)
 
-        def hear(result: Any) -> None:
+        def on_response(result: Any) -> None:
             if isinstance(result, KafkaError):
                 self.refused(result.code)
             else:
@@ -328,7 +328,7 @@ class ClassicMember(Member):
             lambda give: self.world.submit(
                 self.group, lambda machine, *rest: machine.heartbeat(*identity, *rest), give
             ),
-            hear,
+            on_response,
         )
 
     def start_over(self, code: ErrorCode) -> None:

@@ -47,14 +47,14 @@ class OffsetClient:
     def soon(self, at_most_ms: int) -> None:
         self.world.later(self.world.random.randint(1, at_most_ms), self.wake)
 
-    def ask(self, what: str, submit: Any, hear: Any, given: Any = None) -> None:
+    def ask(self, what: str, submit: Any, on_response: Any, given: Any = None) -> None:
         token = self.waiting = object()
 
         def answered(result: Any) -> None:
             if self.waiting is token:
                 self.waiting = None
                 self.world.note(f"{self.name}: {what} -> {result}")
-                hear(result)
+                on_response(result)
 
         def gave_up() -> None:
             if self.waiting is token:
@@ -93,13 +93,13 @@ class Reader(OffsetClient):
             return
         group = world.random.choice((SIDE_GROUP, world.group))
         stable = world.random.random() < 0.5
-        heard: dict[str, Any] = {}
+        at_response: dict[str, Any] = {}
 
         def submit(give: Any) -> None:
             places = sorted(world.places())
             model = world.model.now
-            heard["count"] = world.model.count
-            heard["expected"] = [
+            at_response["count"] = world.model.count
+            at_response["expected"] = [
                 "unstable"
                 if stable and any((group, place) in found for found in model.pending.values())
                 else model.plain.get((group, place), (None,))[0]
@@ -119,9 +119,9 @@ class Reader(OffsetClient):
             found = [
                 "unstable" if one.error else None if one.value is None else one.value.offset for one in result
             ]
-            if found != heard["expected"]:
-                raise Violation(f"{group} has {found}, but should have {heard['expected']}")
-            world.model.tell(heard["count"])
+            if found != at_response["expected"]:
+                raise Violation(f"{group} has {found}, but should have {at_response['expected']}")
+            world.model.acknowledge(at_response["count"])
 
         self.ask(f"read {group}", submit, lambda _: self.soon(5_000), given)
 
@@ -164,13 +164,13 @@ class Txn:
     """What a client wants of its transaction, and was told."""
 
     asked: bool | None = None
-    told: bool | None = None
+    acknowledged: bool | None = None
 
     @property
     def outcomes(self) -> tuple[bool, ...]:
         """How it may have ended."""
-        if self.told is not None:
-            return (self.told,)
+        if self.acknowledged is not None:
+            return (self.acknowledged,)
         return (True, False) if self.asked else (False,)
 
 
@@ -187,7 +187,7 @@ class Transactor(OffsetClient):
         random = self.world.random
         if self.identity is None or (random.random() < 0.05 and not self.world.calm):
             self.identity = self.txn = None
-            self.ask("init", self.submit_init, self.hear_init)
+            self.ask("init", self.submit_init, self.on_init)
         elif self.txn is not None and (
             self.txn.asked is not None or self.idle or random.random() < 0.3 * self.commits
         ):
@@ -211,7 +211,7 @@ class Transactor(OffsetClient):
         except NeedsProducerIdError:
             shard.submit(decide(FIRST_PRODUCER_ID + next(self.world.ids))).add_done_callback(give)
 
-    def hear_init(self, result: Any) -> None:
+    def on_init(self, result: Any) -> None:
         if not isinstance(result, KafkaError):
             self.identity, self.txn, self.commits = result.client, None, 0
         self.soon(200)
@@ -229,16 +229,16 @@ class Transactor(OffsetClient):
 
         def given(result: Any) -> None:
             if not isinstance(result, KafkaError):
-                txn.told = committed
+                txn.acknowledged = committed
 
-        def hear(result: Any) -> None:
+        def on_response(result: Any) -> None:
             if isinstance(result, KafkaError):
                 self.refused(result)
             else:
                 self.identity, self.txn, self.commits = result, None, 0
             self.soon(3_000)
 
-        self.ask(f"end {committed}", lambda give: self.submit(decide, give), hear, given)
+        self.ask(f"end {committed}", lambda give: self.submit(decide, give), on_response, given)
 
     def commit(self) -> None:
         identity, world = self.identity, self.world
@@ -252,7 +252,7 @@ class Transactor(OffsetClient):
             request = member.commit_request(places, *identity)
         self.txn = txn = self.txn or Txn()
 
-        def hear(result: Any) -> None:
+        def on_response(result: Any) -> None:
             if isinstance(result, KafkaError):
                 self.refused(result)
             else:
@@ -262,7 +262,7 @@ class Transactor(OffsetClient):
         self.ask(
             f"commit {identity} {request.group_id} {request.member_id} {request.offsets[0]}",
             lambda give: self.submit_commit(request, txn, give),
-            hear,
+            on_response,
         )
 
     def member(self) -> "Member | None":
@@ -276,7 +276,7 @@ class Transactor(OffsetClient):
         partition = broker.partition(OFFSETS_TOPIC, 0)
         broker.groups.shard(request.group_id)
 
-        def hear(errors: list[ErrorCode]) -> None:
+        def on_response(errors: list[ErrorCode]) -> None:
             if broker is not world.broker:
                 return
             try:
@@ -290,10 +290,10 @@ class Transactor(OffsetClient):
                 give(error)
 
         if partition.transactions.has_open(*identity):
-            hear([ErrorCode.NONE])
+            on_response([ErrorCode.NONE])
         else:
             asker = cast(Broker, broker)
-            Verification(asker, self.name, identity, [partition], 2, lambda error: error, hear).start()
+            Verification(asker, self.name, identity, [partition], 2, lambda error: error, on_response).start()
 
     def refused(self, error: KafkaError) -> None:
         """Whatever is fatal or abortable begins anew; the rest is asked again."""

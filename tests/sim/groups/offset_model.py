@@ -109,23 +109,23 @@ class OffsetModel:
         self.now = Offsets()
         self._outcomes = outcomes
         self._may_go = may_go  # whether an offset may have been removed by now
-        self._told = Offsets()  # with everything that anybody was told of
-        self._untold: list[Operation] = []
+        self._acknowledged = Offsets()  # with everything that anybody was told of
+        self._unacknowledged: list[Operation] = []
         self._count = 0  # of all operations
 
     def take(self, operation: Operation) -> int:
         """An operation happens now; where the history ends with it."""
         self.now.apply(operation)
-        self._untold.append(operation)
+        self._unacknowledged.append(operation)
         self._count += 1
         return self._count
 
     def take_back(self) -> None:
         """The last one was refused."""
-        self._untold.pop()
+        self._unacknowledged.pop()
         self._count -= 1
-        self.now = self._told.copy()
-        for operation in self._untold:
+        self.now = self._acknowledged.copy()
+        for operation in self._unacknowledged:
             self.now.apply(operation)
 
     @property
@@ -143,10 +143,10 @@ class OffsetModel:
         commits += [found[key] for found in self.now.pending.values() if key in found]
         return max(commits, key=lambda commit: commit[1])[0]
 
-    def tell(self, count: int) -> None:
+    def acknowledge(self, count: int) -> None:
         """Somebody was told of what happened up to there: it must not be lost."""
-        while self._count - len(self._untold) < count and self._untold:
-            self._told.apply(self._untold.pop(0))
+        while self._count - len(self._unacknowledged) < count and self._unacknowledged:
+            self._acknowledged.apply(self._unacknowledged.pop(0))
 
     def observe(self, machine: GroupsMachine) -> None:
         """Invariant 12: the coordinator has what was committed last, or what time and transactions made of it."""
@@ -165,17 +165,17 @@ class OffsetModel:
         The newest operations may be missing.
         """
         actual = offsets_of(machine)
-        for kept in range(len(self._untold), -1, -1):
-            state = self._told.copy()
-            for operation in self._untold[:kept]:
+        for kept in range(len(self._unacknowledged), -1, -1):
+            state = self._acknowledged.copy()
+            for operation in self._unacknowledged[:kept]:
                 state.apply(operation)
             for operations in self._explanations(state, actual):
-                self._count -= len(self._untold) - kept
-                self.now, self._untold = state, self._untold[:kept]
+                self._count -= len(self._unacknowledged) - kept
+                self.now, self._unacknowledged = state, self._unacknowledged[:kept]
                 for operation in operations:
                     self.take(operation)
                 return
-        raise Violation(f"after a restart offsets are {actual}, told was {self._told.seen()}")
+        raise Violation(f"after a restart offsets are {actual}, acknowledged was {self._acknowledged.seen()}")
 
     def _explanations(
         self, state: Offsets, actual: tuple[dict[Key, int], dict[int, dict[Key, int]]]

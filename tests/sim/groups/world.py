@@ -102,7 +102,7 @@ class GroupWorld(EventWorld):
 
         def answered(result: Any) -> None:
             if not isinstance(result, KafkaError):
-                self.model.tell(until)
+                self.model.acknowledge(until)
             give(result)
 
         try:
@@ -124,10 +124,10 @@ class GroupWorld(EventWorld):
         )
         self.checks.commit_was_taken(request, member)
 
-    def tell(
+    def note_assignment(
         self, group: str, member_id: str, instance_id: str | None, generation: int | None, places: set[Place]
     ) -> None:
-        self.checks.told(group, member_id, instance_id, generation, places)
+        self.checks.assigned(group, member_id, instance_id, generation, places)
 
     # Topics.
 
@@ -252,12 +252,12 @@ class GroupWorld(EventWorld):
 
     def settle(self) -> None:
         """Everything that was appended is written."""
-        self.end_turn()
+        self.end_iteration()
         for partition in self.waiting_for_sync():
             self.to_sync.discard(partition)
             partition.log.flush()
             partition.synced()
-        self.end_turn()
+        self.end_iteration()
 
     def look(self) -> None:
         """After every event."""

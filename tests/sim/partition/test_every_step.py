@@ -13,13 +13,13 @@ def live(world: World) -> None:
             for _ in range(3):
                 if batch := producer.next_batch(world.random, world.now_ms):
                     world.send(producer, batch)
-            world.end_turn()
+            world.end_iteration()
         world.sync()
         world.deliver_sync()
         world.roll()
         world.change_leader()
         world.produce()
-        world.end_turn()
+        world.end_iteration()
         world.delete_records()
         world.checkpoint()
         world.retain()
@@ -48,7 +48,7 @@ def test_a_crash_at_every_step(life: int, power_cut: bool) -> None:
             try:
                 world.crash(power_cut)
                 world.produce()
-                world.end_turn()
+                world.end_iteration()
                 world.check_log()
             except Exception as error:
                 error.add_note(f"life {life}, crash at step {step}")

@@ -140,13 +140,13 @@ class World:
         self.crash(power_cut=self.random.random() < 0.5)
         for producer in self.producers:
             self.retry(producer)
-        self.end_turn()
+        self.end_iteration()
         self.check_log()
 
     def step(self) -> None:
         actions = {
             self.produce: 40,
-            self.end_turn: 25,
+            self.end_iteration: 25,
             self.sync: 8,
             self.deliver_sync: 8,
             self.read: 10,
@@ -194,7 +194,7 @@ class World:
             if base_offset not in [stored.base_offset for stored in known]:
                 raise Violation(f"{batch.identity} answered as a duplicate at {base_offset}")
         else:
-            if self.owed(known):  # invariant 6
+            if self.not_deleted(known):  # invariant 6
                 raise Violation(f"{batch.identity} stored again at {base_offset}")
             if base_offset != expected or (self.log and self.log[-1].last_offset + 1 != expected):
                 raise Violation(f"offset {base_offset} given after {self.log[-1:]}")
@@ -218,13 +218,13 @@ class World:
         if newest is None or newest.identity is None:
             return sequence == 0 and not self.guaranteed.deleted
         following = newest.identity[2] + newest.last_offset - newest.base_offset + 1
-        return bool(self.owed([newest])) and sequence == following & SEQUENCE_MAX
+        return bool(self.not_deleted([newest])) and sequence == following & SEQUENCE_MAX
 
     def places(self, identity: Identity | None) -> list[Stored]:
         """Where a batch is in the log."""
         return [stored for stored in self.log if identity is not None and stored.identity == identity]
 
-    def owed(self, places: list[Stored]) -> list[Stored]:
+    def not_deleted(self, places: list[Stored]) -> list[Stored]:
         """Those that were not deleted: with its records the broker may forget a producer."""
         return [stored for stored in places if stored.base_offset >= self.guaranteed.deleted]
 
@@ -234,7 +234,7 @@ class World:
             if batch in producer.in_flight:
                 self.send(producer, batch)
 
-    def end_turn(self) -> None:
+    def end_iteration(self) -> None:
         self.flush_queue.flush()
         partition = self.partition
         self.guaranteed.written = max(self.guaranteed.written, partition.log.log_end_offset)
@@ -247,7 +247,7 @@ class World:
 
     def acknowledge(self, batch: Batch) -> None:
         places = self.places(batch.identity)
-        if not places or len(self.owed(places)) > 1:
+        if not places or len(self.not_deleted(places)) > 1:
             raise Violation(f"{batch.identity} acknowledged, but stored {len(places)} times")
         newest = places[-1]
         if newest.last_offset >= self.guaranteed.written:
@@ -276,7 +276,7 @@ class World:
         if self.sync_done and not self.partition.offline:
             self.sync_done = False
             self.partition.synced()
-            self.end_turn()
+            self.end_iteration()
 
     def roll(self) -> None:
         self.guarded(lambda: self.partition.log.roll(self.now_ms))
@@ -333,7 +333,7 @@ class World:
 
     def truncate(self) -> None:
         """What a follower does when it finds that its leader's log parts from its own."""
-        self.end_turn()
+        self.end_iteration()
         log = self.partition.log
         if self.partition.offline or self.waits_for_fsync or log.log_start_offset == log.log_end_offset:
             return  # with an fsync for each acknowledgement there is nothing a leader could take back
@@ -392,7 +392,7 @@ class World:
         self.crash(power_cut=self.random.random() < 0.3)
 
     def restart_cleanly(self) -> None:
-        self.end_turn()
+        self.end_iteration()
         if self.partition.offline:
             return
         try:
@@ -487,7 +487,7 @@ class World:
             raise Violation(f"the log starts at {offset}, but only {self.guaranteed.deleted} were deleted")
         while offset < end and not self.partition.offline:
             offset = self.check_read(offset, 2_000, True)
-        identities = [stored.identity for stored in self.owed(self.log) if stored.identity]
+        identities = [stored.identity for stored in self.not_deleted(self.log) if stored.identity]
         if len(identities) != len(set(identities)):
             raise Violation("a sequence is in the log twice")
 
@@ -499,7 +499,7 @@ class World:
             newest = [
                 s for s in own if s.identity and own[-1].identity and s.identity[1] == own[-1].identity[1]
             ][-5:]
-            for stored in self.owed(newest):
+            for stored in self.not_deleted(newest):
                 assert stored.identity
                 producer_id, epoch, sequence = stored.identity
                 count = stored.last_offset - stored.base_offset + 1

@@ -92,7 +92,7 @@ class TxnChecks:
             transaction = self.world.transactions[number]
             if len(kinds) > 1:  # invariant 8
                 raise Violation(f"{transaction} is committed and aborted")
-            if transaction.told is not None and kinds != {transaction.told}:
+            if transaction.acknowledged is not None and kinds != {transaction.acknowledged}:
                 raise Violation(f"{transaction} was told to be the other way round")
 
     def check_transaction(self, transaction: Transaction) -> None:
@@ -104,10 +104,10 @@ class TxnChecks:
             if (values := [value for _, value in self.seen[place] if value.startswith(head)])
         }
         if not found:
-            if transaction.told:
+            if transaction.acknowledged:
                 raise Violation(f"{transaction} was committed, and is not there")
             return
-        if transaction.asked is not True or transaction.told is False:
+        if transaction.asked is not True or transaction.acknowledged is False:
             raise Violation(f"{transaction} is there as {found}, and was never committed")
         if found != transaction.written:
             raise Violation(f"{transaction} is torn: {found}")

@@ -77,7 +77,7 @@ class Transaction:
     unanswered: tuple[Place, bytes] | None = None
     offset: bool = False  # whether its number was committed as the group's offset
     asked: bool | None = None  # to commit or to abort
-    told: bool | None = None  # that it was committed or aborted
+    acknowledged: bool | None = None  # that it was committed or aborted
 
 
 class Client:
@@ -218,7 +218,7 @@ class Client:
         identity, place = self.identity, (partition.topic, partition.index)
         assert identity is not None
 
-        def hear(result: Any) -> None:
+        def on_response(result: Any) -> None:
             if isinstance(result, Exception):
                 call.give(result)
             else:
@@ -227,14 +227,14 @@ class Client:
         shard = self.world.broker.transactions.shard(self.name)
         shard.submit(
             lambda machine, now_ms, handle: machine.add(self.name, identity, [place], 1, now_ms, handle)
-        ).add_done_callback(hear)
+        ).add_done_callback(on_response)
 
     def verified(self, call: Call, partition: Partition, go_on: Callable[[], None]) -> None:
         """Asks the coordinator where the transaction is not open; then goes on, unless the process is another."""
         assert self.identity is not None
         broker = self.world.broker
 
-        def hear(errors: list[ErrorCode]) -> None:
+        def on_response(errors: list[ErrorCode]) -> None:
             if broker is not self.world.broker:
                 return
             if errors[0] is not ErrorCode.NONE:
@@ -243,11 +243,11 @@ class Client:
                 self.proceed(call, go_on)
 
         if partition.transactions.is_verified(*self.identity):
-            hear([ErrorCode.NONE])
+            on_response([ErrorCode.NONE])
         else:
             asker = cast(Broker, broker)
             Verification(
-                asker, self.name, self.identity, [partition], self.version, lambda error: error, hear
+                asker, self.name, self.identity, [partition], self.version, lambda error: error, on_response
             ).start()
 
     def proceed(self, call: Call, go_on: Callable[[], None]) -> None:
@@ -283,7 +283,7 @@ class Client:
         elif kind == "offset":
             transaction.offset = True
         else:
-            transaction.told = transaction.asked
+            transaction.acknowledged = transaction.asked
             self.transaction = None
             if result != self.identity:
                 self.identity, self.sequences = result, {}

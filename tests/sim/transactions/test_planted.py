@@ -60,7 +60,7 @@ def last_stable_offset_off_by_one(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ProducerStates, "first_unstable_offset", late)
 
 
-def aborted_transactions_are_not_told(patch: pytest.MonkeyPatch) -> None:
+def aborted_transactions_are_not_listed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Partition, "aborted", lambda self, offset, size: [])
 
 
@@ -119,7 +119,7 @@ PLANTS = [
     state_answered_before_the_journal_is_committed,
     last_stable_offset_is_the_high_watermark,
     last_stable_offset_off_by_one,
-    aborted_transactions_are_not_told,
+    aborted_transactions_are_not_listed,
     the_index_of_aborted_ones_is_lost_in_a_crash,
     the_index_of_aborted_ones_is_not_synced,
     open_transactions_are_forgotten_on_restart,

@@ -52,7 +52,7 @@ class TxnWorld(BrokerWorld):
     def step(self) -> None:
         actions = {
             self.act: 50,
-            self.end_turn: 25,
+            self.end_iteration: 25,
             self.sync: 30 if self.fsyncs else 3,
             self.checks.read: 6,
             self.wait: 5,
@@ -75,11 +75,11 @@ class TxnWorld(BrokerWorld):
     def act(self) -> None:
         self.random.choice(self.clients).act()
 
-    def end_turn(self) -> None:
+    def end_iteration(self) -> None:
         tasks = self.broker.tasks
         if tasks.waiting and self.random.random() < 0.7:
             tasks.run(self.random.randrange(len(tasks.waiting)))
-        super().end_turn()
+        super().end_iteration()
         for client in self.clients:
             if client.call is not None:
                 client.call.look()
@@ -131,14 +131,14 @@ class TxnWorld(BrokerWorld):
         while self.broker.tasks.waiting:
             self.broker.tasks.run(0)
         for _ in range(4):
-            self.end_turn()
+            self.end_iteration()
             for partition in self.waiting_for_sync():
                 self.to_sync.discard(partition)
                 partition.log.flush()
                 partition.synced()
         self.clock.ms += 50
         self.broker.ring()
-        self.end_turn()
+        self.end_iteration()
 
     def begin_anew(self, name: str) -> None:
         """Whatever is open is aborted by a new producer."""

@@ -190,11 +190,11 @@ class Chaos:
         found = self._life.others("pyspark.daemon" if victim == "worker" else "CoarseGrainedExecutorBackend")
         return [self._random.choice(found)] if found else []
 
-    def wait(self, what: Callable[[], bool], told: str, *, revive: bool = True) -> None:
+    def wait(self, what: Callable[[], bool], what_for: str, *, revive: bool = True) -> None:
         """Until something holds; whoever is dead is started again meanwhile."""
         deadline = time.monotonic() + TIMEOUT_S
         while not what():
-            assert time.monotonic() < deadline, f"not in time: {told}; {self._last_words()}"
+            assert time.monotonic() < deadline, f"not in time: {what_for}; {self._last_words()}"
             if revive:
                 self._revive()
             time.sleep(LOOK_S)
@@ -214,8 +214,8 @@ class Chaos:
 
     def check(self, name: str) -> None:
         """Everything is where it should be, once; `pytest -s` tells what was done."""
-        told = self._output.check(self)
-        print(f"\n{name}: {told}; {sum(self.done.values())} kills; 0 lost, 0 doubled")
+        what_for = self._output.check(self)
+        print(f"\n{name}: {what_for}; {sum(self.done.values())} kills; 0 lost, 0 doubled")
         for kind, times in sorted(self.done.items()):
             print(f"  {times} x {kind}")
 

@@ -64,12 +64,12 @@ def run(broker: EmbeddedBroker, project: Path) -> None:
         start_new_session=True,  # it starts processes of its own
     ) as process:
         try:
-            said, _ = process.communicate(timeout=TIMEOUT_S)
+            printed, _ = process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    print(said)
-    assert process.returncode == 0, re.findall("^.*(?:Exception|Error): .*$", said, re.MULTILINE)[:5]
+    print(printed)
+    assert process.returncode == 0, re.findall("^.*(?:Exception|Error): .*$", printed, re.MULTILINE)[:5]
 
 
 @pytest.mark.slow

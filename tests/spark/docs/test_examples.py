@@ -26,7 +26,7 @@ TIMEOUT_S = 240
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each example prints, after the feeds that it asks for."""
     folder = tmp_path_factory.mktemp("examples")
     with BrokerThread(folder / "data") as server:
@@ -58,27 +58,27 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found | {"charts": ", ".join(sorted(charts))}
 
 
-def test_activity_is_followed_and_reported(said: dict[str, str]) -> None:
-    text = said["activity/follow.py"]
+def test_activity_is_followed_and_reported(printed: dict[str, str]) -> None:
+    text = printed["activity/follow.py"]
     assert (
         re.search(r"lag 0", text) and text.count('"views":') >= 3
     )  # windows that are over, with their pages
     assert re.search(r"^page-views +[\d,]+ +[\d,]+$", text, re.MULTILINE)
-    assert "Sessions:" in text and said["charts"] == "activity.svg, devices.svg"
+    assert "Sessions:" in text and printed["charts"] == "activity.svg, devices.svg"
 
 
-def test_devices_raise_alarms(said: dict[str, str]) -> None:
-    assert re.search(r"^\| ?device-\d+ ?\| +\d+ ?\|$", said["devices/follow.py"], re.MULTILINE)
+def test_devices_raise_alarms(printed: dict[str, str]) -> None:
+    assert re.search(r"^\| ?device-\d+ ?\| +\d+ ?\|$", printed["devices/follow.py"], re.MULTILINE)
 
 
-def test_logs_give_alerts_and_are_found(said: dict[str, str]) -> None:
-    text = said["logs/follow.py"]
+def test_logs_give_alerts_and_are_found(printed: dict[str, str]) -> None:
+    text = printed["logs/follow.py"]
     assert '"service":"payments"' in text
     assert len(re.findall(r"\|payments\|ERROR\|upstream .* timed out after \d+ ms", text)) == 3
 
 
-def test_a_lake_keeps_and_sends_again(said: dict[str, str]) -> None:
-    found = re.search(r"^sent again: (\d+) of (\d+)$", said["lake/keep.py"], re.MULTILINE)
+def test_a_lake_keeps_and_sends_again(printed: dict[str, str]) -> None:
+    found = re.search(r"^sent again: (\d+) of (\d+)$", printed["lake/keep.py"], re.MULTILINE)
     assert found and found[1] == found[2] and int(found[1]) > 1000
 
 

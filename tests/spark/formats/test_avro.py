@@ -104,7 +104,7 @@ def test_its_type_in_spark() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 12, 30, len(VALUE) - 1])
-def test_a_value_that_is_cut_is_told_and_its_neighbours_are_well(length: int) -> None:
+def test_a_value_that_is_cut_is_reported_and_its_neighbours_are_well(length: int) -> None:
     assert decode(VALUE, VALUE[:length], VALUE) == ([FOUND, None, FOUND], [False, True, False])
 
 
@@ -144,6 +144,6 @@ def test_nothing_that_comes_crashes_it(noise: bytes, at: int, byte: int) -> None
         ("[" * 100_000, "an Avro schema is JSON"),
     ],
 )
-def test_a_schema_that_cannot_be_read_is_told(schema: str, message: str) -> None:
+def test_a_schema_that_cannot_be_read_is_reported(schema: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AvroSchema(schema)

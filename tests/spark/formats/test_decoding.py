@@ -48,7 +48,7 @@ def outcome(decode: object, data: memoryview, *rest: object) -> object:
 
 @THOROUGH
 @given(logs(), st.data())
-def test_any_part_of_any_log_is_decoded_as_by_the_twin(log: Log, data: st.DataObject) -> None:
+def test_any_part_of_any_log_is_decoded_as_by_the_reference(log: Log, data: st.DataObject) -> None:
     """Offsets, times, nulls, headers, codecs, gaps, markers and aborted transactions."""
     first = read_header(log.data).base_offset
     start = data.draw(st.integers(max(first - 2, 0), log.end + 1))
@@ -63,7 +63,7 @@ def test_any_part_of_any_log_is_decoded_as_by_the_twin(log: Log, data: st.DataOb
 
 @THOROUGH
 @given(logs(), st.data())
-def test_a_filter_leaves_what_it_leaves_in_the_twin(log: Log, data: st.DataObject) -> None:
+def test_a_filter_leaves_what_it_leaves_in_the_reference(log: Log, data: st.DataObject) -> None:
     rows = records(reference.decode_chunk(log.data, 0, FOREVER)[0])
     one = data.draw(st.sampled_from(rows)) if rows else EXAMPLE[0]
     pairs = [pair for pair in one.headers if pair[1] is not None]

@@ -69,7 +69,7 @@ def test_values_become_structs() -> None:
         b"[" * 100_000,
     ],
 )
-def test_what_is_not_of_the_type_is_told_and_its_neighbours_are_well(bad: bytes) -> None:
+def test_what_is_not_of_the_type_is_reported_and_its_neighbours_are_well(bad: bytes) -> None:
     good = json.dumps(GOOD).encode()
     assert decode(good, bad, b'{"n": 2}') == ([GOOD, None, NOTHING | {"n": 2}], [False, True, False])
 

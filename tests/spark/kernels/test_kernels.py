@@ -22,7 +22,7 @@ def worker(**settings: str) -> "subprocess.Popen[str]":
     )
 
 
-def said(process: "subprocess.Popen[str]") -> str:
+def printed(process: "subprocess.Popen[str]") -> str:
     output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, output
     return output.strip()
@@ -32,13 +32,13 @@ def test_a_second_worker_does_not_compile(tmp_path: Path) -> None:
     """Also if two compile at once; and a cache that is damaged is made again."""
     cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
     at_once = [worker(**cache), worker(**cache)]
-    assert said(at_once[0]).endswith("from the cache") and said(at_once[1]).endswith("from the cache")
-    assert said(worker(**cache)) == CACHED
+    assert printed(at_once[0]).endswith("from the cache") and printed(at_once[1]).endswith("from the cache")
+    assert printed(worker(**cache)) == CACHED
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files
     for path in files:
         path.write_bytes(b"\x80damaged")
-    assert said(worker(**cache)).endswith("from the cache")
+    assert printed(worker(**cache)).endswith("from the cache")
 
 
 def test_no_place_for_a_cache_costs_time_only(tmp_path: Path) -> None:
@@ -48,9 +48,9 @@ def test_no_place_for_a_cache_costs_time_only(tmp_path: Path) -> None:
         "NUMBA_CACHE_DIR": str(tmp_path / "file"),
         "NUMBA_CACHE_LOCATOR_CLASSES": "UserProvidedCacheLocator",
     }
-    assert said(worker(**settings)) == COMPILED
+    assert printed(worker(**settings)) == COMPILED
 
 
 def test_no_kernel_leaves_its_arrays(tmp_path: Path) -> None:
     """Over bad input of every kind, with each access to an array checked by numba."""
-    assert said(worker(NUMBA_CACHE_DIR=str(tmp_path), NUMBA_BOUNDSCHECK="1")) == COMPILED
+    assert printed(worker(NUMBA_CACHE_DIR=str(tmp_path), NUMBA_BOUNDSCHECK="1")) == COMPILED

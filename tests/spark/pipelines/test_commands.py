@@ -46,9 +46,9 @@ def pipeline(
     def typed(*words: str) -> tuple[int, str, str]:
         capfd.readouterr()
         code = run(["pipeline", *words])
-        told = capfd.readouterr()
-        assert "Traceback" not in told.err
-        return code, told.out, told.err
+        output = capfd.readouterr()
+        assert "Traceback" not in output.err
+        return code, output.out, output.err
 
     return typed
 
@@ -63,12 +63,12 @@ def readings(broker: EmbeddedBroker) -> str:
 def test_a_run_ends_with_all_there_was_and_is_listed(
     pipeline: Command, broker: EmbeddedBroker, readings: str
 ) -> None:
-    code, _, said = pipeline(
+    code, _, expected = pipeline(
         "run", "devices", "--topic", readings, "--window", "10 seconds", "--to", "d", "--once"
     )
-    assert code == 0 and "pipeline devices has processed all records" in said
-    assert "the last windows are still open" in said
-    progress = [line for line in said.splitlines() if line.startswith("batch ")]
+    assert code == 0 and "pipeline devices has processed all records" in expected
+    assert "the last windows are still open" in expected
+    progress = [line for line in expected.splitlines() if line.startswith("batch ")]
     assert len(progress) == len(set(progress)) >= 1  # each batch is told once
     assert {one["device"] for one in results(broker, "d-statistics")} >= {"device-0000", "device-0059"}
     _, out, _ = pipeline("list", "-o", "jsonl")
@@ -77,11 +77,11 @@ def test_a_run_ends_with_all_there_was_and_is_listed(
     _, out, _ = pipeline("status", "devices")
     assert "window: 10 seconds" in out
     assert pipeline("stop", "devices")[0] == 1
-    code, _, said = pipeline("run", "activity", "--topic", readings, "--name", "devices")
-    assert code == 1 and "devices is the name of a run of devices" in said
-    code, _, said = pipeline("run", "devices", "--topic", readings, "--to", "other", "--once")
-    assert code == 1 and "--name" in said
-    assert "started with other arguments (to was d; window was 10 seconds)" in said
+    code, _, expected = pipeline("run", "activity", "--topic", readings, "--name", "devices")
+    assert code == 1 and "devices is the name of a run of devices" in expected
+    code, _, expected = pipeline("run", "devices", "--topic", readings, "--to", "other", "--once")
+    assert code == 1 and "--name" in expected
+    assert "started with other arguments (to was d; window was 10 seconds)" in expected
     there = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=30).topics
     assert not [name for name in there if name.startswith("other")]
     _, out, _ = pipeline("status", "devices")
@@ -114,15 +114,17 @@ def test_a_topic_goes_to_a_lake_and_comes_back(
     assert pipeline(*ask, str(tmp_path / "result"))[0] == 1 and (tmp_path / "result" / "notes").exists()
     assert pipeline("run", "replay", "--topic", readings, "--lake", lake, "--to", again)[0] == 0
     assert len(broker.records(again)) == 600
-    _, _, said = pipeline(
+    _, _, expected = pipeline(
         "run", "history", "--topic", readings, "--lake", lake, "--sql", "SELECT x FROM history"
     )
     assert re.search(
-        r"error: .*`x` cannot be resolved.*\(line 1, position 7\)$", said.strip().splitlines()[-1]
+        r"error: .*`x` cannot be resolved.*\(line 1, position 7\)$", expected.strip().splitlines()[-1]
     )
-    code, out, said = pipeline("report", "devices", "--topic", readings, "--lake", lake, "--chart", "d.svg")
+    code, out, expected = pipeline(
+        "report", "devices", "--topic", readings, "--lake", lake, "--chart", "d.svg"
+    )
     assert code == 0 and out.startswith("Measures:\n") and "Most often silent: none" in out
-    assert (tmp_path / "d.svg").read_text().startswith("<svg") and str(tmp_path / "d.svg") in said
+    assert (tmp_path / "d.svg").read_text().startswith("<svg") and str(tmp_path / "d.svg") in expected
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "d.svg",
         "lake",
@@ -146,8 +148,8 @@ def test_lines_are_searched_by_level_and_time(pipeline: Command, broker: Embedde
 
 def test_a_query_that_fails_at_work_says_why(pipeline: Command, readings: str) -> None:
     query = f"SELECT value, raise_error('too hot') AS e FROM `{readings}`"
-    code, _, said = pipeline("sql", query, "--to", "never", "--once")
-    assert code == 1 and said.strip().endswith("error: pipeline sql failed: too hot")
+    code, _, expected = pipeline("sql", query, "--to", "never", "--once")
+    assert code == 1 and expected.strip().endswith("error: pipeline sql failed: too hot")
     _, out, _ = pipeline("status", "sql")
     assert "failed: pipeline sql failed: too hot" in out
 
@@ -186,14 +188,14 @@ WRONG: list[tuple[list[str], int, str]] = [
 ]
 
 
-def test_what_is_wrong_is_said_in_a_sentence(pipeline: Command, readings: str) -> None:
-    for words, code, said in WRONG:
-        ended, _, told = pipeline(*(readings if word == "READINGS" else word for word in words))
-        assert (ended, said in told) == (code, True), f"{words}: {ended} {told}"
-        assert "no lake" not in said or "starting Spark" not in told
+def test_what_is_wrong_is_reported_in_a_sentence(pipeline: Command, readings: str) -> None:
+    for words, code, expected in WRONG:
+        ended, _, output = pipeline(*(readings if word == "READINGS" else word for word in words))
+        assert (ended, expected in output) == (code, True), f"{words}: {ended} {output}"
+        assert "no lake" not in expected or "starting Spark" not in output
     nobody = f"127.0.0.1:{free_port()}"
-    ended, _, told = pipeline("run", "devices", "-b", nobody)
-    assert ended == 3 and f"cannot connect to {nobody}" in told and "starting Spark" not in told
+    ended, _, output = pipeline("run", "devices", "-b", nobody)
+    assert ended == 3 and f"cannot connect to {nobody}" in output and "starting Spark" not in output
 
 
 @pytest.mark.parametrize("moment", ["starting Spark", "batch "])
@@ -209,8 +211,8 @@ def test_ctrl_c_ends_a_run_whenever_it_comes(
     with process:
         first = process.stderr.readline()
         assert first.startswith("starting Spark for devices")
-        code, _, said = pipeline("run", "devices", "--topic", readings)
-        assert code == 1 and "pipeline devices is already running" in said
+        code, _, expected = pipeline("run", "devices", "--topic", readings)
+        assert code == 1 and "pipeline devices is already running" in expected
         before = [first]
         while not before[-1].startswith(moment):
             before.append(process.stderr.readline())
@@ -219,8 +221,8 @@ def test_ctrl_c_ends_a_run_whenever_it_comes(
         _, rest = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
     lines = [*"".join(before[1:]).splitlines(), *rest.splitlines()]
-    told = [line for line in lines if not line.startswith(("batch ", "the first batch takes"))]
-    assert told == [
+    output = [line for line in lines if not line.startswith(("batch ", "the first batch takes"))]
+    assert output == [
         "pipeline devices is running; to stop it: Ctrl-C, or levada pipeline stop devices",
         "stopping ...",
         "pipeline devices has stopped",

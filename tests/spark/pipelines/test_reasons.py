@@ -30,7 +30,7 @@ def fail(explained: bool) -> None:
 
 @pytest.mark.parametrize("in_batch", [True, False])
 @pytest.mark.parametrize("explained", [True, False])
-def test_the_cause_on_a_worker_is_told(
+def test_the_cause_on_a_worker_is_reported(
     spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path, in_batch: bool, explained: bool
 ) -> None:
     from pyspark.sql.functions import udf

@@ -44,7 +44,7 @@ def test_the_columns_are_those_of_the_record(plain: Plain) -> None:
     assert second["timestamp"] == datetime(1970, 1, 1, 0, 0, 2, 1000, tzinfo=UTC)
 
 
-def test_append_time_is_told_by_its_type(plain: Plain) -> None:
+def test_append_time_is_reported_by_its_type(plain: Plain) -> None:
     topic = plain.broker.topic(message_timestamp_type="LogAppendTime")
     plain.produce(topic, ["a"], timestamp=1_000)
     (row,) = plain.rows(subscribe=topic)
@@ -128,7 +128,9 @@ def test_where_a_batch_begins_and_ends(plain: Plain, options: dict[str, object],
         ({"endingOffsetsByTimestamp": {"TOPIC": {"5": 1}}}, "option endingOffsetsByTimestamp must name"),
     ],
 )
-def test_what_does_not_fit_the_topic_is_told(plain: Plain, options: dict[str, object], message: str) -> None:
+def test_what_does_not_fit_the_topic_is_reported(
+    plain: Plain, options: dict[str, object], message: str
+) -> None:
     topic = plain.broker.topic(partitions=2)
     plain.produce(topic, [1])
     given = json.loads(json.dumps(options).replace("TOPIC", topic))
@@ -177,7 +179,7 @@ def test_a_schema_is_a_projection(plain: Plain) -> None:
         (EVERYTHING["value"], {"valueFormat": "json"}, "column value is a struct"),
     ],
 )
-def test_a_schema_that_does_not_fit_is_told(
+def test_a_schema_that_does_not_fit_is_reported(
     plain: Plain, field: StructField, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(OptionError) as failure:

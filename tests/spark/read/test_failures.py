@@ -20,14 +20,14 @@ def failure_of(stream: "DataFrame", folder: Path) -> str:
     """What a query says that cannot go on."""
     with pytest.raises(StreamingQueryException) as failure:
         run(stream, folder)
-    return said(str(failure.value))
+    return printed(str(failure.value))
 
 
 def connector(spark: "SparkSession", server: BrokerThread, folder: Path) -> Levada:
     return Levada(spark, cast(EmbeddedBroker, server), folder)
 
 
-def said(text: str) -> str:
+def printed(text: str) -> str:
     """The message: one sentence before anything of Spark's or a trace."""
     assert "Traceback" not in text
     return text.partition("SQLSTATE")[0]
@@ -37,7 +37,7 @@ def test_a_mistake_in_an_option_is_one_sentence(topics: Levada) -> None:
     with pytest.raises(AnalysisException) as failure:
         topics.read(subscribe="orders", startingOffset="latest")
     assert (
-        said(str(failure.value))
+        printed(str(failure.value))
         .rstrip()
         .endswith("there is no option startingoffset; did you mean startingOffsets?")
     )
@@ -55,7 +55,7 @@ def test_a_topic_that_is_deleted_under_a_query(topics: Levada, tmp_path: Path) -
             query.awaitTermination(TIMEOUT_S)
     finally:
         query.stop()
-    assert f"{topic}-0 was read up to offset 1 and does not exist any more" in said(str(failure.value))
+    assert f"{topic}-0 was read up to offset 1 and does not exist any more" in printed(str(failure.value))
     topics.produce(other, ["b"])
     run(topics.stream(**options, failOnDataLoss="false"), tmp_path)
     assert written(topics, tmp_path) == ["a", "b"]
@@ -68,9 +68,9 @@ def test_retention_that_overtakes_a_query(topics: Levada, tmp_path: Path) -> Non
     run(topics.stream(**options), tmp_path)
     topics.produce(topic, ["b", "c", "d"])
     topics.delete_records(topic, before=3)
-    told = failure_of(topics.stream(**options), tmp_path)
-    assert f"{topic}-0 begins at offset 3 now, those from 1 on were deleted before they were read" in told
-    assert "Set option failOnDataLoss to false" in told
+    failure = failure_of(topics.stream(**options), tmp_path)
+    assert f"{topic}-0 begins at offset 3 now, those from 1 on were deleted before they were read" in failure
+    assert "Set option failOnDataLoss to false" in failure
     run(topics.stream(**options, failOnDataLoss="false"), tmp_path)
     assert written(topics, tmp_path) == ["a", "d"]
 
@@ -83,7 +83,7 @@ def test_a_schema_that_does_not_fit(topics: Levada, tmp_path: Path) -> None:
     wrong = reader.schema("value string, amount double").load()
     with pytest.raises((AnalysisException, StreamingQueryException)) as failure:
         run(wrong, tmp_path)
-    assert "a topic has no column amount. There are key, value" in said(str(failure.value))
+    assert "a topic has no column amount. There are key, value" in printed(str(failure.value))
     right = (
         reader.schema("value struct<n int>").options(valueFormat="json", startingOffsets="earliest").load()
     )
@@ -103,8 +103,8 @@ def test_a_batch_that_is_broken_on_disk(spark: "SparkSession", tmp_path: Path) -
         with open(segment, "r+b") as file:
             file.seek(place)
             file.write(b"SECOND")
-        told = failure_of(topics.stream(**stream), tmp_path)
-        assert "CORRUPT_MESSAGE: events-0: the batch at offset 1" in told
+        failure = failure_of(topics.stream(**stream), tmp_path)
+        assert "CORRUPT_MESSAGE: events-0: the batch at offset 1" in failure
         topics.delete_records("events", before=2)  # the way on that docs/spark.md tells
         run(topics.stream(**stream, failOnDataLoss="false"), tmp_path)
         assert written(topics, tmp_path) == ["third"]
@@ -120,8 +120,8 @@ def test_brokers_that_are_not_there(spark: "SparkSession", tmp_path: Path) -> No
         topics.produce("events", ["a"])
         run(topics.stream(**stream), tmp_path)
         assert written(topics, tmp_path) == ["a"]
-    told = failure_of(topics.stream(**stream, kafka__socket_connection_setup_timeout_ms=500), tmp_path)
-    assert f"no response from the brokers at {address} (option kafka.bootstrap.servers)" in told
+    failure = failure_of(topics.stream(**stream, kafka__socket_connection_setup_timeout_ms=500), tmp_path)
+    assert f"no response from the brokers at {address} (option kafka.bootstrap.servers)" in failure
     with BrokerThread(tmp_path / "data", listeners=f"PLAINTEXT://{address}"):
         topics.produce("events", ["b"])
         run(topics.stream(**stream), tmp_path)

@@ -106,7 +106,7 @@ def test_a_limited_batch_moves_on_and_keeps_its_limit(
         assert taken <= limits.max_offsets
 
 
-def test_a_log_that_was_made_anew_is_told_as_it_is() -> None:
+def test_a_log_that_was_made_anew_is_reported_as_it_is() -> None:
     assert rate_limit({A: 100, B: 0}, {A: 3, B: 1000}, ReadLimits(max_offsets=10), {}, 0) == {A: 3, B: 10}
 
 

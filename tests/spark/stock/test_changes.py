@@ -19,7 +19,7 @@ def test_a_running_query_finds_new_partitions(stock: Stock) -> None:
     eventually(lambda: stock.values(target) == texts([0, 1, 2, 3]), query)
 
 
-def test_a_query_goes_on_without_a_deleted_topic_if_told_so(stock: Stock) -> None:
+def test_a_query_goes_on_without_a_deleted_topic_if_configured(stock: Stock) -> None:
     left, deleted, target = (stock.broker.topic() for _ in range(3))
     pattern = f"{left}|{deleted}"
     rows = stock.stream(subscribePattern=pattern, startingOffsets="earliest", failOnDataLoss=False)

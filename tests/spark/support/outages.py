@@ -64,8 +64,8 @@ def ignore(address: str, callers: int) -> None:
         while callers:
             caller, _ = listening.accept()
             caller.settimeout(TIMEOUT_S)
-            with caller, caller.makefile("rb") as told:
-                callers -= CONNECTOR in told.read()
+            with caller, caller.makefile("rb") as received:
+                callers -= CONNECTOR in received.read()
 
 
 def hang_up_on(address: str, callers: int) -> None:

@@ -172,12 +172,12 @@ def lies() -> Iterator[tuple[str, bytes]]:
                         length = encode_varint(len(b"".join(parts if keep_length else changed)))
                     else:
                         length = lie
-                    told = [with_length(fields(one, 7, 1_000)) for one in EXAMPLE]
-                    told[victim] = length + b"".join(changed)
+                    encoded = [with_length(fields(one, 7, 1_000)) for one in EXAMPLE]
+                    encoded[victim] = length + b"".join(changed)
                     name = f"record {victim}, number {place}, {lie.hex()}, {keep_length}"
                     yield (
                         name,
-                        batch_bytes(b"".join(told), 3, base_offset=7, last_delta=2, base_timestamp=1_000),
+                        batch_bytes(b"".join(encoded), 3, base_offset=7, last_delta=2, base_timestamp=1_000),
                     )
     whole = b"".join(with_length(fields(one, 7, 1_000)) for one in EXAMPLE)
     for count in (-1, 0, 1, 2, 4, 5, 50, 2**31 - 1, -(2**31)):

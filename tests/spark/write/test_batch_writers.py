@@ -83,7 +83,9 @@ def test_a_key_goes_where_other_clients_would_put_it(broker: EmbeddedBroker) -> 
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_batches_are_compressed_as_told_and_kept_below_the_limit(broker: EmbeddedBroker, codec: str) -> None:
+def test_batches_are_compressed_as_configured_and_kept_below_the_limit(
+    broker: EmbeddedBroker, codec: str
+) -> None:
     topic = broker.topic(max_message_bytes=20_000)
     options: dict[str, object] = {"topic": topic, "kafka.compression.type": codec, "kafka.batch.size": "16k"}
     Job(broker, **options).run(rows(*range(20_000)))
@@ -317,7 +319,7 @@ def test_an_application_with_the_longest_name(broker: EmbeddedBroker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("micros", "told"),
+    ("micros", "message"),
     [
         (-1, "row 0 is from before 1970: 1969-12-31T23:59:59.999"),
         (-70_000_000_000_000_000, "row 0 is from before 1970: -249-"),
@@ -325,9 +327,9 @@ def test_an_application_with_the_longest_name(broker: EmbeddedBroker) -> None:
         ((1 << 63) - 1, "timestamps too far from now"),
     ],
 )
-def test_a_time_that_no_record_can_have(broker: EmbeddedBroker, micros: int, told: str) -> None:
+def test_a_time_that_no_record_can_have(broker: EmbeddedBroker, micros: int, message: str) -> None:
     job = Job(broker, PLAIN | {"timestamp": TimestampType()}, topic=broker.topic())
-    with pytest.raises(KafkaError, match=f"INVALID_TIMESTAMP: {told}") as error:
+    with pytest.raises(KafkaError, match=f"INVALID_TIMESTAMP: {message}") as error:
         job.run(rows("a", timestamp=pa.array([micros], pa.timestamp("us", "UTC"))))
     notes = getattr(error.value, "__notes__", [])
     assert [("message.timestamp.after.max.ms" in note) for note in notes] == [True] * (micros > 0)
@@ -341,7 +343,7 @@ def test_a_header_without_a_name(broker: EmbeddedBroker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "message"),
     [
         ({"key": TEXT}, r"column value is missing; there are key.*to_json"),
         ({"key": TEXT, "val": TEXT}, r"column value is missing \(is it val\?\); there are key, val"),
@@ -361,11 +363,11 @@ def test_a_header_without_a_name(broker: EmbeddedBroker) -> None:
         ({"value": TEXT, "header": HEADERS}, "column header would not be written; did you mean headers"),
     ],
 )
-def test_columns_that_do_not_fit_are_told_before_anything_runs(
-    columns: dict[str, DataType], told: str
+def test_columns_that_do_not_fit_are_reported_before_anything_runs(
+    columns: dict[str, DataType], message: str
 ) -> None:
     for make in (batch_writer, stream_writer):
-        with pytest.raises(ColumnError, match=told):
+        with pytest.raises(ColumnError, match=message):
             make(BOOTSTRAP | {"topic": "t"}, structs(**columns), False)
 
 
@@ -380,7 +382,7 @@ def test_a_topic_is_not_overwritten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"txnAppId": "x"}, "txnAppId and txnVersion belong together"),
         ({"txnVersion": "1"}, "txnAppId and txnVersion belong together"),
@@ -401,16 +403,16 @@ def test_a_topic_is_not_overwritten() -> None:
         ({"kafka.partitioner.class": "x"}, "write a column partition"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, str], told: str) -> None:
-    with pytest.raises(OptionError, match=told):
+def test_options_that_cannot_be(options: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         batch_writer(BOOTSTRAP | {"topic": "t"} | options, structs(**PLAIN), False)
 
 
-def test_settings_of_other_producers_are_told_to_have_no_effect() -> None:
+def test_settings_of_other_producers_are_reported_to_have_no_effect() -> None:
     """And where it is told no line of Levada's source is shown."""
-    with pytest.warns(UserWarning, match="option kafka.linger.ms has no effect") as told:
+    with pytest.warns(UserWarning, match="option kafka.linger.ms has no effect") as message:
         batch_writer(BOOTSTRAP | {"topic": "t", "kafka.linger.ms": "5"}, structs(**PLAIN), False)
-    assert not linecache.getline(told[0].filename, told[0].lineno)
+    assert not linecache.getline(message[0].filename, message[0].lineno)
 
 
 def test_a_stream_has_a_name_and_versions_of_its_own() -> None:

@@ -124,7 +124,7 @@ def test_the_transactions_of_a_batch_are_committed_and_others_aborted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (BatchContent(0), "has 0 rows now and had 3"),
         (BatchContent(4, "p"), "has 4 rows now and had 3"),
@@ -136,12 +136,12 @@ def test_the_transactions_of_a_batch_are_committed_and_others_aborted() -> None:
     ],
 )
 def test_a_repeated_batch_that_is_another_is_refused_and_the_one_before_finished(
-    content: BatchContent, told: str | None
+    content: BatchContent, message: str | None
 ) -> None:
     last = CommitRecord(4, (A, B), BatchContent(3, "p"))
     plan = plan_commit(last, 4, [C], open_now(B, C), content=content)
     assert plan[:3] == (last, (B.transactional_id,), (C.transactional_id,))
-    assert (plan.refusal is None) if told is None else (told in (plan.refusal or ""))
+    assert (plan.refusal is None) if message is None else (message in (plan.refusal or ""))
     assert plan_commit(last, 4, [C], open_now(B, C), content=content, failed=True).refusal is None
     assert plan_commit(CommitRecord(4, (A, B)), 4, [C], open_now(B, C), content=content).refusal is None
 

@@ -228,10 +228,10 @@ def failing(sink: Sink, topic: str) -> dict[str, tuple[Callable[[], Any], str]]:
 
 
 @pytest.mark.parametrize("what", ["column", "topic", "brokers", "no topic", "overwrite", "type"])
-def test_mistakes_are_told_in_a_sentence_before_any_task(
+def test_mistakes_are_reported_in_a_sentence_before_any_task(
     sink: Sink, broker: EmbeddedBroker, what: str
 ) -> None:
-    act, told = failing(sink, broker.topic())[what]
-    with pytest.raises(AnalysisException, match=told) as error:
+    act, message = failing(sink, broker.topic())[what]
+    with pytest.raises(AnalysisException, match=message) as error:
         act()
     assert "Traceback" not in str(error.value)

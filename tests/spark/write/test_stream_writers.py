@@ -215,7 +215,7 @@ def test_a_batch_that_is_committed_and_was_planned_anew_is_refused(
     assert query.visible() == ["a", "c"]
 
 
-def test_a_query_that_gives_other_rows_each_time_goes_on_if_it_is_told_to(broker: EmbeddedBroker) -> None:
+def test_a_query_that_gives_other_rows_each_time_goes_on_if_configured(broker: EmbeddedBroker) -> None:
     query = Query(broker.bootstrap, f"query-{next(NUMBERS)}", broker.topic(), repeatedBatch="skip")
     query.commit(0, query.attempt(0, "abc"))
     query.restarted()
@@ -266,7 +266,7 @@ def test_a_batch_that_failed_leaves_nothing(query: Query) -> None:
     assert query.visible() == ["b"]
 
 
-def test_a_driver_that_was_overtaken_is_told_so(query: Query) -> None:
+def test_a_driver_that_was_overtaken_is_reported_so(query: Query) -> None:
     message = query.attempt(0, "a")
     query.commit(0, query.attempt(0, "a"))
     query.commit(1, query.attempt(1, "b"))
@@ -309,7 +309,7 @@ def test_a_transaction_left_behind_is_shown_and_ended_by_an_operator(query: Quer
     assert query.visible() == ["a"]
 
 
-def test_attempts_without_end_are_told_of(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_without_end_are_reported(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "IDS_PER_PARTITION_MAX", 3)
     for _ in range(3):
         query.attempt(0, "a")

@@ -49,7 +49,7 @@ def test_enough_is_stored_for_every_row() -> None:
     assert stored_rows(0.5)[SHAPES["1k"]] == 500_000
 
 
-def test_promises_are_kept_or_missed() -> None:
+def test_goals_are_met_or_missed() -> None:
     kept, missed = spark_report.markdown(found(1_200_000)), spark_report.markdown(found(400_000))
     assert "15 of 15 goals met" in kept and "Other processes used 10% of the cores" in kept
     assert "missed" not in kept
@@ -57,7 +57,7 @@ def test_promises_are_kept_or_missed() -> None:
     assert "rate ≥ 2 x: **missed**, 0.80 x; ≥ 1,000,000/s: **missed**" in missed
 
 
-def test_rows_that_cost_more_the_more_there_are_are_told() -> None:
+def test_rows_that_cost_more_the_more_there_are_are_reported() -> None:
     grown = found(1_200_000)
     grown["rows"][growth_key("copy", 16)]["levada"] = side(600_000)
     assert "a row at 16 x ≤ 1.15 x of one at 1 x: **missed**, 2.00 x" in spark_report.growth_table(grown)

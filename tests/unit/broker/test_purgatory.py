@@ -88,7 +88,7 @@ def test_bytes_of_all_its_partitions_count() -> None:
     assert one.is_over
 
 
-def test_a_long_poll_reads_when_it_is_its_turn_to_answer() -> None:
+def test_a_long_poll_reads_when_it_is_next_to_answer() -> None:
     """Not at the first news: the turn's other partitions are written after that."""
     one = Poll(missing_bytes=1, places=2)
     one.places[0].publish(10)

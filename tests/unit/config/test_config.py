@@ -190,7 +190,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 
 
 @given(st.text())
-def test_any_text_is_a_value_or_a_clear_refusal(text: str) -> None:
+def test_any_text_is_a_value_or_a_clear_error(text: str) -> None:
     for setting in TOPIC_SETTINGS.values():
         try:
             value = setting.parse(text)

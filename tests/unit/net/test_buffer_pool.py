@@ -48,7 +48,7 @@ class Receiver:
         raise AssertionError(reason)
 
 
-def test_stretches_follow_one_another_until_the_turn_ends() -> None:
+def test_stretches_follow_one_another_until_the_iteration_ends() -> None:
     pool = BufferPool()
     first = pool.receive_buffer()
     pool.position += 100
@@ -60,13 +60,13 @@ def test_stretches_follow_one_another_until_the_turn_ends() -> None:
     assert len(pool.receive_buffer()) == ARENA_BYTES
 
 
-def test_before_the_turn_must_end_there_is_room() -> None:
+def test_before_the_iteration_must_end_there_is_room() -> None:
     pool = BufferPool()
     pool.position = POSITION_MAX
     assert len(pool.receive_buffer()) >= 64 * 1024
 
 
-def test_a_parsed_buffer_is_lent_again_only_after_the_turn() -> None:
+def test_a_parsed_buffer_is_lent_again_only_after_the_iteration() -> None:
     pool = BufferPool()
     one = Receiver(pool, 100_000)
     one.finish()

@@ -32,7 +32,7 @@ class Loop:
         """Another process runs in place of this one."""
         self.now += seconds
 
-    def turns(self, count: int, apart_s: float) -> int:
+    def iterations(self, count: int, apart_s: float) -> int:
         """The rounds of so many turns, each followed by as long a wait."""
         before = self.rounds
         for _ in range(count):
@@ -46,7 +46,7 @@ class Loop:
 
 def test_it_stays_awake_from_one_request_to_the_next_and_sleeps_after_the_last() -> None:
     loop = Loop()
-    assert loop.turns(1_000, SPIN_S / 2) >= 1_000 * 4
+    assert loop.iterations(1_000, SPIN_S / 2) >= 1_000 * 4
     assert loop.is_awake()
     loop.wait(2 * SPIN_S)
     assert not loop.is_awake()
@@ -55,29 +55,29 @@ def test_it_stays_awake_from_one_request_to_the_next_and_sleeps_after_the_last()
 @pytest.mark.parametrize("apart_s", [2 * SPIN_S, 1.0])
 def test_requests_that_never_come_in_time_are_looked_for_now_and_then(apart_s: float) -> None:
     loop = Loop()
-    loop.turns(10, apart_s)
+    loop.iterations(10, apart_s)
     rounds_of_a_look = 12
     tries = 64
-    assert 0 < loop.turns(tries * FLUSHES_UNTIL_RETRY, apart_s) <= tries * rounds_of_a_look
+    assert 0 < loop.iterations(tries * FLUSHES_UNTIL_RETRY, apart_s) <= tries * rounds_of_a_look
 
 
 def test_half_of_the_moments_in_vain_are_too_many() -> None:
     loop = Loop()
-    looked = sum(loop.turns(1, SPIN_S / 2) + loop.turns(1, 3 * SPIN_S) for _ in range(1_000))
+    looked = sum(loop.iterations(1, SPIN_S / 2) + loop.iterations(1, 3 * SPIN_S) for _ in range(1_000))
     assert looked < 2_000
 
 
 def test_it_finds_out_when_requests_follow_one_another_again() -> None:
     loop = Loop()
-    loop.turns(100, 1.0)
-    loop.turns(FLUSHES_UNTIL_RETRY, SPIN_S / 2)
-    assert loop.turns(100, SPIN_S / 2) >= 100 * 4
+    loop.iterations(100, 1.0)
+    loop.iterations(FLUSHES_UNTIL_RETRY, SPIN_S / 2)
+    assert loop.iterations(100, SPIN_S / 2) >= 100 * 4
 
 
 def test_it_sleeps_when_others_want_the_core() -> None:
     loop = Loop()
-    loop.turns(100, SPIN_S / 2)
+    loop.iterations(100, SPIN_S / 2)
     loop.lose_the_core(2 * ITERATION_S_MAX)
     loop.wait(SPIN_S / 2)
     assert not loop.is_awake()
-    assert loop.turns(FLUSHES_UNTIL_RETRY - 1, SPIN_S / 2) == 0
+    assert loop.iterations(FLUSHES_UNTIL_RETRY - 1, SPIN_S / 2) == 0

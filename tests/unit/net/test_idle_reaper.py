@@ -56,7 +56,7 @@ def test_a_silent_client_is_closed_not_early_and_at_most_two_looks_late(talker: 
     assert IDLE_MS / 1000 <= talker.closed_at - began < IDLE_MS / 1000 + 0.25
 
 
-def test_who_is_heard_of_stays(talker: Talker) -> None:
+def test_an_active_client_stays(talker: Talker) -> None:
     for _ in range(4):
         look(talker, 0.9)
         talker.active = True

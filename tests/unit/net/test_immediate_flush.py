@@ -24,11 +24,11 @@ class Client:
     """A transport that keeps what is written."""
 
     def __init__(self) -> None:
-        self.told: list[bytes] = []
+        self.sent: list[bytes] = []
         self.is_read = True
 
     def write(self, data: bytes) -> None:
-        self.told.append(data)
+        self.sent.append(data)
 
     def pause_reading(self) -> None:
         self.is_read = False
@@ -49,7 +49,7 @@ class World:
 
     def __init__(self) -> None:
         self.soon: list[Callable[[], None]] = []
-        self.turns = 0
+        self.iterations = 0
         flush_queue = FlushQueue(self.soon.append)
         flush_queue.after_flush(self.count)
         pool = BufferPool(1 << 20, 1 << 20)
@@ -60,9 +60,9 @@ class World:
         self.connection.connection_made(cast(asyncio.Transport, self.client))
 
     def count(self) -> None:
-        self.turns += 1
+        self.iterations += 1
 
-    def end_turn(self) -> None:
+    def end_iteration(self) -> None:
         while self.soon:
             self.soon.pop()()
 
@@ -80,14 +80,14 @@ def world() -> World:
     return asyncio.run(made())
 
 
-def test_the_only_answer_leaves_at_once_and_the_turn_ends_all_the_same(world: World) -> None:
-    said = world.heartbeat()
+def test_the_only_answer_leaves_at_once_and_the_iteration_still_flushes(world: World) -> None:
+    printed = world.heartbeat()
     world.connection.outbox.queued_bytes = 5  # of answers that have left before it
-    said.complete(None)
-    assert len(world.client.told) == 1 and world.turns == 0
+    printed.complete(None)
+    assert len(world.client.sent) == 1 and world.iterations == 0
     assert not world.connection.outbox.slots and world.connection.outbox.queued_bytes == 0
-    world.end_turn()
-    assert len(world.client.told) == 1 and world.turns == 1
+    world.end_iteration()
+    assert len(world.client.sent) == 1 and world.iterations == 1
 
 
 HELD_UP: dict[str, Callable[[Connection], None]] = {
@@ -100,43 +100,43 @@ HELD_UP: dict[str, Callable[[Connection], None]] = {
 
 
 @pytest.mark.parametrize("why", HELD_UP)
-def test_others_wait_for_the_end_of_the_turn(world: World, why: str) -> None:
-    said = world.heartbeat()
+def test_others_wait_for_the_end_of_the_iteration(world: World, why: str) -> None:
+    printed = world.heartbeat()
     HELD_UP[why](world.connection)
-    said.complete(None)
-    assert world.client.told == []
+    printed.complete(None)
+    assert world.client.sent == []
 
 
 def test_one_that_comes_second_waits_for_the_first(world: World) -> None:
     first, second = world.heartbeat(), world.heartbeat()
     second.complete(None)
-    world.end_turn()
-    assert world.client.told == []
+    world.end_iteration()
+    assert world.client.sent == []
     first.complete(None)
-    world.end_turn()
-    assert b"".join(world.client.told).count(b"\0\0\0\x07") == 2
+    world.end_iteration()
+    assert b"".join(world.client.sent).count(b"\0\0\0\x07") == 2
 
 
 def test_a_client_that_is_not_read_from_is_read_again_after_its_answer(world: World) -> None:
-    said = world.heartbeat()
+    printed = world.heartbeat()
     world.connection._hold(memoryview(b""))
-    said.complete(None)
-    world.end_turn()
-    assert len(world.client.told) == 1 and world.client.is_read
+    printed.complete(None)
+    world.end_iteration()
+    assert len(world.client.sent) == 1 and world.client.is_read
 
 
-def test_a_client_that_takes_its_answers_again_is_heard(world: World) -> None:
+def test_a_client_that_reads_again_is_served(world: World) -> None:
     world.connection.pause_writing()
     world.connection.active = False
     world.connection.resume_writing()
     assert world.connection.active
 
 
-def test_commits_are_told_together(world: World) -> None:
+def test_commits_are_answered_together(world: World) -> None:
     prefix = CommitPrefix("g", 1, "m", None, "t", None, b"")
     commit = FastCommit(world.connection, 7, 9, "t", prefix, [(0, 1, -1, 0, 0)])
     world.connection.outbox.add(commit)
     commit.complete([ErrorCode.NONE])
-    assert world.client.told == []
-    world.end_turn()
-    assert len(world.client.told) == 1
+    assert world.client.sent == []
+    world.end_iteration()
+    assert len(world.client.sent) == 1

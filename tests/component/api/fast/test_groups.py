@@ -202,7 +202,7 @@ def join(connection: Connection) -> str:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_members_are_told_how_they_stand(broker: BrokerThread, version: int) -> None:
+def test_members_learn_their_state(broker: BrokerThread, version: int) -> None:
     def beat(member_id: str, generation: int = 1, group_id: str = "g") -> Any:
         fields = {"group_id": group_id, "generation_id": generation, "member_id": member_id}
         return connection.call("heartbeat", version, fields).error_code
@@ -234,8 +234,10 @@ class Voice:
             "member_id": self.member_id,
         }
         protocols = [{"name": "range", "metadata": metadata}]
-        said = {**fields, "protocol_type": "consumer", "protocols": protocols}
-        self.connection.send("join_group", self.join_version, fitting("join_group", self.join_version, said))
+        fields_sent = {**fields, "protocol_type": "consumer", "protocols": protocols}
+        self.connection.send(
+            "join_group", self.join_version, fitting("join_group", self.join_version, fields_sent)
+        )
 
     def joined(self) -> Any:
         return self.connection.receive()[1]
@@ -322,8 +324,8 @@ def settle(voices: list[Voice], answers: list[Any]) -> tuple[int, Voice]:
     for place, voice in sorted(enumerate(voices), key=lambda item: item[0] == leader):
         voice.ask_to_sync(generation, parts if place == leader else {})
     for voice in voices:
-        told = voice.synced()
-        assert (told.error_code, told.assignment) == (ErrorCode.NONE, parts[voice.member_id])
+        received = voice.synced()
+        assert (received.error_code, received.assignment) == (ErrorCode.NONE, parts[voice.member_id])
     return generation, voices[leader]
 
 
@@ -346,7 +348,7 @@ def test_a_member_that_says_the_same_is_still_refused_when_it_is_out(broker: Bro
         assert voice.synced().error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_who_waits_is_told_when_the_group_goes_on_without_it(broker: BrokerThread) -> None:
+def test_waiting_members_are_answered_when_the_group_goes_on_without_it(broker: BrokerThread) -> None:
     """A JoinGroup that waits is answered with the reason."""
     with broker.connect() as one, broker.connect() as two, broker.connect() as third:
         first, second = Voice(one, 5), Voice(two, 5)
@@ -379,15 +381,15 @@ def test_answers_leave_in_the_order_of_the_requests(broker: BrokerThread) -> Non
             assert time.monotonic() < deadline, "the heartbeats do not come"
         first.ask_to_join()
         assert second.joined().generation_id == generation + 1
-        told = [two.receive() for _ in sent]
-        assert [(number, answer.error_code) for number, answer in told] == [
+        received = [two.receive() for _ in sent]
+        assert [(number, answer.error_code) for number, answer in received] == [
             (number, ErrorCode.REBALANCE_IN_PROGRESS) for number in sent
         ]
         assert first.joined().generation_id == generation + 1
         beat |= {"generation_id": generation + 1, "member_id": first.member_id}
         sent = [one.send("heartbeat", 1, beat) for _ in range(5)]
-        told = [one.receive() for _ in sent]
-        assert [(number, answer.error_code) for number, answer in told] == [
+        received = [one.receive() for _ in sent]
+        assert [(number, answer.error_code) for number, answer in received] == [
             (number, ErrorCode.NONE) for number in sent
         ]
 

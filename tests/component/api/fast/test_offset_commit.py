@@ -169,7 +169,7 @@ def kept(broker: BrokerThread) -> list[int]:
 
 
 @pytest.mark.parametrize("version", offset_commit.VERSIONS)
-def test_usual_commits_are_kept_and_others_refused_as_ever(broker: BrokerThread, version: int) -> None:
+def test_commits_of_the_fast_path_and_others_have_the_same_result(broker: BrokerThread, version: int) -> None:
     assert committed(broker, version, (0, 5), (1, 6)) == [ErrorCode.NONE] * 2
     assert kept(broker) == [5, 6]
     unknown = committed(broker, version, (0, 7), (9, 7))
@@ -179,7 +179,7 @@ def test_usual_commits_are_kept_and_others_refused_as_ever(broker: BrokerThread,
     assert kept(broker) == [7, 6]
 
 
-def test_who_waits_for_a_lost_journal_is_told(broker: BrokerThread) -> None:
+def test_waiters_for_a_lost_journal_get_an_error(broker: BrokerThread) -> None:
     """What could not be written is not acknowledged."""
     assert committed(broker, 9, (0, 5)) == [ErrorCode.NONE]
     broker.call(broker.broker.groups.shard("g").partition.go_offline)

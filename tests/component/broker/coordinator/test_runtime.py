@@ -293,7 +293,7 @@ def unreadable() -> bytearray:
     return encode_key_values([(key, b"\0")], 0)
 
 
-def test_a_broken_disk_is_told_to_whoever_waits(tmp_path: Path) -> None:
+def test_a_broken_disk_is_reported_to_waiters(tmp_path: Path) -> None:
     disk = FaultyDisk()
     with BrokerThread(tmp_path, disk=disk, **QUICK) as one, one.connect() as wire, one.connect() as other:
         one.create("t")
@@ -323,7 +323,7 @@ def group_size(one: BrokerThread) -> int:
     return count
 
 
-def test_nobody_hears_of_a_commit_before_it_is_on_disk(tmp_path: Path) -> None:
+def test_no_commit_is_acknowledged_before_it_is_on_disk(tmp_path: Path) -> None:
     """With fsync before the answer: neither who commits nor who asks."""
     disk = FaultyDisk()
     with (
@@ -359,7 +359,7 @@ def test_nobody_hears_of_a_commit_before_it_is_on_disk(tmp_path: Path) -> None:
         assert other.receive()[1].groups[0].topics[0].partitions[0].committed_offset == 7
 
 
-def test_a_journal_that_takes_too_long_is_told(tmp_path: Path) -> None:
+def test_a_journal_that_takes_too_long_is_reported(tmp_path: Path) -> None:
     disk = FaultyDisk()
     settings = {**QUICK, "levada_acks_wait_for_fsync": "true", "offsets_commit_timeout_ms": 200}
     with BrokerThread(tmp_path, disk=disk, **settings) as one, one.connect() as wire:
@@ -508,13 +508,13 @@ class Standstill:
             waiter.try_complete(0)
 
 
-def test_a_process_that_stood_still_hears_its_members_before_it_removes_them() -> None:
+def test_a_process_that_stood_still_reads_requests_of_members_before_it_removes_them() -> None:
     broker = Standstill()
     shard = broker.shard()
-    heard: list[Any] = []
+    received: list[Any] = []
 
     def ask(decide: Callable[[GroupsMachine, int, Any], Any]) -> None:
-        shard.submit(decide, lambda _: "well").add_done_callback(heard.append)
+        shard.submit(decide, lambda _: "well").add_done_callback(received.append)
         broker.publish()
 
     request = JoinRequest(
@@ -529,7 +529,7 @@ def test_a_process_that_stood_still_hears_its_members_before_it_removes_them() -
         broker.ring()
         ask(lambda machine, now_ms, handle: machine.heartbeat("g", "m", None, 1, now_ms, handle))
         broker.ring()
-    assert heard == ["well"] * 4
+    assert received == ["well"] * 4
     assert len(broker.written) == 1, "nobody was removed"
     broker.time_ms += 10_000
     broker.ring()
@@ -544,20 +544,20 @@ def test_a_process_that_stood_still_hears_its_members_before_it_removes_them() -
 # Small parts
 
 
-def test_what_is_deferred_is_heard_once() -> None:
-    heard: list[Any] = []
+def test_what_is_deferred_completes_once() -> None:
+    received: list[Any] = []
     first = DelayedResult(lambda number: number + 1)
-    first.add_done_callback(heard.append)
+    first.add_done_callback(received.append)
     first.complete(1)
     first.complete(5)
     late: DelayedResult = DelayedResult()
     late.complete("known")
-    late.add_done_callback(heard.append)
+    late.add_done_callback(received.append)
     broken = DelayedResult(lambda number: 1 // number)
     broken.complete(0)
-    broken.add_done_callback(heard.append)
-    assert heard[:2] == [2, "known"]
-    assert isinstance(heard[2], ZeroDivisionError)
+    broken.add_done_callback(received.append)
+    assert received[:2] == [2, "known"]
+    assert isinstance(received[2], ZeroDivisionError)
 
 
 def test_what_is_deferred_can_be_awaited() -> None:
@@ -575,14 +575,14 @@ def test_what_is_deferred_can_be_awaited() -> None:
 
 def test_many_answers_make_one() -> None:
     parts = [DelayedResult() for _ in range(3)]
-    heard: list[Any] = []
-    gather(parts, tuple).add_done_callback(heard.append)
+    received: list[Any] = []
+    gather(parts, tuple).add_done_callback(received.append)
     for part, number in zip(reversed(parts), range(3), strict=True):
-        assert heard == []
+        assert received == []
         part.complete(number)
-    assert heard == [(2, 1, 0)]
-    gather([], tuple).add_done_callback(heard.append)
-    assert heard[1] == ()
+    assert received == [(2, 1, 0)]
+    gather([], tuple).add_done_callback(received.append)
+    assert received[1] == ()
 
 
 def test_deadlines_move_and_end() -> None:

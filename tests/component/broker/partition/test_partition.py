@@ -61,10 +61,10 @@ def world(tmp_path: Path) -> World:
 
 class Listening:
     def __init__(self) -> None:
-        self.heard: list[int] = []
+        self.received: list[int] = []
 
     def try_complete(self, published_bytes: int) -> None:
-        self.heard.append(published_bytes)
+        self.received.append(published_bytes)
 
 
 def batch_of(
@@ -118,17 +118,17 @@ def refused(partition: Partition, batch: bytearray, code: ErrorCode, now_ms: int
 # Append reserves, publish publishes.
 
 
-def test_nothing_is_seen_before_the_turn_ends(world: World) -> None:
+def test_nothing_is_seen_before_the_iteration_ends(world: World) -> None:
     partition, waiter = world.open(), Listening()
     partition.watchers.add(waiter)
     assert [append(partition, batch_of(b"a", b"b")), append(partition, batch_of(b"c"))] == [0, 2]
     assert world.scheduled == 1
-    assert (partition.high_watermark, partition.log.log_end_offset, waiter.heard) == (0, 0, [])
+    assert (partition.high_watermark, partition.log.log_end_offset, waiter.received) == (0, 0, [])
     assert stored(partition) == []
     world.flush_queue.flush()
     assert partition.high_watermark == partition.log.log_end_offset == 3
     assert values(partition) == [b"a", b"b", b"c"]
-    assert waiter.heard == [sum(map(len, stored(partition)))]
+    assert waiter.received == [sum(map(len, stored(partition)))]
 
 
 def test_batches_get_their_offset_and_leader_epoch_and_stay_valid(world: World) -> None:
@@ -186,7 +186,7 @@ def test_a_batch_must_be_one_and_whole(world: World) -> None:
     refused(partition, old, ErrorCode.INVALID_RECORD)
 
 
-def test_what_is_too_large_is_told(world: World) -> None:
+def test_what_is_too_large_is_reported(world: World) -> None:
     limit = len(batch_of(b"x" * 100))
     partition = world.open(max_message_bytes=limit)
     error = refused(partition, batch_of(b"x" * 101), ErrorCode.MESSAGE_TOO_LARGE)
@@ -210,7 +210,7 @@ def test_clients_write_no_markers_and_no_transactions(world: World, attributes: 
     refused(world.open(), batch_of(b"a", producer=(5, 0, 0), attributes=attributes), code)
 
 
-def test_records_without_keys_are_told_one_by_one(world: World) -> None:
+def test_records_without_keys_are_reported_one_by_one(world: World) -> None:
     partition = world.open(cleanup_policy="compact")
     records = [Record(i, NOW_MS, key, b"v") for i, key in enumerate([b"k", None, b"", None])]
     error = refused(partition, encode(records), ErrorCode.INVALID_RECORD)
@@ -221,7 +221,7 @@ def test_records_without_keys_are_told_one_by_one(world: World) -> None:
     assert append(partition, batch_of(b"v", key=b"k")) == 0
 
 
-def test_times_far_from_now_are_told_one_by_one(world: World) -> None:
+def test_times_far_from_now_are_reported_one_by_one(world: World) -> None:
     partition = world.open(message_timestamp_after_max_ms=1000, message_timestamp_before_max_ms=5000)
     for shift, positions in ((2_000, [0, 1]), (1_000, [1]), (-5_001, [0]), (-6_000, [0, 1])):
         batch = batch_of(b"a", b"b", timestamp=NOW_MS + shift)
@@ -295,14 +295,14 @@ def test_acks_wait_for_the_disk(world: World) -> None:
     append(partition, batch_of(b"a"))
     world.flush_queue.flush()
     assert world.asked_to_sync == [partition]
-    assert (partition.log.log_end_offset, partition.high_watermark, waiter.heard) == (1, 0, [])
+    assert (partition.log.log_end_offset, partition.high_watermark, waiter.received) == (1, 0, [])
     assert stored(partition) == []
     partition.log.flush()
     append(partition, batch_of(b"after the fsync began"))
     world.flush_queue.flush()
     partition.synced()
     assert partition.high_watermark == 1 and values(partition) == [b"a"]
-    assert len(waiter.heard) == 1
+    assert len(waiter.received) == 1
     partition.log.flush()
     partition.synced()
     assert values(partition) == [b"a", b"after the fsync began"]
@@ -356,7 +356,7 @@ def test_a_failed_write_is_never_seen(world: World, number: int) -> None:
     append(partition, batch_of(b"bad"))
     world.flush_queue.flush()
     assert [error.errno for error in world.failures] == [number]
-    assert (partition.high_watermark, partition.offline, waiter.heard) == (1, True, [0])
+    assert (partition.high_watermark, partition.offline, waiter.received) == (1, True, [0])
     refused(partition, batch_of(b"more"), ErrorCode.KAFKA_STORAGE_ERROR)
     for read in (lambda: partition.read(0, 100, minimum_one=True), lambda: partition.delete_records(1)):
         with pytest.raises(KafkaError) as caught:
@@ -366,7 +366,7 @@ def test_a_failed_write_is_never_seen(world: World, number: int) -> None:
     assert values(world.open(clean=False)) == [b"good"]
 
 
-def test_a_failed_roll_is_told_to_who_appends(world: World) -> None:
+def test_a_failed_roll_is_reported_to_the_appender(world: World) -> None:
     partition = world.open(segment_bytes=300)
     append(partition, batch_of(b"x" * 150))
     world.disk.fail("open", world.folder)
@@ -374,7 +374,7 @@ def test_a_failed_roll_is_told_to_who_appends(world: World) -> None:
     assert partition.offline and len(world.failures) == 1
 
 
-def test_a_failed_read_is_told(world: World) -> None:
+def test_a_failed_read_is_reported(world: World) -> None:
     partition = world.open()
     append(partition, batch_of(b"a"))
     world.flush_queue.flush()
@@ -385,7 +385,7 @@ def test_a_failed_read_is_told(world: World) -> None:
     assert partition.offline and len(world.failures) == 1
 
 
-def test_a_bug_while_publishing_takes_one_partition_and_not_the_turn(
+def test_a_bug_while_publishing_takes_one_partition_and_not_the_iteration(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     other_world = World(tmp_path / "orders-1")

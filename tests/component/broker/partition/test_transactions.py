@@ -279,13 +279,13 @@ def test_a_marker_of_a_coordinator_that_was_replaced_is_refused(world: World) ->
     assert refused(old) == ErrorCode.TRANSACTION_COORDINATOR_FENCED
 
 
-def test_readers_that_wait_hear_only_of_what_they_may_read(world: World) -> None:
+def test_readers_that_wait_wake_only_for_what_they_may_read(world: World) -> None:
     class Listening:
         def __init__(self) -> None:
-            self.heard: list[int] = []
+            self.received: list[int] = []
 
         def try_complete(self, published_bytes: int) -> None:
-            self.heard.append(published_bytes)
+            self.received.append(published_bytes)
 
     partition = world.open()
     listening = Listening()
@@ -293,11 +293,11 @@ def test_readers_that_wait_hear_only_of_what_they_may_read(world: World) -> None
     allow(partition, 7, 0)
     write(partition, b"a", producer=(7, 0, 0))
     write(partition, b"b", producer=(7, 0, 1))
-    assert listening.heard == []
+    assert listening.received == []
     end(partition, 7, 0, committed=True)
-    assert len(listening.heard) == 1 and listening.heard[0] > 200
+    assert len(listening.received) == 1 and listening.received[0] > 200
     partition.go_offline()
-    assert listening.heard[1:] == [0]
+    assert listening.received[1:] == [0]
 
 
 def test_deleted_records_take_open_transactions_with_them(world: World) -> None:

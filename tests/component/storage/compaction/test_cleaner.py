@@ -326,11 +326,11 @@ def test_the_cleaner_keeps_to_its_pace() -> None:
     assert clock.now < 0.001
 
 
-def test_what_is_wrong_with_a_log_is_told(tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_log_is_reported(tmp_path: Path) -> None:
     job = CleaningJob(str(tmp_path / "gone"), SOURCES, [30], 0, 30, NOW_MS, 1, 2, 3, 4, 5, 1e300, [])
-    told: list[object] = []
-    clean(job, lambda size: None, told.append)
-    assert isinstance(told[0], CleaningFailed) and told[0].errno == 2
+    reports: list[object] = []
+    clean(job, lambda size: None, reports.append)
+    assert isinstance(reports[0], CleaningFailed) and reports[0].errno == 2
 
 
 # The broker.

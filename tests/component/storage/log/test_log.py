@@ -138,7 +138,7 @@ def test_new_settings_hold_for_the_next_append(tmp_path: Path) -> None:
     assert len(log.segments) == 2
 
 
-def test_the_roll_is_told_before_the_batch_that_caused_it(tmp_path: Path) -> None:
+def test_the_roll_is_reported_before_the_batch_that_caused_it(tmp_path: Path) -> None:
     log = open_log(tmp_path / "t-0", segment_bytes=300)
     rolls: list[tuple[int, int]] = []
     log.on_roll = lambda offset: rolls.append((offset, log.log_end_offset))

@@ -96,13 +96,13 @@ def flips(path: Path, chance: random.Random, count: int) -> list[Callable[[], No
     """Acts that each turn one bit of the file, from its original content."""
     original = path.read_bytes()
 
-    def turn(bit: int) -> None:
+    def flip(bit: int) -> None:
         data = bytearray(original)
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
 
     bits = [chance.randrange(8 * len(original)) for _ in range(count)] if original else []
-    return [lambda bit=bit: turn(bit) for bit in bits]  # type: ignore[misc]
+    return [lambda bit=bit: flip(bit) for bit in bits]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", "leader-epoch-checkpoint", ".snapshot"])

@@ -124,7 +124,7 @@ def test_small_reads_are_copied_and_large_ones_mapped(tmp_path: Path) -> None:
     assert log.active.handle.view is not mapping
 
 
-def test_what_is_not_in_memory_is_said_to_be_cold(tmp_path: Path) -> None:
+def test_what_is_not_in_memory_is_known_to_be_cold(tmp_path: Path) -> None:
     class ColdDisk(QuickDisk):
         cold = True
 

@@ -51,16 +51,16 @@ def test_the_highest_come_first(taken: "DataFrame", samples: list[Sample]) -> No
     assert found[0] == max(values(samples, measure="flow"))
 
 
-def test_silence_ends_a_spell(spark: "SparkSession") -> None:
+def test_a_gap_ends_a_spell(spark: "SparkSession") -> None:
     seconds = (0, 10, 20, 200, 210)
-    told = [
+    samples = [
         Sample(
             "readings", "a", json.dumps({"at": f"2026-11-15T12:{s // 60:02d}:{s % 60:02d}Z", "value": 1.0})
         )
         for s in seconds
     ]
-    told += [Sample("readings", "b", '{"value": "hot"}'), Sample("readings", "b", "rubbish")]
-    rows = devices.spells(devices.readings(as_table(spark, told)), "1 minute").orderBy("from").collect()
+    samples += [Sample("readings", "b", '{"value": "hot"}'), Sample("readings", "b", "rubbish")]
+    rows = devices.spells(devices.readings(as_table(spark, samples)), "1 minute").orderBy("from").collect()
     assert [(row.device, row.readings, row.seconds) for row in rows] == [("a", 3, 20.0), ("a", 2, 10.0)]
 
 

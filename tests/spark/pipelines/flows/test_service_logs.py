@@ -46,14 +46,14 @@ def test_a_line_that_tells_nothing_is_kept(spark: "SparkSession") -> None:
 
 
 def test_a_pattern_is_what_does_not_change(spark: "SparkSession") -> None:
-    told = {
+    patterns = {
         "upstream 10.0.0.7:8443 timed out after 31.5 ms": "upstream <address> timed out after <n> ms",
         'user "ana" of 7c9e6679-7425-40de-944b-e07fc1f90ae7': "user <text> of <id>",
         "block deadbeef01 of facade": "block <id> of facade",
     }
-    rows = spark.createDataFrame([(message,) for message in told], "message string")
+    rows = spark.createDataFrame([(message,) for message in patterns], "message string")
     found = rows.select(service_logs.pattern(rows.message).alias("pattern")).collect()
-    assert [row.pattern for row in found] == list(told.values())
+    assert [row.pattern for row in found] == list(patterns.values())
 
 
 @pytest.mark.parametrize(("least", "levels"), [("warning", ["WARN", "ERROR", "FATAL"]), ("fatal", ["FATAL"])])

@@ -22,7 +22,7 @@ class Shop:
     def __init__(self, spark: "SparkSession", broker: EmbeddedBroker, folder: Path) -> None:
         self.spark, self.broker, self.folder = spark, broker, folder
         self.orders = broker.topic()
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self._producer = Producer({"bootstrap.servers": broker.bootstrap})
 
     def sell(self, minutes: range) -> None:
@@ -43,7 +43,7 @@ class Shop:
             checkpoint=str(self.folder / (name or to)),
             once=True,
             spark=self.spark,
-            notify=self.told.append,
+            notify=self.messages.append,
             name=name or to,
             **options,
         )
@@ -67,13 +67,16 @@ def test_windows_are_written_once_when_they_are_over(shop: Shop) -> None:
     shop.sell(range(12))
     shop.write("no JSON")
     shop.ask(WINDOWS, "totals", watermarks={"ts": "1 minute"}, key="shop")
-    assert "columns inferred from its newest 25 records" in shop.told[0] and "ts TIMESTAMP" in shop.told[0]
-    assert shop.told[1].startswith("mode append")
+    assert (
+        "columns inferred from its newest 25 records" in shop.messages[0]
+        and "ts TIMESTAMP" in shop.messages[0]
+    )
+    assert shop.messages[1].startswith("mode append")
     forget_the_last_commit(shop.folder / "totals")
     shop.sell(range(12, 17))
     shop.write('{"shop": 7, "new": true}')
     found = shop.ask(WINDOWS, "totals", watermarks={"ts": "1 minute"}, key="shop")
-    assert len(shop.told) == 3  # nothing was inferred again
+    assert len(shop.messages) == 3  # nothing was inferred again
     expected = [
         {"shop": name, "total": sum(minute + 0.5 for minute in range(start, start + 5)), "until": until}
         for name in ("coffee", "tea")
@@ -98,7 +101,7 @@ def test_groups_without_windows_are_written_as_they_change(shop: Shop) -> None:
     shop.ask(query, "counts", schemas=schemas)
     values = [json.loads(record.value or b"") for record in shop.broker.records("counts")]
     assert values == [{"shop": "tea", "n": 3}, {"shop": "tea", "n": 5}]
-    assert all("mode update: a group is written again" in text for text in shop.told)
+    assert all("mode update: a group is written again" in text for text in shop.messages)
 
 
 def test_text_is_a_table_too(shop: Shop) -> None:
@@ -106,7 +109,7 @@ def test_text_is_a_table_too(shop: Shop) -> None:
     shop.write("ERROR: all is lost", "b")
     query = "SELECT _key AS who, value FROM orders WHERE value LIKE 'ERROR%'"
     assert shop.ask(query, "errors") == [{"who": "b", "value": "ERROR: all is lost"}]
-    assert "not JSON objects" in shop.told[0]
+    assert "not JSON objects" in shop.messages[0]
 
 
 def test_what_does_not_fit_can_be_kept(shop: Shop) -> None:
@@ -136,10 +139,10 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def test_errors_are_said_in_words(shop: Shop) -> None:
+def test_errors_are_plain_sentences(shop: Shop) -> None:
     shop.sell(range(1))
-    for number, (query, options, said) in enumerate(ERRORS):
-        with pytest.raises(PipelineError, match=said):
+    for number, (query, options, printed) in enumerate(ERRORS):
+        with pytest.raises(PipelineError, match=printed):
             shop.ask(query, "never", name=f"wrong-{number}", **options)
     empty = shop.broker.topic()
     with pytest.raises(PipelineError, match=f"--schema {empty}="):

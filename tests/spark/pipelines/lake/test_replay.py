@@ -218,7 +218,7 @@ def test_how_old_records_are_is_asked_of_them(
     assert numbers(broker, hour) == {0: [0, 1, 2]}
 
 
-def test_what_is_not_in_the_lake_is_said(
+def test_what_is_not_in_the_lake_is_reported(
     spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
     lake, topic = str(tmp_path / "lake"), broker.topic()

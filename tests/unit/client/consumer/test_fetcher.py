@@ -74,7 +74,7 @@ def test_a_producer_that_aborts_twice() -> None:
     assert values == [b"two"]
 
 
-def test_a_wrong_crc_is_told() -> None:
+def test_a_wrong_crc_is_reported() -> None:
     broken = bytearray(data(0, b"a") + data(1, b"b"))
     broken[-1] ^= 1
     with pytest.raises(KafkaError, match="the batch at offset 1 has a wrong CRC") as caught:

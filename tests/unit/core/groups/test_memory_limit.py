@@ -18,7 +18,7 @@ def says(size: int) -> dict[str, Any]:
     return {"protocols": (("range", bytes(size)),)}
 
 
-class Crowd(World):
+class Many(World):
     """A broker whose only shard this is."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Crowd(World):
 
 
 def test_a_member_that_says_too_much_is_refused_and_the_others_go_on() -> None:
-    world = Crowd()
+    world = Many()
     (member_id,) = world.stable()
     assert world.error(world.join(**says(LIMIT // GROUP_SHARE))) is FULL
     assert world.is_in(State.STABLE)
@@ -37,13 +37,13 @@ def test_a_member_that_says_too_much_is_refused_and_the_others_go_on() -> None:
 
 
 def test_a_protocol_that_is_not_chosen_counts_too() -> None:
-    world = Crowd()
+    world = Many()
     assert world.error(world.join(protocols=(("range", b""), ("other", bytes(LIMIT))))) is FULL
     assert world.machine.memory_bytes == 0
 
 
 def test_an_assignment_that_is_too_large_is_refused() -> None:
-    world = Crowd()
+    world = Many()
     joined = world.joined(world.join())
     assert (
         world.error(world.sync(joined.member_id, 1, {joined.member_id: bytes(LIMIT // GROUP_SHARE)})) is FULL
@@ -52,7 +52,7 @@ def test_an_assignment_that_is_too_large_is_refused() -> None:
 
 
 def test_many_groups_share_the_room_and_give_it_back() -> None:
-    world = Crowd()
+    world = Many()
     joined = {f"g{number}": world.join(group=f"g{number}", **says(4 * KIB)) for number in range(40)}
     served = [group for group, handle in joined.items() if world.error(handle) is ErrorCode.NONE]
     assert 8 < len(served) < 16
@@ -63,7 +63,7 @@ def test_many_groups_share_the_room_and_give_it_back() -> None:
 
 
 def test_ids_of_members_to_come_count_until_they_come_no_more() -> None:
-    world = Crowd()
+    world = Many()
     handles = [world.join(group=f"g{number}", require_member_id=True) for number in range(1_000)]
     assert world.error(handles[-1]) is FULL
     assert world.machine.memory_bytes <= LIMIT
@@ -116,26 +116,26 @@ def test_topics_that_a_pattern_finds_are_no_members_doing() -> None:
 
 def test_a_member_comes_back_after_a_restart_with_all_its_protocols() -> None:
     """The journal has the one that was chosen: the other is not new because it was not known."""
-    said = (("range", b"topics"), ("other", b"topics too"))
+    printed = (("range", b"topics"), ("other", b"topics too"))
     world = World()
-    (member_id,) = world.stable(protocols=said)
+    (member_id,) = world.stable(protocols=printed)
     world.restart()
     world.machine.limits = world.limits._replace(members_bytes_max=1)
-    more = (("range", b"topics and more"), said[1])
+    more = (("range", b"topics and more"), printed[1])
     assert world.error(world.join(member_id, protocols=more)) is FULL
-    assert world.error(world.join(member_id, protocols=said)) is ErrorCode.NONE
-    assert world.error(world.join(member_id, protocols=(*said, ("third", b"")))) is FULL, "once"
-    assert world.error(world.join(member_id, protocols=said)) is ErrorCode.NONE
+    assert world.error(world.join(member_id, protocols=printed)) is ErrorCode.NONE
+    assert world.error(world.join(member_id, protocols=(*printed, ("third", b"")))) is FULL, "once"
+    assert world.error(world.join(member_id, protocols=printed)) is ErrorCode.NONE
 
 
 def test_so_does_a_static_member() -> None:
-    said = (("range", b"topics"), ("other", b"topics too"))
+    printed = (("range", b"topics"), ("other", b"topics too"))
     world = World()
-    world.stable(protocols=said, instance_id="i")
+    world.stable(protocols=printed, instance_id="i")
     world.restart()
     world.machine.limits = world.limits._replace(members_bytes_max=1)
-    assert world.error(world.join(protocols=said, instance_id="i")) is ErrorCode.NONE
-    assert world.error(world.join(protocols=said, instance_id="other")) is FULL
+    assert world.error(world.join(protocols=printed, instance_id="i")) is ErrorCode.NONE
+    assert world.error(world.join(protocols=printed, instance_id="other")) is FULL
 
 
 def test_ids_of_members_of_the_consumer_protocol_count() -> None:

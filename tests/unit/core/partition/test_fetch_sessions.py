@@ -105,7 +105,7 @@ def test_an_incremental_request_reads_all_and_names_only_what_changed() -> None:
     assert context.include(three, 0, 0, 100)  # records
     assert context.include(four, 0, 0, 0, error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
     again = driver.begin(1, 2)
-    told = {
+    returned = {
         p.partition: again.include(p, *known, 0)
         for p, known in zip(
             sorted(again.partitions, key=lambda p: p.partition),
@@ -113,7 +113,7 @@ def test_an_incremental_request_reads_all_and_names_only_what_changed() -> None:
             strict=True,
         )
     }
-    assert told == {0: False, 1: False, 2: False, 3: False, 4: True}  # the error went away: that is news
+    assert returned == {0: False, 1: False, 2: False, 3: False, 4: True}  # the error went away: that is news
 
 
 def test_a_partition_that_gave_records_is_read_last_next_time() -> None:
@@ -257,16 +257,16 @@ def test_a_client_that_applies_the_changes_knows_the_truth(steps: list[tuple[int
     driver = Driver()
     state = dict.fromkeys(range(5), 0)  # high watermarks
     wanted: set[int] = {0}
-    told: dict[int, int] = {}
+    returned: dict[int, int] = {}
     context = driver.begin(NO_SESSION, INITIAL_EPOCH, [want(0)])
     epoch = 1
     for partition, advance, add, fails in steps:
         for each in context.partitions:
             error = 1 if fails and each.partition == partition else 0
             if context.include(each, state[each.partition], 0, 0, error):
-                told[each.partition] = -1 if error else state[each.partition]
-        assert all(told[each] in (state[each], -1) for each in wanted)
-        assert {each for each in wanted if told[each] == -1} <= {partition}
+                returned[each.partition] = -1 if error else state[each.partition]
+        assert all(returned[each] in (state[each], -1) for each in wanted)
+        assert {each for each in wanted if returned[each] == -1} <= {partition}
         state[partition] += advance
         if add or wanted == {partition}:
             wanted.add(partition)

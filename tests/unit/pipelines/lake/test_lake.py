@@ -272,13 +272,13 @@ class Writer(FilesInMemory):
         super().__init__(content)
         self.is_over = self.is_killed = False
         self.failure: Exception | None = None
-        self._told, self._waits = Semaphore(0), Semaphore(0)
+        self._reached, self._waits = Semaphore(0), Semaphore(0)
         Thread(target=self._live, daemon=True).start()
         self._waits.acquire()
 
     def _look(self) -> None:
         self._waits.release()
-        self._told.acquire()
+        self._reached.acquire()
         if self.is_killed:
             raise Died
 
@@ -287,7 +287,7 @@ class Writer(FilesInMemory):
     def step(self) -> None:
         """Its next verb, if it is alive."""
         if not self.is_over:
-            self._told.release()
+            self._reached.release()
             self._waits.acquire()
 
     def kill(self) -> None:
@@ -376,14 +376,14 @@ def test_another_writer_may_come_at_every_step(is_killed: bool) -> None:
 
 
 @given(
-    turns=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40), st.booleans()), max_size=20),
+    iterations=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40), st.booleans()), max_size=20),
 )
-def test_writers_may_meet_and_die_in_any_order(turns: list[tuple[int, int, bool]]) -> None:
+def test_writers_may_meet_and_die_in_any_order(iterations: list[tuple[int, int, bool]]) -> None:
     """Each turn is of one of three writers, for some steps; after it the writer may be killed, and comes again."""
     content: dict[str, str] = {}
     writers = [Writer(content) for _ in range(3)]
     began = list(writers)
-    for index, steps, is_killed in turns:
+    for index, steps, is_killed in iterations:
         writer = writers[index]
         for _ in range(steps):
             writer.step()
@@ -424,8 +424,8 @@ def test_a_path_that_cannot_be_is_refused_before_spark_starts(
     ]
     for command in [*commands, "history --topic t --lake lake --to"]:
         assert run(["pipeline", "run", *command.split(), path]) == EXIT_USAGE
-        said = capsys.readouterr().err
-        assert ("the path is empty" in said or "a glob pattern" in said) and "Spark for" not in said
+        printed = capsys.readouterr().err
+        assert ("the path is empty" in printed or "a glob pattern" in printed) and "Spark for" not in printed
 
 
 def test_only_directories_with_many_small_files_are_joined() -> None:

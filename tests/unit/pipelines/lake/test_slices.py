@@ -52,8 +52,8 @@ def test_every_record_is_in_one_slice_and_in_order(seed: int) -> None:
 
 def test_slices_follow_the_time() -> None:
     found = [(0, 10, 1), (0, 11, 2), (1, 5, 1), (0, 12, 4)]
-    told = list(slices(buckets(found), {0: 13, 1: 6}, 1))
-    assert [(one.span, one.ranges, one.rows) for one in told] == [
+    found_slices = list(slices(buckets(found), {0: 13, 1: 6}, 1))
+    assert [(one.span, one.ranges, one.rows) for one in found_slices] == [
         (1, {0: (10, 11), 1: (5, 6)}, 2),
         (2, {0: (11, 12)}, 1),
         (4, {0: (12, 13)}, 1),
@@ -62,8 +62,8 @@ def test_slices_follow_the_time() -> None:
 
 def test_slices_are_joined_to_the_size_that_is_wanted() -> None:
     found = [(0, offset, offset) for offset in range(10)]
-    told = list(slices(buckets(found), {0: 10}, 4))
-    assert [one.ranges[0] for one in told] == [(0, 4), (4, 8), (8, 10)]
+    found_slices = list(slices(buckets(found), {0: 10}, 4))
+    assert [one.ranges[0] for one in found_slices] == [(0, 4), (4, 8), (8, 10)]
 
 
 def test_nothing_has_no_slices() -> None:

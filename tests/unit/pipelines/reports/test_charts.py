@@ -66,12 +66,12 @@ def test_a_long_name_does_not_leave_the_picture() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "said"),
+    ("step", "printed"),
     [("1 seconds", "second"), ("30 seconds", "30 seconds"), ("60 seconds", "minute"), ("900 seconds", "15 minutes"),
      ("3600 seconds", "hour"), ("86400 seconds", "day")],
 )  # fmt: skip
-def test_a_title_says_how_often(step: str, said: str) -> None:
-    assert reports.window_words(step) == said
+def test_a_title_says_how_often(step: str, printed: str) -> None:
+    assert reports.window_words(step) == printed
 
 
 @pytest.mark.parametrize("length", ["10 seconds", "1 hour 30 minutes", "0.5 Seconds", "0 seconds"])
@@ -80,7 +80,7 @@ def test_lengths_of_time(length: str) -> None:
 
 
 @pytest.mark.parametrize("length", ["", "soon", "5", "x minutes", "-5 minutes", "5 fortnights"])
-def test_what_is_no_length_of_time_is_said(length: str) -> None:
+def test_what_is_no_length_of_time_is_reported(length: str) -> None:
     """Spark takes such a gap for no session at all, and says nothing."""
     with pytest.raises(PipelineError, match=r"gap: '.*' is not a duration"):
         check_durations(gap=length)

@@ -31,7 +31,7 @@ def test_batches_are_counted_once_and_lag_is_what_is_left() -> None:
     assert counter.total().line() == "batch 5: 13 rows so far, 20 rows/s, lag 11, 0.25 s a batch"
 
 
-def test_each_query_of_several_is_told_by_its_name_and_with_its_own_rate() -> None:
+def test_each_query_of_several_is_reported_by_its_name_and_with_its_own_rate() -> None:
     counter = ProgressCounter()
     counter.add([batch("a", 0, 5, None, None) | {"name": "logs-lake"}])
     idle = {"name": "logs", "processedRowsPerSecond": 0.0}
@@ -54,7 +54,7 @@ def test_windows_are_open_while_their_rows_are_kept(event_time: dict[str, str], 
 
 
 @pytest.mark.parametrize(
-    ("trace", "said"),
+    ("trace", "printed"),
     [
         ("[STREAM_FAILED] Query ended\n  at x\nCaused by: java.io.IOException: disk full\n  at y", "disk full"),
         ("Job aborted\nTraceback ...\n  File x\na.b.SourceError: orders is gone\n", "orders is gone"),
@@ -68,5 +68,5 @@ def test_windows_are_open_while_their_rows_are_kept(event_time: dict[str, str], 
         ("aborted\nCaused by: a.b.SparkException: a worker died\nCaused by: java.io.EOFException", "a worker died"),
     ],
 )  # fmt: skip
-def test_a_failure_is_told_in_a_sentence(trace: str, said: str) -> None:
-    assert root_cause(trace) == said
+def test_a_failure_is_reported_in_a_sentence(trace: str, printed: str) -> None:
+    assert root_cause(trace) == printed

@@ -160,12 +160,12 @@ def test_templates_write_what_the_long_way_writes(version: int) -> None:
 def test_fetch_answers_are_read_by_the_codec(version: int) -> None:
     by_id = version >= fetch.TOPIC_IDS_FROM
     first, second = (b"a" * 16, b"b" * 16) if by_id else (b"orders", b"payments")
-    told = [
+    parts = [
         fetch.PartitionData(first, 0, ErrorCode.NONE, 10, 9, 1, [memoryview(b"abc"), b"defg"], 7),
         fetch.PartitionData(first, 1, ErrorCode.NONE, 5, 5, 0),
         fetch.PartitionData(second, 0, ErrorCode.OFFSET_OUT_OF_RANGE),
     ]
-    buffers = fetch.write_response(version, 7, ErrorCode.NONE, 42, told)
+    buffers = fetch.write_response(version, 7, ErrorCode.NONE, 42, parts)
     frame = b"".join(buffers)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     correlation_id, position = read_response_header(FETCH, version, frame[4:])
@@ -194,7 +194,7 @@ def test_fetch_answers_are_read_by_the_codec(version: int) -> None:
             data.last_stable_offset,
             b"".join(data.records),
         )
-        for data in told
+        for data in parts
     ]
 
 

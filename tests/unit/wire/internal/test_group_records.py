@@ -221,8 +221,8 @@ def test_a_group_that_others_left_without_members_is_read() -> None:
 
 def test_of_a_protocol_that_is_named_twice_the_first_counts() -> None:
     """For the leader, for the journal and for the topics that are in use."""
-    said = (("range", subscription("a")), ("range", subscription("b")))
+    printed = (("range", subscription("a")), ("range", subscription("b")))
     group = restored("g", GroupMetadataValue("consumer", 3, "range", None, -1, ()))
-    group.members["m"] = member = Member("m", None, "", "", 1, 1, said)
+    group.members["m"] = member = Member("m", None, "", "", 1, 1, printed)
     assert member.metadata("range") == group.record().members[0].subscription == subscription("a")
     assert group.compute_topics("range") == frozenset({"a"})

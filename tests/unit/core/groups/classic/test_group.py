@@ -209,7 +209,7 @@ def test_a_sync_with_another_protocol_is_refused() -> None:
     assert world.error(world.sync(member, 1, protocol="range", protocol_type="consumer")) is ErrorCode.NONE
 
 
-def test_a_member_that_repeats_its_join_hears_of_the_same_generation() -> None:
+def test_a_member_that_repeats_its_join_gets_the_same_generation() -> None:
     world = World()
     leader, follower = world.stable(2)
     generation = world.group.generation
@@ -238,7 +238,7 @@ def test_who_asks_for_an_assignment_is_sent_back_when_the_group_rebalances() -> 
     assert world.error(late) is ErrorCode.REBALANCE_IN_PROGRESS
 
 
-def test_a_member_not_heard_of_is_removed() -> None:
+def test_an_expired_member_is_removed() -> None:
     world = World()
     first, second = world.stable(2)
     world.wait(9_000)
@@ -251,7 +251,7 @@ def test_a_member_not_heard_of_is_removed() -> None:
     assert world.joined(world.join(first)).generation == generation + 1
 
 
-def test_the_last_member_not_heard_of_leaves_an_empty_group() -> None:
+def test_the_last_member_that_expires_leaves_an_empty_group() -> None:
     world = World()
     world.stable()
     world.wait(10_000 + SESSION_SLACK_MS)
@@ -375,7 +375,7 @@ def test_a_static_member_that_restarts_before_it_gives_up_partitions_makes_the_g
     assert (back.generation, back.skip_assignment) == ((2, False) if gives_up else (1, True))
 
 
-def test_an_old_client_is_not_told_that_it_leads() -> None:
+def test_an_old_client_does_not_learn_that_it_leads() -> None:
     """Before KIP-814 a returning leader would assign again, and nobody would hear of it."""
     world = World()
     (old,) = world.stable(instance_id="one")
@@ -422,16 +422,16 @@ def test_a_session_ends_a_moment_after_its_time_and_never_before(seed: int) -> N
     """However often the member is heard of, by heartbeats or commits."""
     random, world = Random(seed), World()
     (member_id,) = world.stable(session_timeout_ms=10_000)
-    heard_ms = world.now_ms
+    renewed_ms = world.now_ms
     for _ in range(random.randrange(1, 200)):
         world.wait(random.choice((0, 1, 7, 49, 50, 51, 400, 9_999)))
-        said = random.choice((world.heartbeat, lambda *who: world.commit(5, *who)))(member_id, 1)
-        assert said is ErrorCode.NONE
-        heard_ms = world.now_ms
+        error = random.choice((world.heartbeat, lambda *member: world.commit(5, *member)))(member_id, 1)
+        assert error is ErrorCode.NONE
+        renewed_ms = world.now_ms
     world.wait(10_000 - 1)
     assert member_id in world.group.members
     world.wait(1 + SESSION_SLACK_MS)
-    assert not world.group.members, f"{world.now_ms - heard_ms} ms later"
+    assert not world.group.members, f"{world.now_ms - renewed_ms} ms later"
 
 
 def test_a_static_member_is_not_left_behind_but_its_session_ends() -> None:

@@ -34,7 +34,7 @@ class Client:
     owned: frozenset[int] | None = None  # in `generation`
 
 
-class Crowd:
+class Many:
     """One group and its clients."""
 
     def __init__(self, seed: int) -> None:
@@ -71,7 +71,7 @@ class Crowd:
         """A client does what comes next for it: hear an answer, join, ask for its assignment, heartbeat."""
         client = self.random.choice(self.clients)
         if client.waits_for is not None:
-            self.hear(client)
+            self.on_response(client)
         elif client.generation < 0:
             client.waits_for = self.world.join(
                 client.member_id,
@@ -95,7 +95,7 @@ class Crowd:
             shares[self.random.choice(client.leads)] += bytes([partition])
         return shares
 
-    def hear(self, client: Client) -> None:
+    def on_response(self, client: Client) -> None:
         assert client.waits_for is not None
         if client.waits_for not in self.world.responses:
             return
@@ -237,23 +237,23 @@ def durable(group: ClassicGroup) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_group_keeps_its_promises(seed: int) -> None:
-    Crowd(seed).run()
+def test_group_invariants_hold(seed: int) -> None:
+    Many(seed).run()
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_group_settles_when_its_members_behave(seed: int) -> None:
     """Liveness: once nobody dies any more, everybody ends up in one stable generation with all partitions owned."""
-    crowd = Crowd(seed)
-    crowd.run()
-    crowd.world.limits = crowd.world.limits._replace(max_size=100)
-    crowd.world.machine.limits = crowd.world.limits
+    many = Many(seed)
+    many.run()
+    many.world.limits = many.world.limits._replace(max_size=100)
+    many.world.machine.limits = many.world.limits
     for _ in range(4_000):
-        crowd.speak()
-        if crowd.random.random() < 0.02:
-            crowd.world.wait(500)
-    group = crowd.world.group
+        many.speak()
+        if many.random.random() < 0.02:
+            many.world.wait(500)
+    group = many.world.group
     assert group.state is State.STABLE
-    assert {client.member_id for client in crowd.clients} == set(group.members)
-    owned = sorted(partition for client in crowd.clients for partition in client.owned or ())
+    assert {client.member_id for client in many.clients} == set(group.members)
+    owned = sorted(partition for client in many.clients for partition in client.owned or ())
     assert owned == list(range(PARTITIONS))

@@ -38,7 +38,7 @@ OTHERWISE: dict[str, list[Any]] = {  # what a JoinGroup may say that the member 
 }
 
 
-def as_said(member: Member, new_member_id: str = "") -> JoinRequest:
+def rejoining(member: Member, new_member_id: str = "") -> JoinRequest:
     """What a member says that joins as it did before."""
     names = (member.id, member.instance_id, member.client_id, member.client_host)
     timeouts = (member.session_timeout_ms, member.rebalance_timeout_ms)
@@ -74,7 +74,7 @@ class Asking:
         if member is None or self.random.random() < 0.1:
             instance_id = self.random.choice((None, None, "one", "two"))
             member = Member("", instance_id, "client", "/host", 10_000, 60_000, RANGE)
-        request = as_said(member, f"new-{step}")._replace(require_member_id=False)
+        request = rejoining(member, f"new-{step}")._replace(require_member_id=False)
         if self.random.random() < 0.3:
             name = self.random.choice(list(OTHERWISE))
             request = request._replace(**{name: self.random.choice(OTHERWISE[name])})
@@ -89,15 +89,15 @@ class Asking:
             assignments = {}
         request = SyncRequest("g", member.id, member.instance_id, group.generation, None, None, assignments)
         if random.random() < 0.3:
-            said: dict[str, Any] = {
+            outcome: dict[str, Any] = {
                 "instance_id": random.choice((None, "one", "nobody")),
                 "generation": random.choice((0, group.generation - 1)),
                 "protocol_type": random.choice(("consumer", "connect")),
                 "protocol": random.choice(("range", "other")),
                 "member_id": "nobody",
             }
-            name = random.choice(list(said))
-            request = request._replace(**{name: said[name]})
+            name = random.choice(list(outcome))
+            request = request._replace(**{name: outcome[name]})
         self.both_ways("sync", request, step)
 
     def live_on(self, member: Member | None, _: int) -> None:
@@ -114,11 +114,11 @@ class Asking:
 
     def both_ways(self, kind: str, request: Any, step: int) -> None:
         """Decide twice, compare, and go on with the first."""
-        short, said = self.decided(kind, request)
+        short, outcome = self.decided(kind, request)
         with self.patch.context() as patched:
             patched.setattr(*VOLATILE[kind], lambda *_: None)
-            long, said_long = self.decided(kind, request)
-        assert said == said_long, f"step {step}: {request}"
+            long, general_outcome = self.decided(kind, request)
+        assert outcome == general_outcome, f"step {step}: {request}"
         assert short.groups == long.groups, f"step {step}: {request}"
         assert short.memory_bytes == long.memory_bytes
         assert self.order(short) == self.order(long)
@@ -186,7 +186,7 @@ def test_a_session_timeout_that_is_no_longer_allowed_is_left_to_who_refuses_it()
     leader, second, _ = world.stable(3)
     world.join(leader)
     member = world.group.members[second]
-    request = as_said(member)
+    request = rejoining(member)
     assert classic_join.rejoin(world.machine, world.group, request, 1) is not None
     world.machine.limits = world.limits._replace(max_session_timeout_ms=member.session_timeout_ms - 1)
     assert classic_join.rejoin(world.machine, world.group, request, 1) is None

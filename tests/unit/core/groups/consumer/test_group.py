@@ -24,7 +24,7 @@ def world() -> ConsumerWorld:
     return ConsumerWorld()
 
 
-def told(reply: HeartbeatResult) -> dict[UUID, set[int]] | None:
+def assigned(reply: HeartbeatResult) -> dict[UUID, set[int]] | None:
     """What a member was told to read."""
     if reply.assignment is None:
         return None
@@ -46,7 +46,7 @@ def test_a_member_alone_gets_everything_at_once(world: ConsumerWorld) -> None:
     world.topic("t", 3)
     reply = world.enter("a", "t")
     assert reply.member_epoch == 1 and reply.heartbeat_interval_ms == 5_000
-    assert told(reply) == {topic_of(world, "t"): {0, 1, 2}}
+    assert assigned(reply) == {topic_of(world, "t"): {0, 1, 2}}
     assert world.consumers.state is GroupState.STABLE
     assert world.stay("a", 1).assignment is None, "nothing new"
 
@@ -55,13 +55,13 @@ def test_a_partition_changes_hands_only_when_it_is_given_back(world: ConsumerWor
     topic = world.topic("t", 4)
     world.enter("a", "t")
     joined = world.enter("b", "t")
-    assert told(joined) == {} and joined.member_epoch == 2
+    assert assigned(joined) == {} and joined.member_epoch == 2
     asked = world.stay("a", 1)
-    assert asked.member_epoch == 1 and told(asked) == {topic: {0, 1}}
+    assert asked.member_epoch == 1 and assigned(asked) == {topic: {0, 1}}
     assert world.stay("b", 2).assignment is None, "a has not given them back"
     assert world.stay("a", 1, owned={topic: frozenset({0, 1, 2})}).member_epoch == 1
     assert world.stay("a", 1, owned={topic: frozenset({0, 1})}).member_epoch == 2
-    assert told(world.stay("b", 2)) == {topic: {2, 3}}
+    assert assigned(world.stay("b", 2)) == {topic: {2, 3}}
     assert world.consumers.state is GroupState.STABLE
 
 
@@ -111,9 +111,9 @@ def test_leaving_frees_partitions_at_once(world: ConsumerWorld) -> None:
     world.enter("a", "t")
     world.enter("b", "t")
     world.settle("a", "b")
-    left = world.heard(world.beat("a", -1))
+    left = world.received(world.beat("a", -1))
     assert left.member_epoch == -1 and left.assignment is None
-    assert told(world.stay("b", 2)) == {topic: {0, 1}}
+    assert assigned(world.stay("b", 2)) == {topic: {0, 1}}
     world.beat("b", -1)
     assert world.consumers.state is GroupState.EMPTY
     assert world.consumers.evaluated_topics is None, "a group without members keeps no topics"
@@ -148,17 +148,17 @@ def test_the_first_assignor_is_the_default() -> None:
 
 
 def test_topics_that_appear_grow_and_go_are_followed_with_heartbeats(world: ConsumerWorld) -> None:
-    assert told(world.enter("a", "t")) == {}
+    assert assigned(world.enter("a", "t")) == {}
     world.topic("t", 1)
     first = world.stay("a", 1)
-    assert told(first) == {topic_of(world, "t"): {0}} and first.member_epoch == 2
+    assert assigned(first) == {topic_of(world, "t"): {0}} and first.member_epoch == 2
     world.topic("t", 3)
-    assert told(world.stay("a", 2)) == {topic_of(world, "t"): {0, 1, 2}}
+    assert assigned(world.stay("a", 2)) == {topic_of(world, "t"): {0, 1, 2}}
     world.topic("other", 3)
     assert world.stay("a", 3).assignment is None
     gone = topic_of(world, "t")
     world.drop_topic("t")
-    assert told(world.stay("a", 3)) == {}
+    assert assigned(world.stay("a", 3)) == {}
     world.topic("t", 1)
     assert world.stay("a", 3, owned={gone: frozenset({0})}).member_epoch == 3
     world.settle("a")
@@ -170,7 +170,7 @@ def test_a_member_that_changes_its_subscription_gives_the_rest_back(world: Consu
     topic, other = world.topic("t", 1), world.topic("u", 1)
     world.enter("a", "t", "u")
     changed = world.stay("a", 1, topic_names=("u",))
-    assert told(changed) == {other: {0}} and changed.member_epoch == 1
+    assert assigned(changed) == {other: {0}} and changed.member_epoch == 1
     assert world.stay("a", 1, owned={other: frozenset({0}), topic: frozenset({0})}).member_epoch == 1
     assert world.stay("a", 1, owned={other: frozenset({0})}).member_epoch == 2
 
@@ -182,11 +182,11 @@ def test_a_pattern_is_matched_with_topics_as_they_come_and_go(world: ConsumerWor
     eu = world.topic("orders-eu", 1)
     world.topic("x", 1)
     reply = world.enter("a", topic_regex="orders-.*", topic_names=None)
-    assert told(reply) == {eu: {0}}
+    assert assigned(reply) == {eu: {0}}
     us = world.topic("orders-us", 1)
-    assert told(world.stay("a", 1)) == {eu: {0}, us: {0}}
+    assert assigned(world.stay("a", 1)) == {eu: {0}, us: {0}}
     world.drop_topic("orders-eu")
-    assert told(world.stay("a", 2)) == {us: {0}}
+    assert assigned(world.stay("a", 2)) == {us: {0}}
     assert world.consumers.regexes["orders-.*"].topics == ("orders-us",)
     world.enter("b", "x")
     world.beat("a", -1)
@@ -215,7 +215,7 @@ def test_a_bad_pattern_is_refused_and_leaves_no_trace(world: ConsumerWorld, rege
 
 def test_a_pattern_that_costs_too_much_on_new_topics_harms_nobody(world: ConsumerWorld) -> None:
     costly = "(a|b)*a" + "(a|b)" * 60 + "|" + "(b|a)*b" + "(a|b)" * 60
-    assert told(world.enter("a", topic_names=None, topic_regex=costly)) == {}
+    assert assigned(world.enter("a", topic_names=None, topic_regex=costly)) == {}
     for number in range(0, 1 << 30, 1 << 19):
         world.topic(f"{number:0100b}".replace("0", "a").replace("1", "b"), 1)
     assert world.stay("a", 1).member_epoch == 1
@@ -284,14 +284,14 @@ def test_members_of_other_epochs_are_fenced(world: ConsumerWorld) -> None:
     assert world.refused("z", 1) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_a_member_that_starts_over_is_told_everything(world: ConsumerWorld) -> None:
+def test_a_member_that_starts_over_gets_everything(world: ConsumerWorld) -> None:
     topic = world.topic("t", 2)
     world.enter("a", "t")
     world.enter("b", "t")
     world.stay("a", 1)  # it shall give one back
     again = world.enter("a", "t")
-    assert again.member_epoch == 2 and told(again) == {topic: {0}}
-    assert told(world.stay("b", 2)) == {topic: {1}}
+    assert again.member_epoch == 2 and assigned(again) == {topic: {0}}
+    assert assigned(world.stay("b", 2)) == {topic: {1}}
 
 
 def test_a_full_group_takes_nobody() -> None:
@@ -311,10 +311,10 @@ def test_a_static_member_comes_back_to_what_it_had(world: ConsumerWorld) -> None
     world.enter("b", "t")
     world.settle("a", "b")
     had = world.reads("a")
-    assert world.heard(world.beat("a", -2, instance_id="one")).member_epoch == -2
+    assert world.received(world.beat("a", -2, instance_id="one")).member_epoch == -2
     assert world.stay("b", 2).assignment is None, "its place is kept"
     back = world.enter("c", "t", instance_id="one")
-    assert told(back) == {topic: set(had["t"])} and back.member_epoch == 2
+    assert assigned(back) == {topic: set(had["t"])} and back.member_epoch == 2
     assert "a" not in world.consumers.members and world.consumers.epoch == 2
     assert world.refused("a", 2, instance_id="one") is ErrorCode.FENCED_INSTANCE_ID
 
@@ -339,7 +339,7 @@ def test_an_instance_id_in_use_is_not_given_away(world: ConsumerWorld) -> None:
     assert world.refused("b", 1, instance_id="one") is ErrorCode.FENCED_INSTANCE_ID
     assert world.refused("a", 1, instance_id="two") is ErrorCode.UNKNOWN_MEMBER_ID
     assert world.refused("b", -1, instance_id="one") is ErrorCode.FENCED_INSTANCE_ID
-    assert world.heard(world.beat("a", -1, instance_id="one")).member_epoch == -1
+    assert world.received(world.beat("a", -1, instance_id="one")).member_epoch == -1
 
 
 # Offsets.
@@ -498,7 +498,7 @@ def test_a_classic_group_is_upgraded_by_its_first_member_of_the_new_protocol(wor
     topic, generation = topic_of(world, "t"), world.group.generation
     joined = world.enter("new", "t")
     group = world.consumers
-    assert told(joined) == {} and joined.member_epoch == group.epoch == generation + 1
+    assert assigned(joined) == {} and joined.member_epoch == group.epoch == generation + 1
     assert set(group.members) == {*ids, "new"} and group.members[ids[0]].is_classic
     assert [sorted(group.members[one].assigned[topic]) for one in ids] == [[0, 1], [2, 3]]
     assert same(world.replayed(), world.machine)
@@ -515,13 +515,13 @@ def go_on(world: ConsumerWorld, member_id: str, reads: frozenset[int], epoch: in
     for _ in range(3):
         protocols = (("range", subscription("t", owned={"t": reads})),)
         generation = world.joined(world.join(member_id, protocols=protocols)).generation
-        reads &= told_partitions(world, world.sync(member_id, generation))
+        reads &= assigned_partitions(world, world.sync(member_id, generation))
         if generation == epoch:
             return
     raise AssertionError("it does not arrive")
 
 
-def told_partitions(world: ConsumerWorld, handle: int) -> frozenset[int]:
+def assigned_partitions(world: ConsumerWorld, handle: int) -> frozenset[int]:
     reply = world.responses[handle]
     assert isinstance(reply, SyncResult), reply
     assignment = read_assignment(reply.assignment)
@@ -570,13 +570,13 @@ def test_a_classic_member_follows_the_group_step_by_step(world: ConsumerWorld) -
     world.topic("t", 4)
     world.enter("new", "t")
     old = world.joined(world.join(protocols=cooperative(world, "t")))
-    assert told_partitions(world, world.sync(old.member_id, old.generation)) == frozenset()
+    assert assigned_partitions(world, world.sync(old.member_id, old.generation)) == frozenset()
     assert world.heartbeat(old.member_id, old.generation) is ErrorCode.NONE, "it waits for the other"
     world.settle("new")
     assert world.heartbeat(old.member_id, old.generation) is ErrorCode.REBALANCE_IN_PROGRESS
     again = world.joined(world.join(old.member_id, protocols=cooperative(world, "t")))
     assert again.generation == old.generation
-    assert told_partitions(world, world.sync(old.member_id, old.generation)) == frozenset({2, 3})
+    assert assigned_partitions(world, world.sync(old.member_id, old.generation)) == frozenset({2, 3})
     assert world.heartbeat(old.member_id, old.generation) is ErrorCode.NONE
     assert world.commit(1, old.member_id, old.generation, api_version=8) is ErrorCode.NONE
     assert world.commit(1, old.member_id, 7, api_version=8) is ErrorCode.ILLEGAL_GENERATION
@@ -698,7 +698,7 @@ def test_what_a_cooperative_member_reads_through_a_rebalance_is_its_own_after_an
     reader = world.joined(joining)
     assert world.is_in(State.COMPLETING_REBALANCE)
     world.leave((leaver, None))
-    assert told(world.enter("new", "t")) == {}, "it waits until the other has given something up"
+    assert assigned(world.enter("new", "t")) == {}, "it waits until the other has given something up"
     assert world.reads(reader.member_id) == {"t": [0, 1]}
     world.stay("new", world.consumers.epoch)
     assert world.reads("new") == {}
@@ -725,7 +725,7 @@ def test_a_group_that_goes_back_halfway_to_its_target_rebalances(world: Consumer
     world.topic("t", 4)
     world.enter("new", "t", instance_id="one")
     waits = world.joined(world.join(protocols=cooperative(world, "t")))
-    assert told_partitions(world, world.sync(waits.member_id, waits.generation)) == frozenset()
+    assert assigned_partitions(world, world.sync(waits.member_id, waits.generation)) == frozenset()
     world.beat("new", -2, instance_id="one")
     world.join(instance_id="one", protocols=cooperative(world, "t"))
     assert world.is_classic and world.is_in(State.PREPARING_REBALANCE)

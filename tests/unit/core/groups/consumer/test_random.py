@@ -63,7 +63,7 @@ class Classic:
     synced: bool = False
 
 
-class Crowd:
+class Many:
     """One group, its clients, its topics."""
 
     def __init__(self, seed: int) -> None:
@@ -215,7 +215,7 @@ class Crowd:
             reply = world.responses.get(client.waits_for)
             if reply is not None:
                 client.waits_for = None
-                self.hear(client, reply)
+                self.on_response(client, reply)
         elif client.generation < 0:
             if client.eager:
                 client.reads = set()
@@ -228,7 +228,7 @@ class Crowd:
         elif (error := world.heartbeat(client.member_id, client.generation)) is not ErrorCode.NONE:
             self.start_over(client, error)
 
-    def hear(self, client: Classic, reply: Any) -> None:
+    def on_response(self, client: Classic, reply: Any) -> None:
         if isinstance(reply, KafkaError):
             self.start_over(client, reply.code)
         elif isinstance(reply, JoinResult):
@@ -239,15 +239,15 @@ class Crowd:
             assignment = read_assignment(reply.assignment)
             assert assignment is not None
             topics = self.world.image.topics
-            told = {
+            assigned = {
                 (topics[name].id, one)
                 for name, found in assignment.partitions.items()
                 if name in topics
                 for one in found
             }
-            revoked = client.reads - told
+            revoked = client.reads - assigned
             client.synced = True
-            client.reads = told
+            client.reads = assigned
             if revoked and not client.eager:
                 client.generation = -1  # a cooperative client joins again when it has given something back
 
@@ -258,15 +258,15 @@ class Crowd:
         assert code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION), code
         self.forget(client)
 
-    def assign(self, told: JoinResult) -> dict[str, bytes]:
+    def assign(self, assigned: JoinResult) -> dict[str, bytes]:
         """What a leader hands out: nobody gets what another still has (the cooperative rule)."""
         topics = self.world.image.topics
         owned: dict[tuple[str, int], str] = {}
-        for member in told.members:
-            said = read_subscription(member.metadata)
-            assert said is not None
-            owned |= {(name, one): member.id for name, found in said.owned.items() for one in found}
-        given: dict[str, dict[str, set[int]]] = {member.id: {} for member in told.members}
+        for member in assigned.members:
+            printed = read_subscription(member.metadata)
+            assert printed is not None
+            owned |= {(name, one): member.id for name, found in printed.owned.items() for one in found}
+        given: dict[str, dict[str, set[int]]] = {member.id: {} for member in assigned.members}
         ids = sorted(given)
         for name in ("t", "u"):
             for one in range(len(topics[name].partitions)) if name in topics else ():
@@ -416,17 +416,17 @@ def by_topic(reads: set[Part]) -> dict[UUID, frozenset[int]]:
     ],
 )
 def test_groups_under_everything(seed: int) -> None:
-    Crowd(seed).run()
+    Many(seed).run()
 
 
 def test_both_protocols_are_met_in_both_kinds_of_group() -> None:
     """The crowd above is no use if it never gets there."""
     met: set[Any] = set()
     for seed in range(1, 30):
-        crowd = Crowd(seed)
+        many = Many(seed)
         for _ in range(STEPS):
-            crowd.step()
-            group = crowd.world.machine.groups.get("g")
+            many.step()
+            group = many.world.machine.groups.get("g")
             if isinstance(group, ConsumerGroup):
                 met |= {("consumer", member.is_classic, member.state) for member in group.members.values()}
             elif isinstance(group, ClassicGroup):
