@@ -1,4 +1,4 @@
-"""The general path of a request: decoded from a copy of its frame, given to its handler, answered now or later."""
+"""The general path of a request: it is decoded from a copy of its frame, and its handler responds now or later."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple

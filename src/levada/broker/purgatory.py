@@ -174,7 +174,7 @@ def gather(results: Sequence[DelayedResult], convert: Callable[[list[Any]], Any]
     values: list[Any] = [None] * len(results)
     missing = len(results)
 
-    def place(position: int) -> Callable[[Any], None]:
+    def callback(position: int) -> Callable[[Any], None]:
         def take(value: Any) -> None:
             nonlocal missing
             values[position] = value
@@ -185,7 +185,7 @@ def gather(results: Sequence[DelayedResult], convert: Callable[[list[Any]], Any]
         return take
 
     for position, result in enumerate(results):
-        result.add_done_callback(place(position))
+        result.add_done_callback(callback(position))
     if not results:
         gathered.complete(values)
     return gathered

@@ -1,1 +1,1 @@
-"""Fast paths: frequent group requests, decoded in place."""
+"""Fast paths: frequent requests, decoded in place. `levada.fast.paths=false` turns all of them off."""
