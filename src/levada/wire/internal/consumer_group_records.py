@@ -5,6 +5,7 @@ assignment (which has an epoch of its own) and its current assignment. A change 
 """
 
 import uuid
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from levada.wire.internal.record_types import (
@@ -173,46 +174,6 @@ class RegularExpressionValue(NamedTuple):
     timestamp: int
 
 
-_GROUP = {"group_id": STRING}
-_MEMBER = {"group_id": STRING, "member_id": STRING}
-
-CONSUMER_GROUP_METADATA: Final = RecordType(
-    3,
-    ConsumerGroupMetadataKey,
-    struct(ConsumerGroupMetadataKey, _GROUP),
-    {
-        0: struct(
-            ConsumerGroupMetadataValue,
-            {"epoch": INT32},
-            flexible=True,
-            tags={0: Tag("metadata_hash", INT64, 0)},
-        )
-    },
-    write_version=0,
-)
-
-_PARTITION_METADATA = struct(
-    PartitionMetadata, {"partition": INT32, "racks": compact_array(COMPACT_STRING)}, flexible=True
-)
-_TOPIC_METADATA = struct(
-    TopicMetadata,
-    {
-        "topic_id": UUID,
-        "topic_name": COMPACT_STRING,
-        "num_partitions": INT32,
-        "partition_metadata": compact_array(_PARTITION_METADATA),
-    },
-    flexible=True,
-)
-CONSUMER_GROUP_PARTITION_METADATA: Final = RecordType(
-    4,
-    PartitionMetadataKey,
-    struct(PartitionMetadataKey, _GROUP),
-    {0: struct(PartitionMetadataValue, {"topics": compact_array(_TOPIC_METADATA)}, flexible=True)},
-    write_version=0,
-)
-
-
 def _nullable(content: FieldType) -> FieldType:
     """A nullable struct: a byte, -1 for null, precedes it."""
 
@@ -228,116 +189,97 @@ def _nullable(content: FieldType) -> FieldType:
     return FieldType(read, write)
 
 
-_CLASSIC_PROTOCOL = struct(
-    ClassicProtocol, {"name": COMPACT_STRING, "metadata": COMPACT_BYTES}, flexible=True
+_struct = partial(struct, flexible=True)
+
+
+def _record_type(
+    type_id: int, key_class: Any, value_class: Any, *tags: Tag, **fields: FieldType
+) -> RecordType:
+    """A record type whose key consists of strings and whose value has version 0 only."""
+    key = struct(key_class, dict.fromkeys(key_class._fields, STRING))
+    return RecordType(
+        type_id,
+        key_class,
+        key,
+        {0: _struct(value_class, fields, tags=dict(enumerate(tags)))},
+        write_version=0,
+    )
+
+
+_PARTITION_METADATA = _struct(PartitionMetadata, {"partition": INT32, "racks": compact_array(COMPACT_STRING)})
+_TOPIC_METADATA = _struct(
+    TopicMetadata,
+    {
+        "topic_id": UUID,
+        "topic_name": COMPACT_STRING,
+        "num_partitions": INT32,
+        "partition_metadata": compact_array(_PARTITION_METADATA),
+    },
 )
-_CLASSIC_MEMBER_METADATA = struct(
+_CLASSIC_PROTOCOL = _struct(ClassicProtocol, {"name": COMPACT_STRING, "metadata": COMPACT_BYTES})
+_CLASSIC_MEMBER_METADATA = _struct(
     ClassicMemberMetadata,
     {"session_timeout_ms": INT32, "supported_protocols": compact_array(_CLASSIC_PROTOCOL)},
-    flexible=True,
 )
-CONSUMER_GROUP_MEMBER_METADATA: Final = RecordType(
-    5,
-    MemberMetadataKey,
-    struct(MemberMetadataKey, _MEMBER),
-    {
-        0: struct(
-            MemberMetadataValue,
-            {
-                "instance_id": COMPACT_NULLABLE_STRING,
-                "rack_id": COMPACT_NULLABLE_STRING,
-                "client_id": COMPACT_STRING,
-                "client_host": COMPACT_STRING,
-                "subscribed_topic_names": compact_array(COMPACT_STRING),
-                "subscribed_topic_regex": COMPACT_NULLABLE_STRING,
-                "rebalance_timeout_ms": INT32,
-                "server_assignor": COMPACT_NULLABLE_STRING,
-            },
-            flexible=True,
-            tags={0: Tag("classic_member_metadata", _nullable(_CLASSIC_MEMBER_METADATA), None)},
-        )
-    },
-    write_version=0,
-)
-
-CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA: Final = RecordType(
-    6,
-    TargetAssignmentMetadataKey,
-    struct(TargetAssignmentMetadataKey, _GROUP),
-    {
-        0: struct(
-            TargetAssignmentMetadataValue,
-            {"assignment_epoch": INT32},
-            flexible=True,
-            tags={0: Tag("assignment_timestamp", INT64, 0)},
-        )
-    },
-    write_version=0,
-)
-
-_TARGET_PARTITIONS = struct(
-    TargetTopicPartitions, {"topic_id": UUID, "partitions": compact_array(INT32)}, flexible=True
-)
-CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER: Final = RecordType(
-    7,
-    TargetAssignmentMemberKey,
-    struct(TargetAssignmentMemberKey, _MEMBER),
-    {
-        0: struct(
-            TargetAssignmentMemberValue,
-            {"topic_partitions": compact_array(_TARGET_PARTITIONS)},
-            flexible=True,
-        )
-    },
-    write_version=0,
-)
-
-_CURRENT_PARTITIONS = struct(
+_TARGET_PARTITIONS = _struct(TargetTopicPartitions, {"topic_id": UUID, "partitions": compact_array(INT32)})
+_CURRENT_PARTITIONS = _struct(
     CurrentTopicPartitions,
     {"topic_id": UUID, "partitions": compact_array(INT32)},
-    flexible=True,
     tags={0: Tag("assignment_epochs", compact_array(INT32), ())},
-)
-CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT: Final = RecordType(
-    8,
-    CurrentMemberAssignmentKey,
-    struct(CurrentMemberAssignmentKey, _MEMBER),
-    {
-        0: struct(
-            CurrentMemberAssignmentValue,
-            {
-                "member_epoch": INT32,
-                "previous_member_epoch": INT32,
-                "state": INT8,
-                "assigned_partitions": compact_array(_CURRENT_PARTITIONS),
-                "partitions_pending_revocation": compact_array(_CURRENT_PARTITIONS),
-            },
-            flexible=True,
-        )
-    },
-    write_version=0,
-)
-
-CONSUMER_GROUP_REGULAR_EXPRESSION: Final = RecordType(
-    16,
-    RegularExpressionKey,
-    struct(RegularExpressionKey, {"group_id": STRING, "regular_expression": STRING}),
-    {
-        0: struct(
-            RegularExpressionValue,
-            {"topics": compact_array(COMPACT_STRING), "version": INT64, "timestamp": INT64},
-            flexible=True,
-        )
-    },
-    write_version=0,
 )
 
 CONSUMER_GROUP_RECORD_TYPES: Final = (
-    CONSUMER_GROUP_METADATA,
-    CONSUMER_GROUP_PARTITION_METADATA,
-    CONSUMER_GROUP_MEMBER_METADATA,
-    CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA,
-    CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
-    CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT,
-    CONSUMER_GROUP_REGULAR_EXPRESSION,
+    _record_type(
+        3,
+        ConsumerGroupMetadataKey,
+        ConsumerGroupMetadataValue,
+        Tag("metadata_hash", INT64, 0),
+        epoch=INT32,
+    ),
+    _record_type(4, PartitionMetadataKey, PartitionMetadataValue, topics=compact_array(_TOPIC_METADATA)),
+    _record_type(
+        5,
+        MemberMetadataKey,
+        MemberMetadataValue,
+        Tag("classic_member_metadata", _nullable(_CLASSIC_MEMBER_METADATA), None),
+        instance_id=COMPACT_NULLABLE_STRING,
+        rack_id=COMPACT_NULLABLE_STRING,
+        client_id=COMPACT_STRING,
+        client_host=COMPACT_STRING,
+        subscribed_topic_names=compact_array(COMPACT_STRING),
+        subscribed_topic_regex=COMPACT_NULLABLE_STRING,
+        rebalance_timeout_ms=INT32,
+        server_assignor=COMPACT_NULLABLE_STRING,
+    ),
+    _record_type(
+        6,
+        TargetAssignmentMetadataKey,
+        TargetAssignmentMetadataValue,
+        Tag("assignment_timestamp", INT64, 0),
+        assignment_epoch=INT32,
+    ),
+    _record_type(
+        7,
+        TargetAssignmentMemberKey,
+        TargetAssignmentMemberValue,
+        topic_partitions=compact_array(_TARGET_PARTITIONS),
+    ),
+    _record_type(
+        8,
+        CurrentMemberAssignmentKey,
+        CurrentMemberAssignmentValue,
+        member_epoch=INT32,
+        previous_member_epoch=INT32,
+        state=INT8,
+        assigned_partitions=compact_array(_CURRENT_PARTITIONS),
+        partitions_pending_revocation=compact_array(_CURRENT_PARTITIONS),
+    ),
+    _record_type(
+        16,
+        RegularExpressionKey,
+        RegularExpressionValue,
+        topics=compact_array(COMPACT_STRING),
+        version=INT64,
+        timestamp=INT64,
+    ),
 )
