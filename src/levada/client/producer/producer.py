@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from levada.client.data import ProducerIdentity
 from levada.client.producer.accumulator import RecordAccumulator, RecordMetadata, record_size
@@ -38,6 +38,15 @@ class ProducerOptions(BatchingOptions, total=False):
 
     acks: Acks
     idempotent: bool | None
+
+
+class RecordOptions(TypedDict, total=False):
+    """The options of a record; `Producer.send` has the defaults."""
+
+    key: bytes | None
+    headers: Headers
+    partition: int | None
+    timestamp: int | None
 
 
 class Producer:
@@ -130,19 +139,10 @@ class Producer:
         return future
 
     async def send_and_wait(
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Headers = (),
-        partition: int | None = None,
-        timestamp: int | None = None,
+        self, topic: str, value: bytes | None, **options: Unpack[RecordOptions]
     ) -> RecordMetadata:
         """Send one record and wait until it is stored."""
-        return await (
-            await self.send(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
-        )
+        return await (await self.send(topic, value, **options))
 
     async def flush(self) -> None:
         """Send the buffered records now, and wait until each of them is stored or has failed."""

@@ -16,7 +16,7 @@ from levada.client.coordinator import Coordinator, KeyType
 from levada.client.data import ProducerIdentity
 from levada.client.errors import as_fenced, raise_for_code
 from levada.client.producer.accumulator import RecordMetadata
-from levada.client.producer.producer import DELIVERY_TIMEOUT_MS, BatchingOptions, Headers, Producer
+from levada.client.producer.producer import DELIVERY_TIMEOUT_MS, BatchingOptions, Producer, RecordOptions
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.wire.schema.lazy_imports import lazy_imports
@@ -248,21 +248,12 @@ class Transaction:
             await self._abort_after(error)
 
     async def send(
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Headers = (),
-        partition: int | None = None,
-        timestamp: int | None = None,
+        self, topic: str, value: bytes | None, **options: Unpack[RecordOptions]
     ) -> asyncio.Future[RecordMetadata]:
         """Put a record into the buffer, as `Producer.send` does; a failure is also raised at the end."""
         producer = self._check_open()
         self._begun = True
-        return await producer.send(
-            topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp
-        )
+        return await producer.send(topic, value, **options)
 
     async def commit_offsets(
         self, consumer: "GroupConsumer", offsets: Mapping[TopicPartition, int] | None = None
