@@ -218,15 +218,15 @@ def test_members_learn_their_state(broker: BrokerThread, version: int) -> None:
         assert beat(member_id) == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-class Voice:
-    """A member on a connection of its own that speaks one version; asking and hearing are apart."""
+class RawMember:
+    """A member with a connection of its own and one version; it sends requests and receives responses separately."""
 
     def __init__(self, connection: Connection, version: int, member_id: str = "") -> None:
         self.connection = connection
         self.join_version, self.sync_version = version, min(version, 5)
         self.member_id = member_id
 
-    def ask_to_join(self, metadata: bytes = b"m") -> None:
+    def send_join(self, metadata: bytes = b"m") -> None:
         fields = {
             "group_id": "g",
             "session_timeout": 30_000,
@@ -243,18 +243,18 @@ class Voice:
         return self.connection.receive()[1]
 
     def enter(self) -> None:
-        """Be given an id; the JoinGroup with it is not answered before everybody has joined."""
-        self.ask_to_join()
+        """Get a member id and send a JoinGroup with it, whose response waits for all members."""
+        self.send_join()
         if self.join_version >= groups.MEMBER_ID_REQUIRED_FROM:
             refused = self.joined()
             assert refused.error_code == ErrorCode.MEMBER_ID_REQUIRED
             self.member_id = refused.member_id
-            self.ask_to_join()
+            self.send_join()
 
     def follow(self, generation: int) -> None:
-        """Join again, as soon as a heartbeat tells to."""
+        """Rejoin as soon as a Heartbeat returns REBALANCE_IN_PROGRESS."""
         self.await_rebalance(generation)
-        self.ask_to_join()
+        self.send_join()
 
     def await_rebalance(self, generation: int) -> None:
         beat = {"group_id": "g", "generation_id": generation, "member_id": self.member_id}
@@ -262,7 +262,7 @@ class Voice:
         while self.connection.call("heartbeat", 1, beat).error_code != ErrorCode.REBALANCE_IN_PROGRESS:
             assert time.monotonic() < deadline, "nobody rebalances"
 
-    def ask_to_sync(self, generation: int, assignments: dict[str, bytes]) -> None:
+    def send_sync(self, generation: int, assignments: dict[str, bytes]) -> None:
         parts = [{"member_id": member, "assignment": part} for member, part in assignments.items()]
         who = {
             "group_id": "g",
@@ -282,10 +282,10 @@ class Voice:
 def test_a_group_rebalances_over_and_over(
     broker: BrokerThread, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every generation has one leader, who is told all, and everybody gets the part that was meant for it."""
+    """Every generation has one leader, which gets all members, and each member gets its own assignment."""
     with broker.connect() as one, broker.connect() as two, broker.connect() as three:
-        voices = [Voice(connection, version) for connection in (one, two, three)]
-        voices[0].enter()
+        members = [RawMember(connection, version) for connection in (one, two, three)]
+        members[0].enter()
         taken: list[Any] = []
         decide = fast_groups.FastJoin.decide
 
@@ -294,70 +294,70 @@ def test_a_group_rebalances_over_and_over(
             return decide(self, *arguments)
 
         monkeypatch.setattr(fast_groups.FastJoin, "decide", counted)
-        generation, leader = settle(voices[:1], [voices[0].joined()])
+        generation, leader = settle(members[:1], [members[0].joined()])
         for count in (2, 3):
-            voices[count - 1].enter()
-            for voice in voices[: count - 1]:
-                voice.follow(generation)
-            generation, leader = settle(voices[:count], [voice.joined() for voice in voices[:count]])
+            members[count - 1].enter()
+            for member in members[: count - 1]:
+                member.follow(generation)
+            generation, leader = settle(members[:count], [member.joined() for member in members[:count]])
         for _ in range(3):  # the leader may begin a generation whenever it likes
-            leader.ask_to_join()
-            for voice in voices:
-                if voice is not leader:
-                    voice.follow(generation)
-            generation, leader = settle(voices, [voice.joined() for voice in voices])
+            leader.send_join()
+            for member in members:
+                if member is not leader:
+                    member.follow(generation)
+            generation, leader = settle(members, [member.joined() for member in members])
         assert bool(taken) is broker.broker.config.levada_fast_paths
 
 
-def settle(voices: list[Voice], answers: list[Any]) -> tuple[int, Voice]:
-    """All are in one generation: have its leader assign, last of all; which one, and who leads."""
-    generation = answers[0].generation_id
-    for voice, answer in zip(voices, answers, strict=True):
-        voice.member_id = answer.member_id
-        assert (answer.error_code, answer.generation_id) == (ErrorCode.NONE, generation)
-        assert (answer.leader, answer.protocol_name) == (answers[0].leader, "range")
-    leader = next(place for place, voice in enumerate(voices) if voice.member_id == answers[0].leader)
-    ids = {voice.member_id for voice in voices}
-    assert {member.member_id for member in answers[leader].members} == ids
-    assert all(not answer.members for place, answer in enumerate(answers) if place != leader)
-    parts = {member_id: f"{member_id} in {generation}".encode() for member_id in ids}
-    for place, voice in sorted(enumerate(voices), key=lambda item: item[0] == leader):
-        voice.ask_to_sync(generation, parts if place == leader else {})
-    for voice in voices:
-        received = voice.synced()
-        assert (received.error_code, received.assignment) == (ErrorCode.NONE, parts[voice.member_id])
-    return generation, voices[leader]
+def settle(members: list[RawMember], responses: list[Any]) -> tuple[int, RawMember]:
+    """All members are in one generation; its leader syncs last. Return the generation and the leader."""
+    generation = responses[0].generation_id
+    for member, response in zip(members, responses, strict=True):
+        member.member_id = response.member_id
+        assert (response.error_code, response.generation_id) == (ErrorCode.NONE, generation)
+        assert (response.leader, response.protocol_name) == (responses[0].leader, "range")
+    leader = next(index for index, member in enumerate(members) if member.member_id == responses[0].leader)
+    ids = {member.member_id for member in members}
+    assert {member.member_id for member in responses[leader].members} == ids
+    assert all(not response.members for index, response in enumerate(responses) if index != leader)
+    assignments = {member_id: f"{member_id} in {generation}".encode() for member_id in ids}
+    for index, member in sorted(enumerate(members), key=lambda item: item[0] == leader):
+        member.send_sync(generation, assignments if index == leader else {})
+    for member in members:
+        received = member.synced()
+        assert (received.error_code, received.assignment) == (ErrorCode.NONE, assignments[member.member_id])
+    return generation, members[leader]
 
 
-def test_a_member_that_says_the_same_is_still_refused_when_it_is_out(broker: BrokerThread) -> None:
-    """What is known of its bytes is not who it is."""
+def test_cached_requests_of_a_member_that_left_are_rejected(broker: BrokerThread) -> None:
+    """The cache holds decoded requests, not membership."""
     with broker.connect() as connection, broker.connect() as other:
-        voice = Voice(connection, 5)
-        voice.enter()
-        settle([voice], [voice.joined()])
-        voice.ask_to_join()  # known from now on
-        settle([voice], [voice.joined()])
-        voice.ask_to_sync(1, {})
-        assert voice.synced().error_code == ErrorCode.ILLEGAL_GENERATION
-        leaving = {"group_id": "g", "member_id": voice.member_id}
+        member = RawMember(connection, 5)
+        member.enter()
+        settle([member], [member.joined()])
+        member.send_join()  # cached from now on
+        settle([member], [member.joined()])
+        member.send_sync(1, {})
+        assert member.synced().error_code == ErrorCode.ILLEGAL_GENERATION
+        leaving = {"group_id": "g", "member_id": member.member_id}
         assert other.call("leave_group", 1, leaving).error_code == ErrorCode.NONE
-        voice.ask_to_join()
-        refused = voice.joined()
-        assert (refused.error_code, refused.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, voice.member_id)
-        voice.ask_to_sync(2, {})
-        assert voice.synced().error_code == ErrorCode.UNKNOWN_MEMBER_ID
+        member.send_join()
+        refused = member.joined()
+        assert (refused.error_code, refused.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, member.member_id)
+        member.send_sync(2, {})
+        assert member.synced().error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_waiting_members_are_answered_when_the_group_goes_on_without_it(broker: BrokerThread) -> None:
-    """A JoinGroup that waits is answered with the reason."""
+def test_a_waiting_member_that_is_removed_gets_an_error(broker: BrokerThread) -> None:
+    """The JoinGroup that waits gets UNKNOWN_MEMBER_ID."""
     with broker.connect() as one, broker.connect() as two, broker.connect() as third:
-        first, second = Voice(one, 5), Voice(two, 5)
+        first, second = RawMember(one, 5), RawMember(two, 5)
         first.enter()
         settle([first], [first.joined()])
         second.enter()
         first.follow(1)
         settle([first, second], [first.joined(), second.joined()])
-        second.ask_to_join(b"other")  # waits for the first, which does not come
+        second.send_join(b"other")  # waits for the first, which does not come
         first.await_rebalance(2)
         leaving = {"group_id": "g", "member_id": second.member_id}
         assert third.call("leave_group", 1, leaving).error_code == ErrorCode.NONE
@@ -365,10 +365,10 @@ def test_waiting_members_are_answered_when_the_group_goes_on_without_it(broker: 
         assert (refused.error_code, refused.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, second.member_id)
 
 
-def test_answers_leave_in_the_order_of_the_requests(broker: BrokerThread) -> None:
-    """Heartbeats behind a JoinGroup that waits are told after it, also where their answers are known before."""
+def test_responses_are_sent_in_the_order_of_the_requests(broker: BrokerThread) -> None:
+    """Responses to Heartbeats after a JoinGroup that waits are sent after it, even if they complete before."""
     with broker.connect() as one, broker.connect() as two:
-        first, second = Voice(one, 5), Voice(two, 5)
+        first, second = RawMember(one, 5), RawMember(two, 5)
         first.enter()
         generation, _ = settle([first], [first.joined()])
         second.enter()  # waits for the first
@@ -379,17 +379,17 @@ def test_answers_leave_in_the_order_of_the_requests(broker: BrokerThread) -> Non
         deadline = time.monotonic() + 10.0
         while broker.broker.request_counts[fast_groups.HEARTBEAT] < before + 3:
             assert time.monotonic() < deadline, "the heartbeats do not come"
-        first.ask_to_join()
+        first.send_join()
         assert second.joined().generation_id == generation + 1
         received = [two.receive() for _ in sent]
-        assert [(number, answer.error_code) for number, answer in received] == [
+        assert [(number, response.error_code) for number, response in received] == [
             (number, ErrorCode.REBALANCE_IN_PROGRESS) for number in sent
         ]
         assert first.joined().generation_id == generation + 1
         beat |= {"generation_id": generation + 1, "member_id": first.member_id}
         sent = [one.send("heartbeat", 1, beat) for _ in range(5)]
         received = [one.receive() for _ in sent]
-        assert [(number, answer.error_code) for number, answer in received] == [
+        assert [(number, response.error_code) for number, response in received] == [
             (number, ErrorCode.NONE) for number in sent
         ]
 
@@ -400,18 +400,18 @@ def test_a_response_that_cannot_be_written_closes_only_its_connection(
 ) -> None:
     """A bug that shows there must not keep the coordinator from telling the others."""
     with broker.connect() as one, broker.connect() as two, broker.connect() as three:
-        voices = [Voice(connection, 5) for connection in (one, two, three)]
-        generation, leader = 0, voices[0]
+        members = [RawMember(connection, 5) for connection in (one, two, three)]
+        generation, leader = 0, members[0]
         for count in (1, 2, 3):
-            voices[count - 1].enter()
-            for voice in voices[: count - 1]:
-                voice.follow(generation)
-            generation, leader = settle(voices[:count], [voice.joined() for voice in voices[:count]])
-        unlucky, lucky = (voice for voice in voices if voice is not leader)
-        leader.ask_to_join()
-        for voice in (unlucky, lucky):
-            voice.follow(generation)
-        (generation,) = {voice.joined().generation_id for voice in voices}
+            members[count - 1].enter()
+            for member in members[: count - 1]:
+                member.follow(generation)
+            generation, leader = settle(members[:count], [member.joined() for member in members[:count]])
+        unlucky, lucky = (member for member in members if member is not leader)
+        leader.send_join()
+        for member in (unlucky, lucky):
+            member.follow(generation)
+        (generation,) = {member.joined().generation_id for member in members}
         encode = fast_groups.FastSync.encode
 
         def failing(self: Any, result: Any) -> bytes:
@@ -419,9 +419,9 @@ def test_a_response_that_cannot_be_written_closes_only_its_connection(
             return encode(self, result)
 
         monkeypatch.setattr(fast_groups.FastSync, "encode", failing)
-        for voice in (unlucky, lucky):
-            voice.ask_to_sync(generation, {})
-        leader.ask_to_sync(generation, {voice.member_id: b"part" for voice in voices})
+        for member in (unlucky, lucky):
+            member.send_sync(generation, {})
+        leader.send_sync(generation, {member.member_id: b"part" for member in members})
         assert lucky.synced().assignment == leader.synced().assignment == b"part"
         with pytest.raises(ConnectionError):
             unlucky.synced()

@@ -103,9 +103,9 @@ def test_a_cached_prefix_needs_the_right_number_of_partitions(version: int) -> N
         assert found is not None and len(found[1]) == count
     cut = two[:-PARTITION_BYTES]
     assert offset_commit.read(cache, memoryview(cut), 0, len(cut), version) is None
-    unusual = bytearray(one)
-    unusual[-1] = 1  # tagged fields
-    assert offset_commit.read(cache, memoryview(unusual), 0, len(unusual), version) is None
+    not_simple = bytearray(one)
+    not_simple[-1] = 1  # tagged fields
+    assert offset_commit.read(cache, memoryview(not_simple), 0, len(not_simple), version) is None
 
 
 @pytest.mark.parametrize("version", offset_commit.VERSIONS)
@@ -142,7 +142,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[BrokerThread]:
 def committed(
     broker: BrokerThread, version: int, *partitions: tuple[int, int], **fields: Any
 ) -> list[ErrorCode]:
-    """Commit (partition, offset) of orders; the codes of the answer."""
+    """Commit (partition, offset) of orders; the codes of the response."""
     topic: dict[str, Any] = {"name": "orders"}
     if version >= offset_commit.TOPIC_IDS_FROM:
         topic = {"topic_id": broker.broker.image.topics["orders"].id}

@@ -122,7 +122,7 @@ def results(version: int) -> list[produce.PartitionResult]:
 
 
 @pytest.mark.parametrize("version", produce.VERSIONS)
-def test_produce_answers_are_read_by_the_codec(version: int) -> None:
+def test_the_codec_reads_produce_responses(version: int) -> None:
     frame = produce.write_response(version, 99, results(version))
     correlation_id, position = read_response_header(PRODUCE, version, frame[4:])
     response = messages.read_response(PRODUCE, version, frame[4:], position)
@@ -157,7 +157,7 @@ def test_templates_write_what_the_long_way_writes(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", fetch.VERSIONS)
-def test_fetch_answers_are_read_by_the_codec(version: int) -> None:
+def test_the_codec_reads_fetch_responses(version: int) -> None:
     by_id = version >= fetch.TOPIC_IDS_FROM
     first, second = (b"a" * 16, b"b" * 16) if by_id else (b"orders", b"payments")
     parts = [

@@ -58,7 +58,7 @@ def test_reads_and_writes_what_kio_writes(api: Api, kind: str) -> None:
 
 @pytest.mark.parametrize(("api", "kind"), MESSAGES, ids=IDS)
 def test_every_version_carries_the_shape(api: Api, kind: str) -> None:
-    """What kio reads from our bytes of a version is what the shape said, in all fields which that version has."""
+    """What kio reads from our bytes of a version is the shape, in all fields that the version has."""
     random = Random(f"{api.name} {kind} shape")
     for version in messages.versions_known(api.key):
         _, _, shape = messages.structs(api, version, kind)

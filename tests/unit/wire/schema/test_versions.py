@@ -109,7 +109,7 @@ def test_no_field_of_any_version_is_lost() -> None:
 
 
 def test_only_known_fields_became_nullable() -> None:
-    """Versions without null for a field: a response says empty instead, which must be right."""
+    """Versions without null for a field: a response has empty instead, which must be right."""
     extended = {
         f"{path}.{field.name}"
         for _, path, old, shape in all_structs()
