@@ -1,4 +1,4 @@
-"""A shard of groups without a broker: decisions are carried out at once, responses kept, the journal a list."""
+"""A group shard without a broker: outcomes are applied at once, responses collected, the journal is a list."""
 
 import itertools
 from collections.abc import Callable
@@ -20,14 +20,14 @@ RANGE = (("range", b"topics"),)
 
 
 def header(producer: ProducerFields) -> BatchHeader:
-    """As the journal would give it back."""
+    """The batch header that a replay would read."""
     return BatchHeader(
         0, 0, 0, 2, 0, producer.attributes, 0, 0, 0, producer.producer_id, producer.producer_epoch, -1, 1
     )
 
 
 class World:
-    """One machine, the time, and all that was said."""
+    """One state machine, its time, its journal and its responses."""
 
     def __init__(self, **limits: Any) -> None:
         self.limits = GroupLimits(**{"initial_rebalance_delay_ms": 0, **limits})
@@ -37,53 +37,53 @@ class World:
         self.now_ms = 1_000_000
         self._handles = itertools.count(1)
         self._ids = itertools.count(1)
-        self._carry_out(self.machine.on_loaded(self.now_ms))
+        self._apply_outcome(self.machine.on_loaded(self.now_ms))
 
     def submit(self, decide: Callable[[GroupsMachine, int, int], Outcome | VolatileOutcome]) -> int:
-        """The handle under which the reply will be found; a refusal is a reply, too."""
+        """Decide and apply; the handle of the response, which may be an error."""
         handle = next(self._handles)
         try:
             outcome = decide(self.machine, self.now_ms, handle)
         except KafkaError as error:
             self.responses[handle] = error
         else:
-            self._carry_out(outcome)
+            self._apply_outcome(outcome)
         return handle
 
-    def _carry_out(self, outcome: Outcome | VolatileOutcome) -> None:
+    def _apply_outcome(self, outcome: Outcome | VolatileOutcome) -> None:
         for event in outcome.events:
             record = self.machine.encode(event)
             if record is not None:
-                assert isinstance(outcome, Outcome), "nobody would have asked for its record"
+                assert isinstance(outcome, Outcome), "a volatile outcome has an event with a record"
                 self.journal.append((record, outcome.producer))
         for event in outcome.events:
             self.machine.apply(event)
-        for handle, reply in outcome.responses:
-            assert handle not in self.responses, "answered twice"
+        for handle, result in outcome.responses:
+            assert handle not in self.responses, "a second response"
             assert isinstance(handle, int)
-            self.responses[handle] = reply
+            self.responses[handle] = result
 
     def wait(self, ms: int) -> None:
-        """Let time pass, and what is due happen when it is due."""
+        """Advance the time, and expire timers when they are due."""
         end_ms = self.now_ms + ms
         while (due_ms := self.machine.next_deadline_ms()) is not None and due_ms <= end_ms:
             self.now_ms = max(self.now_ms, due_ms)
-            self._carry_out(self.machine.expire(self.now_ms))
+            self._apply_outcome(self.machine.expire(self.now_ms))
         self.now_ms = end_ms
 
     def replayed(self) -> GroupsMachine:
-        """The machine that the journal gives back."""
+        """The state machine that the journal restores."""
         machine = GroupsMachine(self.limits)
         for (key, value), producer in self.journal:
             machine.replay(key, value, header(producer))
         return machine
 
     def restart(self) -> None:
-        """The broker is killed and starts again: nobody who waited is answered."""
+        """Crash and restart: pending responses are lost."""
         self.machine = self.replayed()
-        self._carry_out(self.machine.on_loaded(self.now_ms))
+        self._apply_outcome(self.machine.on_loaded(self.now_ms))
 
-    # Requests, with what they need at least.
+    # Requests, with defaults.
 
     def join(self, member_id: str = "", group: str = "g", **more: Any) -> int:
         fields = {
@@ -135,25 +135,25 @@ class World:
             member_id=member_id, generation=generation, offsets=[(place, value)], **fields
         )
         handle = self.submit(lambda machine, now_ms, handle: machine.commit(request, now_ms, handle))
-        reply = self.responses[handle]
-        return reply.code if isinstance(reply, KafkaError) else reply[0]
+        result = self.responses[handle]
+        return result.code if isinstance(result, KafkaError) else result[0]
 
     def committed(self, place: Any = ("t", 0), group: str = "g") -> int | None:
         value = self.machine.offsets.get(group, place)
         return None if value is None else value.offset
 
-    # What was answered.
+    # Responses.
 
     def error(self, handle: int) -> ErrorCode:
-        reply = self.responses[handle]
-        if isinstance(reply, KafkaError):
-            return reply.code
-        return reply.error if isinstance(reply, JoinResult) else ErrorCode.NONE
+        result = self.responses[handle]
+        if isinstance(result, KafkaError):
+            return result.code
+        return result.error if isinstance(result, JoinResult) else ErrorCode.NONE
 
     def joined(self, handle: int) -> JoinResult:
-        reply = self.responses[handle]
-        assert isinstance(reply, JoinResult), reply
-        return reply
+        result = self.responses[handle]
+        assert isinstance(result, JoinResult), result
+        return result
 
     @property
     def group(self) -> ClassicGroup:
@@ -164,10 +164,10 @@ class World:
     def is_in(self, state: State) -> bool:
         return self.group.state is state
 
-    # Whole scenes.
+    # Scenarios.
 
     def stable(self, count: int = 1, **more: Any) -> list[str]:
-        """A group of so many members, in a generation with assignments."""
+        """Create a stable group of so many members."""
         handles = [self.join(**more) for _ in range(count)]
         while not all(handle in self.responses for handle in handles):
             handles = [

@@ -1,4 +1,4 @@
-"""A shard with groups of the consumer protocol: topics that come, grow and go, and members that send heartbeats."""
+"""A shard with consumer groups: topics that are created, extended and deleted, and members that send heartbeats."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +23,7 @@ ONE = PartitionImage((1,), (1,), 1)
 def subscription(
     *topics: str, owned: Mapping[str, frozenset[int]] | None = None, version: int = 3, rack: str | None = None
 ) -> bytes:
-    """What a member of the classic protocol says when it joins."""
+    """The subscription of a classic member."""
     data = bytearray()
     INT16.write(data, version)
     array(STRING).write(data, topics)
@@ -41,7 +41,7 @@ def subscription(
 
 
 class ConsumerWorld(World):
-    """One machine that knows topics."""
+    """One state machine with topics."""
 
     def __init__(self, consumer_limits: ConsumerLimits | None = None, **limits: Any) -> None:
         self.consumer_limits = consumer_limits or ConsumerLimits()
@@ -49,7 +49,7 @@ class ConsumerWorld(World):
         self._next_id = 1
         super().__init__(**limits)
         self.machine = self.new_machine()
-        self._carry_out(self.machine.on_loaded(self.now_ms))
+        self._apply_outcome(self.machine.on_loaded(self.now_ms))
 
     def new_machine(self) -> GroupsMachine:
         return GroupsMachine(self.limits, consumer_limits=self.consumer_limits, image=lambda: self.image)
@@ -63,7 +63,7 @@ class ConsumerWorld(World):
     # Topics.
 
     def topic(self, name: str, partitions: int) -> UUID:
-        """Make a topic, or let it grow."""
+        """Create a topic, or add partitions."""
         former = self.image.topics.get(name)
         if former is None:
             self._next_id += 1
@@ -107,9 +107,9 @@ class ConsumerWorld(World):
         return self.error(self.beat(member_id, epoch, **more))
 
     def received(self, handle: int) -> HeartbeatResult:
-        reply = self.responses[handle]
-        assert isinstance(reply, HeartbeatResult), reply
-        return reply
+        result = self.responses[handle]
+        assert isinstance(result, HeartbeatResult), result
+        return result
 
     # What is there.
 
@@ -142,9 +142,9 @@ class ConsumerWorld(World):
         return {names.get(topic, str(topic)): sorted(found) for topic, found in assigned.items()}
 
     def error(self, handle: int) -> ErrorCode:
-        reply = self.responses[handle]
-        if isinstance(reply, KafkaError):
-            return reply.code
+        result = self.responses[handle]
+        if isinstance(result, KafkaError):
+            return result.code
         return super().error(handle)
 
 

@@ -113,7 +113,7 @@ class Offsets:
         retention_ms: int,
         retained_since_ms: Callable[[str, OffsetCommitValue], int | None],
     ) -> list[TopicPartitionKey]:
-        """The offsets whose retention is over: `retained_since_ms` tells when it started, None while in use.
+        """The offsets whose retention is over: `retained_since_ms` returns its start, None while in use.
 
         An offset with an expiry timestamp (of clients before OffsetCommit v5) expires then.
         """

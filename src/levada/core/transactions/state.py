@@ -158,7 +158,7 @@ class Transaction:
         )
 
     def prepared_timeout(self, now_ms: int) -> Self:
-        """PrepareAbort after a timeout, as if the client had aborted: a late client can abort it or start anew."""
+        """PrepareAbort after a timeout, as if the client had aborted: a late client can still abort it."""
         if self.is_kept_prepared or is_exhausted(self.producer_epoch):
             return self.prepared_fence(now_ms)
         client = ProducerIdAndEpoch(self.producer_id, self.producer_epoch + 1)

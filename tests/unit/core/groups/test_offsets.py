@@ -301,7 +301,7 @@ def test_deciding_changes_nothing() -> None:
     world.commit(1, member, 1)
     before = repr(world.machine)
     asked: list[Outcome] = []
-    world._carry_out = asked.append  # type: ignore[method-assign, assignment]
+    world._apply_outcome = asked.append  # type: ignore[method-assign, assignment]
     world.join()
     world.join(member, protocols=(("range", b"other"),))
     world.join(instance_id="one")

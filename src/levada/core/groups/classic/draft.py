@@ -120,7 +120,7 @@ class Draft:
         return member
 
     def add_pending_member(self, member_id: str, timeout_ms: int) -> None:
-        """Reserve a member id that a client was told to join with."""
+        """Reserve a member id for a client that has to join with it (KIP-394)."""
         self.group.pending_members |= {member_id}
         self.group.memory_bytes += pending_member_bytes(member_id)
         self.start_session(member_id, timeout_ms)

@@ -46,7 +46,7 @@ class JoinRequest(NamedTuple):
     protocols: Protocols
     new_member_id: str  # for a client without a member id
     require_member_id: bool = True  # a new member receives its id first and joins again with it (KIP-394)
-    may_skip_assignment: bool = True  # a restarted static leader can be told to skip the assignment (KIP-814)
+    may_skip_assignment: bool = True  # a restarted static leader may skip the assignment (KIP-814)
 
 
 def validate_join(request: JoinRequest, limits: GroupLimits) -> None:
@@ -265,7 +265,7 @@ def _replace_static_member(draft: Draft, request: JoinRequest, handle: ResponseH
 def _was_revoking(group: ClassicGroup, member: Member) -> bool:
     """Whether a cooperative member was assigned less than it owned, so that it would have rejoined (KIP-429).
 
-    A restarted member owns nothing and does not rejoin: without a rebalance nobody would read the revoked partitions.
+    A restarted member owns nothing and does not rejoin: without a rebalance no member would own them.
     """
     if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return False

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from levada.core.cluster.image import ClusterImage, TopicImage
 from levada.core.groups.classic.subscription import CONSUMER_PROTOCOL_TYPE
-from levada.core.groups.consumer.assignors import NOTHING, Partitions
+from levada.core.groups.consumer.assignors import NO_PARTITIONS, Partitions
 from levada.core.groups.consumer.member import LEAVE_EPOCH, ConsumerMember, PartitionEpochs
 from levada.core.groups.memory_limit import regex_bytes
 from levada.core.groups.offsets import CommitRequest
@@ -234,7 +234,7 @@ class ConsumerGroup:
 
     def target(self, member_id: str) -> Partitions:
         """The target assignment of a member."""
-        return self.targets.get(member_id, NOTHING)
+        return self.targets.get(member_id, NO_PARTITIONS)
 
     def member(self, member_id: str) -> ConsumerMember:
         """The member of that id; UNKNOWN_MEMBER_ID."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from levada.core.groups.consumer.assignors import (
     ASSIGNORS,
-    NOTHING,
+    NO_PARTITIONS,
     Assignment,
     Partitions,
     Subscriber,
@@ -21,7 +21,9 @@ A, B, C, D = (UUID(int=number) for number in range(1, 5))
 TOPICS = [A, B, C, D]
 
 
-def subscriber(*topics: UUID, assigned: Partitions = NOTHING, instance_id: str | None = None) -> Subscriber:
+def subscriber(
+    *topics: UUID, assigned: Partitions = NO_PARTITIONS, instance_id: str | None = None
+) -> Subscriber:
     return Subscriber(frozenset(topics), assigned, instance_id)
 
 
@@ -67,7 +69,7 @@ def test_each_partition_has_one_member_that_subscribes(
     sizes: dict[UUID, int],
 ) -> None:
     group = {
-        member: Subscriber(topics, NOTHING, instance and instance + member)
+        member: Subscriber(topics, NO_PARTITIONS, instance and instance + member)
         for member, (topics, instance) in members.items()
     }
     check(group, sizes, ASSIGNORS[name](group, sizes))
@@ -111,12 +113,12 @@ def test_uniform_moves_no_more_than_it_must(before_count: int, after_count: int,
     """Members joined or left: those who stay lose only what newcomers need."""
     names = [f"m{number:02}" for number in range(max(before_count, after_count))]
     before = assign_uniform({name: subscriber(A) for name in names[:before_count]}, {A: partitions})
-    group = {name: subscriber(A, assigned=before.get(name, NOTHING)) for name in names[:after_count]}
+    group = {name: subscriber(A, assigned=before.get(name, NO_PARTITIONS)) for name in names[:after_count]}
     after = assign_uniform(group, {A: partitions})
     check(group, {A: partitions}, after)
     share, rest = divmod(partitions, after_count)
     quotas = [share + (position < rest) for position in range(after_count)]
-    held = sorted((len(parts(before.get(name, NOTHING))) for name in names[:after_count]), reverse=True)
+    held = sorted((len(parts(before.get(name, NO_PARTITIONS))) for name in names[:after_count]), reverse=True)
     must = sum(max(0, have - quota) for have, quota in zip(held, quotas, strict=True))
     assert moves(before, after) == must
 
@@ -153,7 +155,7 @@ def test_uniform_changes_nothing_when_nothing_changed(
     members: dict[str, tuple[frozenset[UUID], str | None]], sizes: dict[UUID, int]
 ) -> None:
     first = assign_uniform(
-        {name: Subscriber(topics, NOTHING) for name, (topics, _) in members.items()}, sizes
+        {name: Subscriber(topics, NO_PARTITIONS) for name, (topics, _) in members.items()}, sizes
     )
     again = assign_uniform(
         {name: Subscriber(topics, first[name]) for name, (topics, _) in members.items()}, sizes
@@ -181,5 +183,7 @@ def test_large_groups_are_divided_in_a_moment() -> None:
     assignment = assign_uniform(group, sizes)
     check(group, sizes, assignment)
     group |= {"new": subscriber(*everything)}
-    group = {name: member._replace(assigned=assignment.get(name, NOTHING)) for name, member in group.items()}
+    group = {
+        name: member._replace(assigned=assignment.get(name, NO_PARTITIONS)) for name, member in group.items()
+    }
     check(group, sizes, assign_uniform(group, sizes))
