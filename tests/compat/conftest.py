@@ -10,6 +10,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.compat.drivers.base import Create, Driver
@@ -177,3 +178,13 @@ def wire(broker: str) -> Iterator[raw.Connection]:
     """A connection without a client."""
     with raw.Connection(broker) as connection:
         yield connection
+
+
+@pytest.fixture
+def ask(wire: raw.Connection) -> Callable[..., Any]:
+    """Calls an API with those of the given fields that the version has."""
+
+    def call(api: str, version: int, **fields: Any) -> Any:
+        return wire.call(api, version, raw.fitting(api, version, fields))
+
+    return call

@@ -25,16 +25,6 @@ def versions(api: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
-def ask(wire: Connection) -> Callable[..., Any]:
-    """Calls an API with those of the given fields that the version has."""
-
-    def call(api: str, version: int, **fields: Any) -> Any:
-        return wire.call(api, version, raw.fitting(api, version, fields))
-
-    return call
-
-
-@pytest.fixture
 def topic_id(wire: Connection, topic: str) -> uuid.UUID:
     (found,) = wire.call("metadata", 12, {"topics": [{"name": topic, "topic_id": None}]}).topics
     assert isinstance(found.topic_id, uuid.UUID)

@@ -14,6 +14,7 @@ from random import Random
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from tests.support.broker import BrokerProcess
+from tests.support.client import NoLog
 from tests.support.raw import Connection, batch, fetch, produce
 
 from levada.errors import ErrorCode
@@ -43,7 +44,7 @@ class Writer:
                 "retry.backoff.ms": 20,
                 "message.timeout.ms": 60_000,
             },
-            logger=_NoLog(),
+            logger=NoLog(),
         )
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
@@ -76,13 +77,6 @@ class Writer:
 
     def finish(self) -> None:
         assert self._producer.flush(TIMEOUT_S) == 0
-
-
-class _NoLog:
-    """librdkafka tells of every lost connection."""
-
-    def log(self, *_: object) -> None:
-        pass
 
 
 def stored(address: str, partition: int) -> list[int]:

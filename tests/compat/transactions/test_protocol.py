@@ -34,16 +34,6 @@ def versions(api: str, first: int = 0, last: int = 1_000) -> pytest.MarkDecorato
 
 
 @pytest.fixture
-def ask(wire: Connection) -> Callable[..., Any]:
-    """Calls an API with those of the given fields that the version has."""
-
-    def call(api: str, version: int, **fields: Any) -> Any:
-        return wire.call(api, version, raw.fitting(api, version, fields))
-
-    return call
-
-
-@pytest.fixture
 def name(wire: Connection) -> str:
     """A transactional id whose coordinator is there."""
     chosen = f"transactor-{uuid.uuid4().hex[:12]}"

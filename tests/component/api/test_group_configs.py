@@ -6,8 +6,6 @@ import pytest
 from tests.support.raw import Connection
 
 from levada.config.groups import GroupConfig, GroupSettings
-from levada.core.cluster import metadata_records as rows
-from levada.core.cluster.image import ClusterImage, GroupConfigsChanged
 from levada.errors import ErrorCode, KafkaError
 from levada.testing import EmbeddedBroker
 
@@ -162,14 +160,3 @@ def test_a_members_session_is_as_long_as_its_group_says() -> None:
         while members("hasty"):
             pass
         assert members("patient") == 1
-
-
-def test_settings_of_groups_are_rows_of_the_store() -> None:
-    change = GroupConfigsChanged("a/b ü%", {SESSION: "50000"})
-    key, value = rows.encode(change)
-    assert key.count("/") == 3 and rows.decode(key, value) == change
-    image = ClusterImage().apply([change])
-    assert image.group_configs == {"a/b ü%": {SESSION: "50000"}}
-    gone = rows.decode(*rows.encode(GroupConfigsChanged("a/b ü%", {})))
-    assert gone is not None
-    assert image.apply([gone]).group_configs == {}

@@ -1,12 +1,13 @@
 """The public client against a real broker: what is sent comes back, in order, once, whatever happens on the way."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from tests.support.client import run
 
 from levada import Client, ConnectionFailed, ErrorCode, KafkaError, RequestTimedOut, TopicPartition
 from levada.client.consumer.consumer import Consumer
@@ -16,20 +17,6 @@ from levada.model import ConsumerRecord
 from levada.testing import EmbeddedBroker
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
-
-
-def run(
-    levada: EmbeddedBroker,
-    work: Callable[[Client], Awaitable[None]],
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
-    **options: Any,
-) -> None:
-    async def connected() -> None:
-        async with asyncio.timeout(30), Client(levada.bootstrap, **options) as client:
-            await work(client)
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(connected())
 
 
 async def read(consumer: Consumer, count: int) -> list[ConsumerRecord]:

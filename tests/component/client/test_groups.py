@@ -5,9 +5,9 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
-from typing import Any
 
 import pytest
+from tests.support.client import run
 
 from levada import Client, ErrorCode, KafkaError, MemberFenced, TopicPartition
 from levada.client.admin.groups import GroupAdmin
@@ -41,14 +41,6 @@ pytestmark = pytest.mark.broker(
 @pytest.fixture
 def group() -> str:
     return f"group-{next(NUMBERS)}"
-
-
-def run(broker: EmbeddedBroker, work: Callable[[Client], Awaitable[None]], **options: Any) -> None:
-    async def connected() -> None:
-        async with asyncio.timeout(60), Client(broker.bootstrap, **options) as client:
-            await work(client)
-
-    asyncio.run(connected())
 
 
 async def produce(client: Client, topic: str, numbers: Sequence[int], partitions: int = 1) -> None:

@@ -4,11 +4,11 @@ import asyncio
 import random
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any
 
 import pytest
+from tests.support.client import run
 
 from levada import (
     Client,
@@ -40,14 +40,6 @@ class Mistake(Exception):
 def name() -> str:
     """A transactional id, and a group, of one test."""
     return f"name-{next(NUMBERS)}"
-
-
-def run(broker: EmbeddedBroker, work: Callable[[Client], Awaitable[None]], **options: Any) -> None:
-    async def connected() -> None:
-        async with asyncio.timeout(60), Client(broker.bootstrap, **options) as client:
-            await work(client)
-
-    asyncio.run(connected())
 
 
 async def send(producer: TransactionalProducer, topic: str, *values: bytes) -> None:

@@ -8,19 +8,13 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from tests.support.client import NoLog
 from tests.support.raw import Connection, batch, produce
 
 from levada.errors import ErrorCode
 from levada.testing import EmbeddedBroker
 
 TIMEOUT_S = 30.0
-
-
-class _NoLog:
-    """librdkafka tells of every lost connection."""
-
-    def log(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture
@@ -43,7 +37,7 @@ def consumer(levada: EmbeddedBroker, topic: str) -> Iterator[Consumer]:
         "reconnect.backoff.max.ms": 100,
         "fetch.error.backoff.ms": 50,
     }
-    one = Consumer(settings, logger=_NoLog())
+    one = Consumer(settings, logger=NoLog())
     yield one
     one.close()
 
@@ -93,7 +87,7 @@ def test_a_delayed_fetch_comes_late(levada: EmbeddedBroker, topic: str, consumer
 @pytest.fixture
 def admin(levada: EmbeddedBroker, topic: str) -> AdminClient:
     """A client that is connected: what it asks from now on is what the test makes it ask."""
-    one = AdminClient({"bootstrap.servers": levada.bootstrap}, logger=_NoLog())
+    one = AdminClient({"bootstrap.servers": levada.bootstrap}, logger=NoLog())
     assert one.list_topics(topic, timeout=TIMEOUT_S).topics[topic].error is None
     return one
 

@@ -19,17 +19,15 @@ from tests.support.raw import Connection
 from levada.broker.broker import Broker
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.coordinator.journal import Journal, ReplayedRecord
-from levada.broker.coordinator.runtime import java_abs, java_hash
+from levada.broker.coordinator.runtime import java_hash
 from levada.broker.coordinator.shard import CoordinatorShard
 from levada.broker.partition.partition import Partition
-from levada.broker.purgatory import DelayedResult, gather
 from levada.config.broker import BrokerConfig
 from levada.core.groups.classic.draft import SESSION_SLACK_MS
 from levada.core.groups.classic.join import JoinRequest
 from levada.core.groups.classic.requests import SyncRequest
 from levada.core.groups.group import GroupLimits
 from levada.core.groups.machine import GroupsMachine
-from levada.core.machine import Deadlines
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import HEADER_BYTES, encode_key_values, read_header
 from levada.wire.internal.group_records import OffsetCommitValue, offset_record
@@ -63,22 +61,6 @@ def offset(wire: Connection, group: str = "g", topic: str = "t") -> int:
     group_answer = committed(wire, group, topic)
     assert group_answer.error_code == 0
     return int(group_answer.topics[0].partitions[0].committed_offset)
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("", 0), ("g", 103), ("hello", 99_162_322), ("polygenelubricants", -(2**31)), ("größe 🙂", None)],
-)
-def test_keys_are_hashed_as_java_does(text: str, number: int | None) -> None:
-    expected = 0
-    units = text.encode("utf-16-be")
-    for position in range(0, len(units), 2):
-        expected = 31 * expected + int.from_bytes(units[position : position + 2], "big")
-    expected = (expected + 2**31) % 2**32 - 2**31
-    assert java_hash(text) == expected
-    if number is not None:
-        assert java_hash(text) == number
-    assert java_abs(java_hash(text)) >= 0
 
 
 def test_the_first_question_for_a_coordinator_makes_the_topic(tmp_path: Path) -> None:
@@ -542,70 +524,3 @@ def test_a_process_that_stood_still_reads_requests_of_members_before_it_removes_
 
 
 # Small parts
-
-
-def test_what_is_deferred_completes_once() -> None:
-    received: list[Any] = []
-    first = DelayedResult(lambda number: number + 1)
-    first.add_done_callback(received.append)
-    first.complete(1)
-    first.complete(5)
-    late: DelayedResult = DelayedResult()
-    late.complete("known")
-    late.add_done_callback(received.append)
-    broken = DelayedResult(lambda number: 1 // number)
-    broken.complete(0)
-    broken.add_done_callback(received.append)
-    assert received[:2] == [2, "known"]
-    assert isinstance(received[2], ZeroDivisionError)
-
-
-def test_what_is_deferred_can_be_awaited() -> None:
-    async def main() -> list[Any]:
-        good, bad = DelayedResult(), DelayedResult()
-        loop = asyncio.get_running_loop()
-        loop.call_soon(good.complete, 1)
-        loop.call_soon(bad.complete, KafkaError(ErrorCode.NOT_COORDINATOR))
-        with pytest.raises(KafkaError):
-            await bad
-        return [await good]
-
-    assert asyncio.run(main()) == [1]
-
-
-def test_many_answers_make_one() -> None:
-    parts = [DelayedResult() for _ in range(3)]
-    received: list[Any] = []
-    gather(parts, tuple).add_done_callback(received.append)
-    for part, number in zip(reversed(parts), range(3), strict=True):
-        assert received == []
-        part.complete(number)
-    assert received == [(2, 1, 0)]
-    gather([], tuple).add_done_callback(received.append)
-    assert received[1] == ()
-
-
-def test_deadlines_move_and_end() -> None:
-    deadlines: Deadlines[str] = Deadlines()
-    assert deadlines.next_ms() is None
-    deadlines.set("a", 10)
-    deadlines.set("b", 20)
-    deadlines.set("a", 30)
-    assert deadlines.due(15) == []
-    deadlines.set("b", 12)
-    assert deadlines.due(15) == ["b"]
-    deadlines.cancel("b")
-    assert deadlines.due(25) == []
-    assert deadlines.get("a") == 30
-    assert deadlines.due(30) == ["a"]
-    assert deadlines.due(31) == ["a"], "until it is ended or moved"
-    deadlines.cancel("a")
-    assert deadlines.due(99) == []
-    assert deadlines.next_ms() is None
-
-
-def test_a_machine_of_groups_has_a_deadline_from_the_first() -> None:
-    machine = GroupsMachine()
-    for event in machine.on_loaded(5).events:
-        machine.apply(event)
-    assert machine.next_deadline_ms() == 5 + machine.limits.offsets_retention_check_interval_ms
