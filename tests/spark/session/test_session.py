@@ -1,4 +1,4 @@
-"""`levada.spark.session.session()`: a Spark that is well set, with the user's Java or none, new or given."""
+"""`levada.spark.session()`: a Spark that is well set, with the user's Java or none, new or given."""
 
 import os
 import shutil
