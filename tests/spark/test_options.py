@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from levada.model import TopicPartition
-from levada.spark.options import ConnectionOptions, Option, OptionError, declared, duration, size, timestamp
+from levada.spark.errors import OptionError
+from levada.spark.options import ConnectionOptions, Option, declared, duration, size, timestamp
 from levada.spark.read.offsets import from_json, resolve_offsets, to_json
 from levada.spark.read.options import ReadOptions, for_batch, for_stream, read_options, topic_matcher
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
 from levada.client.client import parse_bootstrap
-from levada.spark.warning import warn
+from levada.spark.errors import OptionError, warn
 
 T = TypeVar("T", bound="ConnectionOptions")
 
@@ -75,10 +75,6 @@ NAME_BYTES_MAX = (1 << 15) - 1
 SHOWN_CHARACTERS_MAX = 200  # of a wrong value, in its error message
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECURITY = ("kafka.ssl.", "kafka.sasl.")
-
-
-class OptionError(ValueError):
-    """An option is missing, unknown, or has an invalid value."""
 
 
 class Option(NamedTuple):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
-from levada.spark.failures import spark_callback
-from levada.spark.options import OptionError
+from levada.spark.errors import OptionError, spark_callback
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter

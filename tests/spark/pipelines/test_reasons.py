@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 def fail(explained: bool) -> None:
     """On a worker, with an exception whose name ends as it likes."""
     from levada.errors import ErrorCode
-    from levada.spark.failures import spark_callback
-    from levada.spark.read.fetcher import DataLoss
+    from levada.spark.errors import DataLoss, spark_callback
 
     class Odd(Exception):
         pass

@@ -18,8 +18,7 @@ from tests.spark.support.feeds import TIMEOUT_S
 from tests.spark.support.plain import EVERYTHING, Plain
 
 from levada.spark import blocking
-from levada.spark.options import OptionError
-from levada.spark.read.fetcher import DataLoss
+from levada.spark.errors import DataLoss, OptionError
 
 DAY_MS = 86_400_000
 

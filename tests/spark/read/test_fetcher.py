@@ -15,7 +15,8 @@ from levada.client.errors import ConnectionFailed
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.spark import blocking
-from levada.spark.read.fetcher import DataLoss, FetchOptions, StreamStalled, fetch_range
+from levada.spark.errors import DataLoss
+from levada.spark.read.fetcher import FetchOptions, StreamStalled, fetch_range
 from levada.spark.read.rows import read_columns
 from levada.testing import EmbeddedBroker
 from levada.wire.batches import iterate_headers

@@ -7,8 +7,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.spark.support.plain import EVERYTHING, Plain, Stream
 
-from levada.spark.options import OptionError
-from levada.spark.read.fetcher import DataLoss
+from levada.spark.errors import DataLoss, OptionError
 
 
 def texts(*numbers: int) -> list[str]:

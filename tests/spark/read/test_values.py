@@ -20,7 +20,7 @@ from tests.spark.support.plain import Plain
 
 from levada.errors import KafkaError
 from levada.spark import blocking
-from levada.spark.options import OptionError
+from levada.spark.errors import OptionError
 from levada.spark.read.rows import skip_bytes
 
 VALUE = StructType([StructField("user", StringType()), StructField("n", IntegerType())])

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from levada.spark import worker
-from levada.spark.failures import spark_callback
+from levada.spark.errors import spark_callback
 from levada.spark.read.batch import BatchReader
 from levada.spark.read.stream import StreamReader
 from levada.spark.write.sink import JobWriter, NamedJobWriter, StreamWriter

@@ -12,11 +12,11 @@ from tests.spark.support.feeds import Feeds
 from tests.spark.support.sink_tasks import BYTES, HEADERS, PLAIN, TEXT, Job, rows, structs, visible
 
 from levada.errors import KafkaError
+from levada.spark.errors import CommitRefused, OptionError
 from levada.spark.formats.decoder import HEADERS_TYPE
-from levada.spark.options import OptionError, declared
+from levada.spark.options import declared
 from levada.spark.source import LevadaDataSource
 from levada.spark.write import transactions
-from levada.spark.write.commit_protocol import CommitRefused
 from levada.spark.write.options import ColumnError, JobOptions, StreamOptions
 from levada.spark.write.sink import batch_writer, stream_writer
 from levada.testing import EmbeddedBroker

@@ -20,9 +20,10 @@ from levada import Client
 from levada.client.producer.transactions import PreparedTransaction
 from levada.errors import KafkaError
 from levada.spark import blocking
+from levada.spark.errors import CommitRefused
 from levada.spark.write import transactions
 from levada.spark.write.commit_log import append_commit, read_last_commit
-from levada.spark.write.commit_protocol import CommitRecord, CommitRefused
+from levada.spark.write.commit_protocol import CommitRecord
 from levada.spark.write.sink import TaskCommit
 from levada.spark.write.transactions import driver_transactional_id, task_transactional_id
 from levada.testing import EmbeddedBroker

@@ -224,7 +224,7 @@ def plain_errors() -> Iterator[None]:
         from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
-        from levada.spark.options import OptionError
+        from levada.spark.errors import OptionError
 
         if not isinstance(error, PySparkException | Py4JJavaError | OptionError):
             raise

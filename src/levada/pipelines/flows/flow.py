@@ -17,7 +17,7 @@ from levada.pipelines.lake.files import Files
 from levada.pipelines.runs.queries import RunningPipeline
 from levada.pipelines.runs.run import Run, default_directory, save_arguments
 from levada.pipelines.topics import create_topics, earliest_offsets
-from levada.spark.options import OptionError
+from levada.spark.errors import OptionError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,7 +22,7 @@ from levada.pipelines.lake.files import Files
 from levada.pipelines.runs.queries import RunningPipeline
 from levada.pipelines.runs.run import Run, default_directory, load_arguments
 from levada.pipelines.topics import connection, create_topics, logs_of
-from levada.spark.options import OptionError
+from levada.spark.errors import OptionError
 from levada.spark.session.session import session_or
 
 if TYPE_CHECKING:

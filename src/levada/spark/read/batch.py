@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from levada.spark.failures import spark_callback
-from levada.spark.options import OptionError
+from levada.spark.errors import OptionError, spark_callback
 from levada.spark.read.offset_reader import OffsetReader
 from levada.spark.read.offsets import end_offsets, report_data_loss, start_offsets
 from levada.spark.read.options import ReadOptions

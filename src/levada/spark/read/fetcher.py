@@ -19,7 +19,7 @@ from levada.client.retry import CLUSTER_RETRIABLE, UNKNOWN_TOPIC, Retries, Retry
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.spark import blocking
-from levada.spark.warning import warn
+from levada.spark.errors import DataLoss, warn
 
 if TYPE_CHECKING:
     from levada.client.client import Client
@@ -56,10 +56,6 @@ class FetchOptions(NamedTuple):
     retry_timeout_ms: int = 60_000  # how long brokers may be unavailable
     stall_timeout_ms: int = 120_000  # how long a Fetch may return nothing before the end of the range
     fail_on_data_loss: bool = True  # False: continue with what is left of the range
-
-
-class DataLoss(KafkaError):  # noqa: N818
-    """OFFSET_OUT_OF_RANGE, or a topic deleted or created again: records of the range are gone."""
 
 
 class _Recreated(KafkaError):  # noqa: N818

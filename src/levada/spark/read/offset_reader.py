@@ -13,7 +13,8 @@ from levada.client.metadata import TopicInfo
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.spark import blocking
-from levada.spark.options import OptionError, nearest
+from levada.spark.errors import OptionError
+from levada.spark.options import nearest
 from levada.spark.read.offsets import Offsets
 from levada.spark.read.options import ReadOptions, topic_matcher
 from levada.wire.schema.lazy_imports import lazy_imports

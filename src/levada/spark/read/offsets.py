@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from levada.errors import ErrorCode
 from levada.model import TopicPartition
-from levada.spark.options import INT64_MAX, OptionError, format_timestamp
-from levada.spark.read.fetcher import DataLoss
-from levada.spark.warning import warn
+from levada.spark.errors import DataLoss, OptionError, warn
+from levada.spark.options import INT64_MAX, format_timestamp
 
 if TYPE_CHECKING:
     from levada.spark.read.offset_reader import OffsetReader

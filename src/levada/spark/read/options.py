@@ -9,10 +9,10 @@ from levada.client.retry import CLUSTER_RETRIABLE, RetryPolicy
 from levada.core.regex.matcher import Pattern
 from levada.errors import KafkaError
 from levada.model import TopicPartition
+from levada.spark.errors import OptionError, warn
 from levada.spark.options import (
     INT32_MAX,
     ConnectionOptions,
-    OptionError,
     boolean,
     duration,
     header_pairs,
@@ -31,7 +31,6 @@ from levada.spark.options import (
 from levada.spark.read.fetcher import FetchOptions
 from levada.spark.read.offsets import Offsets, OffsetSpec, parse_assign, parse_offsets, parse_times
 from levada.spark.read.planner import SplitOptions
-from levada.spark.warning import warn
 
 if TYPE_CHECKING:
     from levada.spark.formats.decoder import Filter

@@ -25,9 +25,10 @@ from pyspark.sql.types import (
 
 from levada.errors import KafkaError
 from levada.model import TopicPartition
+from levada.spark.errors import OptionError
 from levada.spark.formats.avro import AvroDecoder, AvroSchema
 from levada.spark.formats.json import JsonDecoder
-from levada.spark.options import OptionError, nearest
+from levada.spark.options import nearest
 from levada.spark.read.fetcher import FetchOptions, fetch_range
 from levada.spark.read.options import ReadOptions
 from levada.spark.read.planner import TaskRanges

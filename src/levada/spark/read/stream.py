@@ -23,8 +23,7 @@ from pyspark.sql.streaming.datasource import (
 from levada.client.errors import FAILURES
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
-from levada.spark.failures import spark_callback
-from levada.spark.options import OptionError
+from levada.spark.errors import OptionError, spark_callback, warn
 from levada.spark.read.batch import RangesPartition
 from levada.spark.read.offset_reader import OffsetReader
 from levada.spark.read.offsets import from_json, report_data_loss, start_offsets, to_json
@@ -38,7 +37,6 @@ from levada.spark.read.planner import (
     rate_limit,
 )
 from levada.spark.read.rows import RowReader
-from levada.spark.warning import warn
 from levada.spark.worker import QuickAck
 
 if TYPE_CHECKING:

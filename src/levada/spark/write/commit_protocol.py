@@ -30,10 +30,6 @@ from typing import NamedTuple
 from levada.client.producer.transactions import PreparedTransaction
 
 
-class CommitRefused(RuntimeError):  # noqa: N818
-    """A batch cannot be committed; none of its rows is visible."""
-
-
 class BatchContent(NamedTuple):
     """Tells a repeated batch from another one with the same id; None is not compared."""
 

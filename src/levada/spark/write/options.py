@@ -7,17 +7,8 @@ from typing import TYPE_CHECKING
 
 from levada.client.retry import CLUSTER_RETRIABLE, RetryPolicy
 from levada.model import Codec
-from levada.spark.options import (
-    ConnectionOptions,
-    OptionError,
-    duration,
-    integer,
-    non_empty,
-    one_of,
-    option,
-    parse,
-    size,
-)
+from levada.spark.errors import OptionError
+from levada.spark.options import ConnectionOptions, duration, integer, non_empty, one_of, option, parse, size
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType

@@ -27,11 +27,10 @@ from levada.client.producer.sender import init_producer_id
 from levada.client.producer.transactions import PreparedTransaction
 from levada.client.retry import RetryPolicy
 from levada.spark import blocking
-from levada.spark.failures import spark_callback
-from levada.spark.options import OptionError
+from levada.spark.errors import CommitRefused, OptionError, spark_callback
 from levada.spark.worker import QuickAck
 from levada.spark.write import transactions
-from levada.spark.write.commit_protocol import UNKNOWN_CONTENT, BatchContent, CommitPlan, CommitRefused
+from levada.spark.write.commit_protocol import UNKNOWN_CONTENT, BatchContent, CommitPlan
 from levada.spark.write.options import (
     EXACTLY_ONCE,
     SKIP,

@@ -25,13 +25,13 @@ from levada.client.producer.transactions import (
 )
 from levada.client.retry import COORDINATOR_RETRIABLE, RetryPolicy, retry
 from levada.errors import ErrorCode, KafkaError
+from levada.spark.errors import CommitRefused
 from levada.spark.write.commit_log import append_commit, read_last_commit
 from levada.spark.write.commit_protocol import (
     UNKNOWN_CONTENT,
     BatchContent,
     CommitPlan,
     CommitRecord,
-    CommitRefused,
     plan_commit,
 )
 from levada.wire.schema.lazy_imports import lazy_imports

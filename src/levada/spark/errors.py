@@ -1,23 +1,43 @@
-"""Errors of a query as its user sees them: one sentence, without the traceback through the connector.
+"""Errors and warnings as the user of a query sees them: one sentence, without the traceback through the connector.
 
 Spark shows what its Python workers print: the traceback, with the message last. An error of an option, a topic or a
 broker explains itself, so its traceback is hidden. A bug keeps it.
 """
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from levada.errors import KafkaError
-from levada.spark.options import OptionError
 from levada.spark.worker import freeze_loaded_modules
-from levada.spark.write.commit_protocol import CommitRefused
 
-EXPLAINED = (OptionError, KafkaError, CommitRefused, ConnectionError, TimeoutError)
 DATA_LOSS_ADVICE = (
     "Set option failOnDataLoss to false to continue with what is left, "
     "or start a new query at offsets that exist."
 )
+
+_warned: dict[str | tuple[str, type[Warning], int], int] = {}  # Python's registry of warnings that were shown
+
+
+class OptionError(ValueError):
+    """An option is missing, unknown, or has an invalid value."""
+
+
+class DataLoss(KafkaError):  # noqa: N818
+    """OFFSET_OUT_OF_RANGE, or a topic deleted or created again: records that should be read are gone."""
+
+
+class CommitRefused(RuntimeError):  # noqa: N818
+    """A batch cannot be committed; none of its rows is visible."""
+
+
+EXPLAINED = (OptionError, KafkaError, CommitRefused, ConnectionError, TimeoutError)
+
+
+def warn(message: str) -> None:
+    """Warn the user although the query continues: once in a process, and without a line of source code."""
+    warnings.warn_explicit(message, UserWarning, "levada", 0, registry=_warned)
 
 
 @contextmanager
@@ -30,8 +50,6 @@ def spark_callback() -> Iterator[None]:
         # Spark's own switch. A worker ends after an error, so it hides nothing else.
         if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
             os.environ["SPARK_HIDE_TRACEBACK"] = "1"
-        from levada.spark.read.fetcher import DataLoss
-
         if isinstance(error, DataLoss) and DATA_LOSS_ADVICE not in error.detail:
             raise DataLoss(error.code, f"{error.detail}. {DATA_LOSS_ADVICE}") from None
         raise
