@@ -33,11 +33,11 @@ def marker_before_the_prepare_is_durable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CoordinatorShard, "_append_and_apply", _hasty(CoordinatorShard._append_and_apply))
 
 
-def _hasty(carry_out: Any) -> Any:
-    def at_once(self: Any, machine: Any, outcome: Outcome, parts: Any, now_ms: int) -> None:
-        carry_out(self, machine, replace(outcome, effects=()), parts, now_ms)
+def _hasty(append_and_apply: Any) -> Any:
+    def at_once(self: Any, machine: Any, outcome: Outcome, batches: Any, now_ms: int) -> None:
+        append_and_apply(self, machine, replace(outcome, effects=()), batches, now_ms)
         if outcome.effects and self.machine is machine:
-            self._have_done(machine, outcome.effects)
+            self._run_effects(machine, outcome.effects)
 
     return at_once
 
