@@ -11,7 +11,7 @@ from levada.core.groups.classic.requests import LeavingMember, SyncRequest
 from levada.core.groups.group import GroupLimits
 from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.offsets import CommitRequest
-from levada.core.machine import JournalRecord, Outcome, ProducerFields, VolatileOutcome
+from levada.core.machine import AnyOutcome, JournalRecord, Outcome, ProducerFields
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.batches import BatchHeader
 from levada.wire.internal.group_records import OffsetCommitValue
@@ -39,7 +39,7 @@ class World:
         self._ids = itertools.count(1)
         self._apply_outcome(self.machine.on_loaded(self.now_ms))
 
-    def submit(self, decide: Callable[[GroupsMachine, int, int], Outcome | VolatileOutcome]) -> int:
+    def submit(self, decide: Callable[[GroupsMachine, int, int], AnyOutcome]) -> int:
         """Decide and apply; the handle of the response, which may be an error."""
         handle = next(self._handles)
         try:
@@ -50,7 +50,7 @@ class World:
             self._apply_outcome(outcome)
         return handle
 
-    def _apply_outcome(self, outcome: Outcome | VolatileOutcome) -> None:
+    def _apply_outcome(self, outcome: AnyOutcome) -> None:
         for event in outcome.events:
             record = self.machine.encode(event)
             if record is not None:

@@ -22,7 +22,7 @@ from levada.core.groups.events import GroupEvent
 from levada.core.groups.group import Group
 from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.memory_limit import NAME_BYTES_MAX
-from levada.core.machine import Outcome, ResponseHandle, VolatileOutcome
+from levada.core.machine import AnyOutcome, Outcome, ResponseHandle
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.schema.lazy_imports import lazy_imports
 
@@ -104,7 +104,7 @@ def to_join_request(
 def _submit(
     context: RequestContext,
     group_id: str,
-    decide: Callable[[GroupsMachine, int, ResponseHandle], Outcome | VolatileOutcome],
+    decide: Callable[[GroupsMachine, int, ResponseHandle], AnyOutcome],
     convert: Callable[[Any], Any],
 ) -> DelayedResult:
     """Submit a decision to the coordinator. MESSAGE_TOO_LARGE of its journal is no error of these APIs."""

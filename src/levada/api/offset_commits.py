@@ -3,9 +3,10 @@
 Requests have topic names or, in the newest versions, topic ids; offsets are stored by name, as in Kafka.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import repeat
 from typing import Any
 from uuid import UUID
 
@@ -105,26 +106,26 @@ def _committed(
     errors: list[ErrorCode | None],
     decided: Sequence[ErrorCode],
 ) -> "offset_commit_v10.OffsetCommitResponse":
-    partition = offset_commit_v10.response.OffsetCommitResponsePartition
-    rest = iter(decided)
+    rest, response = iter(decided), offset_commit_v10.response
     codes = iter([next(rest) if error is None else error for error in errors])
-    return offset_commit_v10.OffsetCommitResponse(
-        throttle_time=UNTHROTTLED,
-        topics=tuple(
-            [
-                offset_commit_v10.OffsetCommitResponseTopic(
-                    name=topic.name,
-                    topic_id=topic.topic_id,
-                    partitions=tuple(
-                        [
-                            partition(partition_index=part.partition_index, error_code=next(codes))
-                            for part in topic.partitions
-                        ]
-                    ),
-                )
-                for topic in request.topics
-            ]
-        ),
+    topics = [
+        offset_commit_v10.OffsetCommitResponseTopic(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partitions=_partitions(response.OffsetCommitResponsePartition, topic, codes),
+        )
+        for topic in request.topics
+    ]
+    return offset_commit_v10.OffsetCommitResponse(throttle_time=UNTHROTTLED, topics=tuple(topics))
+
+
+def _partitions(partition_type: Any, topic: Any, codes: Iterator[ErrorCode]) -> tuple[Any, ...]:
+    """The partitions of a topic in a response, each with the next error code."""
+    return tuple(
+        [
+            partition_type(partition_index=part.partition_index, error_code=next(codes))
+            for part in topic.partitions
+        ]
     )
 
 
@@ -264,25 +265,23 @@ def offset_delete(context: RequestContext, request: "offset_delete_v0.OffsetDele
 def _deleted(
     request: "offset_delete_v0.OffsetDeleteRequest", errors: dict[TopicPartitionKey, ErrorCode]
 ) -> Any:
-    response = offset_delete_v0.response
-    return response.OffsetDeleteResponse(
-        throttle_time=UNTHROTTLED,
-        error_code=ErrorCode.NONE,
-        topics=tuple(
-            response.OffsetDeleteResponseTopic(
-                name=topic.name,
-                partitions=tuple(
-                    response.OffsetDeleteResponsePartition(
-                        partition_index=part.partition_index,
-                        error_code=errors.get(
-                            (topic.name, part.partition_index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                        ),
-                    )
-                    for part in topic.partitions
-                ),
-            )
+    response, unknown = offset_delete_v0.response, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    codes = iter(
+        [
+            errors.get((topic.name, part.partition_index), unknown)
             for topic in request.topics
-        ),
+            for part in topic.partitions
+        ]
+    )
+    topics = [
+        response.OffsetDeleteResponseTopic(
+            name=topic.name,
+            partitions=_partitions(response.OffsetDeleteResponsePartition, topic, codes),
+        )
+        for topic in request.topics
+    ]
+    return response.OffsetDeleteResponse(
+        throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE, topics=tuple(topics)
     )
 
 
@@ -380,31 +379,21 @@ def _txn_response(
     """`result` has one error for all offsets, or an error code for each offset of an existing topic."""
     response = txn_offset_commit_v5.response
     failed = result[0] if result and isinstance(result[0], Exception) else None
-    codes = iter(() if failed is not None else result)
-
-    def code(topic: str) -> ErrorCode:
-        if failed is not None:
-            whole = error_of(failed)
-            return ErrorCode.INVALID_COMMIT_OFFSET_SIZE if whole in TOO_LARGE else whole
-        known = topic in context.broker.image.topics
-        return next(codes, ErrorCode.NONE) if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-    return response.TxnOffsetCommitResponse(
-        throttle_time=UNTHROTTLED,
-        topics=tuple(
-            [
-                response.TxnOffsetCommitResponseTopic(
-                    name=topic.name,
-                    partitions=tuple(
-                        [
-                            response.TxnOffsetCommitResponsePartition(
-                                partition_index=part.partition_index, error_code=code(topic.name)
-                            )
-                            for part in topic.partitions
-                        ]
-                    ),
-                )
-                for topic in request.topics
-            ]
-        ),
-    )
+    if failed is None:
+        rest, known = iter(result), context.broker.image.topics
+        codes: Iterator[ErrorCode] = (
+            next(rest, ErrorCode.NONE) if topic.name in known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            for topic in request.topics
+            for _ in topic.partitions
+        )
+    else:
+        code = error_of(failed)
+        codes = repeat(ErrorCode.INVALID_COMMIT_OFFSET_SIZE if code in TOO_LARGE else code)
+    topics = [
+        response.TxnOffsetCommitResponseTopic(
+            name=topic.name,
+            partitions=_partitions(response.TxnOffsetCommitResponsePartition, topic, codes),
+        )
+        for topic in request.topics
+    ]
+    return response.TxnOffsetCommitResponse(throttle_time=UNTHROTTLED, topics=tuple(topics))

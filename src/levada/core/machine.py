@@ -52,6 +52,9 @@ class VolatileOutcome(msgspec.Struct, frozen=True):
     responses: Sequence[tuple[ResponseHandle, Any]] = ()
 
 
+AnyOutcome = Outcome | VolatileOutcome
+
+
 class StateMachine(Protocol):
     """The state of one coordinator shard."""
 

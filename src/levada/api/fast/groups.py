@@ -21,7 +21,7 @@ from levada.core.groups.classic.group import NO_GENERATION
 from levada.core.groups.classic.join import JoinRequest, rejoin
 from levada.core.groups.classic.requests import SyncRequest, sync_follower
 from levada.core.groups.machine import GroupsMachine
-from levada.core.machine import Outcome, ResponseHandle, VolatileOutcome
+from levada.core.machine import AnyOutcome, ResponseHandle, VolatileOutcome
 from levada.errors import ErrorCode, KafkaError
 from levada.net.connection import Connection
 from levada.wire.fast.prefix_cache import PrefixCache
@@ -101,9 +101,7 @@ class FastHeartbeat(FastPathRequest):
 
     __slots__ = ()
 
-    def decide(
-        self, machine: GroupsMachine, now_ms: int, handle: ResponseHandle
-    ) -> Outcome | VolatileOutcome:
+    def decide(self, machine: GroupsMachine, now_ms: int, handle: ResponseHandle) -> AnyOutcome:
         group_id, member_id, instance_id = self.request
         return machine.heartbeat(group_id, member_id, instance_id, self.generation, now_ms, handle)
 

@@ -6,7 +6,7 @@ from typing import Any
 from levada.broker.broker import Broker
 from levada.broker.purgatory import DelayedResponse
 from levada.core.groups.machine import GroupsMachine
-from levada.core.machine import Outcome, ResponseHandle, VolatileOutcome
+from levada.core.machine import AnyOutcome, ResponseHandle
 from levada.errors import KafkaError
 from levada.logs import EventLog
 from levada.net.connection import Connection
@@ -69,9 +69,7 @@ class FastPathRequest(DelayedResponse):
         return 0
 
     @abstractmethod
-    def decide(
-        self, machine: GroupsMachine, now_ms: int, handle: ResponseHandle
-    ) -> Outcome | VolatileOutcome:
+    def decide(self, machine: GroupsMachine, now_ms: int, handle: ResponseHandle) -> AnyOutcome:
         """The coordinator's decision on this request."""
 
     @abstractmethod

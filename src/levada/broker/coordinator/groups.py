@@ -7,15 +7,7 @@ from levada.broker.coordinator.shard import CoordinatorShard
 from levada.config.groups import ASSIGNOR_CLASSES, ASSIGNORS, MINUTE_MS, GroupSettings
 from levada.core.cluster.image import ClusterImage
 from levada.core.groups.consumer.draft import ConsumerLimits, ConsumerRecord
-from levada.core.groups.events import (
-    GroupChanged,
-    GroupEvent,
-    JoinReceived,
-    OffsetPut,
-    SyncReceived,
-    TimersChanged,
-    TimerScheduled,
-)
+from levada.core.groups.events import GroupChanged, GroupEvent, OffsetPut, VolatileEvent
 from levada.core.groups.group import GroupLimits
 from levada.core.groups.machine import GroupsMachine
 from levada.wire.internal.consumer_group_records import ConsumerGroupMetadataKey
@@ -28,9 +20,6 @@ GROUP_KEYS: Final = 0  # FindCoordinator's key type of groups
 
 GroupCoordinators = CoordinatorRuntime[GroupsMachine]
 
-# Frequent events without a metric.
-NOT_COUNTED: Final[frozenset[type]] = frozenset((JoinReceived, SyncReceived, TimerScheduled, TimersChanged))
-
 
 class MeteredGroups(GroupsMachine):
     """A state machine of groups that counts its events."""
@@ -41,8 +30,8 @@ class MeteredGroups(GroupsMachine):
     def apply(self, event: GroupEvent) -> None:
         if isinstance(event, OffsetPut):
             self.metrics.offsets_committed += event.value is not None
-        elif type(event) in NOT_COUNTED:
-            pass
+        elif isinstance(event, VolatileEvent):
+            pass  # the most frequent events have no metric
         elif isinstance(event, GroupChanged):
             former = self.classic_group(event.group.id)
             self.metrics.classic_rebalances += event.group.generation > (former.generation if former else 0)

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from levada.broker.coordinator.journal import Journal
 from levada.broker.partition.partition import Partition
 from levada.broker.purgatory import Completable, DelayedResult
-from levada.core.machine import JournalRecord, Outcome, ResponseHandle, StateMachine, VolatileOutcome
+from levada.core.machine import (
+    AnyOutcome,
+    JournalRecord,
+    Outcome,
+    ResponseHandle,
+    StateMachine,
+    VolatileOutcome,
+)
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.wire.batches import HEADER_BYTES, encode_key_values
@@ -34,7 +41,7 @@ STANDSTILL_MS: Final = (
 GRACE_PERIOD_S: Final = 3.0  # after a standstill: about one heartbeat interval
 
 M = TypeVar("M", bound=StateMachine)
-Decide = Callable[[M, int, ResponseHandle], Outcome | VolatileOutcome]
+Decide = Callable[[M, int, ResponseHandle], AnyOutcome]
 Responses = Sequence[tuple[ResponseHandle, Any]]
 EventBatch = tuple[Sequence[Any], bytearray | None]  # events, and the record batch of those with a record
 # Responses and effects of an outcome that is not committed: the offset to be committed, the commit timeout.

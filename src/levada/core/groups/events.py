@@ -75,15 +75,19 @@ class GroupRemoved:
         remove_group(machine, self.group_id)
 
 
-class JoinReceived(msgspec.Struct, frozen=True):
+class VolatileEvent(msgspec.Struct, frozen=True):
+    """An event that is kept in memory only."""
+
+    def record(self) -> JournalRecord | None:
+        return None
+
+
+class JoinReceived(VolatileEvent, frozen=True):
     """A member of a classic group has rejoined; its JoinGroup awaits the other members."""
 
     group_id: str
     member_id: str
     handle: ResponseHandle
-
-    def record(self) -> JournalRecord | None:
-        return None
 
     def apply(self, machine: "GroupsMachine") -> None:
         group = machine.classic_group(self.group_id)
@@ -91,15 +95,12 @@ class JoinReceived(msgspec.Struct, frozen=True):
             group.pending_joins[self.member_id] = self.handle
 
 
-class SyncReceived(msgspec.Struct, frozen=True):
+class SyncReceived(VolatileEvent, frozen=True):
     """A member of a classic group has sent SyncGroup; with a handle, the request awaits the leader's assignment."""
 
     group_id: str
     member_id: str
     handle: ResponseHandle | None = None
-
-    def record(self) -> JournalRecord | None:
-        return None
 
     def apply(self, machine: "GroupsMachine") -> None:
         group = machine.classic_group(self.group_id)
@@ -109,26 +110,20 @@ class SyncReceived(msgspec.Struct, frozen=True):
                 group.pending_syncs[self.member_id] = self.handle
 
 
-class TimerScheduled(msgspec.Struct, frozen=True):
+class TimerScheduled(VolatileEvent, frozen=True):
     """A timer is started or moved."""
 
     timer: Timer
     at_ms: int
 
-    def record(self) -> JournalRecord | None:
-        return None
-
     def apply(self, machine: "GroupsMachine") -> None:
         machine.deadlines.set(self.timer, self.at_ms)
 
 
-class TimersChanged(msgspec.Struct, frozen=True):
+class TimersChanged(VolatileEvent, frozen=True):
     """Timers are started, moved, or cancelled (None)."""
 
     timers: Mapping[Timer, int | None]
-
-    def record(self) -> JournalRecord | None:
-        return None
 
     def apply(self, machine: "GroupsMachine") -> None:
         deadlines = machine.deadlines

@@ -32,7 +32,13 @@ from levada.core.groups.group import Group, GroupLimits, Timer, TimerKind, sessi
 from levada.core.groups.memory_limit import put_group, remove_group, validate_group_id_size
 from levada.core.groups.migration import classic_members
 from levada.core.groups.offsets import CommitRequest, FetchedOffset, Offsets
-from levada.core.machine import Deadlines, Outcome, ProducerFields, ResponseHandle, VolatileOutcome
+from levada.core.machine import (
+    AnyOutcome,
+    Deadlines,
+    Outcome,
+    ProducerFields,
+    ResponseHandle,
+)
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.model import TopicPartitionKey
@@ -52,9 +58,9 @@ NONE: Final = ErrorCode.NONE  # faster than an attribute of the enum
 class GroupKind(NamedTuple):
     """The decisions of one kind of group. All functions take the machine and the group first, except tombstones."""
 
-    join: Callable[..., Outcome | VolatileOutcome]  # requests of the classic protocol
-    sync: Callable[..., Outcome | VolatileOutcome]
-    heartbeat: Callable[..., Outcome | VolatileOutcome]
+    join: Callable[..., AnyOutcome]  # requests of the classic protocol
+    sync: Callable[..., AnyOutcome]
+    heartbeat: Callable[..., AnyOutcome]
     leave: Callable[..., Outcome]
     on_loaded: Callable[..., Sequence[GroupEvent]]  # start timers after the journal was replayed
     expire: Callable[..., Outcome]  # expired timers of the group
@@ -134,13 +140,13 @@ class GroupsMachine:
 
     # Requests of the classic protocol. Those of the consumer protocol: `levada.core.groups.consumer.requests`.
 
-    def join(self, request: JoinRequest, now_ms: int, handle: ResponseHandle) -> Outcome | VolatileOutcome:
+    def join(self, request: JoinRequest, now_ms: int, handle: ResponseHandle) -> AnyOutcome:
         """JoinGroup. The first member creates the group."""
         classic_join.validate_join(request, self.limits)
         group = self.groups.get(request.group_id) or classic_join.new_group(request)
         return KINDS[group.kind].join(self, group, request, now_ms, handle)
 
-    def sync(self, request: SyncRequest, now_ms: int, handle: ResponseHandle) -> Outcome | VolatileOutcome:
+    def sync(self, request: SyncRequest, now_ms: int, handle: ResponseHandle) -> AnyOutcome:
         """SyncGroup."""
         group = self._existing(request.group_id, ErrorCode.UNKNOWN_MEMBER_ID)
         return KINDS[group.kind].sync(self, group, request, now_ms, handle)
@@ -153,7 +159,7 @@ class GroupsMachine:
         generation: int,
         now_ms: int,
         handle: ResponseHandle,
-    ) -> Outcome | VolatileOutcome:
+    ) -> AnyOutcome:
         """Heartbeat."""
         group = self.groups.get(group_id)
         if group is None:

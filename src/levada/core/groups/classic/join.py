@@ -23,7 +23,7 @@ from levada.core.groups.classic.subscription import CONSUMER_PROTOCOL_TYPE, read
 from levada.core.groups.events import JoinReceived
 from levada.core.groups.group import GroupLimits, session_timer
 from levada.core.groups.memory_limit import check_memory, validate_group_id_size
-from levada.core.machine import Outcome, ResponseHandle, VolatileOutcome
+from levada.core.machine import AnyOutcome, ResponseHandle, VolatileOutcome
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def rejoin(
 
 def join(
     machine: "GroupsMachine", group: ClassicGroup, request: JoinRequest, now_ms: int, handle: ResponseHandle
-) -> Outcome | VolatileOutcome:
+) -> AnyOutcome:
     """Decide on a JoinGroup; its response is sent when the next generation begins."""
     if waits := rejoin(machine, group, request, handle):
         return waits

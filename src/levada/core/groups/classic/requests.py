@@ -19,7 +19,7 @@ from levada.core.groups.classic.group import (
 from levada.core.groups.events import GroupEvent, GroupRemoved, SyncReceived, TimersChanged
 from levada.core.groups.group import Timer, TimerKind, session_timer
 from levada.core.groups.memory_limit import check_memory
-from levada.core.machine import Outcome, ResponseHandle, VolatileOutcome
+from levada.core.machine import AnyOutcome, Outcome, ResponseHandle, VolatileOutcome
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def sync_follower(
 
 def sync(
     machine: "GroupsMachine", group: ClassicGroup, request: SyncRequest, now_ms: int, handle: ResponseHandle
-) -> Outcome | VolatileOutcome:
+) -> AnyOutcome:
     """Decide on a SyncGroup; its response is sent when the leader's assignment has arrived."""
     if waits := sync_follower(machine, group, request, request.generation, now_ms, handle):
         return waits

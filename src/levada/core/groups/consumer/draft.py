@@ -21,7 +21,7 @@ from levada.core.groups.consumer.group import (
     target_value,
 )
 from levada.core.groups.consumer.member import ConsumerMember, MemberState, Target, reconcile
-from levada.core.groups.events import FORMAT, GroupEvent, TimersChanged
+from levada.core.groups.events import FORMAT, GroupEvent, TimersChanged, VolatileEvent
 from levada.core.groups.group import Timer, TimerKind
 from levada.core.groups.memory_limit import put_group, remove_group
 from levada.core.machine import JournalRecord, Outcome, ResponseHandle
@@ -106,15 +106,11 @@ class ConsumerRecord:
             machine.memory_bytes += group.memory_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class TopicsEvaluated:
+class TopicsEvaluated(VolatileEvent, frozen=True):
     """A group has evaluated its subscriptions with these topics."""
 
     group_id: str
     topics: Topics
-
-    def record(self) -> JournalRecord | None:
-        return None
 
     def apply(self, machine: "GroupsMachine") -> None:
         group = machine.consumer_group(self.group_id)

@@ -9,7 +9,7 @@ only: the topics that the last epoch was computed from, and the timers, which th
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b
 from typing import ClassVar, Final
@@ -148,16 +148,7 @@ class ConsumerGroup:
         if former is None:
             self._put_member(ConsumerMember(member_id, metadata))
         else:
-            changed = ConsumerMember(
-                member_id,
-                metadata,
-                former.epoch,
-                former.previous_epoch,
-                former.state,
-                former.assigned,
-                former.pending_revocation,
-            )
-            self._put_member(changed)
+            self._put_member(replace(former, metadata=metadata))
             self._forget_instance(former)
         if metadata.instance_id is not None:
             self.static_members[metadata.instance_id] = member_id
