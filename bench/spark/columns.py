@@ -81,7 +81,7 @@ def decoding() -> None:
             show(f"decode {codec.name.lower()}, batches of 16 KiB", size, rows, seconds)
         data, rows = chunk(size, Codec.NONE, BATCH_BYTES // (size + 20))
         seconds = best(lambda data=data, rows=rows: reference.decode_chunk(data, 0, rows, (), False), 2)  # type: ignore[misc]
-        show("the plain twin, batches of 16 KiB", size, rows, seconds)
+        show("the reference implementation, batches of 16 KiB", size, rows, seconds)
     for per_batch in (1, 10, 10_000):
         data, rows = chunk(100, Codec.NONE, per_batch)
         seconds = best(lambda data=data, rows=rows: decode_chunk(data, 0, rows, (), True))  # type: ignore[misc]

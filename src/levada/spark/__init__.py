@@ -1,5 +1,5 @@
-"""Topics as DataFrames and DataFrames as topics: the connector behind `format("levada")`, and a well-set session."""
+"""The Spark connector: `format("levada")` reads and writes topics as DataFrames; `session()` starts Spark."""
 
-from levada.spark.session.session import session
+from levada.spark.session.session import session  # the function replaces the package of the same name
 
 __all__ = ["session"]

@@ -137,7 +137,7 @@ def _current() -> _Process:
 
 
 def _after_fork() -> None:
-    """A child starts anew: threads that it does not have may hold the parent's locks."""
+    """A child starts with its own state: threads that it does not have may hold the parent's locks."""
     global _process, _process_lock
     _process, _process_lock = None, threading.Lock()
 

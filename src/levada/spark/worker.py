@@ -1,9 +1,9 @@
 """Makes Spark's Python workers faster from within: garbage collection, memory, and TCP acknowledgements.
 
-A worker runs many tasks and collects garbage after each of them, which visits every object of every module. Objects of
-modules live as long as the process, so they are frozen whenever modules were loaded. A task allocates the same
-megabytes again and again to fetch and decode; freed memory stays in the process, because page faults would cost as much
-as decoding. And a task is acknowledged when it arrives, without the delay of 40 ms.
+A worker runs many tasks and collects garbage after each of them, which visits every object of every module. Objects
+of modules live as long as the process, so they are frozen whenever modules were loaded. A task allocates the same
+megabytes again and again to fetch and decode; freed memory stays in the process, because page faults would cost as
+much as decoding. And a task is acknowledged when it arrives, without the delay of 40 ms.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""The compiled decoder gives what its plain twin, kio and librdkafka give, for logs of every kind; lies are found."""
+"""The compiled decoder agrees with the reference implementation, kio and librdkafka; corrupt batches are detected."""
 
 import random
 from struct import Struct
@@ -168,7 +168,7 @@ def test_what_librdkafka_writes_is_read(broker: EmbeddedBroker, codec: str) -> N
 
 
 def test_every_number_in_a_record_may_lie() -> None:
-    """Whatever a signed batch claims, the decoder refuses it or reads it as the twin does; most are refused."""
+    """The decoder rejects a signed batch with false claims, or reads it as the reference implementation does."""
     refused = 0
     for name, data in lies():
         found = outcome(decode_chunk, memoryview(data), 0, FOREVER)

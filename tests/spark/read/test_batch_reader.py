@@ -171,8 +171,8 @@ def test_a_schema_is_a_projection(plain: Plain) -> None:
     ("field", "options", "message"),
     [
         (StructField("offsets", LongType()), {}, "no column offsets; did you mean offset?"),
-        (StructField("offset", StringType()), {}, "column offset is bigint, and the schema says string"),
-        (StructField("value", DoubleType()), {}, "column value is binary, and the schema says double"),
+        (StructField("offset", StringType()), {}, "column offset is bigint, and the schema has string"),
+        (StructField("value", DoubleType()), {}, "column value is binary, and the schema has double"),
         (StructField("malformed", BinaryType()), {}, "a topic has no column malformed"),
         (EVERYTHING["headers"], {"includeHeaders": "false"}, "option includeHeaders is false"),
         (EVERYTHING["value"], {"valueFormat": "json"}, "column value is a struct"),

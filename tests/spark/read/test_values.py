@@ -159,5 +159,5 @@ def test_a_type_that_json_cannot_have_is_reported(plain: Plain) -> None:
 
 def test_avro_must_be_asked_for_as_it_is(plain: Plain) -> None:
     schema = StructType([StructField("value", VALUE.add("more", DoubleType()))])
-    with pytest.raises(OptionError, match="column value is struct<user:string,n:int>, and the schema says"):
+    with pytest.raises(OptionError, match="column value is struct<user:string,n:int>, and the schema has"):
         plain.reader(schema, subscribe="t", valueFormat="avro", valueSchema=AVRO)

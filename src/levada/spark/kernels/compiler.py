@@ -1,9 +1,9 @@
 """Compiles kernels to machine code once per machine and user, and not again in each worker of Spark.
 
 numba caches compiled code beside the module, or in the user's cache directory if the installation is read-only, or in
-NUMBA_CACHE_DIR. It renames files into place, so workers may compile at the same time. A cache
-that is missing, full or damaged costs the time to compile and nothing else. The key of the cache is the content of the
-kernel's own file, so the subroutines of a kernel are in the same file.
+NUMBA_CACHE_DIR. It renames files into place, so workers may compile at the same time. A cache that is missing, full
+or damaged costs the time to compile and nothing else. The key of the cache is the content of the kernel's own file,
+so the subroutines of a kernel are in the same file.
 """
 
 from collections.abc import Callable

@@ -157,8 +157,8 @@ def plan_batches(source: Any, limit: Any, bodies: Any, batches: Any, state: Any)
     """Compute the size of each record (without its length field) and divide them into batches; OK or an error."""
     batch, used, base = np.int64(-1), np.int64(0), np.int64(0)
     partition, index, at = np.int64(-1), np.int64(0), np.int64(0)
-    for place in range(source.order.size):
-        row = source.order[place]
+    for position in range(source.order.size):
+        row = source.order[position]
         time = source.timestamps[row]
         headers = _header_bytes(source.headers, row)
         if headers < 0:
@@ -174,9 +174,9 @@ def plan_batches(source: Any, limit: Any, bodies: Any, batches: Any, state: Any)
             size = _varint_bytes(body) + body
             base, index, used = time, np.int64(0), np.int64(HEADER_BYTES)
             partition = np.int64(source.partitions[row])
-            batches[batch, PARTITION], batches[batch, FIRST], batches[batch, AT] = partition, place, at
+            batches[batch, PARTITION], batches[batch, FIRST], batches[batch, AT] = partition, position, at
             batches[batch, BASE_TIMESTAMP] = batches[batch, MAX_TIMESTAMP] = time
-        bodies[place] = body
+        bodies[position] = body
         used += size
         index += 1
         batches[batch, ROWS], batches[batch, SIZE] = index, used

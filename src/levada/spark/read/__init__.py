@@ -1,1 +1,1 @@
-"""Topics to DataFrames: options, offsets, planning, fetching, rows."""
+"""Topics to DataFrames: options, offsets, planner, range fetcher and rows."""

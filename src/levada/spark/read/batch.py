@@ -43,7 +43,8 @@ class BatchReader(QuickAck, DataSourceReader):
             first = start[partition]
             if first > latest[partition]:
                 raise OptionError(
-                    f"option startingOffsets: {partition} ends at {latest[partition]}, before {first}"
+                    f"option startingOffsets: {partition} ends at {latest[partition]}, before {first}; "
+                    "start at an offset that exists, or at latest"
                 )
             if first < earliest[partition]:
                 what = f"{partition} begins at {earliest[partition]}, offsets from {first} on are gone"

@@ -1,6 +1,6 @@
-"""Asks brokers for the partitions of a query, their earliest and latest offsets and the sizes of their logs.
+"""Reads the partitions of a query, their offsets and the sizes of their logs from the brokers.
 
-Only the driver asks; a task gets all it needs with its offset ranges.
+Only the driver uses it; a task gets all it needs with its offset ranges.
 """
 
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
@@ -30,7 +30,7 @@ Partitions = Collection[TopicPartition]
 
 
 class OffsetReader:
-    """Partitions and offsets of one query's topics; requests are retried while brokers are away."""
+    """Partitions and offsets of one query's topics; requests are retried while brokers are unavailable."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options

@@ -301,7 +301,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     if len(chosen) > 1:
         raise OptionError(f"the options {' and '.join(chosen)} exclude each other; set only one")
     if options.max_offsets and options.min_offsets > options.max_offsets:
-        raise OptionError("option minOffsetsPerTrigger is greater than maxOffsetsPerTrigger")
+        raise OptionError("option minOffsetsPerTrigger is greater than maxOffsetsPerTrigger; lower it")
     if options.value_schema and not options.value_format:
         raise OptionError("option valueSchema needs valueFormat: json or avro")
     if options.dead_letter_topic and not options.value_format:

@@ -201,7 +201,9 @@ def _check(field: StructField, options: ReadOptions) -> None:
         near = nearest(name, known) or "."
         raise OptionError(f"a topic has no column {name}{near} There are {', '.join(known)}")
     if name == "headers" and not options.include_headers:
-        raise OptionError("the schema has a column headers, and option includeHeaders is false")
+        raise OptionError(
+            "the schema has a column headers, and option includeHeaders is false: remove one of the two"
+        )
     if name == "value" and options.value_format == "json":
         fits, wanted = isinstance(kind, StructType), "a struct"
     else:
@@ -209,7 +211,7 @@ def _check(field: StructField, options: ReadOptions) -> None:
         fits = kind == known[name] or (may_be_text and isinstance(kind, StringType))
         wanted = known[name].simpleString()
     if not fits:
-        raise OptionError(f"column {name} is {wanted}, and the schema says {kind.simpleString()}")
+        raise OptionError(f"column {name} is {wanted}, and the schema has {kind.simpleString()}")
 
 
 def _builder(name: str, kind: Any) -> ColumnBuilder:
@@ -258,10 +260,10 @@ def skip_bytes(values: Any, count: int) -> Any:
     lengths = np.minimum(np.diff(ends), count)
     cut = np.repeat(ends[:-1] + lengths - np.cumsum(lengths), lengths) + np.arange(lengths.sum())
     kept = np.delete(np.frombuffer(data, np.uint8)[: ends[-1]], np.append(np.arange(ends[0]), cut))
-    places = np.append(0, np.cumsum(np.diff(ends) - lengths)).astype(np.int32)
+    offsets = np.append(0, np.cumsum(np.diff(ends) - lengths)).astype(np.int32)
     missing = values.is_valid().buffers()[1] if values.null_count else None
     return pa.Array.from_buffers(
-        values.type, len(values), [missing, pa.py_buffer(places), pa.py_buffer(kept)]
+        values.type, len(values), [missing, pa.py_buffer(offsets), pa.py_buffer(kept)]
     )
 
 

@@ -1,8 +1,8 @@
 """The reader of a streaming query: its first offsets, the end offsets of each micro-batch, and its input partitions.
 
 Spark calls one instance on the driver; tasks read with copies of it. Spark's interface cannot combine read limits, so
-all of them are applied here. When Spark passes the start offsets of a micro-batch, everything before them is finished:
-a consumer group's offsets are committed then, and not in `commit`, which Spark calls late.
+all of them are applied here. When Spark passes the start offsets of a micro-batch, everything before them is
+finished: a consumer group's offsets are committed then, and not in `commit`, which Spark calls late.
 """
 
 import math
@@ -73,7 +73,8 @@ class StreamReader(QuickAck, DataSourceStreamReader, SupportsTriggerAvailableNow
         for partition, offset in found.items():
             if offset > latest[partition]:
                 raise OptionError(
-                    f"option startingOffsets: {partition} ends at {latest[partition]}, before {offset}"
+                    f"option startingOffsets: {partition} ends at {latest[partition]}, before {offset}; "
+                    "start at an offset that exists, or at latest"
                 )
         return to_json(found)
 

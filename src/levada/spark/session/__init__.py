@@ -1,1 +1,1 @@
-"""Starts Spark with settings that suit topics, and finds or installs what it needs."""
+"""Starts Spark with settings that suit topics, and finds the Java and the SPARK_HOME that it uses."""

@@ -6,8 +6,8 @@ that a micro-batch spends on its offset and commit logs. Time zone: record times
 
 Streams that start at the same moment: Spark keeps one map of environment variables for a Python source. Each stream
 that starts puts its own variables there, from its own thread and without a lock. Two threads that add the same name
-corrupt the map's size, and from then on every task of the session fails (`java.io.OptionalDataException`). So the names
-are added beforehand: a new value under an existing name changes neither the size nor the structure of the map.
+corrupt the map's size, and from then on every task of the session fails (`java.io.OptionalDataException`). So the
+names are added beforehand: a new value under an existing name changes neither the size nor the structure of the map.
 """
 
 import os
