@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from levada.cli.errors import EXIT_NOT_FOUND, CommandError, did_you_mean
+from levada.cli.errors import EXIT_NOT_FOUND, CommandError, not_found
 from levada.cli.options import (
     complete_topics,
     connection_options,
@@ -77,7 +77,7 @@ def describe(
         for key in keys:
             if all(entry.name != key for entry in entries):
                 known = [entry.name for entry in entries]
-                raise CommandError(f"no such setting: {key}{did_you_mean(key, known)}", EXIT_NOT_FOUND)
+                raise not_found("setting", key, known)
         return [
             {
                 "name": entry.name,

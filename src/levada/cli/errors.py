@@ -97,10 +97,9 @@ def _exit_code(code: ErrorCode) -> int:
     return EXIT_TIMEOUT if code is ErrorCode.REQUEST_TIMED_OUT else EXIT_FAILED
 
 
-def no_such_topic(name: str, topics: Iterable[str]) -> CommandError:
-    """The error for a missing topic, with a similar name if there is one."""
-    hint = f"try: levada topic create {name}"
-    return CommandError(f"no such topic: {name}{did_you_mean(name, topics)}", EXIT_NOT_FOUND, hint)
+def not_found(kind: str, name: str, known: Iterable[str], hint: str = "") -> CommandError:
+    """The error for a missing topic, group and so on, with a similar name if there is one."""
+    return CommandError(f"no such {kind}: {name}{did_you_mean(name, known)}", EXIT_NOT_FOUND, hint)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from levada.cli.errors import EXIT_NOT_FOUND, CommandError, did_you_mean
+from levada.cli.errors import EXIT_NOT_FOUND, CommandError, did_you_mean, not_found
 from levada.cli.options import confirm, connection_options, notice, output_option, require_topic, with_client
 from levada.cli.output import Output, Row, emit, emit_each, printable, table, wants_color
 from levada.errors import ErrorCode, KafkaError
@@ -241,9 +241,7 @@ async def _find(client: "Client", name: str) -> "GroupDescription":
         if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
             raise
     known = [found.group for found in await GroupAdmin(client).list_groups()]
-    raise CommandError(
-        f"no such group: {name}{did_you_mean(name, known)}", EXIT_NOT_FOUND, "try: levada group list"
-    )
+    raise not_found("group", name, known, "try: levada group list")
 
 
 async def _check_unused(client: "Client", name: str) -> None:

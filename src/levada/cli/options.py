@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from levada.cli.errors import CommandError, no_such_topic
+from levada.cli.errors import CommandError, not_found
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def bootstrap_option(command: Command) -> Command:
         default=DEFAULT_BOOTSTRAP,
         show_default=True,
         show_envvar=True,
-        help="Brokers to connect to first, separated by commas.",
+        help="Bootstrap brokers, separated by commas.",
     )(command)
 
 
@@ -107,7 +107,8 @@ async def require_topic(client: "Client", name: str) -> None:
     except KafkaError as error:
         if error.code not in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID):
             raise
-        raise no_such_topic(name, (await client.metadata()).topics) from None
+        known = (await client.metadata()).topics
+        raise not_found("topic", name, known, f"try: levada topic create {name}") from None
 
 
 def complete_topics(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from levada.cli.codecs import from_json, unescape
-from levada.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CommandError, no_such_topic
+from levada.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CommandError, not_found
 from levada.cli.options import connection_options, notice, parse_settings, topic_argument, with_client
 from levada.errors import ErrorCode, KafkaError
 
@@ -68,7 +68,8 @@ def produce(topic: str, bootstrap: str, timeout: float, quiet: bool, acks: str, 
         except KafkaError as error:
             if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
-            raise no_such_topic(topic, (await client.metadata()).topics) from None
+            known = (await client.metadata()).topics
+            raise not_found("topic", topic, known, f"try: levada topic create {topic}") from None
         return await _send_all(client, topic, records, level, int(timeout * 1000))
 
     sent = with_client(bootstrap, timeout, work)

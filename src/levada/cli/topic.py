@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from levada.cli.errors import EXIT_NOT_FOUND, CommandError, did_you_mean
+from levada.cli.errors import not_found
 from levada.cli.options import (
     complete_topics,
     confirm,
@@ -197,11 +197,7 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, bootstrap: str, t
         known = (await client.metadata()).topics
         for name in names:
             if name not in known and not if_exists:
-                raise CommandError(
-                    f"no such topic: {name}{did_you_mean(name, known)}",
-                    EXIT_NOT_FOUND,
-                    "try: levada topic list",
-                )
+                raise not_found("topic", name, known, "try: levada topic list")
         return [name for name in names if name in known]
 
     existing = with_client(bootstrap, timeout, check)

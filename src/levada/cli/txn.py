@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from levada.cli.errors import EXIT_NOT_FOUND, CommandError, did_you_mean
+from levada.cli.errors import CommandError, not_found
 from levada.cli.options import confirm, connection_options, notice, output_option, require_topic, with_client
 from levada.cli.output import Output, emit, emit_one, table
 from levada.clock import SystemClock
@@ -249,9 +249,7 @@ async def _find(client: "Client", name: str) -> "TransactionState":
         if error.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
             raise
     known = [state.transactional_id for state in await TransactionAdmin(client).list_transactions()]
-    raise CommandError(
-        f"no such transactional id: {name}{did_you_mean(name, known)}", EXIT_NOT_FOUND, "try: levada txn list"
-    )
+    raise not_found("transactional id", name, known, "try: levada txn list")
 
 
 def _check_open(state: "TransactionState") -> None:

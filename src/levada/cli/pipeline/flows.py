@@ -179,7 +179,7 @@ def sql(query: str, **given: Any) -> None:
 
 @click.command()
 @click.argument("pipeline", type=click.Choice(["activity", "devices"]))
-@topics_option()
+@topics_option(default="; by default those of the pipeline")
 @click.option(
     "--lake",
     metavar="PATH",

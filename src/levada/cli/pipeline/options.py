@@ -81,8 +81,8 @@ def format_option(side: str) -> Callable[[Command], Command]:
     return click.option("--option", "more", metavar="KEY=VALUE", multiple=True, help=text)
 
 
-def topics_option(*topics: str, required: bool = False) -> Callable[[Command], Command]:
-    """Add --topic, which can be repeated; `topics` are the default."""
+def topics_option(*topics: str, required: bool = False, default: str = "") -> Callable[[Command], Command]:
+    """Add --topic, which can be repeated; `topics` are the default, or `default` describes it."""
     return click.option(
         "--topic",
         "topics",
@@ -92,5 +92,5 @@ def topics_option(*topics: str, required: bool = False) -> Callable[[Command], C
         required=required,
         show_default=bool(topics),
         shell_complete=complete_topics,
-        help="A topic to read; can be repeated.",
+        help=f"A topic to read; can be repeated{default}.",
     )
