@@ -145,12 +145,12 @@ def test_a_clean_stop_needs_no_recovery(tmp_path: Path) -> None:
                 assert produce(one, "orders", batch(b"x")).error_code == 0
         assert server.stop(signal.SIGTERM) == 0
         server.start()
-        assert "not clean" not in server.log.read_text()
+        assert "unclean shutdown" not in server.log.read_text()
         with Connection(server.bootstrap) as one:
             assert fetch(one, "orders", 0).high_watermark == 10
         server.stop(signal.SIGKILL)
         server.start()
-        assert "not clean" in server.log.read_text()
+        assert "unclean shutdown" in server.log.read_text()
         with Connection(server.bootstrap) as one:
             assert fetch(one, "orders", 0).high_watermark == 10
 
@@ -175,7 +175,7 @@ def test_a_broker_that_must_stop_does_so_whatever_clients_do(tmp_path: Path) -> 
         assert server.stop(signal.SIGTERM) == 0
         assert time.monotonic() - began < 20
         server.start()
-        assert "not clean" not in server.log.read_text()
+        assert "unclean shutdown" not in server.log.read_text()
 
 
 def test_a_broker_whose_starter_is_gone_stops_in_order(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_broker_whose_starter_is_gone_stops_in_order(tmp_path: Path) -> None:
         create(server.bootstrap, "orders", 1)
         assert server.stop(signal.SIGTERM) == 0
         server.start()
-        assert "not clean" not in server.log.read_text()
+        assert "unclean shutdown" not in server.log.read_text()
 
 
 @pytest.mark.slow

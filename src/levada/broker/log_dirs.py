@@ -152,11 +152,9 @@ class LogDirs:
     ) -> tuple[LogDir, FoundPartition] | tuple[None, None]:
         """Return where a partition is on disk. A directory of its name may also belong to a deleted topic."""
         candidates = self._found.pop(name, [])
-        candidates.sort(
-            key=lambda candidate: candidate[1].topic_id != topic_id
-        )  # those with the topic id first
-        found_id = candidates[0][1].topic_id if candidates else None
-        taken = candidates.pop(0) if candidates and found_id in (None, topic_id) else (None, None)
+        candidates.sort(key=lambda candidate: candidate[1].topic_id != topic_id)  # the one with the id first
+        usable = bool(candidates) and candidates[0][1].topic_id in (None, topic_id)
+        taken = candidates.pop(0) if usable else (None, None)
         for log_dir, found in candidates:
             log_dir.mark_stray(found)
         return taken
