@@ -101,25 +101,25 @@ class Broker(ABC):
                 env=self.environment(),
                 cwd=self.directory,
             )
-        while not wire.answers(self.port):
+        while not wire.is_serving(self.port):
             if self._process.poll() is not None or time.perf_counter() - started > START_TIMEOUT_S:
-                raise wire.BrokerError(f"{self.name} did not start:\n{self.last_words()}")
+                raise wire.BrokerError(f"{self.name} did not start:\n{self.log_tail()}")
             time.sleep(0.005)
         return time.perf_counter() - started
 
-    def sleep(self) -> None:
-        """Stand still, with all that is in memory, until `wake`."""
+    def pause(self) -> None:
+        """Stand still, with all that is in memory, until `resume`."""
         assert self._process is not None, "the broker is not running"
         self._process.send_signal(signal.SIGSTOP)
 
-    def wake(self) -> None:
+    def resume(self) -> None:
         assert self._process is not None, "the broker is not running"
         self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         if self._process is None:
             return
-        self.wake()
+        self.resume()
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(20)
@@ -128,7 +128,7 @@ class Broker(ABC):
             self._process.wait()
         self._process = None
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The end of what it printed, for a reader who asks why a load failed."""
         return self.log_path.read_text(errors="replace")[-1_500:]
 

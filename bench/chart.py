@@ -56,7 +56,7 @@ def svg(found: dict[str, Any]) -> str:
 def _entries(found: dict[str, Any]) -> list[dict[str, Any]]:
     process = found["process"]
     more = [
-        {"title": "start to first answer (time)", "metric": "", "cost": "start_s", **process},
+        {"title": "start to first response (time)", "metric": "", "cost": "start_s", **process},
         {"title": "anonymous memory, loaded", "metric": "", "cost": "rss_anon_loaded_mb", **process},
     ]
     return [*found["rows"].values(), *more]
@@ -82,9 +82,9 @@ def _x(ratio: float) -> float:
 def _row(y: int, title: str, rate: float | None, cost: float | None) -> list[str]:
     both = rate is not None and cost is not None
     parts = [f'<text x="12" y="{y + 20}">{escape(title)}</text>']
-    for place, (kind, ratio) in enumerate((("rate", rate), ("cost", cost))):
+    for row, (kind, ratio) in enumerate((("rate", rate), ("cost", cost))):
         if ratio:
-            top = y + 4 + (13 * place if both else 7)
+            top = y + 4 + (13 * row if both else 7)
             parts.append(_bar(kind, ratio, top))
     return parts
 

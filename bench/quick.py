@@ -66,12 +66,12 @@ def calibrate() -> float:
     left, right = socket.socketpair()
     message, seen, view = bytes(200), [], memoryview(source)
     started = time.process_time()
-    for turn in range(CALIBRATION_LOOPS):
+    for iteration in range(CALIBRATION_LOOPS):
         for _ in range(4):
-            size, key, _offset = header.unpack_from(source, turn & 63)
-            request = _Request(known[turn & 63] + key, size, view[16:80])
+            size, key, _offset = header.unpack_from(source, iteration & 63)
+            request = _Request(known[iteration & 63] + key, size, view[16:80])
             seen.append(request.weight())
-        if turn & 7 == 0:
+        if iteration & 7 == 0:
             crc32c(view)
             target[:] = view
             left.send(message)
@@ -140,8 +140,10 @@ def show(every: Sequence[Measured], record: dict[str, Any] | None) -> str:
     for measured in every:
         change = measured.change(record)
         unit = "us/request" if measured.row.cost == "cpu_us_per_request" else "us/MB"
-        said = "new" if change is None else f"{change:+.0%}{'  WORSE' if change > TOLERANCE else ''}"
-        lines.append((measured.row.title, f"{number(measured.cost)} {unit}", f"{measured.units:.3g}", said))
+        change_text = "new" if change is None else f"{change:+.0%}{'  WORSE' if change > TOLERANCE else ''}"
+        lines.append(
+            (measured.row.title, f"{number(measured.cost)} {unit}", f"{measured.units:.3g}", change_text)
+        )
     head = (
         "hot path of Levada",
         "CPU",
@@ -180,7 +182,7 @@ def main(arguments: Sequence[str]) -> int:
             broker.remove()
     print(show(every, record))
     print(
-        f"\nstart {seconds:.2f} s, {memory.anonymous:.0f} MB anonymous, calibration {calibrate():.2f} us a turn"
+        f"\nstart {seconds:.2f} s, {memory.anonymous:.0f} MB anonymous, calibration {calibrate():.2f} us a iteration"
     )
     if options.record:
         results.save_results(RECORD, to_record(every, memory))

@@ -164,10 +164,10 @@ def markdown(found: dict[str, Any], previous: dict[str, Any] | None) -> str:
         for goal in GOALS.get(key, ())
     ]
     goals += [(goal, results.ratio(found["process"], goal.metric)) for goal in PROCESS_GOALS]
-    judged = [goal.is_met(ratio) for goal, ratio in goals if ratio is not None]
+    met = [goal.is_met(ratio) for goal, ratio in goals if ratio is not None]
     parts = [
         f"{found['when']}, revision {found['revision']}, Apache Kafka {found['kafka']}; {about}.",
-        f"{sum(judged)} of {len(judged)} goals met. Latencies are p50 / p99 / p99.9; a MB is 10^6 bytes."
+        f"{sum(met)} of {len(met)} goals met. Latencies are p50 / p99 / p99.9; a MB is 10^6 bytes."
         + others(found),
         rows_table(found),
         costs_table(found),

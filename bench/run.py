@@ -94,7 +94,7 @@ def warm_up(broker: Broker, seconds: float) -> None:
             try:
                 kind(broker)
             except BrokerError as problem:
-                raise BrokerError(f"{broker.name}: {problem}\n{broker.last_words()}") from problem
+                raise BrokerError(f"{broker.name}: {problem}\n{broker.log_tail()}") from problem
 
 
 class Side(Protocol):
@@ -103,7 +103,7 @@ class Side(Protocol):
     @property
     def name(self) -> str: ...
 
-    def last_words(self) -> str: ...
+    def log_tail(self) -> str: ...
 
 
 AnySide = TypeVar("AnySide", bound=Side)
@@ -115,20 +115,20 @@ def alone(brokers: Sequence[Broker], broker: Broker) -> Iterator[None]:
     others = [other for other in brokers if other is not broker]
     try:
         for other in others:
-            other.sleep()
+            other.pause()
         yield
     finally:
         for other in others:
-            other.wake()
+            other.resume()
 
 
 def measure_row(
     row: Row,
     sides: Sequence[AnySide],
     rounds: int,
-    turn: Callable[[AnySide], AbstractContextManager[object]] = nullcontext,
+    around: Callable[[AnySide], AbstractContextManager[object]] = nullcontext,
 ) -> dict[str, Any]:
-    """Rounds of the sides in turns, the first of a round changing; `turn` is around each."""
+    """Rounds of the sides in turns, the first of a round changing; `around` is around each."""
     taken: dict[str, list[results.Figures]] = {side.name: [] for side in sides}
     errors: dict[str, str] = {}
     for number in range(rounds):
@@ -136,11 +136,11 @@ def measure_row(
             if side.name in errors:
                 continue
             try:
-                with turn(side):
+                with around(side):
                     taken[side.name].append(results.figures(row.run(side)))
             except (BrokerError, OSError, subprocess.SubprocessError) as problem:
                 errors[side.name] = str(problem)
-                progress(f"{row.key}: {side.name} failed: {problem}\n{side.last_words()}")
+                progress(f"{row.key}: {side.name} failed: {problem}\n{side.log_tail()}")
     measured: dict[str, Any] = {"title": row.title, "metric": row.metric, "cost": row.cost, "errors": errors}
     if row.also:
         measured["also"] = row.also

@@ -136,25 +136,25 @@ class Producer(Channel):
         if not got:
             raise wire.BrokerError("the broker closed a producer's connection")
         end = self.filled + got
-        at = answered = 0
+        at = acknowledged = 0
         while at + 4 <= end:
             (size,) = FRAME_SIZE(buffer, at)
             if at + 4 + size > end:
                 break
             (error,) = ERROR_CODE(buffer, at + 4 + wire.PRODUCE_ERROR_AT)
             if error:
-                raise wire.BrokerError(f"Produce was answered with error {error}")
-            answered += 1
+                raise wire.BrokerError(f"Produce failed with error {error}")
+            acknowledged += 1
             at += 4 + size
         self.filled = end - at
         if at and self.filled:
             buffer[: self.filled] = bytes(buffer[at:end])
-        self.count(answered)
+        self.count(acknowledged)
 
-    def count(self, answered: int) -> None:
-        self.requests += answered
-        self.bytes += answered * self.batch_bytes
-        self.in_flight -= answered
+    def count(self, acknowledged: int) -> None:
+        self.requests += acknowledged
+        self.bytes += acknowledged * self.batch_bytes
+        self.in_flight -= acknowledged
         while self.sent and self.sent[0][0] <= self.requests:
             self.latencies.append(time.perf_counter() - self.sent.popleft()[1])
 
@@ -209,7 +209,7 @@ class Reader(Channel):
             or ERROR_CODE(head, 4 + wire.FETCH_PARTITION_ERROR_AT)[0]
         )
         if error:
-            raise wire.BrokerError(f"Fetch was answered with error {error}")
+            raise wire.BrokerError(f"Fetch failed with error {error}")
         self.left = 4 + FRAME_SIZE(head)[0] - len(head)
         self.advance(wire.read_varint(head, 4 + wire.FETCH_RECORDS_AT)[0] - 1)
         return True

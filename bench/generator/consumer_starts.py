@@ -54,8 +54,8 @@ def raw(load: StartLoad, group: str) -> float:
         mine = {member_id: coordination.assignment(load.topic, [0], b"")}
         frame = coordination.sync_group(group, member_id, joined.generation, mine)
         _check("SyncGroup", coordination.synced(wire.call(to_coordinator, frame))[0])
-        answer = wire.call(to_coordinator, coordination.offset_fetch(group, load.topic, 1))
-        offset = coordination.fetched_offsets(answer)[0]
+        response = wire.call(to_coordinator, coordination.offset_fetch(group, load.topic, 1))
+        offset = coordination.fetched_offsets(response)[0]
         if offset < 0:
             offset = _first_offset(wire.call(to_leader, _list_offsets(load.topic)))
         fetch, _, offset_at = wire.fetch(topic_id, 1 << 20, 500)
@@ -71,7 +71,7 @@ def raw(load: StartLoad, group: str) -> float:
 
 def _check(api: str, error: int) -> None:
     if error:
-        raise wire.BrokerError(f"{api} was answered with error {error}")
+        raise wire.BrokerError(f"{api} failed with error {error}")
 
 
 def _list_offsets(topic: str) -> bytes:
@@ -79,8 +79,8 @@ def _list_offsets(topic: str) -> bytes:
     return wire.request(LIST_OFFSETS, 1, body + wire.I32.pack(0) + wire.I64.pack(EARLIEST), flexible=False)
 
 
-def _first_offset(answer: bytes) -> int:
-    reader = Reader(answer, 8)
+def _first_offset(response: bytes) -> int:
+    reader = Reader(response, 8)
     reader.string()
     reader.take(wire.I64)  # one partition, its index
     _check("ListOffsets", reader.take(wire.I16))

@@ -107,9 +107,9 @@ def join_group(group: str, member_id: str, session_ms: int, rebalance_ms: int, m
     return request(JOIN_GROUP, 5, body, flexible=False)
 
 
-def joined(answer: bytes) -> Joined:
+def joined(response: bytes) -> Joined:
     """Reads a JoinGroup response."""
-    reader = Reader(answer, 8)
+    reader = Reader(response, 8)
     error, generation = reader.take(I16), reader.take(I32)
     reader.string()
     leader, member_id = reader.string(), reader.string()
@@ -129,9 +129,9 @@ def sync_group(group: str, member_id: str, generation: int, assignments: Mapping
     return request(SYNC_GROUP, 3, body, flexible=False)
 
 
-def synced(answer: bytes) -> tuple[int, bytes]:
+def synced(response: bytes) -> tuple[int, bytes]:
     """The error and the assignment."""
-    reader = Reader(answer, 8)
+    reader = Reader(response, 8)
     return reader.take(I16), reader.bytes()
 
 
@@ -146,9 +146,9 @@ def leave_group(group: str, member_id: str) -> bytes:
     return request(LEAVE_GROUP, 2, string(group) + string(member_id), flexible=False)
 
 
-def plain_error(answer: bytes) -> int:
+def plain_error(response: bytes) -> int:
     """The error of responses that begin with it: FindCoordinator, Heartbeat, LeaveGroup, EndTxn."""
-    return int(I16.unpack_from(answer, 8)[0])
+    return int(I16.unpack_from(response, 8)[0])
 
 
 # Offsets.
@@ -160,20 +160,20 @@ def offset_commit(
     """A commit for each partition of one topic; where their offsets are in the frame."""
     head = compact(group) + I32.pack(generation) + compact(member_id) + b"\0"
     body = head + b"\x02" + compact(topic) + varint(partitions + 1)
-    places = []
+    positions = []
     for index in range(partitions):
-        places.append(len(body) + 4)
+        positions.append(len(body) + 4)
         body += Struct(">iqi").pack(index, 0, -1) + b"\x01" + b"\0"
     frame = request(OFFSET_COMMIT, COMMIT_VERSION, body + b"\0\0", flexible=True)
     start = len(frame) - len(body) - 2
-    return bytearray(frame), [start + place for place in places]
+    return bytearray(frame), [start + position for position in positions]
 
 
-def commit_error(answer: bytes) -> int:
+def commit_error(response: bytes) -> int:
     """The first error of any partition."""
-    name_size, at = wire.read_varint(answer, 4 + 1 + 4 + 1)
-    count, at = wire.read_varint(answer, at + name_size - 1)
-    codes = (int(I16.unpack_from(answer, at + 7 * index + 4)[0]) for index in range(count - 1))
+    name_size, at = wire.read_varint(response, 4 + 1 + 4 + 1)
+    count, at = wire.read_varint(response, at + name_size - 1)
+    codes = (int(I16.unpack_from(response, at + 7 * index + 4)[0]) for index in range(count - 1))
     return next((code for code in codes if code), NONE)
 
 
@@ -184,9 +184,9 @@ def offset_fetch(group: str, topic: str, partitions: int) -> bytes:
     return request(OFFSET_FETCH, 5, body, flexible=False)
 
 
-def fetched_offsets(answer: bytes) -> list[int]:
+def fetched_offsets(response: bytes) -> list[int]:
     """Of each partition, -1 where nothing is committed."""
-    reader = Reader(answer, 8 + 4)
+    reader = Reader(response, 8 + 4)
     reader.string()
     found = {}
     for _ in range(reader.take(I32)):
@@ -195,7 +195,7 @@ def fetched_offsets(answer: bytes) -> list[int]:
         reader.take(I32)
         reader.string()
         if error := reader.take(I16):
-            raise BrokerError(f"OffsetFetch was answered with error {error}")
+            raise BrokerError(f"OffsetFetch failed with error {error}")
     return [found[index] for index in sorted(found)]
 
 
@@ -208,9 +208,9 @@ def init_producer_id(transactional_id: str, timeout_ms: int) -> bytes:
     return request(INIT_PRODUCER_ID, 1, body, flexible=False)
 
 
-def initialized(answer: bytes) -> tuple[int, int, int]:
+def initialized(response: bytes) -> tuple[int, int, int]:
     """Error, producer id and epoch."""
-    error, producer_id, epoch = Struct(">hqh").unpack_from(answer, 8)
+    error, producer_id, epoch = Struct(">hqh").unpack_from(response, 8)
     return error, producer_id, epoch
 
 
@@ -222,9 +222,9 @@ def add_partition_to_txn(
     return request(ADD_PARTITIONS_TO_TXN, 1, body + Struct(">ii").pack(1, partition), flexible=False)
 
 
-def added_error(answer: bytes) -> int:
+def added_error(response: bytes) -> int:
     """Of the only partition."""
-    reader = Reader(answer, 12)
+    reader = Reader(response, 12)
     reader.string()
     reader.take(I64)  # one partition, its index
     return reader.take(I16)
@@ -234,15 +234,15 @@ def end_txn(
     transactional_id: str, producer_id: int, epoch: int, committed: bool, *, version_2: bool
 ) -> bytes:
     """Commit or abort."""
-    who = Struct(">qhb").pack(producer_id, epoch, committed)
+    producer = Struct(">qhb").pack(producer_id, epoch, committed)
     if version_2:
-        return request(END_TXN, 5, compact(transactional_id) + who + b"\0", flexible=True)
-    return request(END_TXN, 1, string(transactional_id) + who, flexible=False)
+        return request(END_TXN, 5, compact(transactional_id) + producer + b"\0", flexible=True)
+    return request(END_TXN, 1, string(transactional_id) + producer, flexible=False)
 
 
-def ended(answer: bytes) -> tuple[int, int, int]:
+def ended(response: bytes) -> tuple[int, int, int]:
     """Error of a transaction of version 2, and its producer id and epoch from now on."""
-    error, producer_id, epoch = Struct(">hqh").unpack_from(answer, 4 + 1 + 4)
+    error, producer_id, epoch = Struct(">hqh").unpack_from(response, 4 + 1 + 4)
     return error, producer_id, epoch
 
 

@@ -21,10 +21,10 @@ T = TypeVar("T")
 class Dialogue(asyncio.Protocol):
     """One connection."""
 
-    __slots__ = ("_asked", "_received", "_transport", "lost")
+    __slots__ = ("_pending", "_received", "_transport", "lost")
 
     def __init__(self) -> None:
-        self._asked: deque[asyncio.Future[bytes]] = deque()
+        self._pending: deque[asyncio.Future[bytes]] = deque()
         self._received = b""
         self._transport: asyncio.Transport | None = None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -37,13 +37,13 @@ class Dialogue(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
 
-    def ask(self, frame: bytes | bytearray) -> "asyncio.Future[bytes]":
+    def request(self, frame: bytes | bytearray) -> "asyncio.Future[bytes]":
         """Sends a request; the future is its response without the length field."""
         assert self._transport is not None
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._asked.append(answer)
+        response: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._pending.append(response)
         self._transport.write(frame)
-        return answer
+        return response
 
     def data_received(self, data: bytes) -> None:
         data = self._received + data if self._received else data
@@ -52,17 +52,17 @@ class Dialogue(asyncio.Protocol):
             (size,) = I32.unpack_from(data, at)
             if at + 4 + size > end:
                 break
-            answer = self._asked.popleft()
-            if not answer.done():
-                answer.set_result(data[at + 4 : at + 4 + size])
+            response = self._pending.popleft()
+            if not response.done():
+                response.set_result(data[at + 4 : at + 4 + size])
             at += 4 + size
         self._received = data[at:]
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost.set_result(None)
-        for answer in self._asked:
-            if not answer.done():
-                answer.set_exception(BrokerError(f"the broker closed the connection: {error}"))
+        for response in self._pending:
+            if not response.done():
+                response.set_exception(BrokerError(f"the broker closed the connection: {error}"))
 
     def close(self) -> None:
         if self._transport is not None:

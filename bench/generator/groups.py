@@ -36,7 +36,7 @@ class GroupLoad:
     depth: int = 1  # commits in flight on a connection
     partitions: int = 1  # in a commit
     seconds: float = 3.0
-    rate: float = 0.0  # commits a second by schedule; 0: as fast as answers come
+    rate: float = 0.0  # commits a second by schedule; 0: as fast as responses come
     times: int = 10  # that it rebalances
 
 
@@ -62,46 +62,48 @@ class Member:
             assignments = {}
             self.generation, self.leads = joined.generation, joined.leader == self.id
             if self.leads:
-                assignments = {member: self.due(member, place) for place, member in enumerate(joined.members)}
+                assignments = {
+                    member: self.due(member, position) for position, member in enumerate(joined.members)
+                }
             frame = coordination.sync_group(self.group, self.id, self.generation, assignments)
-            error, self.assigned = coordination.synced(await self._dialogue.ask(frame))
+            error, self.assigned = coordination.synced(await self._dialogue.request(frame))
             if error == NONE:
                 if self.note(self.id) not in self.assigned:
                     raise wire.BrokerError(f"{self.id} was given what another or an older member was given")
                 return
             if error != REBALANCE_IN_PROGRESS:
-                raise wire.BrokerError(f"SyncGroup was answered with error {error}")
+                raise wire.BrokerError(f"SyncGroup failed with error {error}")
 
     async def _join(self) -> coordination.Joined:
         while True:
             timeouts = (SESSION_MS, REBALANCE_MS)
             frame = coordination.join_group(self.group, self.id, *timeouts, self._metadata)
-            joined = coordination.joined(await self._dialogue.ask(frame))
+            joined = coordination.joined(await self._dialogue.request(frame))
             if joined.error == coordination.MEMBER_ID_REQUIRED:
                 self.id = joined.member_id
             elif joined.error in coordination.NOT_NOW or joined.error == REBALANCE_IN_PROGRESS:
                 await asyncio.sleep(AGAIN_S)
             elif joined.error:
-                raise wire.BrokerError(f"JoinGroup was answered with error {joined.error}")
+                raise wire.BrokerError(f"JoinGroup failed with error {joined.error}")
             else:
                 return joined
 
-    def due(self, member_id: str, place: int) -> bytes:
+    def due(self, member_id: str, position: int) -> bytes:
         """What a leader assigns: one partition, and words by which the member knows that it is its own."""
-        return coordination.assignment(self._topic, [place], self.note(member_id))
+        return coordination.assignment(self._topic, [position], self.note(member_id))
 
     def note(self, member_id: str) -> bytes:
         return f"{member_id} in {self.generation}".encode()
 
     async def heartbeat(self) -> int:
         frame = coordination.heartbeat(self.group, self.id, self.generation)
-        return coordination.plain_error(await self._dialogue.ask(frame))
+        return coordination.plain_error(await self._dialogue.request(frame))
 
     async def await_rebalance(self) -> None:
         """Heartbeats until a response announces the rebalance."""
         while (error := await self.heartbeat()) != REBALANCE_IN_PROGRESS:
             if error:
-                raise wire.BrokerError(f"Heartbeat was answered with error {error}")
+                raise wire.BrokerError(f"Heartbeat failed with error {error}")
 
     async def follow(self) -> None:
         """Joins the next generation once a heartbeat has announced it."""
@@ -109,9 +111,9 @@ class Member:
         await self.enter()
 
     async def leave(self) -> None:
-        answer = await self._dialogue.ask(coordination.leave_group(self.group, self.id))
-        if error := coordination.plain_error(answer):
-            raise wire.BrokerError(f"LeaveGroup was answered with error {error}")
+        response = await self._dialogue.request(coordination.leave_group(self.group, self.id))
+        if error := coordination.plain_error(response):
+            raise wire.BrokerError(f"LeaveGroup failed with error {error}")
         self.id, self.generation = "", -1
 
 
@@ -127,41 +129,41 @@ async def _into_the_last(member: Member, members: Sequence[Member]) -> None:
     deadline = time.perf_counter() + SETTLE_TIMEOUT_S
     if not member.id:
         await member.enter()
-    while not is_whole(members):
+    while not is_stable(members):
         if time.perf_counter() > deadline:
             raise wire.BrokerError(f"{member.group} has no common generation after {SETTLE_TIMEOUT_S:.0f} s")
         error = await member.heartbeat()
         if error == REBALANCE_IN_PROGRESS:
             await member.enter()
         elif error:
-            raise wire.BrokerError(f"Heartbeat was answered with error {error}")
+            raise wire.BrokerError(f"Heartbeat failed with error {error}")
         else:
             await asyncio.sleep(AGAIN_S)
 
 
-def is_whole(members: Sequence[Member]) -> bool:
+def is_stable(members: Sequence[Member]) -> bool:
     """Whether all are in the same generation, led by one of them."""
     generations = {member.generation for member in members}
     return generations != {-1} and len(generations) == 1 and sum(member.leads for member in members) == 1
 
 
-async def rebalance(members: list[Member], guest: Member) -> float:
+async def rebalance(members: list[Member], joiner: Member) -> float:
     """Seconds from the first request of a member that joins or leaves until all members have their assignments."""
     started = time.perf_counter()
-    if guest in members:
-        members.remove(guest)
-        await guest.leave()
+    if joiner in members:
+        members.remove(joiner)
+        await joiner.leave()
         await members[0].await_rebalance()
         entering = [members[0].enter(), *(member.follow() for member in members[1:])]
         await asyncio.gather(*entering)
     else:
-        coming = asyncio.ensure_future(guest.enter())
+        coming = asyncio.ensure_future(joiner.enter())
         await members[0].await_rebalance()
         entering = [members[0].enter(), *(member.follow() for member in members[1:])]
         await asyncio.gather(coming, *entering)
-        members.append(guest)
+        members.append(joiner)
     seconds = time.perf_counter() - started
-    if not is_whole(members):
+    if not is_stable(members):
         raise wire.BrokerError("after a rebalance the members are in different generations")
     return seconds
 
@@ -170,9 +172,9 @@ async def _rebalances(load: GroupLoad) -> Outcome:
     async with dialogue.many(load.port, load.connections) as connections:
         members = [Member(connection, load.group, load.topic) for connection in connections]
         await form(members)
-        guest = members[-1]
+        joiner = members[-1]
         meter, started = Meter(load.pid), time.perf_counter()
-        taken = [await rebalance(members, guest) for _ in range(load.times)]
+        taken = [await rebalance(members, joiner) for _ in range(load.times)]
         outcome = meter.outcome(time.perf_counter() - started, len(taken), 0, taken)
         await asyncio.gather(*(member.leave() for member in members))
     return outcome
@@ -189,23 +191,23 @@ class Committer:
     acknowledged: int = 0
     latencies: list[float] = field(default_factory=list)
     _frame: bytearray = field(default_factory=bytearray)
-    _places: list[int] = field(default_factory=list)
+    _positions: list[int] = field(default_factory=list)
 
     async def begin(self) -> None:
         load, member = self.load, self.member
         await member.enter()
-        self._frame, self._places = coordination.offset_commit(
+        self._frame, self._positions = coordination.offset_commit(
             member.group, member.id, member.generation, load.topic, load.partitions
         )
 
     async def commit(self) -> None:
         self.offset += 1
         offset, since = self.offset, time.perf_counter()
-        for place in self._places:
-            wire.I64.pack_into(self._frame, place, offset)
-        answer = await self.connection.ask(bytes(self._frame))
-        if error := coordination.commit_error(answer):
-            raise wire.BrokerError(f"OffsetCommit was answered with error {error}")
+        for position in self._positions:
+            wire.I64.pack_into(self._frame, position, offset)
+        response = await self.connection.request(bytes(self._frame))
+        if error := coordination.commit_error(response):
+            raise wire.BrokerError(f"OffsetCommit failed with error {error}")
         self.latencies.append(time.perf_counter() - since)
         self.acknowledged = max(self.acknowledged, offset)
 
@@ -241,10 +243,10 @@ def _committing(
 
 
 async def _by_schedule(load: GroupLoad, committers: Sequence[Committer], started: float) -> None:
-    """Whatever the answers do, so that a broker that stalls is charged for every commit that waited.
+    """Whatever the responses do, so that a broker that stalls is charged for every commit that waited.
 
     The loop's timers are no finer than a millisecond, and what they let go at once would wait for each other here. So
-    it goes round until the next commit is due; an answer is seen as soon as it comes.
+    it goes round until the next commit is due; an response is seen as soon as it comes.
     """
     under_way: set[asyncio.Task[None]] = set()
     for number in range(int(load.seconds * load.rate)):

@@ -70,7 +70,7 @@ class EndToEnd:
         self.latencies: list[float] = []  # by offset
         self.acknowledged = 0
 
-    def ask(self) -> None:
+    def send_fetch(self) -> None:
         wire.I64.pack_into(self.fetch, self.offset_at, len(self.latencies))
         self.consumer.sock.sendall(self.fetch)
 
@@ -78,11 +78,11 @@ class EndToEnd:
         for frame in self.consumer.frames():
             now = time.perf_counter()
             if error := wire.fetch_error(frame):
-                raise wire.BrokerError(f"Fetch was answered with error {error}")
+                raise wire.BrokerError(f"Fetch failed with error {error}")
             batches = max(0, wire.read_varint(frame, wire.FETCH_RECORDS_AT)[0] - 1) // self.batch_bytes
             first = len(self.latencies)
             self.latencies += [now - when for when in self.sent[first : first + batches]]
-            self.ask()
+            self.send_fetch()
 
     def acknowledge(self) -> None:
         """Take what has come by now."""
@@ -91,7 +91,7 @@ class EndToEnd:
         for frame in self.producer.frames():
             (error,) = wire.I16.unpack_from(frame, wire.PRODUCE_ERROR_AT)
             if error:
-                raise wire.BrokerError(f"Produce was answered with error {error}")
+                raise wire.BrokerError(f"Produce failed with error {error}")
             self.acknowledged += 1
 
     def drive(self, messages: int) -> float:
@@ -118,7 +118,7 @@ class EndToEnd:
         return time.perf_counter() - started
 
     def outcome(self) -> Outcome:
-        self.ask()
+        self.send_fetch()
         self.drive(self.settings.warm_up)
         meter = Meter(self.settings.pid)
         seconds = self.drive(self.settings.messages)

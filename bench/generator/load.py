@@ -37,14 +37,14 @@ class Run:
         while (now := time.perf_counter()) < deadline and not self.has_finished():
             if self.load.bytes_per_second:
                 self.pace(now - started)
-            self.turn(sending=True)
+            self.poll(sending=True)
         while not self.has_drained():
             if time.perf_counter() > deadline + DRAIN_TIMEOUT_S:
-                raise wire.BrokerError("answers are missing half a minute after the last request")
-            self.turn(sending=False)
+                raise wire.BrokerError("responses are missing half a minute after the last request")
+            self.poll(sending=False)
         return time.perf_counter() - started
 
-    def turn(self, *, sending: bool) -> None:
+    def poll(self, *, sending: bool) -> None:
         channels = self.channels
         for descriptor, event in self.poller.poll(0.001 if self.load.bytes_per_second else 0.1):
             channel = channels[descriptor]

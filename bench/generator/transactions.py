@@ -41,7 +41,7 @@ class TransactionLoad:
     size: int = 1
     version: int = 2
     seconds: float = 3.0
-    rate: float = 0.0  # transactions a second of all producers together; 0: as fast as answers come
+    rate: float = 0.0  # transactions a second of all producers together; 0: as fast as responses come
     abort_every: int = 0  # so many transactions, one is aborted; 0: none
 
 
@@ -50,13 +50,13 @@ class Part:
 
     __slots__ = ("_batch", "_number_at", "_sequence", "error_at", "frame")
 
-    def __init__(self, load: TransactionLoad, place: "Place", records: int, sequence: int) -> None:
+    def __init__(self, load: TransactionLoad, target: "Target", records: int, sequence: int) -> None:
         batch = wire.batch(records, VALUE_BYTES, attributes=wire.TRANSACTIONAL)
         frame, batch_at, self.error_at = coordination.transactional_produce(
-            place.transactional_id,
+            target.transactional_id,
             load.topic,
-            place.topic_id,
-            place.partition,
+            target.topic_id,
+            target.partition,
             batch,
             version_2=load.version == 2,
         )
@@ -76,7 +76,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Target:
     """Where a producer writes, and under which name."""
 
     transactional_id: str
@@ -87,17 +87,29 @@ class Place:
 class Transactor:
     """One transactional producer."""
 
-    __slots__ = ("_connection", "_epoch", "_load", "_number", "_parts", "_place", "_producer_id", "_sequence",
-                 "aborted", "committed", "latencies", "retries")  # fmt: skip
+    __slots__ = (
+        "_connection",
+        "_epoch",
+        "_load",
+        "_number",
+        "_parts",
+        "_producer_id",
+        "_sequence",
+        "_target",
+        "aborted",
+        "committed",
+        "latencies",
+        "retries",
+    )  # fmt: skip
 
     def __init__(self, connection: Dialogue, load: TransactionLoad, topic_id: bytes, number: int) -> None:
         self._connection = connection
         self._load = load
-        self._place = Place(f"{load.name}-{number}", topic_id, number % load.partitions)
+        self._target = Target(f"{load.name}-{number}", topic_id, number % load.partitions)
         self._number = number
         per_batch = max(1, (BATCH_BYTES - wire.BATCH_HEADER_BYTES) // (VALUE_BYTES + 8))
         self._parts = [
-            Part(load, self._place, min(per_batch, load.size - done), done)
+            Part(load, self._target, min(per_batch, load.size - done), done)
             for done in range(0, load.size, per_batch)
         ]
         self._producer_id = self._epoch = -1
@@ -109,24 +121,24 @@ class Transactor:
 
     @property
     def partition(self) -> int:
-        return self._place.partition
+        return self._target.partition
 
     async def begin(self) -> None:
         while True:
-            frame = coordination.init_producer_id(self._place.transactional_id, TIMEOUT_MS)
-            answer = await self._connection.ask(frame)
-            error, self._producer_id, self._epoch = coordination.initialized(answer)
+            frame = coordination.init_producer_id(self._target.transactional_id, TIMEOUT_MS)
+            response = await self._connection.request(frame)
+            error, self._producer_id, self._epoch = coordination.initialized(response)
             if error == NONE:
                 return
             if error not in coordination.NOT_NOW | {CONCURRENT_TRANSACTIONS}:
-                raise wire.BrokerError(f"InitProducerId was answered with error {error}")
+                raise wire.BrokerError(f"InitProducerId failed with error {error}")
             await asyncio.sleep(AGAIN_S)
 
-    async def transact(self, turn: int, since: float) -> None:
+    async def transact(self, number: int, since: float) -> None:
         """Write and end one transaction. Its number is unique among those of all producers."""
         load, every = self._load, self._load.abort_every
-        commits = not every or turn % every != every - 1
-        number = turn * load.producers + self._number
+        commits = not every or number % every != every - 1
+        number = number * load.producers + self._number  # unique among all producers
         if load.version < 2:
             await self._add()
         await self._write(number)
@@ -135,21 +147,21 @@ class Transactor:
         (self.committed if commits else self.aborted).append(number)
 
     async def _add(self) -> None:
-        place = self._place
+        target = self._target
         frame = coordination.add_partition_to_txn(
-            place.transactional_id, self._producer_id, self._epoch, self._load.topic, place.partition
+            target.transactional_id, self._producer_id, self._epoch, self._load.topic, target.partition
         )
-        while error := coordination.added_error(await self._connection.ask(frame)):
+        while error := coordination.added_error(await self._connection.request(frame)):
             await self._again("AddPartitionsToTxn", error)
 
     async def _write(self, number: int) -> None:
-        who = (self._producer_id, self._epoch, self._sequence, number)
+        producer = (self._producer_id, self._epoch, self._sequence, number)
         while True:
-            asked = [self._connection.ask(part.fill(*who)) for part in self._parts]
-            answers = await asyncio.gather(*asked)
+            responses_pending = [self._connection.request(part.fill(*producer)) for part in self._parts]
+            responses = await asyncio.gather(*responses_pending)
             errors = [
-                int(wire.I16.unpack_from(answer, part.error_at)[0])
-                for part, answer in zip(self._parts, answers, strict=True)
+                int(wire.I16.unpack_from(response, part.error_at)[0])
+                for part, response in zip(self._parts, responses, strict=True)
             ]
             if not any(errors):
                 break
@@ -158,37 +170,37 @@ class Transactor:
 
     async def _end(self, commits: bool) -> None:
         version_2 = self._load.version == 2
-        name, who = self._place.transactional_id, (self._producer_id, self._epoch)
-        frame = coordination.end_txn(name, *who, commits, version_2=version_2)
+        name, producer = self._target.transactional_id, (self._producer_id, self._epoch)
+        frame = coordination.end_txn(name, *producer, commits, version_2=version_2)
         while True:
-            answer = await self._connection.ask(frame)
-            error, *who_next = (
-                coordination.ended(answer) if version_2 else (coordination.plain_error(answer),)
+            response = await self._connection.request(frame)
+            error, *producer_next = (
+                coordination.ended(response) if version_2 else (coordination.plain_error(response),)
             )
             if error == NONE:
                 break
             await self._again("EndTxn", error)
         if version_2:
-            self._producer_id, self._epoch = who_next
+            self._producer_id, self._epoch = producer_next
             self._sequence = 0
 
     async def _again(self, api: str, error: int) -> None:
         if error != CONCURRENT_TRANSACTIONS:
-            raise wire.BrokerError(f"{api} was answered with error {error}")
+            raise wire.BrokerError(f"{api} failed with error {error}")
         self.retries += 1
         await asyncio.sleep(AGAIN_S)
 
     async def transact_on(self, until: float) -> None:
-        turns = count()
+        numbers = count()
         while (now := time.perf_counter()) < until:
-            await self.transact(next(turns), now)
+            await self.transact(next(numbers), now)
 
     async def transact_by_schedule(self, interval: float, first: float, until: float) -> None:
         """Each at its time, or at once where the one before took longer."""
-        due, turns = first, count()
+        due, numbers = first, count()
         while due < until:
             await asyncio.sleep(due - time.perf_counter())
-            await self.transact(next(turns), time.perf_counter())
+            await self.transact(next(numbers), time.perf_counter())
             due += interval
 
 

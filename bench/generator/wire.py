@@ -79,7 +79,7 @@ def string(text: str) -> bytes:
 
 
 def request(api_key: int, version: int, body: bytes, *, flexible: bool) -> bytes:
-    """A whole frame. Responses come in order, so every request may carry the same correlation id."""
+    """A frame frame. Responses come in order, so every request may carry the same correlation id."""
     rest = CLIENT_ID + (b"\0" if flexible else b"") + body
     return REQUEST.pack(REQUEST.size - I32.size + len(rest), api_key, version, 7, len(CLIENT_ID)) + rest
 
@@ -100,9 +100,9 @@ def batch(
         *(0, length, -1, 2, 0, attributes, records - 1, now_ms, now_ms),
         *(producer_id, producer_epoch, sequence, records),
     )
-    whole = bytearray(header + body)
-    U32.pack_into(whole, BATCH_CRC_AT, crc32c(memoryview(whole)[BATCH_CRC_FROM:]))
-    return bytes(whole)
+    frame = bytearray(header + body)
+    U32.pack_into(frame, BATCH_CRC_AT, crc32c(memoryview(frame)[BATCH_CRC_FROM:]))
+    return bytes(frame)
 
 
 def record_value(value_bytes: int) -> bytes:
@@ -124,7 +124,7 @@ def produce_one(port: int, topic: str) -> None:
     with connect(port) as sock:
         (error,) = I16.unpack_from(call(sock, frame), PRODUCE_ERROR_AT)
     if error:
-        raise BrokerError(f"Produce was answered with error {error}")
+        raise BrokerError(f"Produce failed with error {error}")
 
 
 def fetch(topic_id: bytes, max_bytes: int, max_wait_ms: int) -> tuple[bytearray, int, int]:
@@ -197,8 +197,8 @@ def _receive(sock: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def answers(port: int) -> bool:
-    """True when a broker answers ApiVersions: the first moment a client could use it."""
+def is_serving(port: int) -> bool:
+    """True when a broker responses ApiVersions: the first moment a client could use it."""
     try:
         with connect(port, 1.0) as sock:
             reply = call(sock, request(API_VERSIONS, 0, b"", flexible=False))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, Producer
-from confluent_kafka import TopicPartition as Place
+from confluent_kafka import TopicPartition as TopicPartitionOffset
 from tests.spark.support import reference_decoder as reference
 
 from bench.brokers import Levada
@@ -155,7 +155,7 @@ def drained(found: Iterable[object]) -> None:
 
 def consumed(bootstrap: str, partition: TopicPartition, start: int, end: int) -> None:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False})
-    consumer.assign([Place(partition.topic, partition.partition, start)])
+    consumer.assign([TopicPartitionOffset(partition.topic, partition.partition, start)])
     found = 0
     while found < end:
         for message in consumer.consume(10_000, 10):

@@ -112,14 +112,14 @@ def latency(seconds: float) -> Job:
             writer = side.write_stream(reader.load().select("value"), target, "none")
             query = writer.option("checkpointLocation", str(folder)).start()
             try:
-                return _passing(side, query, source, target, seconds)
+                return _events_through(side, query, source, target, seconds)
             finally:
                 query.stop()
 
     return run
 
 
-def _passing(side: Side, query: "StreamingQuery", source: str, target: str, seconds: float) -> Outcome:
+def _events_through(side: Side, query: "StreamingQuery", source: str, target: str, seconds: float) -> Outcome:
     """Events at a fixed rate; those of the first second after the first that passed are not counted."""
     servers = {"bootstrap.servers": side.broker.bootstrap}
     consumer = Consumer(servers | {"group.id": target, "auto.offset.reset": "earliest"})

@@ -112,12 +112,12 @@ def growth_table(found: dict[str, Any]) -> str:
 
 def markdown(found: dict[str, Any]) -> str:
     about = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
-    judged = [met for key, row in found["rows"].items() for _, met in verdicts(key, row) if met is not None]
-    judged += [met for _, _, met in growth_verdicts(found)]
+    met = [met for key, row in found["rows"].items() for _, met in verdicts(key, row) if met is not None]
+    met += [met for _, _, met in growth_verdicts(found)]
     parts = [
         f"{found['when']}, revision {found['revision']}, Spark {found['spark']} with 2 cores, the stock connector "
         f"{found['connector']}, Apache Kafka {found['kafka']}; {about}.",
-        f"{sum(judged)} of {len(judged)} goals met; {found['minutes']:.0f} minutes. Latencies are p50 / p99."
+        f"{sum(met)} of {len(met)} goals met; {found['minutes']:.0f} minutes. Latencies are p50 / p99."
         + others(found),
         rows_table(found),
         costs_table(found),

@@ -114,8 +114,8 @@ class Side:
     def meter(self) -> "SparkMeter":
         return SparkMeter(self.broker.pid, java_pid())
 
-    def last_words(self) -> str:
-        return self.broker.last_words()
+    def log_tail(self) -> str:
+        return self.broker.log_tail()
 
     def check(self, topic: str, rows: int) -> None:
         """All rows that were written are in the topic; markers of transactions take offsets too."""
@@ -177,7 +177,7 @@ def fill(broker: Broker, shape: Shape, records: int, parts: Sequence[tuple[bytes
             for reply in wire.pipelined(sock, _repeated(frames, requests), WINDOW):
                 (error,) = wire.I16.unpack_from(reply, wire.PRODUCE_ERROR_AT)
                 if error:
-                    raise wire.BrokerError(f"Produce was answered with error {error}")
+                    raise wire.BrokerError(f"Produce failed with error {error}")
     return requests * each * PARTITIONS
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from bench.generator import coordinator_requests as coordination
 from bench.generator import wire
 from bench.generator.dialogue import Dialogue
-from bench.generator.groups import SETTLE_TIMEOUT_S, Member, is_whole
+from bench.generator.groups import SETTLE_TIMEOUT_S, Member, is_stable
 
 TOPIC = "load"
 HEARTBEAT_S = 1.0
@@ -41,7 +41,7 @@ class Living:
             if error == coordination.REBALANCE_IN_PROGRESS:
                 await member.enter()
             elif error:
-                raise wire.BrokerError(f"Heartbeat was answered with error {error}")
+                raise wire.BrokerError(f"Heartbeat failed with error {error}")
 
     async def leave(self) -> Member:
         """One goes; who it was."""
@@ -59,7 +59,7 @@ class Living:
     async def settle(self) -> None:
         """Until the members are all in one generation."""
         deadline = time.perf_counter() + SETTLE_TIMEOUT_S
-        while not is_whole(self.members):
+        while not is_stable(self.members):
             failed = [task for task in self._tasks.values() if task.done()]
             if failed:
                 await failed[0]

@@ -8,7 +8,7 @@ from typing import Any
 from bench.brokers import Broker
 from bench.generator import coordinator_requests as coordination
 from bench.generator import dialogue, wire
-from bench.generator.groups import GroupLoad, Member, commits, is_whole, rebalance
+from bench.generator.groups import GroupLoad, Member, commits, is_stable, rebalance
 from bench.machine import latencies_ms
 from tests.load.conftest import SECONDS
 from tests.load.figures import Report
@@ -50,7 +50,7 @@ def test_500_groups_of_4_members(broker: Broker, report: Callable[[str], Report]
             every = groups(connections, GROUP_SIZE)
             formed = await timed(group.begin() for group in every)
             results.add("formed, the delay of 3 s included", formed, "s")
-            assert all(is_whole(group.members) for group in every)
+            assert all(is_stable(group.members) for group in every)
             await asyncio.sleep(CALM_S)
             calm = [taken for group in every for taken in group.heartbeats]
             results.add("heartbeats", len(calm) / CALM_S, "/s")
@@ -73,10 +73,10 @@ def test_a_group_of_200_members_rebalances(broker: Broker, report: Callable[[str
             members = [Member(connection, "large", TOPIC) for connection in connections]
             formed = await timed(member.enter() for member in members)
             results.add("formed, the delay of 3 s included", formed, "s")
-            assert is_whole(members)
-            guest, taken = members[-1], []
+            assert is_stable(members)
+            joiner, taken = members[-1], []
             for _ in range(6):
-                taken.append(await rebalance(members, guest))
+                taken.append(await rebalance(members, joiner))
                 assert len({member.assigned for member in members}) == len(members)
             results.add("rebalances, the slowest of 6", max(taken), "s", 10.0)
             results.add_memory(broker)
@@ -99,8 +99,8 @@ def test_2000_commits_a_second(broker: Broker, report: Callable[[str], Report]) 
     outcome, committers = dialogue.run(commits(load))
     for committer in committers:
         with wire.connect(broker.port) as sock:
-            answer = wire.call(sock, coordination.offset_fetch(committer.member.group, TOPIC, 4))
-        assert coordination.fetched_offsets(answer) == [committer.acknowledged] * 4
+            response = wire.call(sock, coordination.offset_fetch(committer.member.group, TOPIC, 4))
+        assert coordination.fetched_offsets(response) == [committer.acknowledged] * 4
     results = report(f"{COMMITS_PER_S:,} commits a second")
     results.add("rate", outcome.requests / outcome.seconds, "/s", -0.98 * COMMITS_PER_S)
     results.add_outcome(outcome, p99_goal_ms=100.0)

@@ -165,7 +165,7 @@ def test_who_is_not_measured_stands_still(fails: bool, tmp_path: Path) -> None:
         deadline = time.monotonic() + 10
         while not was_stopped(other.pid):  # a signal takes a moment
             assert time.monotonic() < deadline, "both run"
-        assert wire.answers(side.port)
+        assert wire.is_serving(side.port)
         measured.append(side.name)
         if fails:
             raise wire.BrokerError("no")
@@ -178,7 +178,7 @@ def test_who_is_not_measured_stands_still(fails: bool, tmp_path: Path) -> None:
         row = measure_row(Row("a", "b", run), sides, 2, partial(alone, sides))
         assert "".join(measured) == ("01" if fails else "0110")
         assert "".join(row["errors"]) == ("01" if fails else "")
-        assert all(wire.answers(side.port) for side in sides)
+        assert all(wire.is_serving(side.port) for side in sides)
     finally:
         for side in sides:
             side.remove()

@@ -29,8 +29,8 @@ def test_varints_come_back(value: int) -> None:
 
 
 def test_frames_for_coordinators_are_what_the_broker_reads() -> None:
-    frame, places = coordination.offset_commit("g", "m", 3, "t", 2)
-    wire.I64.pack_into(frame, places[1], 77)
+    frame, positions = coordination.offset_commit("g", "m", 3, "t", 2)
+    wire.I64.pack_into(frame, positions[1], 77)
     api_key, version, _, _, position = messages.read_request_header(memoryview(frame)[4:])
     commit = messages.read_request(api_key, version, memoryview(frame)[4:], position)
     assert (commit.group_id, commit.member_id, commit.generation_id_or_member_epoch) == ("g", "m", 3)
