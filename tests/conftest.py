@@ -1,4 +1,4 @@
-"""Rules for every test: no process outlives the tests that started it, and a busy machine fails none."""
+"""Fixtures and rules of all tests: brokers, no leftover processes, no deadlines of examples."""
 
 import os
 import signal

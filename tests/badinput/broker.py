@@ -1,4 +1,4 @@
-"""The broker under attack: a process of its own, watched for its memory, its log and a healthy client."""
+"""A broker process under attack: watches its memory and log, and checks it with a healthy client."""
 
 import re
 import socket

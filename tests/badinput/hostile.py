@@ -1,4 +1,4 @@
-"""What a field can be replaced with: extremes, nulls, lengths that lie, floods of tags, text that is no text."""
+"""Hostile values for a field: extremes, nulls, wrong lengths, floods of tags, invalid UTF-8."""
 
 import struct
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Record batches that must not enter a log, and such that would be too much to unpack."""
+"""Rejects invalid record batches, and batches that decompress to too much."""
 
 import struct
 import uuid

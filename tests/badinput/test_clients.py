@@ -1,4 +1,4 @@
-"""Clients that behave badly: too slow, too many, too greedy, in a wrong order, under a false name."""
+"""Bad clients: too slow, too many, too greedy, requests in a wrong order or with a wrong identity."""
 
 import socket
 import struct

@@ -1,4 +1,4 @@
-"""Folders that somebody has been at: the broker says what is missing, serves the rest, begins nothing anew."""
+"""Data directories with missing files: the broker names what is missing and serves the rest."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""Much of what is allowed, and much of what is not: time, memory and the log stay bounded."""
+"""Floods of valid and invalid requests: time, memory and the log stay bounded."""
 
 import itertools
 import socket

@@ -1,4 +1,4 @@
-"""Members that ask for large answers over and over, in one write and without reading: memory stays bounded."""
+"""Pipelined group requests with large responses, without reading: memory stays bounded."""
 
 import struct
 from contextlib import ExitStack

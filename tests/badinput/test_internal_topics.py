@@ -1,4 +1,4 @@
-"""The topics of coordinators may be deleted, as in Kafka: groups and transactions begin anew, and nothing breaks."""
+"""Deleting internal topics, as Kafka allows: groups and transactions start over."""
 
 import subprocess
 import sys

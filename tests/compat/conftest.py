@@ -1,4 +1,4 @@
-"""One broker for all compatibility tests, and every client that can be had on this machine.
+"""One broker for all compatibility tests, and every client that can be installed on this machine.
 
 `COMPAT_BOOTSTRAP=host:port` points the same tests at another broker: they were written against Apache Kafka.
 `COMPAT_REQUIRE_ALL=1` turns the skip of a client that cannot be installed into a failure.

@@ -1,4 +1,4 @@
-"""The tables of docs/compatibility.md show what this run has seen: it is the last test of the run for that.
+"""The tables of docs/compatibility.md agree with this run, whose last test this is.
 
 UPDATE_REFERENCE=1 writes them anew, otherwise they must agree. A run of some of the tests, or without some of the
 clients, speaks only of the cells that it has tried. A cell without a test has the letter of the reason for that.

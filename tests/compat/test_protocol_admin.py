@@ -1,4 +1,4 @@
-"""Topics, settings and the cluster on the wire, where young brokers differ from Kafka.
+"""Topics, configs and cluster on the wire, where implementations differ from Kafka.
 
 Every code and every field here is what Apache Kafka 4.3.1 answered to the same request.
 """

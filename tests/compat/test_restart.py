@@ -1,4 +1,4 @@
-"""Clients that live through a restart of the broker, clean or killed: nothing acknowledged is lost, nothing doubled.
+"""Clients over restarts of the broker, clean or killed: nothing acknowledged is lost or duplicated.
 
 A killed process loses nothing either, since its writes are in the page cache, and the producers' sequence
 numbers survive with the log, so that a retry of what was written before the end is known as a duplicate.

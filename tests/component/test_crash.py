@@ -1,4 +1,4 @@
-"""A broker that is killed, stopped or starved of files: what was acknowledged is there, once, in order."""
+"""A broker that is killed, stopped or out of file descriptors keeps what it acknowledged."""
 
 import contextlib
 import resource

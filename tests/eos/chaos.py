@@ -1,4 +1,4 @@
-"""Who dies when: broker and copiers are killed, stopped, paused and started again at random.
+"""Kills, stops, pauses and restarts broker and copiers at random.
 
 What happens is drawn from a seed; how much was copied says when, not the clock, so that a slow machine is treated
 like a fast one.

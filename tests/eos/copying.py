@@ -1,4 +1,4 @@
-"""Kafka's own exactly-once test in our form: a source that fills, copiers, a reader of the copies, the last word."""
+"""Kafka's exactly-once test: a source that fills, copiers, a reader of the copies, a last check."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Programs that are killed and started again, and what they tell: copiers with librdkafka, and Kafka's own."""
+"""Programs that are killed and started again, and their histories: librdkafka's and Kafka's own copiers."""
 
 import json
 import signal

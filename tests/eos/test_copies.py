@@ -1,4 +1,4 @@
-"""Exactly once: what copiers copy from topic to topic is there once and in order, whoever is killed meanwhile.
+"""Exactly once: copies from topic to topic are complete and in order, over kills.
 
 `make test` copies 10,000 messages; `make chaos` 100,000, with more faults. `SEED=n` runs one seed again.
 """

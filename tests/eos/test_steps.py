@@ -1,4 +1,4 @@
-"""Exactly once at each step: a copier dies or sleeps between two steps of its transaction, and another takes over.
+"""Exactly once at each step: a copier dies or pauses between two steps, and another takes over.
 
 What `test_copies` meets by chance is met here by design, one place at a time.
 """

@@ -1,4 +1,4 @@
-"""A broker of its own for each load, and the figures of all loads in the end.
+"""A broker for each load, and a table of all measurements at the end.
 
 A load fails only on wrong results; whether a goal is met says the table, since it depends on the machine.
 `SECONDS=10 make load` shortens the long ones; such a run is not recorded.

@@ -1,4 +1,4 @@
-"""What the loads measured: one table in the end, beside the goals, and where it is recorded.
+"""The measurements of loads: one table beside the goals, and where it is recorded.
 
 Only a whole run of `make load` in which nothing was wrong is recorded: in bench/results/load.json and in
 docs/benchmarks.md.

@@ -1,4 +1,4 @@
-"""Members that live as real ones do: a heartbeat at its interval, and into the next generation when told so."""
+"""Members that send heartbeats at their interval and rejoin when the group rebalances."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""The demo runs to its end and loses nothing, on the way through the broker and through Spark."""
+"""The demo runs to its end and loses nothing, through the broker and through Spark."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The examples of delivery semantics keep what they promise when they are killed between their two steps.
+"""The examples of delivery semantics keep their guarantees when they are killed.
 
 Each is run as a user would run it, dies by SIGKILL in the middle, is run again to the end, and the results of both runs
 are compared with the orders.

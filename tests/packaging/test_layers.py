@@ -1,4 +1,4 @@
-"""A module imports only from below: the contracts of pyproject.toml, and proof that they bite."""
+"""Import contracts of pyproject.toml hold, and find breaches."""
 
 import subprocess
 import sys

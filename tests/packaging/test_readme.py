@@ -1,4 +1,4 @@
-"""What the README shows is what happens: its commands run in order, and their output has the shape that is printed.
+"""The README's commands run in order, with the output that it shows.
 
 Numbers, ids and the widths of columns differ from run to run; everything else must agree. Only the port differs:
 the broker takes a free one, and tools are told by LEVADA_BOOTSTRAP.

@@ -1,4 +1,4 @@
-"""docs/reference is written from the declarations: UPDATE_REFERENCE=1 writes it anew, otherwise it must agree."""
+"""docs/reference agrees with the declarations; UPDATE_REFERENCE=1 writes it."""
 
 import os
 from collections.abc import Mapping

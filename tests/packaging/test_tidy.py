@@ -1,9 +1,10 @@
-"""The style rules that a machine can hold: sizes, docstrings, names, purity, no postponed work."""
+"""Style rules: sizes, docstrings, names, purity, no postponed work."""
 
 import ast
 import re
 import tomllib
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODULE_LINES_SOFT = 400  # more is a warning: a module ends where a concept ends
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 40
+PACKAGE_MODULES_MAX = 14
+API_MODULES_MAX = 20  # a module for each noun of Kafka's APIs
 VAGUE_NAMES = re.compile(r"(?i:manager|helper)|Utils?\b|_utils?\b|^utils?$|Impl\b|_impl\b")
 POSTPONED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 IMPURE = {
@@ -67,6 +70,12 @@ def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return lines
 
 
+def test_packages_are_small() -> None:
+    sizes = Counter(name_of(path.parent) for path in SOURCE if path.name != "__init__.py")
+    limits = {"src/levada/api": API_MODULES_MAX}
+    assert {name: size for name, size in sizes.items() if size > limits.get(name, PACKAGE_MODULES_MAX)} == {}
+
+
 @pytest.mark.parametrize("path", SOURCE, ids=name_of)
 def test_functions_are_short(path: Path) -> None:
     lengths = {node.name: code_lines(node) for node in functions(ast.parse(path.read_text()))}
@@ -92,6 +101,17 @@ def test_no_work_is_postponed_in_a_comment(path: Path) -> None:
 )
 def test_wire_and_core_are_pure(path: Path) -> None:
     assert IMPURE & set(imports(ast.parse(path.read_text()))) == set()
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in TESTS if path.is_relative_to(ROOT / "tests" / "unit")], ids=name_of
+)
+def test_unit_tests_need_no_sockets_files_and_processes(path: Path) -> None:
+    text = path.read_text()
+    assert {"multiprocessing", "socketserver", "sqlite3", "subprocess", "tempfile"} & set(
+        imports(ast.parse(text))
+    ) == set()
+    assert not re.findall(r"tmp_path|BrokerThread|EmbeddedBroker|create_connection", text)
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCE if path.name == "__init__.py"], ids=name_of)

@@ -1,4 +1,4 @@
-"""Every `levada ...` that the pages and the help show can be typed: its commands and options exist."""
+"""Every `levada ...` command in docs and help exists, with its options."""
 
 import re
 import shlex

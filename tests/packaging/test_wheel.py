@@ -1,4 +1,4 @@
-"""What users install: the wheel alone, in an empty environment, must be a broker that answers."""
+"""The wheel alone, in an empty environment, is a working broker."""
 
 import os
 import re

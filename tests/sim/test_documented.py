@@ -1,4 +1,4 @@
-"""docs/project_testing.md says which bugs the worlds find; it tells of all of them, and of no other."""
+"""docs/project_testing.md lists exactly the bugs that are planted."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What the simulator found, each as a small history of its own, so that it stays found."""
+"""Bugs that the simulator found, each as a small history of its own."""
 
 from collections.abc import Mapping
 from random import Random

@@ -1,4 +1,4 @@
-"""What the tests of the connector share: one Spark and one broker for all of them, and topics of their own."""
+"""One Spark and one broker for all tests of the connector, and topics of their own."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Options: stock names, any case, errors that name the option and what would be right."""
+"""Options: stock names, any case, errors that name the option and what is valid."""
 
 import os
 from pathlib import Path

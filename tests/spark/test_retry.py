@@ -1,4 +1,4 @@
-"""Brokers that are away for a while are waited for, to read and to write; those that stay away are told."""
+"""Readers and writers wait for brokers that are away for a while, and fail if they stay away."""
 
 import signal
 from collections.abc import Iterator

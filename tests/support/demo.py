@@ -1,4 +1,4 @@
-"""The demo as a user starts it; one that takes too long is told to end, so that its broker and pipeline end with it."""
+"""Runs the demo as a user does; one that takes too long is interrupted, with its broker and pipeline."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Where tests keep what they download: outside the tree, shared by runs, filled under a lock.
+"""Downloads of tests: outside the tree, shared by runs, filled under a lock.
 
 Maven, npm, Go and apt are slow and need a network; a second run must need neither.
 """

@@ -1,4 +1,4 @@
-"""A real disk that fails or waits where a test says so."""
+"""A real disk that fails or waits where a test orders it."""
 
 import errno
 import os

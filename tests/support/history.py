@@ -1,4 +1,4 @@
-"""What clients did and saw, and what must not be in it: the anomalies of Jepsen's Kafka checker.
+"""Histories of clients, and the anomalies of Jepsen's Kafka checker.
 
 A history is made by processes that send, poll and position themselves; each does one thing at a time, so that the
 order of its own events in the list is the order in which they happened. Ticks (of any clock that all processes

@@ -1,4 +1,4 @@
-"""A PostgreSQL server for one test: its own data in a temporary folder, on a free port of loopback, gone afterwards."""
+"""A PostgreSQL server for one test, on a free port and in a temporary folder."""
 
 import contextlib
 import os

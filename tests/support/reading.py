@@ -1,4 +1,4 @@
-"""The last word of a test: all records of a topic, read by assign from the start to the end."""
+"""Reads all records of a topic by assign, from the start to the end."""
 
 import time
 from collections import defaultdict

@@ -1,1 +1,1 @@
-"""One driver for each client that Levada promises to serve; see `base` for the vocabulary."""
+"""One driver for each supported client; `base` declares their operations."""

@@ -1,4 +1,4 @@
-"""What every client must be able to say, in one small vocabulary.
+"""The operations of a client driver.
 
 A driver wraps one real client. The scenarios of `test_clients.py` speak only this vocabulary, so each of them
 runs with every client that has the operations it needs. Errors come as Kafka's own names.

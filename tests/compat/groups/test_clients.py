@@ -1,4 +1,4 @@
-"""Groups as real clients form them: members share partitions, come, go and die; nothing is left."""
+"""Classic groups of real clients: members join, leave and die; every record is read."""
 
 import pytest
 from tests.compat.drivers.base import ClientError

@@ -1,4 +1,4 @@
-"""What ConsumerGroupHeartbeat and its neighbours answer, request by request, as Apache Kafka does."""
+"""Responses to ConsumerGroupHeartbeat and related requests, as Apache Kafka sends them."""
 
 import time
 import uuid

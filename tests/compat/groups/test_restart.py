@@ -1,4 +1,4 @@
-"""A broker that is killed under its groups: members go on where they had committed, and nothing is lost."""
+"""A broker killed under its groups: members resume from committed offsets and lose nothing."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Groups through Kafka's own tools: kafka-consumer-groups, and the formatters that read our journal."""
+"""Kafka's own tools on groups: kafka-consumer-groups, and the formatters of __consumer_offsets."""
 
 import json
 import re

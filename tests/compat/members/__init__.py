@@ -1,1 +1,1 @@
-"""Members of groups, one program for each client; see `base` for what they are asked."""
+"""Group members, one program for each client; `base` declares their operations."""

@@ -1,4 +1,4 @@
-"""What members of groups are asked, whatever client they are of.
+"""Group members of each client: their operations, and the programs that run them.
 
 Each client is a program that reads operations and writes results as lines of JSON (see `drivers.program`). A program
 holds any number of members, which poll all the time; killing it kills them all.

@@ -1,4 +1,4 @@
-"""What the programs of the Python clients share: lines of JSON in, lines of JSON out, one thread for each member.
+"""Serves group members of Python clients: JSON lines in and out, one thread for each member.
 
 A client is touched only by its own thread: what a member is asked goes through its queue.
 """

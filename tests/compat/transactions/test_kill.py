@@ -1,4 +1,4 @@
-"""A broker killed again and again under open transactions: each is there as a whole or not at all, once, in order."""
+"""A broker killed under open transactions: each is committed or aborted as a whole, once and in order."""
 
 import os
 import signal

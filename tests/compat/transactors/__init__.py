@@ -1,1 +1,1 @@
-"""Transactional producers, one program for each client; see `base` for what they are asked."""
+"""Transactional producers, one program for each client; `base` declares their operations."""

@@ -1,4 +1,4 @@
-"""What transactional producers are asked, whatever client they are of.
+"""Transactional producers of each client: their operations, and the programs that run them.
 
 Each client is a program that reads operations and writes results as lines of JSON (see `drivers.program`). A program
 holds any number of producers, by name.

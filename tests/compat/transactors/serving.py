@@ -1,4 +1,4 @@
-"""What the programs of the Python clients share: lines of JSON in, lines of JSON out."""
+"""Serves transactional producers of Python clients: JSON lines in and out."""
 
 import json
 import os

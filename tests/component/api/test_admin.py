@@ -1,4 +1,4 @@
-"""Topics, settings and cluster over a real socket, in every version, answered as Apache Kafka 4.3 answered."""
+"""Topics, configs and cluster over a socket, in every version, with the responses of Apache Kafka 4.3."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A disk that fails under a rare request is told with Kafka's code, not as a bug of ours."""
+"""A failing disk under administrative requests gives Kafka's storage error."""
 
 import errno
 from typing import Any

@@ -1,4 +1,4 @@
-"""Refusals die by their count: a broker looks for cycles seldom, and one request may bring 100,000 refusals."""
+"""Errors leave no reference cycles: one request may bring 100,000 of them, and the collector runs rarely."""
 
 import gc
 from typing import Any

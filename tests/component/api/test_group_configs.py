@@ -1,4 +1,4 @@
-"""Settings of groups: told, altered, kept, and used by the coordinator."""
+"""Group configs: described, altered, stored, and used by the coordinator."""
 
 from typing import Any
 

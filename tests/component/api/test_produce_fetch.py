@@ -1,4 +1,4 @@
-"""Produce and Fetch over sockets: each partition of a request stands for itself, and waiting ends when it should."""
+"""Produce and Fetch over sockets: errors are per partition, and long polls end in time."""
 
 import struct
 import threading

@@ -1,4 +1,4 @@
-"""What may happen to a request that waits for its turn, and to what comes behind it."""
+"""Requests queued by the scheduler: closed connections, delays, order, stop, limits."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""From frames to handlers: versions, unknown APIs, and bugs that become answers instead of silence."""
+"""Dispatch of frames to handlers: versions, unknown APIs, and bugs answered as errors."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Who sends much at once waits for itself: the others are served in between, and its own order stays."""
+"""The request scheduler serves other connections between the requests of one that sends many."""
 
 import asyncio
 import contextlib

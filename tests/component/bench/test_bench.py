@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic: what they send is valid, what they report follows from what was measured."""
+"""The benchmarks' arithmetic: reports follow from what was measured."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Group commit: who waits for the disk shares an fsync, and nobody is told before it is done."""
+"""Group commit: concurrent waiters share an fsync, and are acknowledged after it."""
 
 import asyncio
 import threading

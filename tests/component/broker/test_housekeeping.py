@@ -1,4 +1,4 @@
-"""What a broker does now and then, on real logs: retention, checkpoints, syncs, forgetting producers."""
+"""Periodic work of a broker on real logs: retention, checkpoints, fsync, expiry of producers."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""Data directories: a broken one goes offline alone and loudly, and no start takes data for rubbish."""
+"""Log dirs: a failing one goes offline alone, and a start never discards data."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""/metrics and /healthz: Kafka's names, values that follow the traffic, and a server that cannot be held up."""
+"""/metrics and /healthz: Kafka's names, values that follow the traffic, and slow clients."""
 
 import contextlib
 import os

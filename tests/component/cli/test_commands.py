@@ -1,4 +1,4 @@
-"""The command line as people and scripts use it: real processes, what they print where, and how they end."""
+"""The command line: output, errors and exit codes."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`levada group` as operators use it: what is printed where, how it ends, and what it changes."""
+"""`levada group`: output, exit codes and effects."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

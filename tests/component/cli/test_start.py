@@ -1,4 +1,4 @@
-"""`levada start`: a broker from files, variables and flags, until it is told to stop."""
+"""`levada start`: settings from files, variables and flags; signals."""
 
 import os
 import re

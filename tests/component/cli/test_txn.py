@@ -1,4 +1,4 @@
-"""`levada txn`: transactions are seen and ended by people: open ones, prepared ones, and those that hang."""
+"""`levada txn`: lists and ends open, prepared and hanging transactions."""
 
 import asyncio
 import uuid

@@ -1,4 +1,4 @@
-"""The public client against a real broker: what is sent comes back, in order, once, whatever happens on the way."""
+"""The public client against a real broker: records arrive once and in order, over faults."""
 
 import asyncio
 from collections.abc import AsyncIterator

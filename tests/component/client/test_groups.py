@@ -1,4 +1,4 @@
-"""The public client in a group: members share partitions, and go on where the group left off."""
+"""The public client in a group: members share partitions and resume from committed offsets."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""The public client in transactions: all of it or nothing, once, and nobody writes in another's name."""
+"""The public client in transactions: atomic, exactly once, with fencing."""
 
 import asyncio
 import random

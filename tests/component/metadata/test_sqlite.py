@@ -1,4 +1,4 @@
-"""The SQLite store: all or none, in order, for several processes, and clear when it cannot."""
+"""The SQLite store: atomic and ordered writes of several processes, clear errors."""
 
 import asyncio
 import os

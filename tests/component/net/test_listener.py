@@ -1,4 +1,4 @@
-"""Sockets to frames and back: real sockets, a real listener, and a handler that tells what it was handed."""
+"""The listener on real sockets: framing, backpressure, limits, idle connections, stop."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A connection that may not begin a request gathers none, and goes on as soon as it may."""
+"""Connections over the memory limit pause, and resume when memory is free."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Runs of pipelines: who runs, who ran, how far they are, without Spark."""
+"""Pipeline runs without Spark: locks, status, progress."""
 
 import fcntl
 import json

@@ -1,4 +1,4 @@
-"""A data directory: one owner, one lock, and partitions that are found again."""
+"""A log dir: its owner, its lock, and the partitions found in it."""
 
 import os
 import subprocess

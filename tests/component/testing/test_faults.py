@@ -1,4 +1,4 @@
-"""Ordered faults as stock clients meet them: each kind for the APIs that every client uses."""
+"""Injected faults as stock clients meet them, for the APIs that every client uses."""
 
 import contextlib
 import threading

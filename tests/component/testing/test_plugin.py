@@ -1,4 +1,4 @@
-"""`levada.testing` as users meet it: their own tests, in their own pytest run, with stock clients."""
+"""`levada.testing` in a pytest run of its own, with stock clients."""
 
 import socket
 import subprocess

@@ -1,4 +1,4 @@
-"""What must hold of groups at any time, by what members were told and say themselves.
+"""Invariants of groups at any time, by the assignments that members got and report.
 
 Invariants 11 to 13 of the simulator: a partition has one owner at most, a member that lost it commits nothing more,
 offsets in use are not removed, and the journal alone gives the state.

@@ -1,4 +1,4 @@
-"""Simulated members of the consumer protocol (KIP-848): they say what they read, and are told what they may read."""
+"""Simulated members of the consumer protocol (KIP-848): they report what they own, and get assignments."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Simulated members of groups, as far as a coordinator can tell them from real clients.
+"""Simulated members of groups; to the coordinator they look like real clients.
 
 A member sends one request at a time and asks again when no answer comes. What it reads is what it was told and has not
 given up. It may be killed, leave, or stand still and go on later in a generation that is long over.

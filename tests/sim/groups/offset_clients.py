@@ -1,4 +1,4 @@
-"""Simulated clients that only keep offsets: plain ones, transactional ones, readers and an operator."""
+"""Simulated clients that only commit offsets: plain, transactional, readers and an operator."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast

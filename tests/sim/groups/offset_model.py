@@ -1,4 +1,4 @@
-"""What the offsets of groups must be: every commit in the order in which the coordinator took it.
+"""The model of committed offsets: every commit in the order in which the coordinator took it.
 
 A coordinator that is there has exactly what the model has. One that was lost and has read its journal again may have
 forgotten the newest operations, but none that anybody was told of, and none in part.

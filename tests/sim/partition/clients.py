@@ -1,4 +1,4 @@
-"""Simulated producers: they keep up to five batches in flight, retry in order, and know what they were promised."""
+"""Simulated producers: up to five batches in flight, retries in order, a record of acknowledgements."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

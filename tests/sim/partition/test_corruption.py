@@ -1,4 +1,4 @@
-"""Files that were damaged at rest: the log opens, or refuses and says where; it never serves bytes it found bad.
+"""Files damaged at rest: the log opens, or fails and names the place; it never serves bad bytes.
 
 Bits flip, files are cut at any byte, vanish, or hold something else altogether. No batch before the first bad byte is
 lost, and indexes, snapshots and checkpoints are never needed.

@@ -1,4 +1,4 @@
-"""A crash at every single step of roll, flush, retention, truncation and shutdown: the log opens and owes nothing."""
+"""A crash at every step of roll, flush, retention, truncation and shutdown: the log opens and loses nothing."""
 
 import pytest
 from tests.sim.partition.world import World

@@ -1,4 +1,4 @@
-"""What must hold of transactions: what readers see at any time, and what the logs say when all is healed.
+"""Invariants of transactions: what readers see at any time, and the logs after recovery.
 
 The numbers are those of the invariants in docs/project_testing.md.
 """

@@ -1,4 +1,4 @@
-"""Simulated clients of transactions: one request at a time, asked again until it is answered or refused for good.
+"""Simulated clients of transactions: one request at a time, retried until it is answered.
 
 They begin, write, commit offsets and end as clients of both versions of the protocol do; some share a transactional
 id, so that they fence each other. What each wanted and was told is remembered.

@@ -1,4 +1,4 @@
-"""Who dies when, in a pipeline that reads a topic: driver, workers, executors and broker, at each step or at random.
+"""Kills driver, workers, executors and broker of a pipeline, at each step or at random.
 
 What happens is drawn from a seed. Orders for a step are met where the pipeline comes to it (`steps`,
 `chaos_lake_steps`); the rest is killed from here, at a moment that nothing is waited for.

@@ -1,4 +1,4 @@
-"""archive with places at which somebody is killed: put into the driver's Python, where batches become commits.
+"""Steps of archive at which a process is killed, put into the driver's Python.
 
 Orders are those of `steps`. What Spark does in between, the writing of files, is met by kills at random.
 """

@@ -1,4 +1,4 @@
-"""A driver that is killed: queries from one topic, to other topics or into a lake, until somebody ends the process.
+"""A driver that is killed: queries from one topic to other topics or into a lake.
 
 A query that fails is started again, as a supervisor would; the whole program is started again by the test.
 """

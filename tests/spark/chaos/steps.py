@@ -1,4 +1,4 @@
-"""Reader and sink with places at which somebody is killed: a data source for the kill tests, loaded in Spark's workers.
+"""Steps of reader and sink at which a process is killed: a data source, loaded in Spark's workers.
 
 An order is a file named after a step; the first process that comes to the step takes it and kills whom it names. So
 each order is met once, in a batch that is really under way.

@@ -1,4 +1,4 @@
-"""The examples of pipelines do what they say: real programs against a real broker, one after the other.
+"""The examples of pipelines run against a real broker and print what they document.
 
 They share one Spark, whose start would be most of their time.
 """

@@ -1,4 +1,4 @@
-"""Pages on Spark show what happens: their commands and programs run in order, and say what is printed there."""
+"""Commands and programs of the pages on Spark run in order, with the output shown there."""
 
 import io
 import json

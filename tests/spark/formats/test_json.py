@@ -1,4 +1,4 @@
-"""JSON as typed columns: the quick way and the slow one say the same, and no value spoils another."""
+"""JSON as typed columns: both parsers agree, and one malformed value does not affect others."""
 
 import json
 import math

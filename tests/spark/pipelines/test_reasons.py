@@ -1,4 +1,4 @@
-"""Why a pipeline failed is said in a sentence, wherever Python raised it."""
+"""A failed pipeline reports its cause in a sentence, wherever Python raised it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

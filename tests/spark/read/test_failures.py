@@ -1,4 +1,4 @@
-"""What goes wrong while a query runs: told in one sentence, and the query can be started again."""
+"""Failures of running queries: clear errors, and restarts."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, cast

@@ -1,4 +1,4 @@
-"""A range of a partition comes whole, whatever happens to transactions, logs, topics and brokers meanwhile."""
+"""A range of a partition is read whole, over transactions, deletions and restarts of the broker."""
 
 import signal
 from collections.abc import Iterable, Sequence

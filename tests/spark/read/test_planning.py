@@ -1,4 +1,4 @@
-"""How ranges become tasks, and how much a micro-batch takes: decisions, tested without Spark or a broker."""
+"""Ranges become tasks, and limits of a micro-batch, without Spark or a broker."""
 
 from itertools import pairwise
 

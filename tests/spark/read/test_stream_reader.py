@@ -1,4 +1,4 @@
-"""A stream: where it begins, how far each micro-batch goes, who is told, and topics that change."""
+"""The stream reader: starting offsets, limits of micro-batches, topics that change."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Values as typed columns: what does not fit goes to a column or a topic, and never stops a query."""
+"""Values as typed columns: malformed ones go to a column or a topic, and do not stop a query."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Executors that are processes of their own: Spark's cluster in miniature, and a real one of master and worker."""
+"""Executors in processes of their own: local-cluster, and a standalone master and worker."""
 
 import json
 import os

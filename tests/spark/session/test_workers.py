@@ -1,4 +1,4 @@
-"""What workers have loaded is not walked by the collector after each task; memory stays theirs; tasks come at once."""
+"""Spark workers: the garbage collector skips loaded modules, and tasks start at once."""
 
 import gc
 import importlib.util

@@ -1,4 +1,4 @@
-"""A connector in a test's hand, the stock one or ours: short words for its reads, writes and queries."""
+"""The stock connector and ours with the same methods to read, write and query."""
 
 import time
 from collections.abc import Callable

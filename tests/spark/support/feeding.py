@@ -1,4 +1,4 @@
-"""What tests of pipelines share: made-up streams in made-up time, written to a broker, and results read back."""
+"""Sample streams written to a broker, and results read back."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""What feeds the topics that a connector reads, and changes them under it: other clients than Spark."""
+"""Clients other than Spark that write to and change the topics of a connector."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future

@@ -1,4 +1,4 @@
-"""What the tests of lakes share: topics with known records, and one run of archive."""
+"""Topics with known records, and one run of archive."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""A broker that goes away and comes back when it has been missed: nothing is left to how fast anybody is."""
+"""A broker that dies and returns after several attempts to connect."""
 
 import signal
 import socket

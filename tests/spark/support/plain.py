@@ -1,4 +1,4 @@
-"""Readers as plain objects, without Spark: what it would call, called here."""
+"""Readers as plain objects: the calls of Spark, without Spark."""
 
 import json
 import pickle

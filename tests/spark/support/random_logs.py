@@ -1,4 +1,4 @@
-"""Random pieces of logs for the decoder, built field by field: gaps of compaction, transactions, fields that lie."""
+"""Random pieces of logs for the decoder: compaction gaps, transactions, wrong fields."""
 
 from collections.abc import Iterator, Sequence
 from struct import Struct

@@ -1,4 +1,4 @@
-"""The reference implementation of the decoder: plain Python, one object per record; the tests' oracle."""
+"""The reference implementation of the decoder: plain Python, one object per record."""
 
 from collections.abc import Iterator, Sequence
 

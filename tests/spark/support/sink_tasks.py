@@ -1,4 +1,4 @@
-"""Writers without Spark: tasks that are attempts at a partition of a batch, and drivers, as Spark would call them."""
+"""Writers without Spark: task attempts and drivers, called as Spark calls them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

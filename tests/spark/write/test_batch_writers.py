@@ -1,4 +1,4 @@
-"""Batch jobs as plain writers: which records rows become, when they are seen, and what goes wrong clearly."""
+"""Batch writers without Spark: records, visibility, errors."""
 
 import linecache
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Exactly once as a design: the sink's rules where everybody may die or come back late, at every step."""
+"""The commit protocol of the sink: exactly once with kills and late tasks at every step."""
 
 import random
 from collections.abc import Callable

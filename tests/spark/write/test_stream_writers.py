@@ -1,4 +1,4 @@
-"""Streams as plain writers: tasks, drivers and the deaths between them, against a broker.
+"""Stream writers without Spark: tasks, drivers and kills between them, against a broker.
 
 `test_sink_model` tries every order of steps in a world of its own; this is about the steps as they are taken here.
 """

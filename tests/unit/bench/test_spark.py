@@ -1,4 +1,4 @@
-"""The benchmark on Spark: what is stored is valid and of the size told, and verdicts follow from what was measured."""
+"""The benchmark on Spark: stored batches are valid and of their size, ratios follow from measurements."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Answers that wait: for bytes, for time, for whoever has promised them."""
+"""Delayed responses: long polls end by bytes, by time, or with their connection."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The messages that the client writes and reads by hand mean what kio, the oracle, says they mean."""
+"""The client's hand-written messages agree with kio, the reference implementation."""
 
 from io import BytesIO
 from random import Random

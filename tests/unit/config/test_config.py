@@ -1,6 +1,6 @@
 """Settings: Kafka's names, types, defaults and bounds; their sources; warnings about unknown names."""
 
-import socket
+from socket import gethostname
 
 import pytest
 from hypothesis import given
@@ -287,7 +287,7 @@ def test_a_listener_may_be_opened_to_the_network_on_purpose() -> None:
     assert all(map(listeners.is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
     config = load(listeners="PLAINTEXT://:9092", levada_allow_plaintext_beyond_loopback="true")
     assert not listeners.is_loopback(config.listeners.endpoints[0].host)
-    assert config.listeners.advertised_endpoints[0].host == socket.gethostname()
+    assert config.listeners.advertised_endpoints[0].host == gethostname()
 
 
 def test_dynamic_changes_make_a_new_config_and_keep_the_static_settings() -> None:

@@ -1,4 +1,4 @@
-"""Buffers for received bytes: reused only after the turn, and never given on a mere promise."""
+"""The buffer pool: buffers are reused after the flush, and memory is taken as bytes arrive."""
 
 from random import Random
 

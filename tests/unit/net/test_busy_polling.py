@@ -1,4 +1,4 @@
-"""The loop stays awake where requests follow one another at once, and sleeps where they do not ."""
+"""Busy polling: the loop spins while requests follow at once, and sleeps otherwise."""
 
 from collections import deque
 from collections.abc import Callable

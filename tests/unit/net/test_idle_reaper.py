@@ -1,4 +1,4 @@
-"""Who is closed for saying nothing: by the looks that are taken, with a clock of the test's."""
+"""The idle reaper closes idle connections, by a clock of the test."""
 
 import asyncio
 from typing import cast

@@ -1,4 +1,4 @@
-"""When an answer leaves at once, and when it waits for the end of the turn: rules of `Connection.can_send_now`."""
+"""Immediate and batched responses: rules of `Connection.can_send_now`."""
 
 import asyncio
 from collections.abc import Callable

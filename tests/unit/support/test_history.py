@@ -1,4 +1,4 @@
-"""The checker of histories finds each anomaly in a small history that has it, and nothing in clean ones."""
+"""The checker of histories finds each anomaly, and none in clean histories."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The simulated disk keeps what was synced, loses what was not, and can be replayed: the simulator rests on it."""
+"""The simulated disk keeps what was synced, loses what was not, and replays by its seed."""
 
 import errno
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Record batches: kio reads what we write, every codec comes back, and a broken batch gives a protocol error."""
+"""Record batches: kio reads what we write, every codec round-trips, damage is a protocol error."""
 
 import gzip
 import os

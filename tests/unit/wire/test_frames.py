@@ -1,4 +1,4 @@
-"""The outbox: answers leave in the order of the requests, and never before they are known."""
+"""The outbox sends responses in the order of the requests."""
 
 import struct
 

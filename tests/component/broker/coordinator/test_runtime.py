@@ -1,4 +1,4 @@
-"""The runtime of coordinators on a real broker: answers wait for the journal, state comes back, failures are told."""
+"""The coordinator runtime on a real broker: responses wait for the journal, state is loaded, failures reported."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""A partition: what may enter its log, when it is seen, and what a broken disk does to it."""
+"""A partition: record validation, visibility of records, and failing disks."""
 
 import errno
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Transactions in one partition: what readers of committed records see, and who may write."""
+"""Transactions in one partition: read_committed, verification and markers."""
 
 import os
 from collections.abc import Iterable

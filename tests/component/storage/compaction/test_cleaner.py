@@ -1,4 +1,4 @@
-"""Compaction of logs on disk: what is kept of a batch, of a log, and how the broker's cleaner process does it."""
+"""Compaction of logs on disk: which records stay, transactions, swaps."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""The log against a list of batches: what is published is read, in order, by every way of reading."""
+"""The log against a list of batches: published batches are read in order, by every way of reading."""
 
 import errno
 import os

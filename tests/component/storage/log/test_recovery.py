@@ -1,4 +1,4 @@
-"""Logs that open after anything that may happen to their files.
+"""Recovery of logs after crashes and damage of their files.
 
 The log opens, or refuses and names file and place; it never serves a batch that recovery found bad, and never loses
 a batch before the first bad byte.

@@ -1,4 +1,4 @@
-"""What is wrong with a lake's place is said in a sentence."""
+"""Invalid paths of lakes give clear errors."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What a consumer takes out of fetched bytes: not markers, not what was aborted, nothing with a wrong CRC."""
+"""Decoding of fetched batches: control records and aborted ones are skipped, wrong CRCs found."""
 
 from struct import Struct
 

@@ -1,4 +1,4 @@
-"""Keys meet the partitions that Kafka's Java client chooses."""
+"""Keys choose partitions as Kafka's Java client does."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The controller decides by Kafka's rules: names, counts, placement, assignments, alterations, producer ids."""
+"""The controller's decisions: names, counts, placement, assignments, config changes, producer ids."""
 
 from dataclasses import dataclass, field
 from typing import Any

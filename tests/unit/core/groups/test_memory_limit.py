@@ -1,4 +1,4 @@
-"""What members say is held in memory: bounded for a group and for all of them."""
+"""Metadata of members is limited for a group and for all groups."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Committed offsets: who may commit, what is found again, what is forgotten."""
+"""Committed offsets: validation, fetches, expiry."""
 
 from typing import Any
 

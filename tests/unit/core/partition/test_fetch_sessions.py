@@ -1,4 +1,4 @@
-"""Incremental fetch sessions: who names only changes sees what one that names all sees."""
+"""Incremental fetch sessions return what full fetches return."""
 
 from collections.abc import Callable, Sequence
 from uuid import UUID

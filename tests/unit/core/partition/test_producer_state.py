@@ -1,4 +1,4 @@
-"""Idempotent producers: a retry is stored once and in order, whatever happens in between."""
+"""Idempotent producers: a retry is stored once and in order."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Patterns of topics: RE2's syntax, exact, and harmless whatever a client sends."""
+"""Topic patterns: RE2's syntax, exact, and with bounded cost."""
 
 import re
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""The coordinator's machine of transactions: who may speak, how transactions end, what survives."""
+"""The state machine of transactions: fencing, endings, recovery."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""The lake's commits, with writers that die or meet at every step: a batch is in it wholly or not at all."""
+"""Commits to a lake are atomic, with writers that die or meet at every step."""
 
 import json
 from collections.abc import Iterator

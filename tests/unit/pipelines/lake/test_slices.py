@@ -1,4 +1,4 @@
-"""The slices of a replay: whatever the times of records, none is left out and none overtakes another."""
+"""Slices of a replay cover every record once and in order, whatever the timestamps."""
 
 from collections import defaultdict
 from random import Random

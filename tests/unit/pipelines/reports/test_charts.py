@@ -1,4 +1,4 @@
-"""Charts and tables of reports, and the made-up streams, without Spark."""
+"""Charts and tables of reports, and sample streams, without Spark."""
 
 import random
 from datetime import UTC, datetime, timedelta

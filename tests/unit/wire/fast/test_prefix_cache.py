@@ -1,4 +1,4 @@
-"""The prefix cache is bounded; a Fetch found in it is read and responseed as a decoded one."""
+"""The prefix cache is bounded; a Fetch found in it is decoded and answered as any other."""
 
 from random import Random
 from struct import Struct

@@ -1,4 +1,4 @@
-"""The rules for fields that Kafka moved between versions, held against all of kio's classes."""
+"""The rules for fields that Kafka moved between versions, checked against all of kio's classes."""
 
 from collections.abc import Iterator
 from datetime import timedelta

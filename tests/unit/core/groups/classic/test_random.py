@@ -1,4 +1,4 @@
-"""Groups under everything at once: members come, go, restart, fall silent and lag behind; time passes; brokers die.
+"""Classic groups under random events: joins, leaves, expired sessions, late responses, restarts.
 
 What must hold whatever happens: each partition of a generation has one owner at most (invariant 11), commits of a
 generation that is over are refused (12), the journal gives the state back (13), and whoever asks is answered once.

@@ -1,4 +1,4 @@
-"""The assignors hold what Kafka's promise: every partition once, only subscribed topics, equal, few moves."""
+"""Assignors: every partition once, only subscribed topics, balanced, few moves."""
 
 from collections.abc import Mapping
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""Groups of the consumer protocol (KIP-848), rule by rule; what holds whatever happens is in *_at_random."""
+"""Groups of the consumer protocol (KIP-848), rule by rule; invariants are in test_random."""
 
 from typing import Any
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""Consumer groups under everything at once: members of both protocols come, go, fall silent and miss answers; topics
+"""Consumer groups under random events: members of both protocols, expired sessions, lost responses; topics
 come, grow and go; the broker dies; the group changes its protocol back and forth.
 
 What must hold whatever happens: a partition has one member at most (invariant 11), and what a member reads that the
