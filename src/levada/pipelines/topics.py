@@ -1,6 +1,5 @@
 """Topics on the broker: earliest offsets, ids, retention and creation."""
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from levada.client.metadata import TopicInfo
     from levada.pipelines.lake.lake import Lake
 
-POLL_SECONDS = 0.1
 RETENTION_SETTINGS = ("cleanup.policy", "retention.ms", "message.timestamp.type")
 SETTINGS_HIDDEN = (
     ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -64,18 +62,18 @@ def check_topic_ids(lake: "Lake", ids: Mapping[str, UUID]) -> None:
             )
 
 
-def find_topic(bootstrap: str, topic: str, timeout_s: float = 5.0) -> "TopicInfo | None":
+def find_topic(bootstrap: str, topic: str, timeout_ms: int = 5_000) -> "TopicInfo | None":
     """The metadata of a topic; None if it does not exist. Brokers may learn of a new topic with a delay."""
+    from levada.client.retry import UNKNOWN_TOPIC, RetryPolicy, retry
     from levada.spark import blocking
 
-    deadline = time.monotonic() + timeout_s
-    while True:
-        found = blocking.run(blocking.client(bootstrap).metadata([topic])).topics.get(topic)
-        if found is not None and found.partitions:
-            return found
-        if time.monotonic() > deadline:
+    client, policy = blocking.client(bootstrap), RetryPolicy(UNKNOWN_TOPIC, timeout_ms)
+    try:
+        return blocking.run(retry(client, lambda: client.topic(topic, refresh=True), policy))
+    except KafkaError as error:
+        if error.code in UNKNOWN_TOPIC:
             return None
-        time.sleep(POLL_SECONDS)
+        raise
 
 
 def retention_ms(bootstrap: str, topic: str) -> int | None:
