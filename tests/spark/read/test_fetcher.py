@@ -74,8 +74,7 @@ def test_chunks_follow_one_another(broker: EmbeddedBroker) -> None:
     chunks = list(fetch_range(broker.bootstrap, TopicPartition(topic, 0), 10, 2_900, SMALL))
     assert len(chunks) > 5
     for chunk in chunks:
-        assert (chunk.start, chunk.log_start_offset) == (position, 0)
-        assert chunk.high_watermark == chunk.last_stable_offset == 3_000
+        assert chunk.start == position
         assert len(chunk.data) <= SMALL.fetch_bytes
         position = chunk.next_offset
     assert position >= 2_900

@@ -39,9 +39,6 @@ class Chunk(NamedTuple):
     aborted: tuple[tuple[int, int], ...]  # producer id, first offset
     start: int  # the first offset of it that is wanted
     next_offset: int  # after its last complete batch
-    high_watermark: int
-    last_stable_offset: int
-    log_start_offset: int
 
 
 class FetchOptions(NamedTuple):
@@ -198,15 +195,7 @@ class _RangeFetcher:
         self._seems_empty = False
         self._record_bytes = max(len(response.records) // (after - start), 1)
         self._position = after
-        return Chunk(
-            response.records,
-            response.aborted,
-            start,
-            after,
-            response.high_watermark,
-            response.last_stable_offset,
-            response.log_start_offset,
-        )
+        return Chunk(response.records, response.aborted, start, after)
 
     async def _wait_for_more(self, response: FetchedPartition | None) -> None:
         """After an empty response: the range ends without records, or the log does not reach its end yet."""
