@@ -24,7 +24,6 @@ TIMESTAMP_TYPES: Final = ("CreateTime", "LogAppendTime")
 REPLICA: Final = r"\*|[0-9]+:[0-9]+"  # partition:broker
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
-WEEK_MS: Final = 7 * DAY_MS
 
 
 def topic_default(topic_setting: str, default: Any, **constraints: Any) -> Any:

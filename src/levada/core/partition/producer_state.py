@@ -104,7 +104,9 @@ class ProducerStates:
         timestamp: int,
     ) -> None:
         """Apply a batch of the log. `record_count` is its span of offsets: the last offset delta + 1."""
-        producer = self._producers.get(producer_id) or self._add(producer_id, producer_epoch)
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            producer = self._add(producer_id, producer_epoch)
         batches = producer.batches
         if producer.epoch != producer_epoch:
             producer.epoch = producer_epoch
