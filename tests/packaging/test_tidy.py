@@ -22,6 +22,11 @@ FUNCTION_LINES_MAX = 40
 PACKAGE_MODULES_MAX = 14
 API_MODULES_MAX = 20  # a module for each noun of Kafka's APIs
 VAGUE_NAMES = re.compile(r"(?i:manager|helper)|Utils?\b|_utils?\b|^utils?$|Impl\b|_impl\b")
+COINAGES = {
+    "cramped", "crowd", "crowded", "endure", "hear", "heard", "hears", "judge", "judging", "lookout", "misplaced",
+    "misshapen", "overdrawn", "owed", "parley", "patience", "promise", "promised", "promises", "refusal", "refusals",
+    "relief", "said", "silence", "told", "turn", "turns", "twin", "untimely", "usual",
+}  # fmt: skip
 POSTPONED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 IMPURE = {
     "asyncio", "io", "multiprocessing", "os", "pathlib", "random", "secrets", "select", "selectors", "shutil",
@@ -88,6 +93,27 @@ def test_names_say_what_a_thing_is(path: Path) -> None:
     classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     names = [path.stem, *classes, *(node.name for node in functions(tree))]
     assert [name for name in names if VAGUE_NAMES.search(name)] == []
+
+
+def identifiers(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+                yield name
+            case ast.Name(name) | ast.Attribute(attr=name) | ast.arg(name) | ast.alias(asname=str(name)):
+                yield name
+            case ast.keyword(str(name)):
+                yield name
+
+
+@pytest.mark.parametrize("path", [*SOURCE, *APART, *TESTS], ids=name_of)
+def test_identifiers_are_words_of_the_field(path: Path) -> None:
+    """Kafka, asyncio, SQL or Spark have a word for it; docs/architecture.md has a glossary."""
+    names = {path.stem, *identifiers(ast.parse(path.read_text()))}
+    words = {
+        name: {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)} for name in names
+    }
+    assert {name for name in names if words[name] & COINAGES} == set()
 
 
 @pytest.mark.parametrize("path", [*SOURCE, *APART, *TESTS], ids=name_of)

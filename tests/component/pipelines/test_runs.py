@@ -52,10 +52,10 @@ def holder(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def test_a_run_tells_others_how_far_it_is(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    told = Run(str(tmp_path), "orders").status()
-    assert told is not None
-    assert (told.state, told.pipeline, told.pid) == ("running", "archive", holder.pid)
-    assert told.progress == Progress(3, 500, 12.5, 7, 0.25)
+    status = Run(str(tmp_path), "orders").status()
+    assert status is not None
+    assert (status.state, status.pipeline, status.pid) == ("running", "archive", holder.pid)
+    assert status.progress == Progress(3, 500, 12.5, 7, 0.25)
     assert [one.name for one in all_runs(str(tmp_path))] == ["orders"]
 
 
@@ -70,8 +70,8 @@ def test_no_pipeline_runs_twice_under_one_name(tmp_path: Path, holder: subproces
 def test_a_run_ends_when_it_is_asked(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     run = Run(str(tmp_path), "orders")
     assert run.stop(30.0)
-    told = run.status()
-    assert told is not None and told.state == "stopped" and told.progress.rows == 600
+    status = run.status()
+    assert status is not None and status.state == "stopped" and status.progress.rows == 600
     with pytest.raises(RunError, match="is not running"):
         run.stop(1.0)
 
@@ -80,8 +80,8 @@ def test_a_killed_run_is_not_taken_for_a_live_one(tmp_path: Path, holder: subpro
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
     run = Run(str(tmp_path), "orders")
-    told = run.status()
-    assert told is not None and told.state == "killed" and not run.is_running()
+    status = run.status()
+    assert status is not None and status.state == "killed" and not run.is_running()
     with run.hold("archive", {}, 9000):
         assert run.is_running()
 
@@ -130,17 +130,22 @@ def test_a_start_that_fails_leaves_what_was_known(tmp_path: Path) -> None:
         run.record(Progress(rows=141), "finished", 2)
     with run.hold("sql", {"query": "SELECT shpo"}, 3):
         run.record_failed_start("no column shpo", 4)
-    told = run.status()
-    assert told is not None and told.options == {"query": "SELECT shop"} and told.progress.rows == 141
-    assert (told.state, told.error, told.started_ms, told.progress_ms) == ("failed", "no column shpo", 1, 4)
+    status = run.status()
+    assert status is not None and status.options == {"query": "SELECT shop"} and status.progress.rows == 141
+    assert (status.state, status.error, status.started_ms, status.progress_ms) == (
+        "failed",
+        "no column shpo",
+        1,
+        4,
+    )
 
 
 def test_the_first_start_may_fail(tmp_path: Path) -> None:
     run = Run(str(tmp_path), "orders")
     with run.hold("sql", {"query": "SELECT shpo"}, 1):
         run.record_failed_start("no column shpo", 2)
-    told = run.status()
-    assert told is not None and (told.state, told.options) == ("failed", {"query": "SELECT shpo"})
+    status = run.status()
+    assert status is not None and (status.state, status.options) == ("failed", {"query": "SELECT shpo"})
 
 
 def test_a_run_is_forgotten_unless_it_runs(tmp_path: Path) -> None:
@@ -192,9 +197,9 @@ def test_what_an_older_run_wrote_is_still_read(tmp_path: Path) -> None:
     with run.hold("archive", {}, 1):
         pass
     path = tmp_path / "orders" / "progress.json"
-    told = json.loads(path.read_text())
-    del told["open_rows"], told["query"]
-    path.write_text(json.dumps(told))
+    status = json.loads(path.read_text())
+    del status["open_rows"], status["query"]
+    path.write_text(json.dumps(status))
     assert [one.progress for one in all_runs(str(tmp_path))] == [Progress()]
 
 

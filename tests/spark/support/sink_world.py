@@ -207,7 +207,7 @@ class World:
             raise Dead
         self.commit_log.append(plan.record)
         yield from self._end(ends, fenced, plan.record)
-        if plan.refusal:
+        if plan.conflict:
             self.refused = True
             raise Dead
         return plan.record

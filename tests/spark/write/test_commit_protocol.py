@@ -141,9 +141,9 @@ def test_a_repeated_batch_that_is_another_is_refused_and_the_one_before_finished
     last = CommitRecord(4, (A, B), BatchContent(3, "p"))
     plan = plan_commit(last, 4, [C], open_now(B, C), content=content)
     assert plan[:3] == (last, (B.transactional_id,), (C.transactional_id,))
-    assert (plan.refusal is None) if message is None else (message in (plan.refusal or ""))
-    assert plan_commit(last, 4, [C], open_now(B, C), content=content, failed=True).refusal is None
-    assert plan_commit(CommitRecord(4, (A, B)), 4, [C], open_now(B, C), content=content).refusal is None
+    assert (plan.conflict is None) if message is None else (message in (plan.conflict or ""))
+    assert plan_commit(last, 4, [C], open_now(B, C), content=content, failed=True).conflict is None
+    assert plan_commit(CommitRecord(4, (A, B)), 4, [C], open_now(B, C), content=content).conflict is None
 
 
 def test_a_batch_that_was_decided_is_finished_with_what_was_decided() -> None:
@@ -178,13 +178,13 @@ def test_a_transaction_that_is_not_open_any_more_fails_its_batch() -> None:
     taken = B._replace(producer_epoch=9)
     plan = plan_commit(CommitRecord(4, (C,)), 5, [A, B], open_now(A, taken))
     assert plan.record == CommitRecord(4, (C,)) and plan.commit == ()
-    assert plan.refusal is not None and B.transactional_id in plan.refusal
+    assert plan.conflict is not None and B.transactional_id in plan.conflict
 
 
 def test_a_driver_that_is_behind_decides_nothing_and_leaves_others_alone() -> None:
     plan = plan_commit(CommitRecord(6, (C,)), 5, [A], open_now(A, B))
     assert plan[:3] == (CommitRecord(6, (C,)), (), (A.transactional_id,))
-    assert plan.refusal is not None and "checkpoint" in plan.refusal
+    assert plan.conflict is not None and "checkpoint" in plan.conflict
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ class Loop:
         self.now = 0.0
         self.rounds = 0
         self._ready: deque[Callable[[], None]] = deque()
-        self.lookout = BusyPoller(self._ready.append, lambda: self.now)
+        self.poller = BusyPoller(self._ready.append, lambda: self.now)
 
     def wait(self, seconds: float) -> None:
         """Nothing comes for that long."""
@@ -36,7 +36,7 @@ class Loop:
         """The rounds of so many turns, each followed by as long a wait."""
         before = self.rounds
         for _ in range(count):
-            self.lookout.flushed()
+            self.poller.flushed()
             self.wait(apart_s)
         return self.rounds - before
 

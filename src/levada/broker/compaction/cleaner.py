@@ -205,8 +205,8 @@ class LogCleaner:
     def _swap(self, partition: Partition, replaced: list[LogSegment], cleaned: CleanedSegment) -> None:
         try:
             swap(partition.log, replaced, cleaned, self._broker.clock.now_ms())
-        except SwapRefusedError as refusal:
-            raise CleanerDiedError(f"the log has changed: {refusal}") from None
+        except SwapRefusedError as error:
+            raise CleanerDiedError(f"the log has changed: {error}") from None
         except OSError as error:
             self._broker.log_dirs.failed(partition, error)
             raise CleanerDiedError(f"the log is offline: {error}") from None

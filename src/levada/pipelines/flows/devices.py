@@ -152,8 +152,8 @@ def means(readings: DataFrame, window: str) -> DataFrame:
 
 def peaks_by_measure(readings: DataFrame) -> DataFrame:
     """Devices by the distance of their greatest value from the mean of the measure, in descending order."""
-    usual = readings.groupBy("measure").agg(F.avg("value").alias("usual"), F.stddev("value").alias("spread"))
-    peaks = readings.groupBy("device", "measure").agg(F.max("value").alias("value")).join(usual, "measure")
+    means = readings.groupBy("measure").agg(F.avg("value").alias("usual"), F.stddev("value").alias("spread"))
+    peaks = readings.groupBy("device", "measure").agg(F.max("value").alias("value")).join(means, "measure")
     far = (F.col("value") - F.col("usual")) / F.col("spread")
     found = peaks.select("device", "measure", "value", F.round(far, 2).alias("deviations"))
     return found.orderBy(F.col("deviations").desc_nulls_last(), "device")

@@ -88,9 +88,9 @@ def devices(chance: Random, now: Now, number: int = 60) -> Iterator[Sample]:
     for sequence in count():
         index = sequence % number
         measure = chance.choice(tuple(MEASURES))
-        usual, spread = MEASURES[measure]
+        mean, spread = MEASURES[measure]
         drift[index] = drift[index] * 0.9 + chance.gauss(0, 0.3)
-        value = usual + spread * drift[index] + (25 if index in hot and measure == "temperature" else 0)
+        value = mean + spread * drift[index] + (25 if index in hot and measure == "temperature" else 0)
         device = f"device-{index:04d}"
         reading = {"at": _iso(now()), "device": device, "site": SITES[index % len(SITES)]}
         yield Sample("readings", device, json.dumps(reading | {"measure": measure, "value": round(value, 2)}))

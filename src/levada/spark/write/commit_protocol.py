@@ -61,12 +61,12 @@ NO_COMMIT = CommitRecord(-1, ())
 
 
 class CommitPlan(NamedTuple):
-    """What a driver does next: append the record, then end transactions; `refusal` is why the batch fails."""
+    """What a driver does next: append the record, then end transactions; `conflict` is why the batch fails."""
 
     record: CommitRecord
     commit: tuple[str, ...]
     abort: tuple[str, ...]
-    refusal: str | None = None
+    conflict: str | None = None
 
 
 def plan_commit(
@@ -83,9 +83,9 @@ def plan_commit(
     `fenced` are the open transactions by transactional id.
     """
     wanted = set(written)
-    record, refusal = last, None
+    record, conflict = last, None
     if last.batch > batch:
-        refusal = (
+        conflict = (
             f"batch {last.batch} of this query is committed already. Either another driver runs with the same "
             "checkpoint, or the checkpoint was restored to an older state; to write this data again start with a new "
             "checkpoint"
@@ -93,7 +93,7 @@ def plan_commit(
     elif last.batch < batch and not failed:
         ended = sorted(wanted.difference(fenced.values()))
         if ended:
-            refusal = (
+            conflict = (
                 f"the transaction {ended[0].transactional_id} of this batch was ended by another driver of this "
                 "checkpoint, or by an operator. Nothing of the batch is visible; start the query again"
             )
@@ -101,12 +101,12 @@ def plan_commit(
             unfinished = set(last.prepared).intersection(fenced.values())
             record = CommitRecord(batch, tuple(sorted(wanted | unfinished)), content)
     elif last.batch == batch and not failed:
-        refusal = _difference(content, last.content)
+        conflict = _difference(content, last.content)
     committed = set(record.prepared)
     commit = tuple(name for name, one in fenced.items() if one in committed)
     left = (wanted if last.batch > batch else set(fenced.values())) - committed
     abort = tuple(name for name, one in fenced.items() if one in left)
-    return CommitPlan(record, commit, abort, refusal)
+    return CommitPlan(record, commit, abort, conflict)
 
 
 def _difference(now: BatchContent, before: BatchContent) -> str | None:

@@ -216,8 +216,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         rows = sum(one.rows for one in messages if isinstance(one, TaskCommit))
         content = BatchContent(rows if self._compares_rows else None, offsets_digest(self._checkpoint, batch))
         plan = self._end_batch(query, batch, messages, content, failed=failed)
-        if plan.refusal is not None and not failed:
-            raise CommitRefused(f"batch {batch} of query {query}: {plan.refusal}")
+        if plan.conflict is not None and not failed:
+            raise CommitRefused(f"batch {batch} of query {query}: {plan.conflict}")
 
 
 class NamedJobWriter(_Writer, DataSourceArrowWriter):
@@ -241,8 +241,8 @@ class NamedJobWriter(_Writer, DataSourceArrowWriter):
     @spark_callback()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         plan = self._end_batch(self._query, self._version, messages, failed=False)
-        if plan.refusal is not None and plan.record.batch < self._version:
-            raise CommitRefused(f"{self._name}: {plan.refusal}")
+        if plan.conflict is not None and plan.record.batch < self._version:
+            raise CommitRefused(f"{self._name}: {plan.conflict}")
 
     @spark_callback()
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -46,7 +46,7 @@ def topic(name: str, number: int = 1, **more: Any) -> CreateTopic:
     return CreateTopic(name, UUID(int=number), **more)
 
 
-def refusal(image: ClusterImage, command: Command) -> ErrorCode:
+def error_of(image: ClusterImage, command: Command) -> ErrorCode:
     with pytest.raises(KafkaError) as caught:
         decide(image, command)
     assert caught.value.detail
@@ -55,7 +55,7 @@ def refusal(image: ClusterImage, command: Command) -> ErrorCode:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ü", "a\n", "x" * 250, "a:b", "a\0"])
 def test_names_that_no_topic_may_have(name: str) -> None:
-    assert refusal(cluster(), topic(name)) == ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert error_of(cluster(), topic(name)) == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
 @pytest.mark.parametrize("name", ["a", "...", "a.b-c_d", "x" * 249, "__consumer_offsets", "1"])
@@ -65,11 +65,11 @@ def test_names_that_a_topic_may_have(name: str) -> None:
 
 @pytest.mark.parametrize(("old", "new"), [("a.b", "a_b"), ("a_b", "a.b"), ("a.b_c", "a_b.c")])
 def test_names_that_metrics_could_not_tell_apart(old: str, new: str) -> None:
-    assert refusal(after(cluster(), topic(old)), topic(new, 2)) == ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert error_of(after(cluster(), topic(old)), topic(new, 2)) == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
 def test_kafkas_own_metadata_topic_cannot_be_made() -> None:
-    assert refusal(cluster(), topic("__cluster_metadata")) == ErrorCode.INVALID_REQUEST
+    assert error_of(cluster(), topic("__cluster_metadata")) == ErrorCode.INVALID_REQUEST
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_kafkas_own_metadata_topic_cannot_be_made() -> None:
     ],
 )
 def test_shapes_that_no_topic_may_have(more: dict[str, Any], code: ErrorCode) -> None:
-    assert refusal(cluster(3), topic("a", **more)) == code
+    assert error_of(cluster(3), topic("a", **more)) == code
 
 
 def test_a_topic_exists_once() -> None:
-    assert refusal(after(cluster(), topic("a")), topic("a", 2)) == ErrorCode.TOPIC_ALREADY_EXISTS
+    assert error_of(after(cluster(), topic("a")), topic("a", 2)) == ErrorCode.TOPIC_ALREADY_EXISTS
 
 
 def test_a_manual_assignment_is_kept_and_its_first_broker_leads() -> None:
@@ -163,7 +163,7 @@ def test_partitions_are_added_and_the_old_ones_stay() -> None:
     ],
 )
 def test_commands_that_are_refused(command: Command, code: ErrorCode) -> None:
-    assert refusal(after(cluster(3), topic("a", partitions=2)), command) == code
+    assert error_of(after(cluster(3), topic("a", partitions=2)), command) == code
 
 
 def test_a_topic_is_deleted_by_name_or_by_id_and_made_again_with_a_new_id() -> None:
@@ -211,7 +211,7 @@ def test_settings_are_altered_one_by_one(
 def test_alterations_that_are_refused(
     alterations: list[tuple[str, Operation, str | None]], code: ErrorCode
 ) -> None:
-    assert refusal(after(cluster(), topic("a")), incremental(*alterations)) == code
+    assert error_of(after(cluster(), topic("a")), incremental(*alterations)) == code
 
 
 def test_settings_are_replaced_as_a_whole() -> None:
@@ -236,7 +236,7 @@ def test_producer_ids_are_given_in_blocks_and_end_some_day() -> None:
     image = after(cluster(), AllocateProducerIds(), AllocateProducerIds())
     assert image.next_producer_id == 2 * PRODUCER_ID_BLOCK
     exhausted = ClusterImage(next_producer_id=2**63 - PRODUCER_ID_BLOCK)
-    assert refusal(exhausted, AllocateProducerIds()) == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert error_of(exhausted, AllocateProducerIds()) == ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 @dataclass

@@ -331,7 +331,7 @@ def check_lake(content: dict[str, str]) -> None:
     assert not end % 2
 
 
-def judge(writers: list[Writer], content: dict[str, str]) -> None:
+def check_writers(writers: list[Writer], content: dict[str, str]) -> None:
     """After all is over: nothing is lost or doubled, and whoever failed was told why."""
     for writer in writers:
         assert writer.failure is None or (
@@ -372,7 +372,7 @@ def test_another_writer_may_come_at_every_step(is_killed: bool) -> None:
         if is_killed:
             first.kill()
         finish([first])
-        judge([first, second], content)
+        check_writers([first, second], content)
 
 
 @given(
@@ -393,7 +393,7 @@ def test_writers_may_meet_and_die_in_any_order(iterations: list[tuple[int, int, 
             writers[index] = Writer(content)
             began.append(writers[index])
     finish(writers)
-    judge(began, content)
+    check_writers(began, content)
 
 
 def test_damage_is_named() -> None:
