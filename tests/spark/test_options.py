@@ -217,7 +217,7 @@ def row_of(one: Option) -> str:
 
 
 def test_the_page_names_every_option() -> None:
-    """UPDATE_REFERENCE=1 writes the table anew from the declarations."""
+    """UPDATE_REFERENCE=1 writes the table from the declarations."""
     connection, options = declared(ConnectionOptions), declared(ReadOptions)
     lines = [row_of(one) for name, one in options.items() if name not in connection]
     lines += [row_of(one) for one in connection.values()]

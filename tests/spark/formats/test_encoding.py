@@ -291,7 +291,7 @@ def test_librdkafka_reads_what_is_encoded(broker: EmbeddedBroker, codec: Codec) 
 
 
 def test_librdkafka_chooses_the_same_partitions(broker: EmbeddedBroker) -> None:
-    """Same key, same partition, whoever writes; librdkafka has Kafka's choice as murmur2_random."""
+    """The same key goes to the same partition as with librdkafka's murmur2_random, which is Kafka's hash."""
     chance = random.Random(12)
     topic = broker.topic(partitions=7)
     keys = [chance.randbytes(chance.randrange(1, 30)) for _ in range(500)]

@@ -119,7 +119,7 @@ def test_a_view_in_sql(topics: Levada) -> None:
 
 
 def test_a_table_in_sql_takes_its_options_in_the_query(topics: Levada) -> None:
-    """Spark keeps the options of a table and does not hand them on, which is told."""
+    """Spark does not pass the options of a table, and the error says so."""
     topic, spark = orders(topics), topics.spark
     servers = f"`kafka.bootstrap.servers` = '{topics.broker.bootstrap}'"
     spark.sql(f"CREATE TABLE order_table USING levada OPTIONS ({servers}, subscribe = '{topic}')")

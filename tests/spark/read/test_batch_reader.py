@@ -62,7 +62,7 @@ def test_topics_by_name_pattern_and_partition(plain: Plain) -> None:
     client = blocking.client(plain.broker.bootstrap)
     blocking.run(client.admin.create_topic("__levada_own"))
     plain.produce("__levada_own", [30])
-    assert plain.texts(subscribePattern="__.*") == []  # they are nobody's, unless asked for by name
+    assert plain.texts(subscribePattern="__.*") == []  # internal topics are read by name only
     assert plain.texts(subscribe="__levada_own") == ["30"]
     assert "__transaction_state" in blocking.run(client.metadata()).topics
     blocking.run(client.admin.delete_topic("__levada_own"))

@@ -118,7 +118,7 @@ def test_progress_is_kept_as_that_of_a_group(plain: Plain) -> None:
     assert stream.batch() == texts(0, 1, 2)
     assert (
         plain.broker.committed(f"spark-{topic}").get((topic, 1), 0) == 0
-    )  # nobody knows yet that it is done
+    )  # it is committed with the next micro-batch
     assert stream.batch() is None
     assert plain.broker.committed(f"spark-{topic}") == {(topic, 0): 0, (topic, 1): 3}
 

@@ -83,7 +83,7 @@ print("all")
 
 
 def test_every_session_is_ready_for_streams_that_start_at_once() -> None:
-    """A new one, one that somebody else made, after another was stopped, and those made from them."""
+    """A new session, an existing one, one after another was stopped, and those of newSession()."""
     done = subprocess.run([sys.executable, "-c", SESSIONS], capture_output=True, text=True, timeout=180)
     assert done.stdout.split() == ["all"], done.stderr
 

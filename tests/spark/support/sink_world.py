@@ -1,8 +1,8 @@
-"""A world in which a streaming query writes: drivers, tasks and the coordinator, one step at a time.
+"""A model of a streaming query with the sink: drivers, tasks and the transaction coordinator, one request at a time.
 
-Every request is a step, so anything may happen between any two: a driver or a task dies, or sleeps and goes on when
-everybody believes it dead. The coordinator is the broker's own machine; `plan_commit` is the sink's own. While a
-coordinator moves, its transactional ids cannot be asked for, and a list of what is open is silent about them.
+Every request is a step, so anything may happen between any two: a driver or a task dies, or pauses and continues when
+Spark has given it up. The coordinator is the broker's own state machine; `plan_commit` is the sink's own. While a
+coordinator moves, requests for its transactional ids fail, and ListTransactions leaves them out.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -76,7 +76,7 @@ class World:
     commits: set[int] = field(default_factory=set)  # Spark's commit log
     plans: dict[int, int] = field(default_factory=dict)  # Spark's offset log: how many rows a batch has
     available: int = ROWS  # for the next batch that is planned
-    refused: bool = False  # a driver was told that its batch cannot be committed
+    refused: bool = False  # a driver's batch cannot be committed
     next_id: int = 1
 
     # The coordinator.
@@ -137,7 +137,7 @@ class World:
         self.rows.setdefault(txn, []).append(row)
 
     def open(self) -> list[str]:
-        """What brokers list as open: those of coordinators that move are not among it, and nobody says so."""
+        """The open transactions that brokers list; those of moving coordinators are left out."""
         return [
             name
             for name, state in self.machine.transactions.items()
@@ -257,8 +257,8 @@ class World:
             yield
             self.commits.add(batch)
 
-    def put_back(self) -> None:
-        """The last batch is missing in a checkpoint that nobody uses just now; it will be planned with more rows."""
+    def restore_checkpoint(self) -> None:
+        """The checkpoint loses its last batch while no driver runs; Spark plans the batch again, with more rows."""
         self.available += 1
         last = max(self.plans, default=-1)
         self.plans.pop(last, None)

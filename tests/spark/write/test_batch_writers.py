@@ -107,7 +107,7 @@ def test_a_job_that_fails_leaves_nothing_not_even_of_attempts_that_were_killed(
 ) -> None:
     topic = broker.topic()
     job = Job(broker, topic=topic)
-    job.attempt(rows("killed"), 0, 1)  # nobody hears of it
+    job.attempt(rows("killed"), 0, 1)  # its commit message is lost
     job.writer.abort([job.attempt(rows("a"), 1, 2), None])
     Job(broker, topic=topic).run(rows("next"))
     assert visible(broker.bootstrap, topic) == ["next"]
@@ -259,7 +259,7 @@ def test_batches_are_stored_once_whatever_becomes_of_requests(
         assert values == sorted(values)
 
 
-# What goes wrong, and how it is told.
+# Errors and their messages.
 
 
 def test_a_topic_that_is_not_there(broker: EmbeddedBroker) -> None:
@@ -409,7 +409,7 @@ def test_options_that_cannot_be(options: dict[str, str], message: str) -> None:
 
 
 def test_settings_of_other_producers_are_reported_to_have_no_effect() -> None:
-    """And where it is told no line of Levada's source is shown."""
+    """The warning shows no line of Levada's source."""
     with pytest.warns(UserWarning, match="option kafka.linger.ms has no effect") as message:
         batch_writer(BOOTSTRAP | {"topic": "t", "kafka.linger.ms": "5"}, structs(**PLAIN), False)
     assert not linecache.getline(message[0].filename, message[0].lineno)

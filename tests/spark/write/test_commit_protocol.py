@@ -22,7 +22,7 @@ SEEDS = 400
 
 
 def run(
-    seed: int, bugs: Bugs | None = None, first_epoch: int = 0, *, put_back: bool = False
+    seed: int, bugs: Bugs | None = None, first_epoch: int = 0, *, restored: bool = False
 ) -> tuple[World, list[tuple[int, int]]]:
     """Drivers come, die or fall asleep; at the end a healthy one finishes. The world, and what must be visible."""
     chance = random.Random(seed)
@@ -50,8 +50,8 @@ def run(
             actors.pop(chance.randrange(len(actors)))
     world.moves = lambda _: False
     world.refused = False
-    if put_back:
-        world.put_back()
+    if restored:
+        world.restore_checkpoint()
     actors.append(
         world.driver(2, BATCHES + 1, actors.append, lambda: False)
     )  # undisturbed, and one batch more
@@ -81,9 +81,9 @@ def step(actors: list[Steps], actor: Steps) -> None:
         actors.remove(actor)
 
 
-def is_right(seed: int, bugs: Bugs | None = None, first_epoch: int = 0, *, put_back: bool = False) -> bool:
-    world, wanted = run(seed, bugs, first_epoch, put_back=put_back)
-    return sorted(world.visible) == wanted and not world.open() and (put_back or not world.refused)
+def is_right(seed: int, bugs: Bugs | None = None, first_epoch: int = 0, *, restored: bool = False) -> bool:
+    world, wanted = run(seed, bugs, first_epoch, restored=restored)
+    return sorted(world.visible) == wanted and not world.open() and (restored or not world.refused)
 
 
 @pytest.mark.parametrize("first_epoch", [0, EPOCH_MAX - 6])
@@ -92,11 +92,11 @@ def test_whoever_dies_or_comes_late_each_row_is_there_once_and_nothing_stays_ope
     assert wrong == []
 
 
-def test_a_checkpoint_put_back_by_a_batch_loses_nothing_unless_a_driver_says_so() -> None:
-    worlds = {seed: run(seed, put_back=True) for seed in range(SEEDS)}
+def test_a_checkpoint_restored_by_a_batch_loses_nothing_unless_a_driver_says_so() -> None:
+    worlds = {seed: run(seed, restored=True) for seed in range(SEEDS)}
     assert {world.refused for world, _ in worlds.values()} == {True, False}
-    assert [seed for seed in worlds if not is_right(seed, put_back=True)] == []
-    assert any(not is_right(seed, Bugs(uncounted=True), put_back=True) for seed in range(SEEDS))
+    assert [seed for seed in worlds if not is_right(seed, restored=True)] == []
+    assert any(not is_right(seed, Bugs(uncounted=True), restored=True) for seed in range(SEEDS))
 
 
 @pytest.mark.parametrize(

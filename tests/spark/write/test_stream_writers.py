@@ -119,7 +119,7 @@ def test_a_batch_that_failed_is_aborted_though_no_broker_lists_it(query: Query) 
 
 
 def test_a_commit_record_names_what_its_coordinator_has_forgotten(query: Query) -> None:
-    """A transactional id that nobody used for long: whatever was open in it has ended."""
+    """A transactional id that expired: its transaction has ended."""
     forgotten = task_transactional_id(query.name, 5, 0)
 
     async def decide(client: Client) -> None:
