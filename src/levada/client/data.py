@@ -60,6 +60,15 @@ class FetchPosition(NamedTuple):
     leader_epoch: int
 
 
+class FetchLimits(NamedTuple):
+    """The settings of a Fetch, by Kafka's names; `fetch.min.bytes` is always 1."""
+
+    max_wait_ms: int
+    max_bytes: int  # of the response; a single larger batch is returned whole
+    max_partition_bytes: int
+    isolation_level: int  # 1: read_committed
+
+
 class FetchedPartition(NamedTuple):
     """The Fetch response for one partition; `records` are whole batches, and perhaps the beginning of one more."""
 
@@ -138,21 +147,13 @@ def _read_record_error(reader: MessageReader) -> str | None:
 
 
 def write_fetch(
-    version: int,
-    wanted: Sequence[FetchPosition],
-    topics: Topics,
-    *,
-    max_wait_ms: int,
-    min_bytes: int,
-    max_bytes: int,
-    partition_max_bytes: int,
-    isolation_level: int,
+    version: int, wanted: Sequence[FetchPosition], topics: Topics, limits: FetchLimits
 ) -> bytearray:
     """A Fetch request without a fetch session."""
     body = bytearray()
     if version < 15:
         body += _INT.pack(-1)  # not a replica
-    body += _FETCH.pack(max_wait_ms, min_bytes, max_bytes, isolation_level, 0, -1)
+    body += _FETCH.pack(limits.max_wait_ms, 1, limits.max_bytes, limits.isolation_level, 0, -1)
     positions = {position.partition: position for position in wanted}
     grouped = by_topic(positions)
     body += encode_array_length(len(grouped), True)
@@ -162,7 +163,12 @@ def write_fetch(
         for partition in partitions:
             position = positions[partition]
             body += _FETCH_PARTITION.pack(
-                partition.partition, position.leader_epoch, position.offset, -1, -1, partition_max_bytes
+                partition.partition,
+                position.leader_epoch,
+                position.offset,
+                -1,
+                -1,
+                limits.max_partition_bytes,
             )
             body += b"\0"
         body += b"\0"

@@ -154,16 +154,7 @@ def test_produce_response(api: Api, version: int) -> None:
 @pytest.mark.parametrize(("api", "version"), versions(data.FETCH))
 def test_fetch_request(api: Api, version: int) -> None:
     wanted = [data.FetchPosition(partition, 100 + partition.partition, 4) for partition in PARTITIONS]
-    body = data.write_fetch(
-        version,
-        wanted,
-        TOPICS,
-        max_wait_ms=500,
-        min_bytes=1,
-        max_bytes=2,
-        partition_max_bytes=3,
-        isolation_level=1,
-    )
+    body = data.write_fetch(version, wanted, TOPICS, data.FetchLimits(500, 2, 3, 1))
     request = as_kio_reads(api, version, body)
     assert (request.max_wait.total_seconds(), request.min_bytes, request.max_bytes) == (0.5, 1, 2)
     assert (request.isolation_level, request.session_id, request.session_epoch) == (1, 0, -1)

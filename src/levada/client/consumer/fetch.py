@@ -9,6 +9,7 @@ from levada.client.data import (
     FETCH,
     LIST_OFFSETS,
     FetchedPartition,
+    FetchLimits,
     FetchPosition,
     OffsetAndTimestamp,
     read_fetch,
@@ -31,15 +32,6 @@ CONTROL_ABORT = 0
 Offsets = dict[TopicPartition, OffsetAndTimestamp]
 
 
-class FetchLimits(NamedTuple):
-    """The settings of a Fetch, by Kafka's names."""
-
-    max_wait_ms: int
-    max_bytes: int  # of the response; a single larger batch is returned whole
-    max_partition_bytes: int
-    isolation_level: int  # 1: read_committed
-
-
 class DecodedBatch(NamedTuple):
     """The records of one batch, none if it is a control batch or aborted; `end` is the offset after it."""
 
@@ -58,16 +50,7 @@ async def fetch(
 ) -> dict[TopicPartition, FetchedPartition]:
     """One Fetch to the leader of these partitions; a large response is received into memory from `allocate`."""
     version = connection.version(FETCH)
-    request = write_fetch(
-        version,
-        wanted,
-        topics,
-        max_wait_ms=limits.max_wait_ms,
-        min_bytes=1,
-        max_bytes=limits.max_bytes,
-        partition_max_bytes=limits.max_partition_bytes,
-        isolation_level=limits.isolation_level,
-    )
+    request = write_fetch(version, wanted, topics, limits)
     timeout_s = (request_timeout_ms + limits.max_wait_ms) / 1000
     body = await connection.send(FETCH.key, version, request, timeout_s=timeout_s, allocate=allocate)
     error, partitions = connection.parse(lambda view: read_fetch(version, view, topics), body)

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from levada.client.consumer.fetch import DecodedBatch, FetchLimits, decode_batches, fetch
-from levada.client.data import FetchedPartition, FetchPosition
+from levada.client.consumer.fetch import DecodedBatch, decode_batches, fetch
+from levada.client.data import FetchedPartition, FetchLimits, FetchPosition
 from levada.client.errors import FAILURES, Failure, error_code
 from levada.client.metadata import TopicInfo
 from levada.client.retry import PARTITION_RETRIABLE, Retries, RetryPolicy, is_retriable

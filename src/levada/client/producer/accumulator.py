@@ -44,15 +44,8 @@ class PartitionQueue:
     """The batches of one partition that wait to be sent, and its sequence of producer id, epoch and number."""
 
     __slots__ = (
-        "batches",
-        "linger_timer",
-        "muted",
-        "partition",
-        "producer_epoch",
-        "producer_id",
-        "sequence",
-        "topic_id",
-    )
+        "batches", "linger_timer", "muted", "partition", "producer_epoch", "producer_id", "sequence", "topic_id",
+    )  # fmt: skip
 
     def __init__(self, partition: TopicPartition) -> None:
         self.partition = partition

@@ -11,8 +11,8 @@ from uuid import UUID
 
 import numpy as np
 
-from levada.client.consumer.fetch import FetchLimits, fetch_partition
-from levada.client.data import EARLIEST, LATEST, FetchedPartition
+from levada.client.consumer.fetch import fetch_partition
+from levada.client.data import EARLIEST, LATEST, FetchedPartition, FetchLimits
 from levada.client.errors import FAILURES, ConnectionFailed, Failure, RequestTimedOut, error_code
 from levada.client.metadata import TopicInfo
 from levada.client.retry import CLUSTER_RETRIABLE, UNKNOWN_TOPIC, Retries, RetryPolicy

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from levada.client.consumer.fetch import FetchLimits, decode_batches, fetch_partition
-from levada.client.data import LATEST
+from levada.client.consumer.fetch import decode_batches, fetch_partition
+from levada.client.data import LATEST, FetchLimits
 from levada.client.errors import FAILURES, raise_for_code
 from levada.client.producer.partitioner import partition_for_key
 from levada.client.producer.transactions import PreparedTransaction
