@@ -20,6 +20,7 @@ from levada.broker.partition.partition import Partition, PartitionContext
 from levada.config.broker import BrokerConfig
 from levada.config.topic import TopicConfig
 from levada.core.cluster.image import ClusterImage, PartitionImage, TopicChanged, TopicImage
+from levada.model import TopicPartitionKey
 from levada.net.flush import FlushQueue
 from levada.storage.log.log import Log
 from levada.testing.sim_disk import Faults, SimDisk
@@ -27,8 +28,6 @@ from levada.testing.sim_disk import Faults, SimDisk
 DATA = "/data"
 STEPS_UNTIL_CRASH_MAX = 60
 HELD_HERE = PartitionImage((1,), (1,), 1)
-
-Place = tuple[str, int]
 
 
 class Clock:
@@ -97,7 +96,7 @@ class SimBroker:
         self.image = image
         self.tasks = SimTasks()
         self.image_listeners: list[Callable[[ClusterImage, ClusterImage], None]] = []
-        self.partitions: dict[Place, Partition] = {}
+        self.partitions: dict[TopicPartitionKey, Partition] = {}
         self.timers: list[Timer] = []
         self.coordinator_metrics = CoordinatorMetrics()
         self._numbers = count()
@@ -152,13 +151,13 @@ class BrokerWorld:
         }
         self.topic_config = TopicConfig.build(self.config.topic_defaults, overrides)
         self.image = image
-        self.logs: list[Place] = []  # the partitions that are there
-        self.recovery_points: dict[Place, int] = {}
+        self.logs: list[TopicPartitionKey] = []  # the partitions that are there
+        self.recovery_points: dict[TopicPartitionKey, int] = {}
         self.trace: list[str] = []
         self.failed = False
         self.to_sync: set[Partition] = set()
 
-    def begin(self, logs: list[Place]) -> None:
+    def begin(self, logs: list[TopicPartitionKey]) -> None:
         """The first start, on an empty disk."""
         self.logs = logs
         self.disk.mkdir(DATA)
@@ -251,10 +250,10 @@ class BrokerWorld:
         self.end_iteration()
         self.broker.groups.close()
         self.broker.transactions.close()
-        for place, partition in self.broker.partitions.items():
+        for topic_partition, partition in self.broker.partitions.items():
             partition.log.flush()
             partition.close()
-            self.recovery_points[place] = partition.log.log_end_offset
+            self.recovery_points[topic_partition] = partition.log.log_end_offset
         self.forget_calls()
         self.disk.kill()
         self.open(clean=True)
@@ -268,9 +267,9 @@ class BrokerWorld:
         self.broker.tasks.close()
 
     def checkpoint(self) -> None:
-        for place, partition in self.broker.partitions.items():
+        for topic_partition, partition in self.broker.partitions.items():
             if not partition.offline:
-                self.recovery_points[place] = partition.log.recovery_point
+                self.recovery_points[topic_partition] = partition.log.recovery_point
 
     def change_faults(self) -> None:
         chance = self.random.random

@@ -125,21 +125,26 @@ class World:
         return errors
 
     def commit(
-        self, offset: int, member_id: str = "", generation: int = -1, place: Any = ("t", 0), **more: Any
+        self,
+        offset: int,
+        member_id: str = "",
+        generation: int = -1,
+        topic_partition: Any = ("t", 0),
+        **more: Any,
     ) -> ErrorCode:
         fields = {"group_id": "g", "instance_id": None, "metadata": "", **more}
         value = OffsetCommitValue(
             offset, -1, fields.pop("metadata"), self.now_ms, fields.pop("expire_ms", -1)
         )
         request = CommitRequest(
-            member_id=member_id, generation=generation, offsets=[(place, value)], **fields
+            member_id=member_id, generation=generation, offsets=[(topic_partition, value)], **fields
         )
         handle = self.submit(lambda machine, now_ms, handle: machine.commit(request, now_ms, handle))
         result = self.responses[handle]
         return result.code if isinstance(result, KafkaError) else result[0]
 
-    def committed(self, place: Any = ("t", 0), group: str = "g") -> int | None:
-        value = self.machine.offsets.get(group, place)
+    def committed(self, topic_partition: Any = ("t", 0), group: str = "g") -> int | None:
+        value = self.machine.offsets.get(group, topic_partition)
         return None if value is None else value.offset
 
     # Responses.

@@ -6,7 +6,6 @@ offsets in use are not removed, and the journal alone gives the state.
 
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.broker_world import Place
 from tests.sim.groups.offset_model import Key, offsets_of
 from tests.sim.seeds import Violation
 
@@ -14,6 +13,7 @@ from levada.core.groups.classic.group import ClassicGroup, State
 from levada.core.groups.consumer.group import ConsumerGroup, GroupState
 from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.offsets import CommitRequest
+from levada.model import TopicPartitionKey
 
 if TYPE_CHECKING:
     from tests.sim.groups.world import GroupWorld
@@ -27,33 +27,44 @@ class GroupChecks:
     def __init__(self, world: "GroupWorld") -> None:
         self.world = world
         self.owners: dict[Key, str] = {}  # to whom a partition was given last
-        self.by_generation: dict[tuple[int, Place], tuple[str, str | None]] = {}
+        self.by_generation: dict[tuple[int, TopicPartitionKey], tuple[str, str | None]] = {}
         self.generation = 0
         self.generation_before = 0  # of a group that was deleted; one of its name counts from the start again
 
     # What is told.
 
     def assigned(
-        self, group: str, member_id: str, instance_id: str | None, generation: int | None, places: set[Place]
+        self,
+        group: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int | None,
+        topic_partitions: set[TopicPartitionKey],
     ) -> None:
         """A member's assignment leaves the coordinator. Invariant 11: in a generation a partition has one owner."""
-        for place in places:
-            self.owners[group, place] = member_id
+        for topic_partition in topic_partitions:
+            self.owners[group, topic_partition] = member_id
         if generation is None or not isinstance(self.group(), ClassicGroup):
             return
-        for place in places:
-            owner, static = self.by_generation.setdefault((generation, place), (member_id, instance_id))
+        for topic_partition in topic_partitions:
+            owner, static = self.by_generation.setdefault(
+                (generation, topic_partition), (member_id, instance_id)
+            )
             if owner != member_id and (static is None or static != instance_id):
-                raise Violation(f"{place} of generation {generation} belongs to {owner} and {member_id}")
+                raise Violation(
+                    f"{topic_partition} of generation {generation} belongs to {owner} and {member_id}"
+                )
 
     def commit_was_taken(self, request: CommitRequest, member_id: str) -> None:
         """Invariant 12: no offset is put back by a member that has lost the partition."""
         if not member_id or request.generation <= self.generation_before:
             return
-        for place, _ in request.offsets:
-            owner = self.owners.get((request.group_id, place))
+        for topic_partition, _ in request.offsets:
+            owner = self.owners.get((request.group_id, topic_partition))
             if owner != member_id:
-                raise Violation(f"{member_id}@{request.generation} committed {place}, which {owner} has")
+                raise Violation(
+                    f"{member_id}@{request.generation} committed {topic_partition}, which {owner} has"
+                )
 
     def group(self) -> Any:
         machine = self.world.known
@@ -73,13 +84,13 @@ class GroupChecks:
         self.generation = generation
         if group is None:
             return
-        readers: dict[Place, Any] = {}
+        readers: dict[TopicPartitionKey, Any] = {}
         for member in self.world.members:
             if member.reads and member.is_member(group):
-                for place in member.reads:
-                    other = readers.setdefault(place, member)
+                for topic_partition in member.reads:
+                    other = readers.setdefault(topic_partition, member)
                     if other is not member:
-                        raise Violation(f"{place} is read by {other} and {member}: {group}")
+                        raise Violation(f"{topic_partition} is read by {other} and {member}: {group}")
 
     def may_go(self, key: Key) -> bool:
         """Whether an offset may have been removed: it is old, and nobody is there to read on from it."""
@@ -115,9 +126,9 @@ class GroupChecks:
         members = [member for member in world.members if member.settled and member.is_member(group)]
         if len(members) < len(world.members):
             return f"only {members} of {world.members} are settled in {group}"
-        read = sorted(place for member in members for place in member.reads)
-        if read != sorted(world.places()):
-            return f"{read} are read, {sorted(world.places())} are there: {group}"
+        read = sorted(topic_partition for member in members for topic_partition in member.reads)
+        if read != sorted(world.topic_partitions()):
+            return f"{read} are read, {sorted(world.topic_partitions())} are there: {group}"
         assert isinstance(group, ClassicGroup | ConsumerGroup)
         return "" if len(group.members) == len(members) else f"there are others in {group}"
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from tests.sim.broker_world import Place
 from tests.sim.groups.members import REBALANCE_MS, START_OVER, Member
 from tests.sim.seeds import Violation
 
@@ -11,6 +10,7 @@ from levada.core.groups.consumer.group import ConsumerGroup
 from levada.core.groups.consumer.requests import HeartbeatRequest, HeartbeatResult
 from levada.core.groups.group import Group
 from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartitionKey
 
 LEFT, AWAY = -1, -2
 
@@ -24,9 +24,9 @@ class ConsumerMember(Member):
         self.assignor = assignor
         self.member_id = f"{self.name}-{next(self.world.ids)}"
         self.generation = 0
-        self.shall: set[Place] = set()  # what it was last told
+        self.shall: set[TopicPartitionKey] = set()  # what it was last told
         self.full = True  # it says everything, since it cannot know what was heard
-        self.reported: set[Place] | None = None  # what it last said that it reads
+        self.reported: set[TopicPartitionKey] | None = None  # what it last said that it reads
 
     @property
     def settled(self) -> bool:
@@ -87,8 +87,8 @@ class ConsumerMember(Member):
 
     def given(self, member_id: str, result: Any) -> None:
         if isinstance(result, HeartbeatResult) and result.assignment is not None:
-            places = self.world.with_names(result.assignment)
-            self.world.note_assignment(self.group, member_id, self.instance_id, None, places)
+            topic_partitions = self.world.with_names(result.assignment)
+            self.world.note_assignment(self.group, member_id, self.instance_id, None, topic_partitions)
 
     def on_response(self, result: Any, joined: bool) -> None:
         if isinstance(result, KafkaError):

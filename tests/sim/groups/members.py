@@ -7,7 +7,6 @@ given up. It may be killed, leave, or stand still and go on later in a generatio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.broker_world import Place
 from tests.sim.seeds import Violation
 from tests.support.consumer_groups import subscription
 
@@ -20,6 +19,7 @@ from levada.core.groups.consumer.group import ConsumerGroup
 from levada.core.groups.group import Group
 from levada.core.groups.offsets import CommitRequest
 from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartitionKey
 from levada.wire.internal.group_records import OffsetCommitValue
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Member:
         self.topics = topics
         self.member_id = ""
         self.generation = -1
-        self.reads: set[Place] = set()
+        self.reads: set[TopicPartitionKey] = set()
         self.alive = True
         self.paused_until_ms = 0
         self.waiting: object | None = None  # stands for the request it waits for
@@ -141,18 +141,21 @@ class Member:
     def commit(self) -> None:
         """Commit an offset of one or two partitions that it reads."""
         world = self.world
-        places = world.random.sample(sorted(self.reads), min(len(self.reads), world.random.choice((1, 1, 2))))
-        request = self.commit_request(places)
+        topic_partitions = world.random.sample(
+            sorted(self.reads), min(len(self.reads), world.random.choice((1, 1, 2)))
+        )
+        request = self.commit_request(topic_partitions)
         self.ask(
-            f"commit {[(place, value.offset) for place, value in request.offsets]}",
+            f"commit {[(topic_partition, value.offset) for topic_partition, value in request.offsets]}",
             lambda give: world.submit_commit(request, give, member=self.member_id),
             self.committed,
         )
 
-    def commit_request(self, places: list[Place], *producer: int) -> CommitRequest:
+    def commit_request(self, topic_partitions: list[TopicPartitionKey], *producer: int) -> CommitRequest:
         world = self.world
         offsets = [
-            (place, OffsetCommitValue(next(world.offset_numbers), -1, "", world.clock.ms)) for place in places
+            (topic_partition, OffsetCommitValue(next(world.offset_numbers), -1, "", world.clock.ms))
+            for topic_partition in topic_partitions
         ]
         return CommitRequest(
             self.group, self.member_id, self.instance_id, self.generation, offsets, *producer
@@ -200,7 +203,7 @@ class ClassicMember(Member):
         self.leads: JoinResult | None = None
         self.is_leader = False
         self.topics_seen: object = None  # what the leader knew when it assigned
-        self.claimed: set[Place] = set()  # what it said it has when it joined
+        self.claimed: set[TopicPartitionKey] = set()  # what it said it has when it joined
 
     @property
     def settled(self) -> bool:
@@ -281,7 +284,9 @@ class ClassicMember(Member):
 
         def given(result: Any) -> None:
             if isinstance(result, SyncResult):
-                self.world.note_assignment(group, member_id, self.instance_id, generation, places_of(result))
+                self.world.note_assignment(
+                    group, member_id, self.instance_id, generation, topic_partitions_of(result)
+                )
 
         self.ask(
             f"sync {sorted(request.assignments)}",
@@ -300,16 +305,18 @@ class ClassicMember(Member):
             assert subscription is not None
             claims[member.id] = {(topic, one) for topic, found in subscription.owned.items() for one in found}
         topics = self.world.image.topics
-        places = [(name, one) for name in self.topics if name in topics for one in self.world.parts(name)]
-        return divide(places, claims, self.flavour.cooperative)
+        topic_partitions = [
+            (name, one) for name in self.topics if name in topics for one in self.world.parts(name)
+        ]
+        return divide(topic_partitions, claims, self.flavour.cooperative)
 
     def on_sync(self, result: Any) -> None:
         if isinstance(result, KafkaError):
             self.refused(result.code)
             return
-        places = places_of(result)
-        revoked = self.claimed - places
-        self.reads, self.synced = places, True
+        topic_partitions = topic_partitions_of(result)
+        revoked = self.claimed - topic_partitions
+        self.reads, self.synced = topic_partitions, True
         if revoked and self.flavour.cooperative:
             self.joined = False  # others wait for what it has given up
         self.soon(60 if revoked else 2_000)
@@ -357,32 +364,39 @@ class ClassicMember(Member):
             )
 
 
-def places_of(reply: SyncResult) -> set[Place]:
+def topic_partitions_of(reply: SyncResult) -> set[TopicPartitionKey]:
     assignment = read_assignment(reply.assignment)
     assert assignment is not None
     return {(topic, one) for topic, found in assignment.partitions.items() for one in found}
 
 
-def divide(places: list[Place], claims: dict[str, set[Place]], cooperative: bool) -> dict[str, bytes]:
+def divide(
+    topic_partitions: list[TopicPartitionKey], claims: dict[str, set[TopicPartitionKey]], cooperative: bool
+) -> dict[str, bytes]:
     """Equal parts; cooperative members keep what they have, and get what others have only when it is free."""
-    shares: dict[str, set[Place]] = {member: set() for member in claims}
+    shares: dict[str, set[TopicPartitionKey]] = {member: set() for member in claims}
     left = []
-    for place in places:
-        keeper = next((member for member in claims if place in claims[member]), None)
-        if cooperative and keeper is not None and len(shares[keeper]) * len(claims) < len(places):
-            shares[keeper].add(place)
+    for topic_partition in topic_partitions:
+        keeper = next((member for member in claims if topic_partition in claims[member]), None)
+        if cooperative and keeper is not None and len(shares[keeper]) * len(claims) < len(topic_partitions):
+            shares[keeper].add(topic_partition)
         else:
-            left.append(place)
-    for place in left:
-        shares[min(shares, key=lambda member: len(shares[member]))].add(place)
+            left.append(topic_partition)
+    for topic_partition in left:
+        shares[min(shares, key=lambda member: len(shares[member]))].add(topic_partition)
     if cooperative:
         for member, share in shares.items():
-            share -= {place for other, claimed in claims.items() if other != member for place in claimed}
+            share -= {
+                topic_partition
+                for other, claimed in claims.items()
+                if other != member
+                for topic_partition in claimed
+            }
     return {member: write_assignment(3, _by_topic(share)) for member, share in shares.items()}
 
 
-def _by_topic(places: set[Place]) -> dict[str, frozenset[int]]:
+def _by_topic(topic_partitions: set[TopicPartitionKey]) -> dict[str, frozenset[int]]:
     found: dict[str, set[int]] = {}
-    for topic, index in sorted(places):
+    for topic, index in sorted(topic_partitions):
         found.setdefault(topic, set()).add(index)
     return {topic: frozenset(indexes) for topic, indexes in found.items()}

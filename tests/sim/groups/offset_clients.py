@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from tests.sim.broker_world import Place
 from tests.sim.groups.offset_model import Removed
 from tests.sim.seeds import Violation
 
@@ -15,6 +14,7 @@ from levada.core.machine import Outcome
 from levada.core.transactions.machine import EndRequest, InitRequest, NeedsProducerIdError
 from levada.core.transactions.state import ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartitionKey
 from levada.wire.internal.group_records import OffsetCommitValue
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.sim.groups.world import GroupWorld
 
 SIDE_GROUP = "side"
-SIDE_PLACES: list[Place] = [("orders", 0), ("orders", 1)]
+SIDE_PARTITIONS: list[TopicPartitionKey] = [("orders", 0), ("orders", 1)]
 TIMEOUT_MS = 3_000
 TXN_TIMEOUT_MS = 20_000
 FIRST_PRODUCER_ID = 100
@@ -75,10 +75,16 @@ class Keeper(OffsetClient):
         if self.idle:
             return
         random = self.world.random
-        places = random.sample(SIDE_PLACES, random.choice((1, 1, 2)))
-        request = CommitRequest(SIDE_GROUP, "", None, -1, [(place, self.value()) for place in places])
+        topic_partitions = random.sample(SIDE_PARTITIONS, random.choice((1, 1, 2)))
+        request = CommitRequest(
+            SIDE_GROUP,
+            "",
+            None,
+            -1,
+            [(topic_partition, self.value()) for topic_partition in topic_partitions],
+        )
         self.ask(
-            f"commit {[(place, value.offset) for place, value in request.offsets]}",
+            f"commit {[(topic_partition, value.offset) for topic_partition, value in request.offsets]}",
             lambda give: self.world.submit_commit(request, give),
             lambda _: self.soon(random.choice((500, 5_000, 90_000))),
         )
@@ -96,19 +102,19 @@ class Reader(OffsetClient):
         at_response: dict[str, Any] = {}
 
         def submit(give: Any) -> None:
-            places = sorted(world.places())
+            topic_partitions = sorted(world.topic_partitions())
             model = world.model.now
             at_response["count"] = world.model.count
             at_response["expected"] = [
                 "unstable"
-                if stable and any((group, place) in found for found in model.pending.values())
-                else model.plain.get((group, place), (None,))[0]
-                for place in places
+                if stable and any((group, topic_partition) in found for found in model.pending.values())
+                else model.plain.get((group, topic_partition), (None,))[0]
+                for topic_partition in topic_partitions
             ]
             world.submit(
                 group,
                 lambda machine, _, handle: Outcome(
-                    responses=[(handle, machine.fetch(group, places, require_stable=stable))]
+                    responses=[(handle, machine.fetch(group, topic_partitions, require_stable=stable))]
                 ),
                 give,
             )
@@ -139,13 +145,13 @@ class Operator(OffsetClient):
             self.ask("delete group", self.delete_group, lambda _: self.soon(60_000))
 
     def delete_offset(self, give: Any) -> None:
-        place = self.world.random.choice(SIDE_PLACES)
-        key = (SIDE_GROUP, place)
+        topic_partition = self.world.random.choice(SIDE_PARTITIONS)
+        key = (SIDE_GROUP, topic_partition)
         keys = [key] if key in self.world.model.now.plain else []
         self.world.change(
             [Removed(key) for key in keys],
             SIDE_GROUP,
-            lambda machine, _, handle: machine.delete_offsets(SIDE_GROUP, [place], handle),
+            lambda machine, _, handle: machine.delete_offsets(SIDE_GROUP, [topic_partition], handle),
             give,
         )
 
@@ -245,11 +251,11 @@ class Transactor(OffsetClient):
         assert identity is not None
         member = self.member()
         if member is None:
-            place = world.random.choice(SIDE_PLACES)
-            request = CommitRequest(SIDE_GROUP, "", None, -1, [(place, self.value())], *identity)
+            topic_partition = world.random.choice(SIDE_PARTITIONS)
+            request = CommitRequest(SIDE_GROUP, "", None, -1, [(topic_partition, self.value())], *identity)
         else:
-            places = [world.random.choice(sorted(member.reads))]
-            request = member.commit_request(places, *identity)
+            topic_partitions = [world.random.choice(sorted(member.reads))]
+            request = member.commit_request(topic_partitions, *identity)
         self.txn = txn = self.txn or Txn()
 
         def on_response(result: Any) -> None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
-from tests.sim.broker_world import Place
 from tests.sim.seeds import Violation
 
 from levada.core.groups.machine import GroupsMachine
+from levada.model import TopicPartitionKey
 
-Key = tuple[str, Place]  # group and partition
+Key = tuple[str, TopicPartitionKey]  # group and partition
 Outcomes = Callable[[int], tuple[bool, ...]]  # how the transaction of a producer may have ended
 
 
@@ -22,7 +22,7 @@ class Taken(NamedTuple):
     """A commit, plain or in the transaction of a producer."""
 
     group: str
-    offsets: tuple[tuple[Place, int], ...]
+    offsets: tuple[tuple[TopicPartitionKey, int], ...]
     producer_id: int = -1
 
 
@@ -59,7 +59,9 @@ class Offsets:
         match operation:
             case Taken(group, offsets, producer_id):
                 target = self.plain if producer_id < 0 else self.pending.setdefault(producer_id, {})
-                target.update({(group, place): (offset, self.order) for place, offset in offsets})
+                target.update(
+                    {(group, topic_partition): (offset, self.order) for topic_partition, offset in offsets}
+                )
             case Ended(producer_id, committed):
                 for key, commit in self.pending.pop(producer_id, {}).items():
                     if committed and self.plain.get(key, (0, 0))[1] < commit[1]:
@@ -87,15 +89,15 @@ def offsets_of(machine: GroupsMachine) -> tuple[dict[Key, int], dict[int, dict[K
     offsets = machine.offsets
     return (
         {
-            (group, place): commit.value.offset
+            (group, topic_partition): commit.value.offset
             for group, found in offsets._groups.items()
-            for place, commit in found.items()
+            for topic_partition, commit in found.items()
         },
         {
             producer: {
-                (group, place): commit.value.offset
+                (group, topic_partition): commit.value.offset
                 for group, found in groups.items()
-                for place, commit in found.items()
+                for topic_partition, commit in found.items()
             }
             for producer, groups in offsets._pending.items()
         },

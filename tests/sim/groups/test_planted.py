@@ -122,7 +122,11 @@ def answered_before_the_journal_is_committed(patch: pytest.MonkeyPatch) -> None:
 
 def offsets_of_a_transaction_count_at_once(patch: pytest.MonkeyPatch) -> None:
     put = Offsets.put
-    patch.setattr(Offsets, "put", lambda self, group, place, value, *_: put(self, group, place, value))
+    patch.setattr(
+        Offsets,
+        "put",
+        lambda self, group, topic_partition, value, *_: put(self, group, topic_partition, value),
+    )
 
 
 def offsets_of_an_aborted_transaction_count(patch: pytest.MonkeyPatch) -> None:
@@ -138,15 +142,15 @@ def an_older_commit_wins_when_its_transaction_ends(patch: pytest.MonkeyPatch) ->
 
     def backwards(self: Offsets, producer_id: int, committed: bool) -> None:
         for pending in self._pending.get(producer_id, {}).values():
-            for place, commit in pending.items():
-                pending[place] = replace(commit, order=self._order + 1)
+            for topic_partition, commit in pending.items():
+                pending[topic_partition] = replace(commit, order=self._order + 1)
         end(self, producer_id, committed)
 
     patch.setattr(Offsets, "end_transaction", backwards)
 
 
 def undecided_offsets_pass_for_stable(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Offsets, "is_pending", lambda self, group, place: False)
+    patch.setattr(Offsets, "is_pending", lambda self, group, topic_partition: False)
 
 
 def offsets_in_use_expire(patch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 from uuid import UUID
 
-from tests.sim.broker_world import HELD_HERE, Place, image_of
+from tests.sim.broker_world import HELD_HERE, image_of
 from tests.sim.event_world import EventWorld, Give
 from tests.sim.groups.checks import GroupChecks
 from tests.sim.groups.consumer_members import ConsumerMember
@@ -26,6 +26,7 @@ from levada.core.cluster.image import TopicChanged, TopicImage, TopicRemoved
 from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.offsets import CommitRequest
 from levada.errors import KafkaError
+from levada.model import TopicPartitionKey
 from levada.testing.sim_disk import Faults, SimDisk
 
 TOPICS = {"orders": 3, "bills": 2, TRANSACTIONS_TOPIC: 1, OFFSETS_TOPIC: 1}
@@ -113,7 +114,7 @@ class GroupWorld(EventWorld):
             raise
 
     def submit_commit(self, request: CommitRequest, give: Give, member: str = "") -> None:
-        offsets = tuple((place, value.offset) for place, value in request.offsets)
+        offsets = tuple((topic_partition, value.offset) for topic_partition, value in request.offsets)
         self.commit_times.update({value.offset: value.commit_timestamp for _, value in request.offsets})
         taken = Taken(request.group_id, offsets, request.producer_id)
         self.change(
@@ -125,29 +126,34 @@ class GroupWorld(EventWorld):
         self.checks.commit_was_taken(request, member)
 
     def note_assignment(
-        self, group: str, member_id: str, instance_id: str | None, generation: int | None, places: set[Place]
+        self,
+        group: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int | None,
+        topic_partitions: set[TopicPartitionKey],
     ) -> None:
-        self.checks.assigned(group, member_id, instance_id, generation, places)
+        self.checks.assigned(group, member_id, instance_id, generation, topic_partitions)
 
     # Topics.
 
-    def places(self) -> set[Place]:
+    def topic_partitions(self) -> set[TopicPartitionKey]:
         return {(name, one) for name in self.image.topics for one in self.parts(name) if name[0] != "_"}
 
     def parts(self, topic: str) -> range:
         return range(len(self.image.topics[topic].partitions))
 
-    def by_id(self, places: set[Place]) -> dict[UUID, frozenset[int]]:
+    def by_id(self, topic_partitions: set[TopicPartitionKey]) -> dict[UUID, frozenset[int]]:
         found: dict[UUID, set[int]] = {}
-        for topic, index in sorted(places):  # sets of names differ from process to process
+        for topic, index in sorted(topic_partitions):  # sets of names differ from process to process
             if topic in self.image.topics:
                 found.setdefault(self.image.topics[topic].id, set()).add(index)
         return {topic: frozenset(indexes) for topic, indexes in found.items()}
 
-    def with_ids(self, places: set[Place]) -> set[tuple[UUID, int]]:
-        return {(topic, one) for topic, found in self.by_id(places).items() for one in found}
+    def with_ids(self, topic_partitions: set[TopicPartitionKey]) -> set[tuple[UUID, int]]:
+        return {(topic, one) for topic, found in self.by_id(topic_partitions).items() for one in found}
 
-    def with_names(self, partitions: Any) -> set[Place]:
+    def with_names(self, partitions: Any) -> set[TopicPartitionKey]:
         names = self.image.topic_names
         return {(names[topic], one) for topic, found in partitions.items() if topic in names for one in found}
 

@@ -6,13 +6,13 @@ The numbers are those of the invariants in docs/project_testing.md.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tests.sim.broker_world import Place
 from tests.sim.seeds import Violation
-from tests.sim.transactions.clients import GROUP, PLACES, Transaction
+from tests.sim.transactions.clients import GROUP, PARTITIONS, Transaction
 
 from levada.broker.partition.partition import Partition
 from levada.core.transactions.machine import TransactionsMachine
 from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartitionKey
 from levada.wire.batches import BatchHeader, decode, iterate_headers
 from levada.wire.control_records import decode_marker
 
@@ -25,22 +25,28 @@ class TxnChecks:
 
     def __init__(self, world: "TxnWorld") -> None:
         self.world = world
-        self.seen: dict[Place, list[tuple[int, bytes]]] = {place: [] for place in PLACES}
-        self.positions = dict.fromkeys(PLACES, 0)
+        self.seen: dict[TopicPartitionKey, list[tuple[int, bytes]]] = {
+            topic_partition: [] for topic_partition in PARTITIONS
+        }
+        self.positions = dict.fromkeys(PARTITIONS, 0)
 
     # Readers.
 
     def read(self) -> None:
         """Readers of committed records go on, as Kafka's client reads."""
-        for place in PLACES:
-            partition = self.world.broker.partitions[place]
+        for topic_partition in PARTITIONS:
+            partition = self.world.broker.partitions[topic_partition]
             try:
                 if not partition.offline:
-                    self.seen[place] += list(self.committed(partition, self.positions[place]))
-                    self.positions[place] = max(self.positions[place], partition.last_stable_offset)
+                    self.seen[topic_partition] += list(
+                        self.committed(partition, self.positions[topic_partition])
+                    )
+                    self.positions[topic_partition] = max(
+                        self.positions[topic_partition], partition.last_stable_offset
+                    )
             except KafkaError as error:
                 if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
-                    raise Violation(f"{place} cannot be read: {error}") from error
+                    raise Violation(f"{topic_partition} cannot be read: {error}") from error
 
     def committed(self, partition: Partition, start: int) -> Iterator[tuple[int, bytes]]:
         offset, max_bytes = start, self.world.random.choice((1, 300, 1 << 20))
@@ -69,13 +75,17 @@ class TxnChecks:
     # When all is healed.
 
     def check(self) -> None:
-        for place in PLACES:
-            partition = self.world.broker.partitions[place]
+        for topic_partition in PARTITIONS:
+            partition = self.world.broker.partitions[topic_partition]
             if partition.last_stable_offset != partition.high_watermark:  # invariant 10
-                raise Violation(f"a transaction hangs in {place}: {partition.producers.ongoing_txns}")
+                raise Violation(
+                    f"a transaction hangs in {topic_partition}: {partition.producers.ongoing_txns}"
+                )
             values = list(self.committed(partition, 0))
-            if self.seen[place] != values:
-                raise Violation(f"{place} was seen as {self.seen[place]}, but is {values}")
+            if self.seen[topic_partition] != values:
+                raise Violation(
+                    f"{topic_partition} was seen as {self.seen[topic_partition]}, but is {values}"
+                )
         self.check_logs()
         for transaction in self.world.transactions:
             self.check_transaction(transaction)
@@ -85,8 +95,10 @@ class TxnChecks:
     def check_logs(self) -> None:
         """What is written in the partitions, batch by batch."""
         ends: dict[int, set[bool]] = {}  # of each transaction, by its number
-        for place in PLACES:
-            for number, committed in LogWalk(place).ends(self.world.broker.partitions[place]):
+        for topic_partition in PARTITIONS:
+            for number, committed in LogWalk(topic_partition).ends(
+                self.world.broker.partitions[topic_partition]
+            ):
                 ends.setdefault(number, set()).add(committed)
         for number, kinds in ends.items():
             transaction = self.world.transactions[number]
@@ -99,9 +111,9 @@ class TxnChecks:
         """Invariant 8, as readers see it: all of it is there, once and in order, or nothing."""
         head = b"%d " % transaction.number
         found = {
-            place: values
-            for place in PLACES
-            if (values := [value for _, value in self.seen[place] if value.startswith(head)])
+            topic_partition: values
+            for topic_partition in PARTITIONS
+            if (values := [value for _, value in self.seen[topic_partition] if value.startswith(head)])
         }
         if not found:
             if transaction.acknowledged:
@@ -114,10 +126,12 @@ class TxnChecks:
 
     def check_offset(self) -> None:
         """Invariant 12: the group's offset is that of the last committed transaction that carried one."""
-        there = {int(value.split()[0]) for place in PLACES for _, value in self.seen[place]}
+        there = {
+            int(value.split()[0]) for topic_partition in PARTITIONS for _, value in self.seen[topic_partition]
+        }
         carried = [one.number for one in self.world.transactions if one.offset and one.number in there]
         machine = self.world.broker.groups.shard(GROUP).ready
-        found = machine.offsets.get(GROUP, PLACES[0])
+        found = machine.offsets.get(GROUP, PARTITIONS[0])
         expected = max(carried, default=None)
         if (None if found is None else found.offset) != expected:
             raise Violation(f"the group is at {found}, {expected} was committed last")
@@ -142,8 +156,8 @@ def check_stable(partition: Partition, header: BatchHeader) -> None:
 class LogWalk:
     """A partition from its first batch to its last."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, topic_partition: TopicPartitionKey) -> None:
+        self.topic_partition = topic_partition
         self.sequences: set[tuple[int, int, int]] = set()
         self.epochs: dict[int, int] = {}  # the newest of each producer
         self.undecided: dict[
@@ -167,7 +181,7 @@ class LogWalk:
             numbers = self.undecided.pop(header.producer_id, set())
             if len(numbers) > 1:  # invariant 9
                 raise Violation(
-                    f"{self.place}: one marker at {header.base_offset} ends transactions {numbers}"
+                    f"{self.topic_partition}: one marker at {header.base_offset} ends transactions {numbers}"
                 )
             if marker is not None:
                 yield from ((number, marker.committed) for number in numbers)
@@ -176,7 +190,7 @@ class LogWalk:
         """Invariant 6: a sequence of a producer is there once."""
         sequence = (header.producer_id, header.producer_epoch, header.base_sequence)
         if sequence in self.sequences:
-            raise Violation(f"{self.place}: {sequence} is there twice")
+            raise Violation(f"{self.topic_partition}: {sequence} is there twice")
         self.sequences.add(sequence)
 
     def check_epoch(self, header: BatchHeader) -> None:
@@ -184,6 +198,6 @@ class LogWalk:
         newest = self.epochs.get(header.producer_id, -1)
         if header.producer_epoch < newest:
             raise Violation(
-                f"{self.place}: epoch {header.producer_epoch} at {header.base_offset} after {newest}"
+                f"{self.topic_partition}: epoch {header.producer_epoch} at {header.base_offset} after {newest}"
             )
         self.epochs[header.producer_id] = header.producer_epoch

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from tests.sim.broker_world import Place
 from tests.sim.seeds import Violation
 
 from levada.broker.broker import Broker
@@ -19,13 +18,14 @@ from levada.core.groups.offsets import CommitRequest
 from levada.core.transactions.machine import EndRequest, InitRequest, NeedsProducerIdError
 from levada.core.transactions.state import ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartitionKey
 from levada.wire.batches import TRANSACTIONAL_BIT, Record, encode
 from levada.wire.internal.group_records import OffsetCommitValue
 
 if TYPE_CHECKING:
     from tests.sim.transactions.world import TxnWorld
 
-PLACES: list[Place] = [("orders", 0), ("orders", 1), ("bills", 0)]
+PARTITIONS: list[TopicPartitionKey] = [("orders", 0), ("orders", 1), ("bills", 0)]
 GROUP = "copiers"
 TIMEOUT_MS = 60_000
 AGAIN = frozenset(
@@ -73,8 +73,8 @@ class Transaction:
 
     number: int
     since_ms: int
-    written: dict[Place, list[bytes]] = field(default_factory=dict)  # acknowledged
-    unanswered: tuple[Place, bytes] | None = None
+    written: dict[TopicPartitionKey, list[bytes]] = field(default_factory=dict)  # acknowledged
+    unanswered: tuple[TopicPartitionKey, bytes] | None = None
     offset: bool = False  # whether its number was committed as the group's offset
     asked: bool | None = None  # to commit or to abort
     acknowledged: bool | None = None  # that it was committed or aborted
@@ -88,7 +88,7 @@ class Client:
         self.name = name
         self.version = version
         self.identity: ProducerIdAndEpoch | None = None
-        self.sequences: dict[Place, int] = {}
+        self.sequences: dict[TopicPartitionKey, int] = {}
         self.transaction: Transaction | None = None
         self.doing: tuple[str, Any] | None = None  # what it asks for, until it is answered
         self.call: Call | None = None
@@ -130,10 +130,10 @@ class Client:
         if wish == "end" and written:
             transaction.asked = random.random() < 0.7
             return "end", transaction.asked
-        place = random.choice(PLACES)
+        topic_partition = random.choice(PARTITIONS)
         value = b"%d %d" % (transaction.number, written)
-        transaction.unanswered = (place, value)
-        return "write", (place, value)
+        transaction.unanswered = (topic_partition, value)
+        return "write", (topic_partition, value)
 
     # Requests.
 
@@ -172,9 +172,9 @@ class Client:
         except NeedsProducerIdError:
             shard.submit(decide(next(self.world.producer_ids))).add_done_callback(call.give)
 
-    def write(self, call: Call, place: Place, value: bytes) -> None:
+    def write(self, call: Call, topic_partition: TopicPartitionKey, value: bytes) -> None:
         assert self.identity is not None
-        world, identity, partition = self.world, self.identity, self.world.broker.partition(*place)
+        world, identity, partition = self.world, self.identity, self.world.broker.partition(*topic_partition)
 
         def append() -> None:
             batch = memoryview(
@@ -182,7 +182,7 @@ class Client:
                     [Record(0, world.clock.ms, bytes(world.random.choice((1, 300))), value)],
                     producer_id=identity.producer_id,
                     producer_epoch=identity.epoch,
-                    base_sequence=self.sequences.get(place, 0),
+                    base_sequence=self.sequences.get(topic_partition, 0),
                     attributes=TRANSACTIONAL_BIT,
                 )
             )
@@ -200,7 +200,7 @@ class Client:
             partition.producers.check_epoch(*identity)
             partition.transactions.check(*identity)
             value = OffsetCommitValue(number, -1, "", world.clock.ms)
-            request = CommitRequest(GROUP, "", None, -1, [(PLACES[0], value)], *identity)
+            request = CommitRequest(GROUP, "", None, -1, [(PARTITIONS[0], value)], *identity)
             world.broker.groups.shard(GROUP).submit(
                 lambda machine, now_ms, handle: machine.commit(request, now_ms, handle)
             ).add_done_callback(call.give)
@@ -215,7 +215,7 @@ class Client:
             self.verified(call, partition, go_on)
 
     def add_first(self, call: Call, partition: Partition, go_on: Callable[[], None]) -> None:
-        identity, place = self.identity, (partition.topic, partition.index)
+        identity, topic_partition = self.identity, (partition.topic, partition.index)
         assert identity is not None
 
         def on_response(result: Any) -> None:
@@ -226,7 +226,9 @@ class Client:
 
         shard = self.world.broker.transactions.shard(self.name)
         shard.submit(
-            lambda machine, now_ms, handle: machine.add(self.name, identity, [place], 1, now_ms, handle)
+            lambda machine, now_ms, handle: machine.add(
+                self.name, identity, [topic_partition], 1, now_ms, handle
+            )
         ).add_done_callback(on_response)
 
     def verified(self, call: Call, partition: Partition, go_on: Callable[[], None]) -> None:
@@ -276,10 +278,10 @@ class Client:
             return
         assert transaction is not None
         if kind == "write":
-            place, value = argument
-            transaction.written.setdefault(place, []).append(value)
+            topic_partition, value = argument
+            transaction.written.setdefault(topic_partition, []).append(value)
             transaction.unanswered = None
-            self.sequences[place] = self.sequences.get(place, 0) + 1
+            self.sequences[topic_partition] = self.sequences.get(topic_partition, 0) + 1
         elif kind == "offset":
             transaction.offset = True
         else:

@@ -88,7 +88,9 @@ def markers_are_not_written_again_after_a_restart(patch: pytest.MonkeyPatch) -> 
 
 
 def a_marker_that_fails_is_given_up(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(txn_coordinators._MarkerWriter, "_is_unnecessary", lambda self, place, error: True)
+    patch.setattr(
+        txn_coordinators._MarkerWriter, "_is_unnecessary", lambda self, topic_partition, error: True
+    )
 
 
 def a_fence_leaves_the_epoch(patch: pytest.MonkeyPatch) -> None:

@@ -22,13 +22,13 @@ def end(world: World, committed: bool, producer_id: int = 7) -> None:
     world.submit(lambda machine, _, handle: machine.end_transaction(producer_id, 0, committed, 0, handle))
 
 
-def delete(world: World, *places: tuple[str, int]) -> Any:
-    handle = world.submit(lambda machine, _, handle: machine.delete_offsets("g", places, handle))
+def delete(world: World, *topic_partitions: tuple[str, int]) -> Any:
+    handle = world.submit(lambda machine, _, handle: machine.delete_offsets("g", topic_partitions, handle))
     return world.responses[handle]
 
 
-def fetch(world: World, *places: tuple[str, int], stable: bool = False) -> list[FetchedOffset]:
-    return world.machine.fetch("g", places or None, require_stable=stable)
+def fetch(world: World, *topic_partitions: tuple[str, int], stable: bool = False) -> list[FetchedOffset]:
+    return world.machine.fetch("g", topic_partitions or None, require_stable=stable)
 
 
 def test_a_client_without_a_group_keeps_its_offsets_here() -> None:
@@ -94,7 +94,7 @@ def test_offsets_survive_a_restart_and_the_last_commit_counts() -> None:
     world = World()
     world.commit(5)
     world.commit(3, metadata="back")
-    world.commit(9, place=("u", 2), expire_ms=world.now_ms + 50_000)
+    world.commit(9, topic_partition=("u", 2), expire_ms=world.now_ms + 50_000)
     world.restart()
     assert world.committed() == 3
     assert world.committed(("u", 2)) == 9
@@ -163,7 +163,7 @@ def test_offsets_of_a_client_without_a_group_are_kept_for_a_while_after_each_com
     world = World(offsets_retention_ms=DAY_MS)
     world.commit(1)
     world.wait(DAY_MS - 1_000_000)
-    world.commit(2, place=("t", 1))
+    world.commit(2, topic_partition=("t", 1))
     world.wait(2_000_000)
     assert [found.topic_partition for found in fetch(world)] == [("t", 1)]
     world.wait(DAY_MS)
@@ -192,7 +192,7 @@ def test_offsets_of_topics_that_members_do_not_read_are_forgotten() -> None:
     world = World(offsets_retention_ms=DAY_MS)
     (member,) = world.stable(protocols=(("range", TOPICS),), session_timeout_ms=1_800_000)
     world.commit(1, member, 1)
-    world.commit(1, member, 1, place=("u", 0))
+    world.commit(1, member, 1, topic_partition=("u", 0))
     for _ in range(100):
         world.wait(1_000_000)
         world.heartbeat(member, 1)
@@ -202,7 +202,7 @@ def test_offsets_of_topics_that_members_do_not_read_are_forgotten() -> None:
 def test_an_offset_with_a_time_of_its_own_goes_then() -> None:
     world = World()
     world.commit(1, expire_ms=world.now_ms + 10_000)
-    world.commit(1, place=("t", 1))
+    world.commit(1, topic_partition=("t", 1))
     world.wait(700_000)
     assert [found.topic_partition for found in fetch(world)] == [("t", 1)]
 
@@ -235,7 +235,7 @@ def test_offsets_are_deleted_on_request_where_nobody_reads() -> None:
     assert error.code is ErrorCode.GROUP_ID_NOT_FOUND
     (member,) = world.stable(protocols=(("range", TOPICS),))
     world.commit(1, member, 1)
-    world.commit(1, member, 1, place=("u", 0))
+    world.commit(1, member, 1, topic_partition=("u", 0))
     assert delete(world, ("t", 0), ("u", 0), ("u", 1)) == [
         ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
         ErrorCode.NONE,
@@ -269,7 +269,7 @@ def test_a_group_without_members_is_deleted_with_its_offsets() -> None:
     world.commit(1, member, 1)
     assert deleted().code is ErrorCode.NON_EMPTY_GROUP
     world.leave((member, None))
-    world.commit(2, place=("t", 1), **PRODUCER)
+    world.commit(2, topic_partition=("t", 1), **PRODUCER)
     assert deleted() is None
     assert world.machine.groups == {}
     assert not world.machine.offsets.has("g")
@@ -280,8 +280,8 @@ def test_a_group_without_members_is_deleted_with_its_offsets() -> None:
 def test_a_deleted_topic_takes_its_offsets_along() -> None:
     world = World()
     world.commit(1)
-    world.commit(1, place=("u", 0))
-    world.commit(2, place=("t", 7), group_id="h")
+    world.commit(1, topic_partition=("u", 0))
+    world.commit(2, topic_partition=("t", 7), group_id="h")
     world.submit(lambda machine, _, handle: machine.on_topics_deleted(lambda name: name == "t", handle))
     assert [found.topic_partition for found in fetch(world)] == [("u", 0)]
     assert set(world.machine.groups) == set(world.replayed().groups) == {"g"}

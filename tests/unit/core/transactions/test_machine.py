@@ -87,9 +87,13 @@ class Shard:
             return ProducerIdAndEpoch(*self.init(name).client)
 
     def add(
-        self, client: ProducerIdAndEpoch, *places: TopicPartitionKey, name: str = "t", version: int = 2
+        self,
+        client: ProducerIdAndEpoch,
+        *topic_partitions: TopicPartitionKey,
+        name: str = "t",
+        version: int = 2,
     ) -> None:
-        self.carry_out(self.machine.add(name, client, places, version, self.now_ms, None))
+        self.carry_out(self.machine.add(name, client, topic_partitions, version, self.now_ms, None))
 
     def end(
         self, client: ProducerIdAndEpoch, committed: bool, name: str = "t", version: int = 2
@@ -499,27 +503,27 @@ def play(seed: int, version: int) -> None:
     written_by: dict[ProducerIdAndEpoch, int] = {}  # the transaction number that a client wrote in
     newest: dict[int, int] = {}  # producer id -> the newest epoch that was given out
 
-    def write(client: Client, place: TopicPartitionKey) -> None:
+    def write(client: Client, topic_partition: TopicPartitionKey) -> None:
         assert client.identity is not None
         producer_id, epoch = client.identity
-        log = logs[place]
+        log = logs[topic_partition]
         number = client.number if client.number >= 0 else next(numbers)
-        if version == 1 and (number, place) not in client.added:
-            shard.add(client.identity, place, version=version)
-            client.added.add((number, place))
+        if version == 1 and (number, topic_partition) not in client.added:
+            shard.add(client.identity, topic_partition, version=version)
+            client.added.add((number, topic_partition))
         client.number = number
         if log.open.get(producer_id, (-1, 0))[0] != epoch:
             if version > 1:
-                shard.add(client.identity, place, version=version)
-            assert shard.machine.verify("t", client.identity, [place]) == [ErrorCode.NONE]
+                shard.add(client.identity, topic_partition, version=version)
+            assert shard.machine.verify("t", client.identity, [topic_partition]) == [ErrorCode.NONE]
         assert epoch >= log.epochs.get(producer_id, -1), "the coordinator let an old epoch write"
         log.epochs[producer_id] = epoch
         written_by[client.identity] = client.number
         opened = log.open.setdefault(producer_id, (epoch, client.number))
         assert opened[1] == client.number, "a record fell into the transaction before"
 
-    def write_marker(ending: TransactionMarkers, place: TopicPartitionKey) -> None:
-        log = logs[place]
+    def write_marker(ending: TransactionMarkers, topic_partition: TopicPartitionKey) -> None:
+        log = logs[topic_partition]
         assert ending.producer_epoch >= log.epochs.get(ending.producer_id, -1)
         log.epochs[ending.producer_id] = ending.producer_epoch
         opened = log.open.pop(ending.producer_id, None)
@@ -564,8 +568,8 @@ def play(seed: int, version: int) -> None:
 
     def finish() -> None:
         for ending in shard.endings:
-            for place in ending.partitions:
-                write_marker(ending, place)
+            for topic_partition in ending.partitions:
+                write_marker(ending, topic_partition)
         shard.write_markers()
 
     codes: set[ErrorCode] = set()
@@ -654,8 +658,8 @@ def _a_partition_is_left_out(patch: pytest.MonkeyPatch) -> None:
     """Partitions that are added later replace those from before."""
     grown = Transaction.with_partitions
 
-    def replaced(self: Transaction, places: Any, version: int, now_ms: int) -> Transaction:
-        return replace(grown(self, places, version, now_ms), partitions=frozenset(places))
+    def replaced(self: Transaction, topic_partitions: Any, version: int, now_ms: int) -> Transaction:
+        return replace(grown(self, topic_partitions, version, now_ms), partitions=frozenset(topic_partitions))
 
     patch.setattr(Transaction, "with_partitions", replaced)
 
