@@ -131,10 +131,12 @@ class Client:
 
     async def _describe_topic(self, name: str, create: bool) -> TopicInfo:
         topic = (await self.metadata([name], create=create)).topics.get(name)
-        if topic is None or not (topic.error or topic.partitions):
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name}")
-        raise_for_code(topic.error, f"topic {name}")
-        return topic
+        if topic is not None and topic.error != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise_for_code(topic.error, f"topic {name}")
+            if topic.partitions:
+                return topic
+        detail = f"topic {name} does not exist; create it with: levada topic create {name}"
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail)
 
     def _is_fresh(self, topic: str) -> bool:
         """Whether a topic's metadata is younger than `metadata_max_age_ms`: brokers do not announce new partitions."""

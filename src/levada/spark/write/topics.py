@@ -4,7 +4,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from levada.client.retry import RetryPolicy
-from levada.errors import ErrorCode, KafkaError
 from levada.spark import blocking
 
 if TYPE_CHECKING:
@@ -33,10 +32,4 @@ def check_topic(client: "Client", topic: str, policy: RetryPolicy) -> None:
 
 
 async def _partitions(client: "Client", topic: str) -> int:
-    try:
-        return len((await client.topic(topic, refresh=True)).partitions)
-    except KafkaError as error:
-        if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            detail = f"topic {topic} does not exist; create it with: levada topic create {topic}"
-            raise KafkaError(error.code, detail) from None
-        raise
+    return len((await client.topic(topic, refresh=True)).partitions)
