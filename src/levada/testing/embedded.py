@@ -1,8 +1,8 @@
 """A broker on a thread of the test process: the real server on real sockets, its data in a temporary directory.
 
-The server's loop runs on the thread; every call of a test crosses to it and waits, so that tests are plain
-functions. What a test asks for here (topics, records) goes straight to the broker's parts and not over the wire:
-the faults that a test ordered are met by its client alone.
+The server's loop runs on the thread; every method submits its work to it and waits, so that tests are plain
+functions. Methods access the broker's components directly and not over the wire: injected faults affect only the
+clients of a test.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ from levada.wire import batches
 
 T = TypeVar("T")
 
-TIMEOUT_S = 30.0  # for anything a broker does on its own machine; passing it means a bug of ours
+TIMEOUT_S = 30.0  # for anything a broker does on its own machine; a timeout is a bug of the broker
 READ_BYTES = 1 << 20
 SETTINGS = {
     "listeners": "PLAINTEXT://127.0.0.1:0",
     "levada.metrics.listener": "",
-    "group.initial.rebalance.delay.ms": "0",  # a test has the members it starts, and does not wait for more
-    "offsets.topic.num.partitions": "5",  # quicker to make than the fifty of a real broker
-    "log.retention.check.interval.ms": "86400000",  # records of tests have any times: none goes in the fifth minute
+    "group.initial.rebalance.delay.ms": "0",  # tests start all members at once
+    "offsets.topic.num.partitions": "5",  # faster to create than Kafka's 50
+    "log.retention.check.interval.ms": "86400000",  # records of tests have any timestamps: none expires
 }
 
 
@@ -49,7 +49,7 @@ class EmbeddedBroker:
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         self.faults = Faults()
         self._settings = SETTINGS | dict(settings or {})
-        self._topics: list[str] = []  # made by `topic` and not yet forgotten
+        self._topics: list[str] = []  # created by `topic`, deleted by `forget`
         self._numbers = itertools.count(1)
         self._thread = threading.Thread(target=self._run, name="levada", daemon=True)
         self._started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, Server]]
@@ -64,7 +64,7 @@ class EmbeddedBroker:
         self.stop()
 
     def start(self) -> None:
-        """Start the broker; it answers when this returns."""
+        """Start the broker; it serves requests when this returns."""
         self._thread.start()
         try:
             self._started.result(TIMEOUT_S)
