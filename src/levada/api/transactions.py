@@ -65,15 +65,11 @@ def _add_partitions(
     context: RequestContext, transaction: "add_partitions_to_txn_v5.request.AddPartitionsToTxnTransaction"
 ) -> DelayedResult:
     topic_partitions = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
-    unknown = {
-        topic_partition for topic_partition in topic_partitions if not _exists(context, topic_partition)
-    }
+    exist = [_exists(context, topic_partition) for topic_partition in topic_partitions]
     delayed = DelayedResult(lambda errors: _added_to_transaction(transaction, errors))
-    if unknown:
-        missing, not_attempted = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OPERATION_NOT_ATTEMPTED
-        delayed.complete(
-            [missing if topic_partition in unknown else not_attempted for topic_partition in topic_partitions]
-        )
+    if not all(exist):
+        unknown, not_attempted = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OPERATION_NOT_ATTEMPTED
+        delayed.complete([not_attempted if exists else unknown for exists in exist])
         return delayed
     client = ProducerIdAndEpoch(transaction.producer_id, transaction.producer_epoch)
     version = 2 if context.api_version >= VERSION_2_FROM["add_partitions_to_txn"] else 1

@@ -44,16 +44,6 @@ class MeteredGroups(GroupsMachine):
 def group_coordinators(broker: "Broker") -> GroupCoordinators:
     """Create the group coordinators of a broker."""
     config = broker.config.groups
-    topic = InternalTopic(
-        OFFSETS_TOPIC,
-        config.offsets_topic_num_partitions,
-        config.offsets_topic_replication_factor,
-        {
-            "cleanup.policy": "compact",
-            "compression.type": "producer",
-            "segment.bytes": str(config.offsets_topic_segment_bytes),
-        },
-    )
     limits, consumer_limits = _limits(config), _consumer_limits(config)
 
     def remove_deleted_topics(shard: CoordinatorShard[GroupsMachine]) -> None:
@@ -75,7 +65,7 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
         machine.metrics = broker.coordinator_metrics
         return machine
 
-    coordinators = CoordinatorRuntime(broker, topic, new_machine, remove_deleted_topics)
+    coordinators = CoordinatorRuntime(broker, _offsets_topic(config), new_machine, remove_deleted_topics)
 
     def on_image(former: ClusterImage, image: ClusterImage) -> None:
         deleted = {name for name, topic in former.topics.items() if image.topic_names.get(topic.id) != name}
@@ -88,6 +78,19 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
 
     broker.image_listeners.append(on_image)
     return coordinators
+
+
+def _offsets_topic(config: GroupSettings) -> InternalTopic:
+    return InternalTopic(
+        OFFSETS_TOPIC,
+        config.offsets_topic_num_partitions,
+        config.offsets_topic_replication_factor,
+        {
+            "cleanup.policy": "compact",
+            "compression.type": "producer",
+            "segment.bytes": str(config.offsets_topic_segment_bytes),
+        },
+    )
 
 
 def _limits(config: GroupSettings) -> GroupLimits:
