@@ -226,12 +226,10 @@ def leave_group(context: RequestContext, request: "leave_group_v5.LeaveGroupRequ
             throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE, members=tuple(members)
         )
 
-    return _submit(
-        context,
-        group_id,
-        lambda machine, now_ms, handle: machine.leave(group_id, leaving, now_ms, handle),
-        response_of,
-    )
+    def decide(machine: GroupsMachine, now_ms: int, handle: ResponseHandle) -> AnyOutcome:
+        return machine.leave(group_id, leaving, now_ms, handle)
+
+    return _submit(context, group_id, decide, response_of)
 
 
 # Administration.

@@ -110,11 +110,11 @@ class TransactionsMachine:
 
     def init(self, request: InitRequest, now_ms: int, handle: ResponseHandle) -> Outcome:
         """Give the client a producer id and epoch that fence former clients; their open transaction is aborted."""
-        timeout_ms = self._timeout_ms(request)
-        current = self.transactions.get(request.transactional_id)
+        timeout_ms, name = self._timeout_ms(request), request.transactional_id
+        current = self.transactions.get(name)
         if current is None:
             first = Transaction(_new_producer_id(request.new_producer_id), 0, timeout_ms, now_ms)
-            return _changed(request.transactional_id, first, handle, InitResult(first.client))
+            return _changed(name, first, handle, InitResult(first.client))
         expected = request.expected
         if expected != UNKNOWN_PRODUCER and not _may_be_predecessor(current, expected):
             raise _fenced(expected, current)
@@ -122,24 +122,16 @@ class TransactionsMachine:
             raise _concurrent_transactions()
         if current.status is not Status.ONGOING:
             return self._start_epoch(request, current, timeout_ms, now_ms, handle)
-        if expected != UNKNOWN_PRODUCER and expected.epoch not in (
-            current.client.epoch,
-            current.last_producer_epoch,
-        ):
+        known_epochs = (current.client.epoch, current.last_producer_epoch)
+        if expected != UNKNOWN_PRODUCER and expected.epoch not in known_epochs:
             raise _fenced(expected, current)
         if request.keep_prepared:
             client = _bump_epoch(current.client, request.new_producer_id)
             kept = current.kept_prepared(client, timeout_ms, now_ms)
             result = InitResult(client, ProducerIdAndEpoch(current.producer_id, current.producer_epoch))
-            return _changed(request.transactional_id, kept, handle, result)
+            return _changed(name, kept, handle, result)
         fenced = current.prepared_fence(now_ms)
-        return _changed(
-            request.transactional_id,
-            fenced,
-            handle,
-            _concurrent_transactions(),
-            _markers(request.transactional_id, fenced),
-        )
+        return _changed(name, fenced, handle, _concurrent_transactions(), _markers(name, fenced))
 
     def _timeout_ms(self, request: InitRequest) -> int:
         if request.two_phase:
