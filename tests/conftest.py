@@ -13,10 +13,7 @@ from tests.support.raw import Connection
 # How long an example takes says nothing on a machine that does other things as well. Where changes are let in by their
 # tests, two runs of one state try the same examples of hypothesis; everywhere else each run tries new ones.
 settings.register_profile(
-    "no-deadline",
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    derandomize="CI" in os.environ,
+    "no-deadline", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
 )
 settings.load_profile("no-deadline")
 
@@ -88,16 +85,6 @@ def broker(module_broker: BrokerThread) -> Iterator[BrokerThread]:
     """The module's broker; topics of `broker.topic()` and faults end with the test."""
     yield module_broker
     module_broker.forget()
-
-
-@pytest.fixture
-def fresh_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerThread]:
-    """A broker for one test, with the settings that the marks `broker` of the module and the test give."""
-    marks = [mark.kwargs for mark in request.node.iter_markers("broker")]
-    with BrokerThread(
-        tmp_path / "data", **{k: v for mark in reversed(marks) for k, v in mark.items()}
-    ) as own:
-        yield own
 
 
 @pytest.fixture

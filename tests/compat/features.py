@@ -94,9 +94,7 @@ ABSENCES = (
     Absence("has no transactions", ("kcat",), OF_TRANSACTIONS),
     Absence("commits without saying as which member", ("aiokafka", "kafkajs"), (Feature.TXN_MEMBERS,)),
     Absence(
-        "has no admin calls on transactions",
-        ("confluent-kafka", "aiokafka", "kafkajs"),
-        (Feature.TXN_ADMIN,),
+        "has no admin calls on transactions", ("confluent-kafka", "aiokafka", "kafkajs"), (Feature.TXN_ADMIN,)
     ),
 )
 

@@ -69,10 +69,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
         ({"subscribe": ","}, "option subscribe: write at least one name"),
         ({"subscribe": "x" * 40_000}, "option subscribe: the maximum is 32767 bytes"),
         ({"kafka.client.id": "é" * 20_000}, "option kafka.client.id: the maximum is 32767 bytes"),
-        (
-            {"kafka.fetch.max.wait.ms": "2147483648"},
-            "kafka.fetch.max.wait.ms: the maximum is 2147483647",
-        ),
+        ({"kafka.fetch.max.wait.ms": "2147483648"}, "kafka.fetch.max.wait.ms: the maximum is 2147483647"),
         ({"kafka.request.timeout.ms": "9" * 5_000}, "option kafka.request.timeout.ms: write a whole number"),
         ({"kafka.fetch.max.bytes": "2g"}, "option kafka.fetch.max.bytes: the maximum is 2147483647 bytes"),
         (

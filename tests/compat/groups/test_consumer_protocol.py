@@ -161,10 +161,7 @@ def test_a_pattern_is_followed_by_the_broker(
     make_topic(wire, f"other-{name}", 2)
     program = start(kind)
     join(program, "a", group, f"{name}-one", pattern=f"^{name}-.*")
-    until(
-        lambda: assignments(wire, group) == [{f"{name}-one": [0, 1]}],
-        lambda: assignments(wire, group),
-    )
+    until(lambda: assignments(wire, group) == [{f"{name}-one": [0, 1]}], lambda: assignments(wire, group))
     (member,) = described(wire, group).members
     assert f"^{name}-.*" in member.subscribed_topic_regex and not member.subscribed_topic_names
     make_topic(wire, f"{name}-two", 1)

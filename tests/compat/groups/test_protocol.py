@@ -267,10 +267,7 @@ class TestMembers:
             assert {one.member_id for one in leader.members} == {first, second}
             assert follower.members == ()
             other.send("sync_group", 5, sync_fields(group, second, 2))
-            shares = [
-                {"member_id": first, "assignment": b"one"},
-                {"member_id": second, "assignment": b"two"},
-            ]
+            shares = [{"member_id": first, "assignment": b"one"}, {"member_id": second, "assignment": b"two"}]
             assert bytes(sync(wire, group, first, 2, assignments=shares).assignment) == b"one"
             assert bytes(other.receive()[1].assignment) == b"two"
             assert join(other, group, second).generation_id == 2, "nothing has changed"

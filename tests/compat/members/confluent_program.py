@@ -4,12 +4,7 @@ import sys
 from typing import Any
 
 import confluent_kafka
-from confluent_kafka import (
-    Consumer,
-    ConsumerGroupTopicPartitions,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from tests.compat.members.serving import Assignment, serve
 

@@ -83,9 +83,7 @@ def test_a_response_that_cannot_be_written_ends_the_connection(
 
 
 def test_a_clients_mistake_is_no_bug(
-    broker: BrokerThread,
-    planted: Callable[[str, Callable[..., Any]], None],
-    caplog: pytest.LogCaptureFixture,
+    broker: BrokerThread, planted: Callable[[str, Callable[..., Any]], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object) -> Any:
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "not you")

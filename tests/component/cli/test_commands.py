@@ -373,12 +373,7 @@ def test_the_cluster(shell: Shell, broker: BrokerThread) -> None:
     host, port = broker.bootstrap.split(":")
     assert (described["topics"], described["partitions"], described["offline_partitions"]) == (1, 3, 0)
     (node,) = described["brokers"]
-    assert (node["host"], node["port"], node["leads"], node["controller"]) == (
-        host,
-        int(port),
-        3,
-        True,
-    )
+    assert (node["host"], node["port"], node["leads"], node["controller"]) == (host, int(port), 3, True)
     assert json.loads(shell("cluster", "describe", "-o", "jsonl").out) == node
     assert described["cluster_id"] in shell("cluster", "describe").out
 

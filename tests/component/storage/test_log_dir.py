@@ -86,11 +86,7 @@ def test_bits_turned_in_the_small_files_are_refused_or_harmless(tmp_path: Path) 
     log_dir.write_log_start_offsets({TopicPartition("a", 0): 5})
     log_dir.create_partition(TopicPartition("a", 0), TOPIC_ID)
     log_dir.close(clean=True)
-    names = (
-        "meta.properties",
-        "recovery-point-offset-checkpoint",
-        "log-start-offset-checkpoint",
-    )
+    names = ("meta.properties", "recovery-point-offset-checkpoint", "log-start-offset-checkpoint")
     for path in [*(tmp_path / name for name in names), tmp_path / "a-0" / "partition.metadata"]:
         original = path.read_bytes()
         for bit in range(8 * len(original)):

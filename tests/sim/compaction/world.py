@@ -29,11 +29,7 @@ from levada.storage.compaction.swap import complete_swap, swap
 from levada.storage.log.log import Log
 from levada.storage.log.segment import LogSegment
 from levada.testing.sim_disk import SimCrash, SimDisk
-from levada.wire.batches import (
-    TRANSACTIONAL_BIT,
-    Record,
-    encode,
-)
+from levada.wire.batches import TRANSACTIONAL_BIT, Record, encode
 from levada.wire.control_records import Marker
 
 DATA = "/data"
@@ -270,12 +266,7 @@ class CleanerWorld:
         if not found.dirty_bytes:
             return
         job, segments = cleaning_job(
-            log,
-            found,
-            last_batches,
-            now_ms=self.now_ms,
-            map_bytes=self.map_bytes,
-            io_bytes_per_second=1e9,
+            log, found, last_batches, now_ms=self.now_ms, map_bytes=self.map_bytes, io_bytes_per_second=1e9
         )
         self.sources = {segment.base_offset: segment for segment in segments}
         self.cleaning_since = self.now_ms

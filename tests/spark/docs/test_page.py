@@ -91,8 +91,4 @@ def test_the_example_shows_totals(
     rows = [re.findall(r"[^|]+", line) for line in output.getvalue().splitlines() if "|1970" in line]
     found = [[part.strip() for part in row] for row in rows]
     minute = "1970-01-01 00:01:00"
-    assert found == [
-        [minute, "NULL", "0", "NULL"],
-        [minute, "ann", "2", "4.0"],
-        [minute, "bob", "1", "3.0"],
-    ]
+    assert found == [[minute, "NULL", "0", "NULL"], [minute, "ann", "2", "4.0"], [minute, "bob", "1", "3.0"]]

@@ -28,10 +28,7 @@ SCHEMA = {
         {"name": "counts", "type": {"type": "map", "values": "int"}},
         {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
         {"name": "day", "type": {"type": "int", "logicalType": "date"}},
-        {
-            "name": "price",
-            "type": {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2},
-        },
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}},
         {"name": "mark", "type": {"type": "fixed", "name": "Mark", "size": 2}},
         {
             "name": "inner",

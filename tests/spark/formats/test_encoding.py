@@ -177,9 +177,7 @@ def test_keys_choose_as_in_the_client(keys: list[bytes], count: int) -> None:
 
 def test_a_partition_column_goes_before_a_key() -> None:
     rows = Rows(
-        pa.array([b"a", b"b", None]),
-        pa.array([b"", b"", b""]),
-        partition=pa.array([4, None, 3], pa.int32()),
+        pa.array([b"a", b"b", None]), pa.array([b"", b"", b""]), partition=pa.array([4, None, 3], pa.int32())
     )
     assert assign_partitions(rows, 5, StickyPartition()).tolist() == [4, partition_for_key(b"b", 5), 3]
 

@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from pyspark.sql.types import (
-    BinaryType,
-    DoubleType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import BinaryType, DoubleType, LongType, StringType, StructField, StructType
 from tests.spark.support.feeds import TIMEOUT_S
 from tests.spark.support.plain import EVERYTHING, Plain
 
@@ -119,10 +112,7 @@ def test_where_a_batch_begins_and_ends(plain: Plain, options: dict[str, object],
             "option endingOffsets: 9 is beyond the latest offset of TOPIC-0, 1",
         ),
         ({"startingTimestamp": "2199-01-01"}, "TOPIC-0 has no record since 2199-01-01T00:00:00"),
-        (
-            {"startingTimestamp": 2**63 - 1},
-            "TOPIC-0 has no record since 9223372036854775807 ms after",
-        ),
+        ({"startingTimestamp": 2**63 - 1}, "TOPIC-0 has no record since 9223372036854775807 ms after"),
         ({"startingOffsetsByTimestamp": {"TOPIC": {"0": 1}}}, "option startingOffsetsByTimestamp must name"),
         ({"endingOffsetsByTimestamp": {"TOPIC": {"5": 1}}}, "option endingOffsetsByTimestamp must name"),
     ],

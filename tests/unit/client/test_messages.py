@@ -168,10 +168,7 @@ def test_fetch_request(api: Api, version: int) -> None:
         (
             TOPICS[want.partition.topic].topic_id if by_id else want.partition.topic,
             want.partition.partition,
-        ): (
-            want.offset,
-            want.leader_epoch,
-        )
+        ): (want.offset, want.leader_epoch)
         for want in wanted
     }
     assert {part.partition_max_bytes for topic in request.topics for part in topic.partitions} == {3}

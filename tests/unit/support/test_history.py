@@ -27,10 +27,7 @@ def sent(process: str, *records: tuple[int | None, str], outcome: Outcome = Outc
 
 
 def transaction(
-    process: str,
-    *steps: Send | Poll,
-    outcome: Outcome = Outcome.OK,
-    end_asked_tick: int = 0,
+    process: str, *steps: Send | Poll, outcome: Outcome = Outcome.OK, end_asked_tick: int = 0
 ) -> Operation:
     return Operation(process, steps, outcome, transactional=True, end_asked_tick=end_asked_tick)
 
@@ -129,10 +126,7 @@ def test_clean(history: History) -> None:
 
 
 ONE_EACH: dict[str, tuple[Kind, History]] = {
-    "readers went past it": (
-        Kind.LOST_WRITE,
-        [sent("a", (0, "x"), (1, "y")), polled("reader", (1, "y"))],
-    ),
+    "readers went past it": (Kind.LOST_WRITE, [sent("a", (0, "x"), (1, "y")), polled("reader", (1, "y"))]),
     "half of an unknown transaction": (
         Kind.LOST_WRITE,
         [transaction("a", Send(P0, "x", 0), Send(P0, "y", 1), outcome=UNKNOWN), polled("reader", (1, "y"))],
@@ -145,10 +139,7 @@ ONE_EACH: dict[str, tuple[Kind, History]] = {
         Kind.UNSEEN,
         [transaction("a", Send(P0, "x", 0), Send(P1, "y"), outcome=UNKNOWN), polled("reader", (0, "x"))],
     ),
-    "polled at two offsets": (
-        Kind.DUPLICATE,
-        [sent("a", (None, "x")), polled("reader", (0, "x"), (1, "x"))],
-    ),
+    "polled at two offsets": (Kind.DUPLICATE, [sent("a", (None, "x")), polled("reader", (0, "x"), (1, "x"))]),
     "in two partitions of a topic": (
         Kind.DUPLICATE,
         [sent("a", (0, "x")), Operation("reader", (poll((0, "x")), poll((0, "x"), partition=P1)))],
@@ -182,15 +173,9 @@ ONE_EACH: dict[str, tuple[Kind, History]] = {
     ),
     "before its end was asked for": (
         Kind.PRECOMMITTED_READ,
-        [
-            transaction("a", Send(P0, "x", 0), end_asked_tick=100),
-            polled("reader", (0, "x"), tick=99),
-        ],
+        [transaction("a", Send(P0, "x", 0), end_asked_tick=100), polled("reader", (0, "x"), tick=99)],
     ),
-    "in its own transaction": (
-        Kind.PRECOMMITTED_READ,
-        [transaction("a", Send(P0, "x", 0), poll((0, "x")))],
-    ),
+    "in its own transaction": (Kind.PRECOMMITTED_READ, [transaction("a", Send(P0, "x", 0), poll((0, "x")))]),
     "two transactions that read from each other": (
         Kind.CIRCULAR_FLOW,
         [

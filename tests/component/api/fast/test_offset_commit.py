@@ -41,9 +41,7 @@ def committed(
 def kept(broker: BrokerThread) -> list[int]:
     with broker.connect() as connection:
         response = connection.call(
-            "offset_fetch",
-            7,
-            {"group_id": "g", "topics": [{"name": "orders", "partition_indexes": [0, 1]}]},
+            "offset_fetch", 7, {"group_id": "g", "topics": [{"name": "orders", "partition_indexes": [0, 1]}]}
         )
     return [part.committed_offset for part in response.topics[0].partitions]
 

@@ -156,10 +156,7 @@ def test_patterns_match_as_pythons_do(pattern: str, names: list[str]) -> None:
         assert compiled.matches(name) == (oracle.fullmatch(name) is not None), name
 
 
-@given(
-    st.text(st.characters() | st.sampled_from("()[]{}|*+?\\^$.-aQEpx0<>:,"), max_size=30),
-    st.text(),
-)
+@given(st.text(st.characters() | st.sampled_from("()[]{}|*+?\\^$.-aQEpx0<>:,"), max_size=30), st.text())
 def test_any_text_is_a_pattern_or_is_refused(pattern: str, name: str) -> None:
     with suppress(KafkaError):
         Pattern(pattern).matches(name)

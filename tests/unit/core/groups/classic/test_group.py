@@ -147,12 +147,7 @@ def test_a_session_timeout_out_of_bounds_is_refused(timeout_ms: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        {"protocol_type": "connect"},
-        {"protocols": (("sticky", b""),)},
-        {"protocols": ()},
-    ],
+    "other", [{"protocol_type": "connect"}, {"protocols": (("sticky", b""),)}, {"protocols": ()}]
 )
 def test_a_member_that_shares_no_protocol_is_refused(other: dict[str, Any]) -> None:
     world = World()

@@ -64,9 +64,7 @@ sizes_of = st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 20))
 @pytest.mark.parametrize("name", ASSIGNORS)
 @given(members_of, sizes_of)
 def test_each_partition_has_one_member_that_subscribes(
-    name: str,
-    members: dict[str, tuple[frozenset[UUID], str | None]],
-    sizes: dict[UUID, int],
+    name: str, members: dict[str, tuple[frozenset[UUID], str | None]], sizes: dict[UUID, int]
 ) -> None:
     group = {
         member: Subscriber(topics, NO_PARTITIONS, instance and instance + member)

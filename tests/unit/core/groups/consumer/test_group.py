@@ -611,12 +611,7 @@ def test_a_first_join_is_given_an_id(world: ConsumerWorld) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"protocol_type": "connect"},
-        {"protocols": ()},
-        {"protocols": (("range", b"\0"),)},
-    ],
+    "wrong", [{"protocol_type": "connect"}, {"protocols": ()}, {"protocols": (("range", b"\0"),)}]
 )
 def test_classic_members_that_do_not_fit_are_refused(world: ConsumerWorld, wrong: dict[str, Any]) -> None:
     world.enter("new", "t")
