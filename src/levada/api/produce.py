@@ -160,8 +160,7 @@ def append(
             entries.append(_failure(topic, index, error))
         else:
             append_time_ms = now_ms if partition.rules.log_append_time else -1
-            required_offset = partition.log.next_offset
-            batch = (topic, partition, base_offset, required_offset, append_time_ms)
+            batch = (topic, partition, base_offset, partition.log.next_offset, append_time_ms)
             entries.append(new_tuple(AppendedBatch, batch))
     if acks == ACKS_NONE:
         _close_if_failed(connection, entries)
