@@ -1,0 +1,23 @@
+"""The public names of `levada.pipelines` are loaded on first use."""
+
+import subprocess
+import sys
+
+import pytest
+
+from levada import pipelines
+
+
+def test_importing_the_package_does_not_import_pyspark() -> None:
+    code = "import levada.pipelines, sys; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("name", pipelines.__all__)
+def test_a_public_name_is_loaded_from_its_module(name: str) -> None:
+    assert getattr(pipelines, name).__name__ == name
+
+
+def test_other_names_do_not_exist() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'nosuch'"):
+        _ = pipelines.nosuch
