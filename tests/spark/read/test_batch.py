@@ -125,7 +125,7 @@ def test_a_table_in_sql_takes_its_options_in_the_query(topics: Levada) -> None:
     spark.sql(f"CREATE TABLE order_table USING levada OPTIONS ({servers}, subscribe = '{topic}')")
     try:
         assert spark.sql(f"SELECT * FROM order_table WITH ({servers}, subscribe = '{topic}')").count() == 3
-        with pytest.raises(AnalysisException, match=r"no options came: .*CREATE TEMPORARY VIEW"):
+        with pytest.raises(AnalysisException, match=r"there are no options: .*CREATE TEMPORARY VIEW"):
             spark.sql("SELECT * FROM order_table").collect()
     finally:
         spark.sql("DROP TABLE order_table")
