@@ -1,6 +1,7 @@
 """The general path of a request: it is decoded from a copy of its frame, and its handler responds now or later."""
 
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from levada.api.error_responses import error_response
@@ -17,6 +18,8 @@ log = EventLog(__name__)
 
 HEADER_BYTES = 10  # api key, version, correlation id, length of the client id
 API_VERSIONS_KEY = 18
+UNTHROTTLED = timedelta(0)  # the throttle time of responses: there are no quotas
+AUTHORIZED_OPERATIONS_OMITTED = -(2**31)  # the client did not request them
 DECODED_BYTES_MAX = 16 << 20  # of a request that is decoded into objects, which take many times its bytes
 
 

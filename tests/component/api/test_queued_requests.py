@@ -12,9 +12,9 @@ from kio.index import load_request_schema
 from tests.support.broker import TIMEOUT_S, BrokerThread
 from tests.support.raw import Connection, batch, build
 
+from levada.api.admin.topics import TOPICS_PER_ITERATION, create_topics
 from levada.api.request import RequestContext
 from levada.api.scheduler import RequestScheduler
-from levada.api.topics import TOPICS_PER_ITERATION, create_topics
 from levada.core.groups.memory_limit import NAME_BYTES_MAX
 from levada.errors import ErrorCode
 from levada.wire.schema import messages

@@ -20,7 +20,7 @@ from levada import (
     RequestTimedOut,
     TopicPartition,
 )
-from levada.api import versions
+from levada.api.admin import versions
 from levada.client.consumer.group_consumer import GroupConsumer
 from levada.client.producer.transactions import TransactionalProducer
 from levada.testing import EmbeddedBroker

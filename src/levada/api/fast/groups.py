@@ -2,8 +2,9 @@
 
 A member heartbeats every few seconds, and when its group rebalances all members send all three at once. Except for the
 generation a member sends the same bytes every time, so they are decoded once. A request that is rejected, carries
-assignments, is sent for the first time or is the last one that its group waits for is left to `levada.api.groups`: the
-coordinator has changed nothing then, and the scheduler limits what takes long in a large group.
+assignments, is sent for the first time or is the last one that its group waits for is left to
+`levada.api.coordinator.groups`: the coordinator has changed nothing then, and the scheduler limits what takes long in a
+large group.
 """
 
 from collections.abc import Callable
@@ -11,9 +12,9 @@ from functools import cache
 from struct import error as StructError
 from typing import Any, Final, NamedTuple, NoReturn
 
+from levada.api.coordinator.groups import join_response, sync_response, to_join_request, to_sync_request
 from levada.api.error_responses import error_response
 from levada.api.fast.request import FastPathRequest
-from levada.api.groups import join_response, sync_response, to_join_request, to_sync_request
 from levada.api.registry import FastPath, fast_path
 from levada.broker.broker import Broker
 from levada.core.groups.classic.draft import JoinResult, SyncResult

@@ -1,13 +1,13 @@
 """The fast path of OffsetCommit: offsets of one topic without metadata, from the frame to the coordinator.
 
-Other commits are left to `levada.api.offset_commits`, and so are those that the coordinator rejects: it has changed
-nothing then, and decides again on the decoded request.
+Other commits are left to `levada.api.coordinator.offset_commits`, and so are those that the coordinator rejects: it has
+changed nothing then, and decides again on the decoded request.
 """
 
 from typing import Any
 
+from levada.api.coordinator.offset_commits import known_topic
 from levada.api.fast.request import FastPathRequest
-from levada.api.offset_commits import known_topic
 from levada.api.registry import FastPath, fast_path
 from levada.broker.broker import Broker
 from levada.core.groups.machine import GroupsMachine

@@ -8,7 +8,7 @@ import pytest
 from tests.support.broker import BrokerThread
 from tests.support.raw import Connection, fitting
 
-from levada.api import groups
+from levada.api.coordinator import groups
 from levada.api.fast import groups as fast_groups
 from levada.errors import ErrorCode
 

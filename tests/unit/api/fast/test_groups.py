@@ -9,7 +9,7 @@ import pytest
 from tests.support.kio_codec import HEADER_TAGS, kio_bytes
 from tests.support.random_messages import random_message
 
-from levada.api import groups
+from levada.api.coordinator import groups
 from levada.api.fast import groups as fast_groups
 from levada.api.fast.groups import NOT_DECODED, GroupFastPath, HeartbeatFastPath, JoinFastPath, SyncFastPath
 from levada.core.groups.classic.draft import JoinResult, SyncResult

@@ -3,8 +3,7 @@
 from functools import cache
 
 from levada.api.registry import handlers, handles
-from levada.api.request import API_VERSIONS_KEY, RequestContext
-from levada.api.response_fields import UNTHROTTLED
+from levada.api.request import API_VERSIONS_KEY, UNTHROTTLED, RequestContext
 from levada.errors import ErrorCode
 from levada.wire.schema.lazy_imports import lazy_imports
 

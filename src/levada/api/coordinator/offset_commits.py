@@ -10,10 +10,9 @@ from itertools import repeat
 from typing import Any
 from uuid import UUID
 
-from levada.api.groups import MILLISECOND, error_of, for_each_group, validate_group_id
+from levada.api.coordinator.groups import MILLISECOND, error_of, for_each_group, validate_group_id
 from levada.api.registry import handles
-from levada.api.request import RequestContext
-from levada.api.response_fields import UNTHROTTLED
+from levada.api.request import UNTHROTTLED, RequestContext
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.partition.verification import Verification, produce_error
 from levada.broker.purgatory import DelayedResult

@@ -7,8 +7,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 from levada.api.registry import handles
-from levada.api.request import RequestContext
-from levada.api.response_fields import UNTHROTTLED
+from levada.api.request import UNTHROTTLED, RequestContext
 from levada.errors import ErrorCode
 from levada.wire.schema.lazy_imports import lazy_imports
 

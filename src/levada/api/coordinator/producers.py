@@ -6,8 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from levada.api.registry import handles
-from levada.api.request import RequestContext
-from levada.api.response_fields import UNTHROTTLED
+from levada.api.request import UNTHROTTLED, RequestContext
 from levada.broker.broker import Broker
 from levada.broker.coordinator.shard import CoordinatorShard
 from levada.broker.purgatory import DelayedResult

@@ -1,20 +1,48 @@
-"""The fast path of Fetch: a consumer of one partition sends the same request again except for the offset."""
+"""The fast paths of Produce and Fetch: a connection repeats a request except for its records or its offset.
 
-from levada.api.fetch import begin
+A request that the connection's cache does not hold is decoded and stored.
+"""
+
+from levada.api.data.fetch import begin
+from levada.api.data.produce import append
 from levada.api.registry import FastPath, fast_path
 from levada.broker.broker import Broker
 from levada.broker.partition.partition import READ_COMMITTED
 from levada.errors import KafkaError
 from levada.net.connection import Connection
-from levada.wire.fast.fetch import VERSIONS, CachedFetch, fetch_cache, read_cached, read_request, store
+from levada.wire.fast import fetch as fetch_codec
+from levada.wire.fast import produce as produce_codec
 from levada.wire.schema import messages
 
-FETCH = messages.api_key("fetch")
+PRODUCE, FETCH = messages.api_key("produce"), messages.api_key("fetch")
 
 
-@fast_path("fetch", VERSIONS)
+@fast_path("produce", produce_codec.VERSIONS)
+def produce_fast_path() -> FastPath:
+    """Append the records of a Produce."""
+
+    def produce(
+        broker: Broker,
+        connection: Connection,
+        view: memoryview,
+        position: int,
+        stop: int,
+        version: int,
+        correlation_id: int,
+    ) -> bool:
+        cache = connection.caches.get(PRODUCE)
+        if cache is None:
+            cache = connection.caches[PRODUCE] = produce_codec.produce_cache()
+        request = produce_codec.read_cached(cache, view, position, stop, version)
+        append(broker, connection, view, request, version, correlation_id)
+        return True
+
+    return produce
+
+
+@fast_path("fetch", fetch_codec.VERSIONS)
 def fetch_fast_path() -> FastPath:
-    """Every Fetch takes it: one that the connection's cache does not hold is decoded and stored."""
+    """Respond to a Fetch, or leave it to the general path of `levada.api.data.fetch`."""
 
     def fetch(
         broker: Broker,
@@ -27,11 +55,11 @@ def fetch_fast_path() -> FastPath:
     ) -> bool:
         cache = connection.caches.get(FETCH)
         if cache is None:
-            cache = connection.caches[FETCH] = fetch_cache()
-        found = read_cached(cache, view, position, stop, version)
+            cache = connection.caches[FETCH] = fetch_codec.fetch_cache()
+        found = fetch_codec.read_cached(cache, view, position, stop, version)
         if found is None:
-            request = read_request(view, position, stop, version)
-            store(cache, view, position, stop, version, request)
+            request = fetch_codec.read_request(view, position, stop, version)
+            fetch_codec.store(cache, view, position, stop, version, request)
         else:
             cached, offset = found
             if _respond(broker, connection, cached, offset, correlation_id):
@@ -44,7 +72,7 @@ def fetch_fast_path() -> FastPath:
 
 
 def _respond(
-    broker: Broker, connection: Connection, cached: CachedFetch, offset: int, correlation_id: int
+    broker: Broker, connection: Connection, cached: fetch_codec.CachedFetch, offset: int, correlation_id: int
 ) -> bool:
     """Respond to a request if its min.bytes are there; False leaves everything else to `begin`."""
     committed = cached.isolation_level == READ_COMMITTED

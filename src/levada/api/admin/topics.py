@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from levada.api.configs import Entry, inherited_entries, topic_entries
+from levada.api.admin.configs import Entry, inherited_entries, topic_entries
 from levada.api.registry import handles
-from levada.api.request import RequestContext
-from levada.api.response_fields import UNTHROTTLED
+from levada.api.request import UNTHROTTLED, RequestContext
 from levada.broker.controller import Decision, new_topic_id
 from levada.config.broker import BrokerConfig
 from levada.core.cluster.controller import (

@@ -11,8 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from levada.api.registry import handles
-from levada.api.request import RequestContext
-from levada.api.response_fields import AUTHORIZED_OPERATIONS_OMITTED, UNTHROTTLED
+from levada.api.request import AUTHORIZED_OPERATIONS_OMITTED, UNTHROTTLED, RequestContext
 from levada.broker.purgatory import DelayedResult, gather
 from levada.core.groups.classic.draft import JoinResult, SyncResult
 from levada.core.groups.classic.group import UNKNOWN_MEMBER, ClassicGroup, State

@@ -9,10 +9,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from levada.api.producers import error_for_version, with_producer_id
+from levada.api.coordinator.producers import error_for_version, with_producer_id
 from levada.api.registry import handles
-from levada.api.request import RequestContext
-from levada.api.response_fields import UNTHROTTLED
+from levada.api.request import UNTHROTTLED, RequestContext
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.coordinator.transactions import write_marker
 from levada.broker.purgatory import DelayedResult, gather

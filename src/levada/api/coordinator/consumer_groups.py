@@ -8,15 +8,14 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from levada.api.groups import (
+from levada.api.coordinator.groups import (
     ALL_GROUP_OPERATIONS,
     MILLISECOND,
     error_of,
     for_each_group,
 )
 from levada.api.registry import handles
-from levada.api.request import RequestContext
-from levada.api.response_fields import AUTHORIZED_OPERATIONS_OMITTED, UNTHROTTLED
+from levada.api.request import AUTHORIZED_OPERATIONS_OMITTED, UNTHROTTLED, RequestContext
 from levada.broker.purgatory import DelayedResult
 from levada.core.groups.consumer import requests as consumer_requests
 from levada.core.groups.consumer.assignors import Partitions

@@ -10,8 +10,7 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from levada.api.registry import handles
-from levada.api.request import RequestContext
-from levada.api.response_fields import AUTHORIZED_OPERATIONS_OMITTED, UNTHROTTLED
+from levada.api.request import AUTHORIZED_OPERATIONS_OMITTED, UNTHROTTLED, RequestContext
 from levada.broker.broker import Broker
 from levada.broker.controller import new_topic_id
 from levada.broker.coordinator.runtime import CoordinatorRuntime

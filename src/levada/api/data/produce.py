@@ -4,8 +4,8 @@ from asyncio import TimerHandle
 from functools import partial
 from typing import Any, NamedTuple
 
+from levada.api.data.unverified_produce import await_verification
 from levada.api.registry import handles_frames
-from levada.api.unverified_produce import await_verification
 from levada.broker.broker import Broker
 from levada.broker.partition.partition import Partition
 from levada.broker.partition.validation import InvalidRecordsError

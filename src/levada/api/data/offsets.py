@@ -6,8 +6,7 @@ from operator import attrgetter
 from typing import Any
 
 from levada.api.registry import handles
-from levada.api.request import RequestContext
-from levada.api.response_fields import UNTHROTTLED
+from levada.api.request import UNTHROTTLED, RequestContext
 from levada.broker.partition.partition import READ_COMMITTED, Partition
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.schema.lazy_imports import lazy_imports

@@ -11,8 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from levada.api.registry import handles
-from levada.api.request import RequestContext
-from levada.api.response_fields import UNTHROTTLED
+from levada.api.request import UNTHROTTLED, RequestContext
 from levada.broker.broker import Broker
 from levada.config.broker import BROKER_SETTINGS
 from levada.config.groups import GROUP_SETTINGS, GroupConfig

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from levada.api.registry import handles
-from levada.api.request import RequestContext
-from levada.api.response_fields import UNTHROTTLED
+from levada.api.request import UNTHROTTLED, RequestContext
 from levada.broker.partition.partition import Partition
 from levada.errors import ErrorCode
 from levada.wire.schema.lazy_imports import lazy_imports

@@ -1,0 +1,1 @@
+"""Handlers of coordinators: groups, committed offsets, transactions, producer ids."""
