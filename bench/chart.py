@@ -46,9 +46,7 @@ def svg(found: dict[str, Any]) -> str:
     ]
     for index, (title, rate, cost) in enumerate(bars):
         parts += _row(TOP + ROW_HEIGHT * index, title, rate, cost)
-    when = (
-        f"{found['when']}, Apache Kafka {found['kafka']}, {found['machine']['cores']} cores, one run, medians"
-    )
+    when = f"{found['when']}, Apache Kafka {found['kafka']}, {found['machine']['cores']} cores, one run, medians"
     parts.append(f'<text class="dim" x="12" y="{height - 8}">{escape(when)}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
@@ -74,9 +72,7 @@ def _ratios(row: dict[str, Any]) -> tuple[str, float | None, float | None] | Non
 
 def _x(ratio: float) -> float:
     octaves = max(-OCTAVES_LEFT, min(OCTAVES_RIGHT, log2(ratio)))
-    return LABEL_WIDTH + (octaves + OCTAVES_LEFT) * (WIDTH - LABEL_WIDTH - 30) / (
-        OCTAVES_LEFT + OCTAVES_RIGHT
-    )
+    return LABEL_WIDTH + (octaves + OCTAVES_LEFT) * (WIDTH - LABEL_WIDTH - 30) / (OCTAVES_LEFT + OCTAVES_RIGHT)
 
 
 def _row(y: int, title: str, rate: float | None, cost: float | None) -> list[str]:
@@ -102,9 +98,7 @@ def _grid_line(octave: int, height: int) -> str:
     label = f"{2**octave} x" if octave >= 0 else f"1/{2**-octave}"
     kind = "grid" if octave else "one"
     line = f'<line class="{kind}" x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{height - BOTTOM}"/>'
-    return (
-        f'{line}<text class="dim" x="{x:.1f}" y="{height - BOTTOM + 16}" text-anchor="middle">{label}</text>'
-    )
+    return f'{line}<text class="dim" x="{x:.1f}" y="{height - BOTTOM + 16}" text-anchor="middle">{label}</text>'
 
 
 def _legend() -> str:

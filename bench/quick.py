@@ -141,9 +141,7 @@ def show(every: Sequence[Measured], record: dict[str, Any] | None) -> str:
         change = measured.change(record)
         unit = "us/request" if measured.row.cost == "cpu_us_per_request" else "us/MB"
         change_text = "new" if change is None else f"{change:+.0%}{'  WORSE' if change > TOLERANCE else ''}"
-        lines.append(
-            (measured.row.title, f"{number(measured.cost)} {unit}", f"{measured.units:.3g}", change_text)
-        )
+        lines.append((measured.row.title, f"{number(measured.cost)} {unit}", f"{measured.units:.3g}", change_text))
     head = (
         "hot path of Levada",
         "CPU",
@@ -181,9 +179,7 @@ def main(arguments: Sequence[str]) -> int:
         finally:
             broker.remove()
     print(show(every, record))
-    print(
-        f"\nstart {seconds:.2f} s, {memory.anonymous:.0f} MB anonymous, calibration {calibrate():.2f} us a iteration"
-    )
+    print(f"\nstart {seconds:.2f} s, {memory.anonymous:.0f} MB anonymous, calibration {calibrate():.2f} us a iteration")
     if options.record:
         results.save_results(RECORD, to_record(every, memory))
         print(f"recorded in {RECORD}")

@@ -134,10 +134,7 @@ def changes_table(found: dict[str, Any], previous: dict[str, Any]) -> str:
         before = previous["rows"].get(key)
         if before is None:
             continue
-        pairs = [
-            (results.ratio(before, metric), results.ratio(row, metric))
-            for metric in (row["metric"], row["cost"])
-        ]
+        pairs = [(results.ratio(before, metric), results.ratio(row, metric)) for metric in (row["metric"], row["cost"])]
         shown = (f"{times(then)} -> {times(now)}" if then and now else "" for then, now in pairs)
         lines.append((row["title"], *shown))
     head = ("load", "figure : Kafka", "CPU : Kafka")
@@ -146,12 +143,7 @@ def changes_table(found: dict[str, Any], previous: dict[str, Any]) -> str:
 
 def others(found: dict[str, Any]) -> str:
     """How busy other processes kept the machine."""
-    busy = [
-        side["others"]
-        for row in found["rows"].values()
-        for side in (row.get("levada"), row.get("kafka"))
-        if side
-    ]
+    busy = [side["others"] for row in found["rows"].values() for side in (row.get("levada"), row.get("kafka")) if side]
     return f" Other processes used {median(busy):.0%} of the cores." if busy else ""
 
 
@@ -159,16 +151,13 @@ def markdown(found: dict[str, Any], previous: dict[str, Any] | None) -> str:
     """Everything."""
     about = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
     goals = [
-        (goal, results.ratio(row, goal.metric))
-        for key, row in found["rows"].items()
-        for goal in GOALS.get(key, ())
+        (goal, results.ratio(row, goal.metric)) for key, row in found["rows"].items() for goal in GOALS.get(key, ())
     ]
     goals += [(goal, results.ratio(found["process"], goal.metric)) for goal in PROCESS_GOALS]
     met = [goal.is_met(ratio) for goal, ratio in goals if ratio is not None]
     parts = [
         f"{found['when']}, revision {found['revision']}, Apache Kafka {found['kafka']}; {about}.",
-        f"{sum(met)} of {len(met)} goals met. Latencies are p50 / p99 / p99.9; a MB is 10^6 bytes."
-        + others(found),
+        f"{sum(met)} of {len(met)} goals met. Latencies are p50 / p99 / p99.9; a MB is 10^6 bytes." + others(found),
         rows_table(found),
         costs_table(found),
         process_table(found),

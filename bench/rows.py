@@ -77,9 +77,7 @@ def bulk(key: str, title: str, run: LoadOnBroker, *goals: Goal, default: bool = 
     return Row(key, title, run, "mb_per_s", "cpu_us_per_mb", goals, default)
 
 
-def timed(
-    key: str, title: str, run: LoadOnBroker, *goals: Goal, default: bool = True, rounds: int = 3
-) -> Row:
+def timed(key: str, title: str, run: LoadOnBroker, *goals: Goal, default: bool = True, rounds: int = 3) -> Row:
     """A row about latency."""
     return Row(key, title, run, "p99_ms", "cpu_us_per_request", goals, default, rounds)
 

@@ -70,9 +70,7 @@ def read_memory(brokers: Sequence[Broker], process: dict[str, dict[str, float]],
     for broker in brokers:
         held = machine.memory(broker.pid)
         process[broker.name] |= {f"rss_{state}_mb": held.rss, f"rss_anon_{state}_mb": held.anonymous}
-        progress(
-            f"{broker.name} holds {held.anonymous:.0f} MB anonymous, {held.rss:.0f} MB resident, {state}"
-        )
+        progress(f"{broker.name} holds {held.anonymous:.0f} MB anonymous, {held.rss:.0f} MB resident, {state}")
 
 
 def warm_up(broker: Broker, seconds: float) -> None:
@@ -152,13 +150,9 @@ def measure_row(
     return measured
 
 
-def measure(
-    rows: Sequence[Row], brokers: Sequence[Broker], root: Path, options: argparse.Namespace
-) -> dict[str, Any]:
+def measure(rows: Sequence[Row], brokers: Sequence[Broker], root: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Everything of one run."""
-    process = {
-        broker.name: start(broker, root, 1 if options.rows else STARTS[broker.name]) for broker in brokers
-    }
+    process = {broker.name: start(broker, root, 1 if options.rows else STARTS[broker.name]) for broker in brokers}
     time.sleep(IDLE_S)
     read_memory(brokers, process, "idle")
     for broker in brokers:
@@ -194,15 +188,11 @@ def revision() -> str:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options; `FULL=1` is the one that `make` passes."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument(
-        "--full", action="store_true", default=os.environ.get("FULL") == "1", help="every row"
-    )
+    parser.add_argument("--full", action="store_true", default=os.environ.get("FULL") == "1", help="every row")
     parser.add_argument("--rows", default="", help="only these, by key, with commas; nothing is recorded")
     parser.add_argument("--rounds", type=int, default=0, help="of each row and broker; nothing is recorded")
     parser.add_argument("--only", choices=("levada", "kafka"), help="one broker alone; nothing is recorded")
-    parser.add_argument(
-        "--data", type=Path, default=Path("/var/tmp"), help="where both brokers keep their data"
-    )
+    parser.add_argument("--data", type=Path, default=Path("/var/tmp"), help="where both brokers keep their data")
     return parser.parse_args(arguments)
 
 

@@ -241,9 +241,7 @@ def watch(stream: Stream, console: Console) -> None:
         time.sleep(min(2, max(SECONDS - elapsed_s, 0.01)))
         received = sum(seen.received for seen in stream.seen.values())
         elapsed_s = time.monotonic() - stream.started
-        console.print(
-            f"  {elapsed_s:4.0f} s   {received:8,} events received, {stream.missing():,} on the way"
-        )
+        console.print(f"  {elapsed_s:4.0f} s   {received:8,} events received, {stream.missing():,} on the way")
 
 
 def summary(stream: Stream, elapsed_s: float, console: Console) -> None:
@@ -269,9 +267,7 @@ def keep_running(broker: Broker, analysis: Analysis, console: Console) -> None:
     commands += [f"consume activity-counts{where}", f"group lag activity{where}"]
     commands.append(f"pipeline status activity --home {analysis.home}")
     for command in commands:
-        console.print(
-            f"  {os.path.dirname(sys.executable)}/levada {command}", highlight=False, soft_wrap=True
-        )
+        console.print(f"  {os.path.dirname(sys.executable)}/levada {command}", highlight=False, soft_wrap=True)
     console.print("Ctrl-C ends it.")
     try:
         signal.pause()

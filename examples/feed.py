@@ -53,9 +53,7 @@ async def feed(arguments: argparse.Namespace) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stream", choices=STREAMS)
     parser.add_argument("-b", "--bootstrap", default=os.environ.get("LEVADA_BOOTSTRAP", "127.0.0.1:9092"))
     parser.add_argument(

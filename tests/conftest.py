@@ -23,9 +23,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "broker(**settings): settings of the module's broker, with _ for the dots"
-    )
+    config.addinivalue_line("markers", "broker(**settings): settings of the module's broker, with _ for the dots")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

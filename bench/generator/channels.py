@@ -104,8 +104,7 @@ class Producer(Channel):
         self.limit = 0 if paced else load.requests_max
         self.group_frame = bytearray(frame * self.group)
         self.views = [
-            memoryview(self.group_frame)[n * len(frame) :][batch_at:][: len(records)]
-            for n in range(self.group)
+            memoryview(self.group_frame)[n * len(frame) :][batch_at:][: len(records)] for n in range(self.group)
         ]
         self.buffer, self.filled = memoryview(bytearray(max(1 << 12, self.depth * 256))), 0
         self.sequence = self.issued = 0
@@ -204,10 +203,7 @@ class Reader(Channel):
         if len(self.head) < FETCH_HEAD_BYTES:
             return False
         head, self.head = self.head, b""
-        error = (
-            ERROR_CODE(head, 4 + wire.FETCH_ERROR_AT)[0]
-            or ERROR_CODE(head, 4 + wire.FETCH_PARTITION_ERROR_AT)[0]
-        )
+        error = ERROR_CODE(head, 4 + wire.FETCH_ERROR_AT)[0] or ERROR_CODE(head, 4 + wire.FETCH_PARTITION_ERROR_AT)[0]
         if error:
             raise wire.BrokerError(f"Fetch failed with error {error}")
         self.left = 4 + FRAME_SIZE(head)[0] - len(head)

@@ -214,9 +214,7 @@ def initialized(response: bytes) -> tuple[int, int, int]:
     return error, producer_id, epoch
 
 
-def add_partition_to_txn(
-    transactional_id: str, producer_id: int, epoch: int, topic: str, partition: int
-) -> bytes:
+def add_partition_to_txn(transactional_id: str, producer_id: int, epoch: int, topic: str, partition: int) -> bytes:
     """AddPartitionsToTxn, which clients of transaction version 1 send before they write to a partition."""
     body = string(transactional_id) + Struct(">qh").pack(producer_id, epoch) + I32.pack(1) + string(topic)
     return request(ADD_PARTITIONS_TO_TXN, 1, body + Struct(">ii").pack(1, partition), flexible=False)
@@ -230,9 +228,7 @@ def added_error(response: bytes) -> int:
     return reader.take(I16)
 
 
-def end_txn(
-    transactional_id: str, producer_id: int, epoch: int, committed: bool, *, version_2: bool
-) -> bytes:
+def end_txn(transactional_id: str, producer_id: int, epoch: int, committed: bool, *, version_2: bool) -> bytes:
     """Commit or abort."""
     producer = Struct(">qhb").pack(producer_id, epoch, committed)
     if version_2:

@@ -62,9 +62,7 @@ class Member:
             assignments = {}
             self.generation, self.leads = joined.generation, joined.leader == self.id
             if self.leads:
-                assignments = {
-                    member: self.due(member, position) for position, member in enumerate(joined.members)
-                }
+                assignments = {member: self.due(member, position) for position, member in enumerate(joined.members)}
             frame = coordination.sync_group(self.group, self.id, self.generation, assignments)
             error, self.assigned = coordination.synced(await self._dialogue.request(frame))
             if error == NONE:
@@ -233,9 +231,7 @@ async def commits(load: GroupLoad) -> tuple[Outcome, list[Committer]]:
     return outcome, committers
 
 
-def _committing(
-    load: GroupLoad, committers: Sequence[Committer], started: float
-) -> list[Coroutine[Any, Any, None]]:
+def _committing(load: GroupLoad, committers: Sequence[Committer], started: float) -> list[Coroutine[Any, Any, None]]:
     if load.rate:
         return [_by_schedule(load, committers, started)]
     until = started + load.seconds

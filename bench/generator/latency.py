@@ -100,11 +100,7 @@ class EndToEnd:
         first, last = len(self.sent), len(self.sent) + messages
         while self.acknowledged < last or len(self.latencies) < last:
             now = time.perf_counter()
-            due = (
-                started + (len(self.sent) - first) / self.settings.rate
-                if len(self.sent) < last
-                else now + 0.01
-            )
+            due = started + (len(self.sent) - first) / self.settings.rate if len(self.sent) < last else now + 0.01
             if now >= due:
                 self.sent.append(time.perf_counter())
                 self.producer.sock.sendall(self.produce)

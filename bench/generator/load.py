@@ -57,9 +57,7 @@ class Run:
 
     def pace(self, elapsed: float) -> None:
         for producer in self.producers:
-            producer.limit = int(
-                elapsed * self.load.bytes_per_second / producer.batch_bytes / len(self.producers)
-            )
+            producer.limit = int(elapsed * self.load.bytes_per_second / producer.batch_bytes / len(self.producers))
             producer.fill()
 
     def has_finished(self) -> bool:

@@ -47,9 +47,7 @@ def one_message(
 ) -> LoadOnBroker:
     """Produce requests of one message of 100 bytes."""
     partitions = min(connections, PARTITIONS)
-    shape = Load(
-        partitions=partitions, producers=connections, idempotent=idempotent, depth=depth, seconds=seconds
-    )
+    shape = Load(partitions=partitions, producers=connections, idempotent=idempotent, depth=depth, seconds=seconds)
     return _raw(shape)
 
 
@@ -197,9 +195,7 @@ def transactional(
     size: int, *, producers: int = PARTITIONS, version: int = 2, seconds: float = COORDINATOR_SECONDS
 ) -> LoadOnBroker:
     """Transactions of so many records, each producer with a partition of its own."""
-    shape = TransactionLoad(
-        size=size, producers=producers, partitions=producers, version=version, seconds=seconds
-    )
+    shape = TransactionLoad(size=size, producers=producers, partitions=producers, version=version, seconds=seconds)
 
     def run(broker: Broker) -> Outcome:
         with own_topic(broker, shape.partitions) as topic:

@@ -109,8 +109,7 @@ class Transactor:
         self._number = number
         per_batch = max(1, (BATCH_BYTES - wire.BATCH_HEADER_BYTES) // (VALUE_BYTES + 8))
         self._parts = [
-            Part(load, self._target, min(per_batch, load.size - done), done)
-            for done in range(0, load.size, per_batch)
+            Part(load, self._target, min(per_batch, load.size - done), done) for done in range(0, load.size, per_batch)
         ]
         self._producer_id = self._epoch = -1
         self._sequence = 0
@@ -174,9 +173,7 @@ class Transactor:
         frame = coordination.end_txn(name, *producer, commits, version_2=version_2)
         while True:
             response = await self._connection.request(frame)
-            error, *producer_next = (
-                coordination.ended(response) if version_2 else (coordination.plain_error(response),)
-            )
+            error, *producer_next = coordination.ended(response) if version_2 else (coordination.plain_error(response),)
             if error == NONE:
                 break
             await self._again("EndTxn", error)
@@ -208,9 +205,7 @@ async def transactions(load: TransactionLoad) -> tuple[Outcome, Sequence[Transac
     """All producers at once."""
     topic_id = wire.topic_id(load.port, load.topic)
     async with dialogue.many(load.port, load.producers) as connections:
-        transactors = [
-            Transactor(connection, load, topic_id, number) for number, connection in enumerate(connections)
-        ]
+        transactors = [Transactor(connection, load, topic_id, number) for number, connection in enumerate(connections)]
         await asyncio.gather(*(transactor.begin() for transactor in transactors))
         meter, started = Meter(load.pid), time.perf_counter()
         await asyncio.gather(*_transacting(load, transactors, started))

@@ -139,9 +139,7 @@ def fetch(topic_id: bytes, max_bytes: int, max_wait_ms: int) -> tuple[bytearray,
 
 def fetch_error(reply: bytes) -> int:
     """The error of the response or of its only partition."""
-    return int(
-        I16.unpack_from(reply, FETCH_ERROR_AT)[0] or I16.unpack_from(reply, FETCH_PARTITION_ERROR_AT)[0]
-    )
+    return int(I16.unpack_from(reply, FETCH_ERROR_AT)[0] or I16.unpack_from(reply, FETCH_PARTITION_ERROR_AT)[0])
 
 
 def connect(port: int, timeout: float = 30.0) -> socket.socket:
@@ -299,10 +297,7 @@ def _is_led(sock: socket.socket, identity: bytes, partition: int) -> bool:
     frame, partition_at, _ = fetch(identity, 1, 0)
     I32.pack_into(frame, partition_at, partition)
     reply = call(sock, bytes(frame))
-    return (
-        not I16.unpack_from(reply, FETCH_ERROR_AT)[0]
-        and not I16.unpack_from(reply, FETCH_PARTITION_ERROR_AT)[0]
-    )
+    return not I16.unpack_from(reply, FETCH_ERROR_AT)[0] and not I16.unpack_from(reply, FETCH_PARTITION_ERROR_AT)[0]
 
 
 def _skip_brokers(reply: bytes, at: int) -> int:

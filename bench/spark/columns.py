@@ -46,9 +46,7 @@ def best(work: Callable[[], object], rounds: int = ROUNDS) -> float:
 
 
 def value(index: int, size: int) -> bytes:
-    return (b'{"user":%08d,"page":"/products/%04d","ms":%d}' % (index, index % 997, index % 1300)).ljust(
-        size, b"."
-    )
+    return (b'{"user":%08d,"page":"/products/%04d","ms":%d}' % (index, index % 997, index % 1300)).ljust(size, b".")
 
 
 def columns(rows: int, size: int) -> Rows:
@@ -60,9 +58,7 @@ def chunk(size: int, codec: Codec, per_batch: int) -> tuple[memoryview, int]:
     rows = CHUNK_BYTES // (size + 20) // per_batch * per_batch
     data = bytearray()
     for first in range(0, rows, per_batch):
-        records = [
-            Record(i, NOW_MS + i, b"%08d" % i, value(i, size)) for i in range(first, first + per_batch)
-        ]
+        records = [Record(i, NOW_MS + i, b"%08d" % i, value(i, size)) for i in range(first, first + per_batch)]
         data += encode(records, base_offset=first, codec=codec)
     return memoryview(bytes(data)), rows
 
@@ -121,9 +117,7 @@ def pieces(source: Rows) -> Iterator[Rows]:
 def fill(broker: Levada, topic: str, size: int) -> int:
     """Store a topic in batches of 16 KiB; the number of its records."""
     count = STORED_BYTES // (size + 20)
-    batches = encode_rows(
-        columns(count, size), np.zeros(count, np.int32), now_ms=NOW_MS, max_batch_bytes=BATCH_BYTES
-    )
+    batches = encode_rows(columns(count, size), np.zeros(count, np.int32), now_ms=NOW_MS, max_batch_bytes=BATCH_BYTES)
 
     async def send() -> None:
         async with Client(broker.bootstrap) as client:

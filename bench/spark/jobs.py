@@ -53,9 +53,7 @@ def read_to_parquet(shape: Shape, rows: int) -> Job:
         columns = side.read(shape.topic, rows).select("key", "value", "timestamp")
         machine.warm_memory(rows * shape.value_bytes // MIB)
         with _folder(side) as folder:
-            return _timed(
-                side, shape, rows, lambda: columns.write.mode("overwrite").parquet(str(folder / "lake"))
-            )
+            return _timed(side, shape, rows, lambda: columns.write.mode("overwrite").parquet(str(folder / "lake")))
 
     return run
 
@@ -163,9 +161,7 @@ def _take(consumer: Consumer, seconds: float) -> list[float]:
     while (left := until - time.perf_counter()) > 0:
         messages = consumer.consume(100, min(left, 0.01))
         now = time.perf_counter()
-        taken += [
-            now - STAMP.unpack(message.value() or b"")[0] for message in messages if not message.error()
-        ]
+        taken += [now - STAMP.unpack(message.value() or b"")[0] for message in messages if not message.error()]
     return taken
 
 

@@ -117,8 +117,7 @@ def markdown(found: dict[str, Any]) -> str:
     parts = [
         f"{found['when']}, revision {found['revision']}, Spark {found['spark']} with 2 cores, the stock connector "
         f"{found['connector']}, Apache Kafka {found['kafka']}; {about}.",
-        f"{sum(met)} of {len(met)} goals met; {found['minutes']:.0f} minutes. Latencies are p50 / p99."
-        + others(found),
+        f"{sum(met)} of {len(met)} goals met; {found['minutes']:.0f} minutes. Latencies are p50 / p99." + others(found),
         rows_table(found),
         costs_table(found),
         growth_table(found),

@@ -38,9 +38,7 @@ class Kind:
 
 RATE = "requests_per_s"
 KINDS = (
-    Kind(
-        "read", "read to noop", spark_jobs.read_to_noop, (4_000_000, 1_000_000), (Goal(RATE, at_least=2.0),)
-    ),
+    Kind("read", "read to noop", spark_jobs.read_to_noop, (4_000_000, 1_000_000), (Goal(RATE, at_least=2.0),)),
     Kind("parquet", "read to Parquet", spark_jobs.read_to_parquet, (1_000_000, 250_000)),
     Kind("write", "write", spark_jobs.write, (1_600_000, 400_000), (Goal(RATE, at_least=1.0),)),
     Kind("copy", "topic to topic", spark_jobs.copy, (2_500_000, 600_000), (Goal(RATE, at_least=1.0),)),

@@ -47,9 +47,7 @@ def jars() -> dict[str, str]:
         return {}
 
 
-def chosen_sides(
-    brokers: Sequence[Broker], spark: "SparkSession", stock: bool, only: str | None
-) -> list[Side]:
+def chosen_sides(brokers: Sequence[Broker], spark: "SparkSession", stock: bool, only: str | None) -> list[Side]:
     """Those that can be measured here; each broker has its own count of stored records."""
     sides = []
     for broker in brokers:
@@ -125,12 +123,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=0, help="of each row and side; nothing is recorded")
     parser.add_argument("--only", choices=("levada", "stock", "kafka"), help="one side; nothing is recorded")
-    parser.add_argument(
-        "--quick", action="store_true", help="one round with a fifth of the data; nothing is recorded"
-    )
-    parser.add_argument(
-        "--data", type=Path, default=Path("/var/tmp"), help="where both brokers keep their data"
-    )
+    parser.add_argument("--quick", action="store_true", help="one round with a fifth of the data; nothing is recorded")
+    parser.add_argument("--data", type=Path, default=Path("/var/tmp"), help="where both brokers keep their data")
     return parser.parse_args(arguments)
 
 

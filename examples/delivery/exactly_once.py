@@ -34,9 +34,7 @@ def main() -> None:
     target.init_transactions()  # completes or aborts the transaction of a crashed worker of this name, and fences it
     source.subscribe([given.topic])
     for number, batch in enumerate(batches(source, given), 1):
-        member = (
-            source.consumer_group_metadata()
-        )  # current: a worker that has lost its partitions must not commit
+        member = source.consumer_group_metadata()  # current: a worker that has lost its partitions must not commit
         target.begin_transaction()
         try:
             for order in batch:

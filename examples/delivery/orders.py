@@ -38,12 +38,8 @@ def send(bootstrap: str, topic: str, count: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "-b", "--bootstrap", default="127.0.0.1:9092", help="the broker's address (%(default)s)"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-b", "--bootstrap", default="127.0.0.1:9092", help="the broker's address (%(default)s)")
     parser.add_argument("--topic", default="shop-orders", help="the topic to fill (%(default)s)")
     parser.add_argument("--count", type=int, default=1000, help="how many orders (%(default)s)")
     given = parser.parse_args()

@@ -13,12 +13,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 def options(description: str) -> argparse.ArgumentParser:
     """The options of every example; its module docstring is its help."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "-b", "--bootstrap", default="127.0.0.1:9092", help="the broker's address (%(default)s)"
-    )
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-b", "--bootstrap", default="127.0.0.1:9092", help="the broker's address (%(default)s)")
     parser.add_argument("--topic", default="shop-orders", help="the topic to read (%(default)s)")
     parser.add_argument("--instance", default="1", help="the name of this worker in the group (%(default)s)")
     parser.add_argument("--batch", type=int, default=50, help="orders per batch (%(default)s)")

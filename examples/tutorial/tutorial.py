@@ -88,9 +88,7 @@ checkpoint = tempfile.mkdtemp()
 
 def count_views() -> None:
     stream = spark.readStream.format("levada").options(**BROKER, **JSON, subscribe="page-views")
-    views = (
-        stream.option("startingOffsets", "earliest").load().select("value.*").withWatermark("at", "1 minute")
-    )
+    views = stream.option("startingOffsets", "earliest").load().select("value.*").withWatermark("at", "1 minute")
     counts = views.groupBy(F.window("at", "15 minutes").alias("window"), "country").count()
     row = F.struct(F.col("window.end").alias("until"), "country", "count")
     records = counts.select(F.col("country").alias("key"), F.to_json(row).alias("value"))

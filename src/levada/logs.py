@@ -42,9 +42,7 @@ class EventLog:
         """Log a failure, with the traceback of a bug."""
         self._write(logging.ERROR, event, fields, exc_info)
 
-    def _write(
-        self, level: int, event: str, fields: dict[str, object], exc_info: BaseException | None = None
-    ) -> None:
+    def _write(self, level: int, event: str, fields: dict[str, object], exc_info: BaseException | None = None) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, event, extra={_FIELDS: fields}, exc_info=exc_info)
 

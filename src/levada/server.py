@@ -79,9 +79,7 @@ class Server:
             dispatch = dispatcher(broker, self._faults)
             connection_limits = ConnectionLimits(connections_max, config.max_connections_per_ip)
             for endpoint in config.listeners.endpoints:
-                listener = Listener(
-                    endpoint.listener, dispatch, flush_queue, pool, _limits(config), connection_limits
-                )
+                listener = Listener(endpoint.listener, dispatch, flush_queue, pool, _limits(config), connection_limits)
                 self._listeners.append(listener)
                 port = listener.bind(endpoint.host, endpoint.port, config.socket_listen_backlog_size)
                 self.endpoints.append(endpoint._replace(port=port))

@@ -48,9 +48,7 @@ class Broker(BrokerProcess):
             self.healthy = Connection(self.bootstrap)
             self.check_health()
             self.memory_at_rest = self.memory()
-            return uuid.UUID(
-                bytes=next(topic.topic_id.bytes for topic in created.topics if topic.name == TOPIC)
-            )
+            return uuid.UUID(bytes=next(topic.topic_id.bytes for topic in created.topics if topic.name == TOPIC))
 
     def memory(self) -> int:
         """Anonymous memory of the process, in bytes: mapped log pages are not its own."""
@@ -68,9 +66,7 @@ class Broker(BrokerProcess):
         with Connection(self.bootstrap) as new:
             for one in (self.healthy, new):
                 value = f"round {self.rounds} {id(one)}".encode()
-                offset = produce(
-                    one, HEALTHY, batches.encode([batches.Record(0, 1_700_000_000_000, None, value)])
-                )
+                offset = produce(one, HEALTHY, batches.encode([batches.Record(0, 1_700_000_000_000, None, value)]))
                 part = fetch(one, HEALTHY, offset)
                 assert part.error_code == 0
                 assert value in bytes(part.records)
@@ -83,9 +79,7 @@ class Broker(BrokerProcess):
     def check_log(self) -> None:
         """The broker's log is free of traces and errors."""
         text = self.log.read_text()
-        assert "Traceback" not in text and "Z error  " not in text and "handler failed" not in text, text[
-            -4_000:
-        ]
+        assert "Traceback" not in text and "Z error  " not in text and "handler failed" not in text, text[-4_000:]
 
 
 def produce(one: Connection, topic: str, records: bytes | bytearray) -> int:

@@ -19,9 +19,7 @@ CONNECTIONS = 1_000
 def many_connections(broker: Broker, count: int, greeting: bytes) -> Iterator[list[socket.socket]]:
     """Many connections that all have sent the same."""
     with ExitStack() as stack:
-        connections = [
-            stack.enter_context(socket.create_connection(broker.address, timeout=10)) for _ in range(count)
-        ]
+        connections = [stack.enter_context(socket.create_connection(broker.address, timeout=10)) for _ in range(count)]
         for one in connections:
             one.sendall(greeting)
         yield connections
@@ -102,9 +100,7 @@ def test_a_false_replica_reads_no_more_than_a_consumer(broker: Broker) -> None:
             fields = {"replica_id": replica_id, "max_bytes": 1 << 20, "session_epoch": -1}
             place["current_leader_epoch"] = -1
             answer = one.call("fetch", 12, {**fields, "topics": [{"topic": HEALTHY, "partitions": [place]}]})
-            codes = {answer.error_code} | {
-                part.error_code for topic in answer.responses for part in topic.partitions
-            }
+            codes = {answer.error_code} | {part.error_code for topic in answer.responses for part in topic.partitions}
             assert codes - {ErrorCode.NONE}, f"replica {replica_id} may read past the end"
         assert fetch(one, HEALTHY, 0).high_watermark == before
 

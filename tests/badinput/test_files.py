@@ -37,9 +37,7 @@ def offsets(server: BrokerProcess, topic: str) -> list[int]:
         ("the folder", signal.SIGTERM),
     ],
 )
-def test_what_was_taken_away_is_missed_until_it_is_back(
-    tmp_path: Path, gone: str, stop: signal.Signals
-) -> None:
+def test_what_was_taken_away_is_missed_until_it_is_back(tmp_path: Path, gone: str, stop: signal.Signals) -> None:
     """An empty log in its place would hide the loss, and give its offsets out again."""
     folder, away = tmp_path / "data" / "hurt-0", tmp_path / "away"
     away.mkdir()
@@ -77,6 +75,4 @@ def test_a_file_in_the_place_of_the_folder_is_reported_in_a_line(tmp_path: Path,
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
     (line,) = ended.stderr.splitlines()
-    assert (
-        line.startswith("error: ") and str(file) in line and "not a directory" in line and "Errno" not in line
-    )
+    assert line.startswith("error: ") and str(file) in line and "not a directory" in line and "Errno" not in line

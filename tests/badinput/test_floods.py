@@ -113,9 +113,7 @@ def test_requests_that_stop_before_their_end_share_a_bounded_memory(tmp_path: Pa
     piece = bytes(MIB)
     with Broker(tmp_path) as broker, ExitStack() as stack:
         broker.prepare()
-        greedy = [
-            stack.enter_context(socket.create_connection(broker.address, timeout=0.5)) for _ in range(12)
-        ]
+        greedy = [stack.enter_context(socket.create_connection(broker.address, timeout=0.5)) for _ in range(12)]
         for one in greedy:
             one.sendall(struct.pack(">i", 100 * MIB))
         unsent = dict.fromkeys(greedy, 90)

@@ -80,9 +80,7 @@ def test_random_bodies_behind_valid_headers(offender: Offender) -> None:
     random = Random(2)
     for _ in range(3_000):
         key, version = random.randrange(76), random.randrange(16)
-        offender.attack(
-            header(key, version, random.random() < 0.7) + random.randbytes(random.choice((3, 30, 300)))
-        )
+        offender.attack(header(key, version, random.random() < 0.7) + random.randbytes(random.choice((3, 30, 300))))
 
 
 def test_a_request_that_comes_byte_by_byte_is_answered(broker: Broker) -> None:

@@ -11,9 +11,7 @@ from tests.badinput.golden import apis, golden, versions
 from tests.badinput.hostile import mutations
 
 
-@pytest.mark.parametrize(
-    ("api", "version"), [(api, version) for api, _ in apis() for version in versions(api)]
-)
+@pytest.mark.parametrize(("api", "version"), [(api, version) for api, _ in apis() for version in versions(api)])
 def test_a_golden_request_is_valid(api: str, version: int) -> None:
     request = golden(api, version, uuid.UUID(int=5))
     body = b"".join(piece.data for piece in request.body)

@@ -25,9 +25,7 @@ END_OF_TOPIC = {
 class Chatter:
     """A leader and others, eight unless said otherwise, in a generation that waits for its leader's assignment."""
 
-    def __init__(
-        self, broker: Broker, group: str, stack: ExitStack, metadata_bytes: int, others: int = OTHERS
-    ) -> None:
+    def __init__(self, broker: Broker, group: str, stack: ExitStack, metadata_bytes: int, others: int = OTHERS) -> None:
         self._group = group
         self.leader = stack.enter_context(Connection(broker.bootstrap))
         self.leader.socket.settimeout(30.0)
@@ -113,9 +111,7 @@ def test_a_leader_may_ask_many_times_what_its_members_say(
         assert peak(broker, group.leader, len(frames)) - before < 100 * MIB
 
 
-def test_a_member_may_ask_many_times_for_a_large_part(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_member_may_ask_many_times_for_a_large_part(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
         group = Chatter(broker, "follower", stack, metadata_bytes=10)
         follower = group.others[0]

@@ -61,9 +61,7 @@ def test_transactions_begin_anew(tmp_path: Path) -> None:
         follower.commit_transaction(WAIT_S)
         levada = [sys.executable, "-m", "levada", "txn", "abort", "--hanging", "--topic", TOPIC, "--yes"]
         subprocess.run([*levada, "--bootstrap", broker.bootstrap], check=True, timeout=WAIT_S)
-        reader = Consumer(
-            {"bootstrap.servers": broker.bootstrap, "group.id": "r", "auto.offset.reset": "earliest"}
-        )
+        reader = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "r", "auto.offset.reset": "earliest"})
         reader.subscribe([TOPIC])
         message = reader.poll(WAIT_S)
         assert message is not None and message.value() == b"read"

@@ -67,9 +67,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         marks = metafunc.definition.iter_markers("needs")
         needed = tuple(operation for mark in marks for operation in mark.args)
         chosen = drivers_with(needed)
-        metafunc.parametrize(
-            "client", chosen, ids=[driver.name for driver in chosen], indirect=True, scope="session"
-        )
+        metafunc.parametrize("client", chosen, ids=[driver.name for driver in chosen], indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
@@ -84,9 +82,7 @@ def session_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[BrokerProcess]:
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A broker for a module, with the settings of its mark `broker`."""
     settings = settings_by_kafkas_names(request.node.get_closest_marker("broker").kwargs)
     with BrokerProcess(tmp_path_factory.mktemp("broker"), settings) as own:

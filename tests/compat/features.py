@@ -93,9 +93,7 @@ ABSENCES = (
     ),
     Absence("has no transactions", ("kcat",), OF_TRANSACTIONS),
     Absence("commits without saying as which member", ("aiokafka", "kafkajs"), (Feature.TXN_MEMBERS,)),
-    Absence(
-        "has no admin calls on transactions", ("confluent-kafka", "aiokafka", "kafkajs"), (Feature.TXN_ADMIN,)
-    ),
+    Absence("has no admin calls on transactions", ("confluent-kafka", "aiokafka", "kafkajs"), (Feature.TXN_ADMIN,)),
 )
 
 Shown = dict[tuple[Feature, str], set[str]]  # outcomes of all tests that show a feature with a client

@@ -211,9 +211,7 @@ class TestProduce:
     @pytest.mark.needs("empty_values")
     def test_empty_is_not_null(self, client: Driver, topic: str, reference: Driver) -> None:
         """Empty keys, values and headers stay empty, null ones null, and a header may come twice."""
-        headers = tuple(
-            header for header in HEADERS if header[1] is not None or "null_headers" not in client.lacks
-        )
+        headers = tuple(header for header in HEADERS if header[1] is not None or "null_headers" not in client.lacks)
         records = [Record(b"", key=b""), Record(None, key=b"k"), Record(b"x", headers=headers)]
         client.produce(topic, records)
         assert contents(reference.consume(topic, len(records))) == contents(records)
@@ -255,9 +253,7 @@ class TestProduce:
         for _ in range(2):
             client.produce(topic, records, idempotent=True)
         assert contents(reference.consume(topic, 10)) == contents(records * 2)
-        assert all(
-            batch.producer_id >= 0 and batch.base_sequence >= 0 for batch in raw.batches(broker, topic)
-        )
+        assert all(batch.producer_id >= 0 and batch.base_sequence >= 0 for batch in raw.batches(broker, topic))
 
     @shows(Feature.RECORDS)
     @pytest.mark.parametrize("acks", ["0", "1", "all"])
@@ -265,9 +261,7 @@ class TestProduce:
         client.produce(topic, [Record(b"acks")], acks=acks)
         assert contents(reference.consume(topic, 1)) == [(None, b"acks", ())]
 
-    def test_partitions_are_separate(
-        self, client: Driver, name: str, create: Create, reference: Driver
-    ) -> None:
+    def test_partitions_are_separate(self, client: Driver, name: str, create: Create, reference: Driver) -> None:
         create(name, partitions=3)
         for partition in range(3):
             client.produce(name, [Record(b"to %d" % partition)] * (partition + 1), partition=partition)
@@ -296,9 +290,7 @@ class TestProduce:
         assert failure(client.produce, topic, records) == "INVALID_TIMESTAMP"
 
     @pytest.mark.needs("knows_invalid_record")
-    def test_no_key_on_compacted_topic(
-        self, client: Driver, name: str, create: Create, reference: Driver
-    ) -> None:
+    def test_no_key_on_compacted_topic(self, client: Driver, name: str, create: Create, reference: Driver) -> None:
         create(name, configs={"cleanup.policy": "compact"})
         client.produce(name, [Record(b"value", key=b"key")])
         assert failure(client.produce, name, [Record(b"no key")]) == "INVALID_RECORD"
@@ -309,9 +301,7 @@ class TestConsume:
     @shows(Feature.CONSUME)
     @pytest.mark.needs("consume")
     @pytest.mark.parametrize("codec", ["none", "gzip"])
-    def test_from_the_middle_of_a_batch(
-        self, client: Driver, codec: str, topic: str, reference: Driver
-    ) -> None:
+    def test_from_the_middle_of_a_batch(self, client: Driver, codec: str, topic: str, reference: Driver) -> None:
         reference.produce(topic, [Record(b"%d" % number) for number in range(10)], codec=codec)
         read = client.consume(topic, 3, offset=7)
         assert [(record.offset, record.value) for record in read] == [(7, b"7"), (8, b"8"), (9, b"9")]

@@ -133,9 +133,7 @@ def test_api_versions(tool: Tool) -> None:
         "CreateTopics(19)",
     ):
         assert api in printed
-    assert re.search(r"Produce\(0\): 0 to \d+", printed), (
-        "older librdkafka compresses only when this starts at 0"
-    )
+    assert re.search(r"Produce\(0\): 0 to \d+", printed), "older librdkafka compresses only when this starts at 0"
     assert "UNSUPPORTED" not in "".join(line for line in printed.splitlines() if "Produce(0)" in line)
 
 

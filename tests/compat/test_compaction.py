@@ -95,9 +95,7 @@ def expected(compacting: Compacting) -> dict[bytes | None, bytes | None]:
     state: dict[bytes | None, bytes | None] = {}
     for number in range(ROUNDS):
         records = [
-            Record(
-                None if (number + key) % 11 == 0 else b"%d-%d" % (number, key) * 3, b"key-%d" % (key % KEYS)
-            )
+            Record(None if (number + key) % 11 == 0 else b"%d-%d" % (number, key) * 3, b"key-%d" % (key % KEYS))
             for key in range(number, number + 12)
         ]
         client.produce("latest", records, codec=CODECS[number % len(CODECS)], idempotent=True)
@@ -133,9 +131,7 @@ def test_every_client_reads_the_latest_values(
 def test_a_producer_goes_on_after_its_batches_were_cleaned(compacting: Compacting) -> None:
     """Its sequence numbers are known, also after a restart that reads them from the log."""
     Confluent(compacting.bootstrap).create_topic("sequence", configs=CONFIGS)
-    producer = Producer(
-        {"bootstrap.servers": compacting.bootstrap, "enable.idempotence": True, "linger.ms": 0}
-    )
+    producer = Producer({"bootstrap.servers": compacting.bootstrap, "enable.idempotence": True, "linger.ms": 0})
     for round_ in range(6):
         for number in range(60):
             producer.produce("sequence", key=b"key-%d" % (number % 4), value=b"%d-%d" % (round_, number))
@@ -147,9 +143,7 @@ def test_a_producer_goes_on_after_its_batches_were_cleaned(compacting: Compactin
                 snapshot.unlink()
             compacting.server.start()
     left = compacting.records("sequence")
-    assert {record.key: record.value for record in left} == {
-        b"key-%d" % key: b"5-%d" % (56 + key) for key in range(4)
-    }
+    assert {record.key: record.value for record in left} == {b"key-%d" % key: b"5-%d" % (56 + key) for key in range(4)}
 
 
 def committed(bootstrap: str, topic: str) -> dict[bytes, bytes]:
@@ -257,9 +251,7 @@ def test_a_broker_killed_while_it_cleans(tmp_path: Path) -> None:
         client.close()
 
 
-def test_kafka_reads_cleaned_segments(
-    compacting: Compacting, expected: dict[bytes | None, bytes | None]
-) -> None:
+def test_kafka_reads_cleaned_segments(compacting: Compacting, expected: dict[bytes | None, bytes | None]) -> None:
     """DumpLogSegments finds every batch valid, and nothing wrong with the indexes."""
     for topic in ("latest", "decided", "__consumer_offsets"):
         folder = compacting.data / f"{topic}-0"

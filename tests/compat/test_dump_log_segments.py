@@ -27,9 +27,7 @@ def fill(log: Log) -> None:
         batch = make_batch(log.next_offset, count, value, timestamp, number // 200, CODECS[number % 5])
         log.assign_epoch(number // 200)
         header = read_header(batch)
-        producers.apply(
-            chance.randrange(5), 0, number, log.next_offset + count - 1, count, header.max_timestamp
-        )
+        producers.apply(chance.randrange(5), 0, number, log.next_offset + count - 1, count, header.max_timestamp)
         log.reserve(memoryview(batch), count, header.max_timestamp, NOW_MS)
         if number % 7 == 0:
             log.publish()

@@ -26,11 +26,7 @@ Cells = Mapping[tuple[str, str], str]
 
 def cells(shown: str) -> Cells:
     """What a table shows of tests."""
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in shown.splitlines()
-        if line.startswith("|")
-    ]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines() if line.startswith("|")]
     if not rows:
         return {}
     names = rows[0][1:]

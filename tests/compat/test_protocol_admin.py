@@ -25,9 +25,7 @@ class TestApiVersions:
         wire.send_frame(struct.pack(">hhih", 18, 99, 7, 4) + b"test" + b"\0")
         correlation_id, code, count = struct.unpack_from(">ihi", reply := wire.receive_frame())
         assert (correlation_id, code) == (7, ErrorCode.UNSUPPORTED_VERSION)
-        ranges = {
-            key: (low, high) for key, low, high in struct.iter_unpack(">hhh", reply[10 : 10 + 6 * count])
-        }
+        ranges = {key: (low, high) for key, low, high in struct.iter_unpack(">hhh", reply[10 : 10 + 6 * count])}
         assert ranges[18][0] == 0
         assert ranges[18][1] >= 4
 
@@ -37,9 +35,7 @@ class TestApiVersions:
         reply = wire.call("api_versions", version, raw.fitting("api_versions", version, about))
         ranges = {int(key.api_key): (key.min_version, key.max_version) for key in reply.api_keys}
         assert reply.error_code == 0
-        assert ranges[0] == (0, 13), (
-            "with a minimum of 3 older librdkafka sends gzip, snappy and lz4 uncompressed"
-        )
+        assert ranges[0] == (0, 13), "with a minimum of 3 older librdkafka sends gzip, snappy and lz4 uncompressed"
 
     @pytest.mark.parametrize(
         "api",
@@ -171,9 +167,7 @@ class TestTopics:
 
     def test_create_partitions(self, wire: Connection, topic: str) -> None:
         def grow(*topics: Mapping[str, Any], **more: Any) -> Any:
-            (result,) = wire.call(
-                "create_partitions", 3, {"timeout": 10_000, "topics": topics, **more}
-            ).results
+            (result,) = wire.call("create_partitions", 3, {"timeout": 10_000, "topics": topics, **more}).results
             assert result.name == topic
             return result.error_code
 
@@ -218,9 +212,7 @@ class TestTopics:
         assert (known.name, known.error_code, len(known.partitions)) == (topic, 0, 1)
         assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    def test_describe_topic_partitions_page_by_page(
-        self, wire: Connection, name: str, create: Create
-    ) -> None:
+    def test_describe_topic_partitions_page_by_page(self, wire: Connection, name: str, create: Create) -> None:
         create(name, partitions=3)
         fields: dict[str, Any] = {"topics": [{"name": name}], "response_partition_limit": 2}
         first = wire.call("describe_topic_partitions", 0, fields)
@@ -237,9 +229,7 @@ class TestConfigs:
     @staticmethod
     def describe(wire: Connection, kind: int, name: str, keys: list[str] | None = None) -> Any:
         resource = {"resource_type": kind, "resource_name": name, "configuration_keys": keys}
-        (result,) = wire.call(
-            "describe_configs", 4, {"resources": [resource], "include_synonyms": True}
-        ).results
+        (result,) = wire.call("describe_configs", 4, {"resources": [resource], "include_synonyms": True}).results
         return result
 
     @staticmethod
@@ -360,7 +350,5 @@ class TestCluster:
             assert reply.push_interval.total_seconds() >= 60
 
     def test_find_coordinator(self, wire: Connection, broker: str) -> None:
-        (found,) = wire.call(
-            "find_coordinator", 4, {"key_type": 0, "coordinator_keys": ["a-group"]}
-        ).coordinators
+        (found,) = wire.call("find_coordinator", 4, {"key_type": 0, "coordinator_keys": ["a-group"]}).coordinators
         assert (found.key, found.error_code, f"{found.host}:{found.port}") == ("a-group", 0, broker)

@@ -61,9 +61,7 @@ class TestProduce:
         refused = produce(wire, name, batch(b"a" * 200))
         assert (refused.error_code, refused.base_offset) == (ErrorCode.MESSAGE_TOO_LARGE, -1)
 
-    def test_records_without_key_on_a_compacted_topic(
-        self, wire: Connection, name: str, create: Create
-    ) -> None:
+    def test_records_without_key_on_a_compacted_topic(self, wire: Connection, name: str, create: Create) -> None:
         """The whole batch is refused, and the reply names each bad record."""
         create(name, configs={"cleanup.policy": "compact"})
         refused = produce(wire, name, batch(b"a", b"b", b"c", keys=[b"key", None, None]))
@@ -111,9 +109,7 @@ class TestIdempotence:
     def test_ids_differ(self, wire: Connection, producer: tuple[int, int]) -> None:
         assert wire.call("init_producer_id", 4).producer_id != producer[0]
 
-    def test_duplicates_get_their_first_offset(
-        self, wire: Connection, topic: str, producer: tuple[int, int]
-    ) -> None:
+    def test_duplicates_get_their_first_offset(self, wire: Connection, topic: str, producer: tuple[int, int]) -> None:
         sent = [batch(b"a", b"b", producer=(*producer, sequence)) for sequence in (0, 2, 4)]
         assert [produce(wire, topic, one).base_offset for one in sent] == [0, 2, 4]
         again = [produce(wire, topic, one) for one in sent]
@@ -215,9 +211,7 @@ class TestFetchSessions:
     """KIP-227: a consumer of many partitions sends and gets only what changed."""
 
     @staticmethod
-    def ask(
-        wire: Connection, session: int, epoch: int, places: list[tuple[str, int, int]], **more: Any
-    ) -> Any:
+    def ask(wire: Connection, session: int, epoch: int, places: list[tuple[str, int, int]], **more: Any) -> Any:
         topics = [
             {
                 "topic": topic,

@@ -84,9 +84,7 @@ def test_writers_go_on(tmp_path: Path, how: signal.Signals, available: list[type
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["clean", "killed"])
-def test_topics_and_settings_survive(
-    tmp_path: Path, how: signal.Signals, available: list[type[Driver]]
-) -> None:
+def test_topics_and_settings_survive(tmp_path: Path, how: signal.Signals, available: list[type[Driver]]) -> None:
     with BrokerProcess(tmp_path) as server:
         client = available[0](server.bootstrap)
         client.create_topic("kept", partitions=3, configs={"retention.ms": "123456"})
@@ -102,7 +100,5 @@ def test_topics_and_settings_survive(
         assert again.describe_configs("kept")["retention.ms"].value == "123456"
         first, end = again.offsets("kept", partition=2)
         assert end == 5
-        if (
-            how is signal.SIGTERM
-        ):  # as in Kafka, a kill may bring back what DeleteRecords removed a moment ago
+        if how is signal.SIGTERM:  # as in Kafka, a kill may bring back what DeleteRecords removed a moment ago
             assert first == 2

@@ -32,9 +32,7 @@ def topic_id(wire: Connection, topic: str) -> uuid.UUID:
 
 
 @versions("produce")
-def test_produce(
-    ask: Callable[..., Any], wire: Connection, topic: str, topic_id: uuid.UUID, version: int
-) -> None:
+def test_produce(ask: Callable[..., Any], wire: Connection, topic: str, topic_id: uuid.UUID, version: int) -> None:
     places = [{"index": 0, "records": batch(b"a", b"b")}, {"index": 7, "records": batch(b"a")}]
     data = [{"name": topic, "topic_id": topic_id, "partition_data": places}]
     (reply,) = ask("produce", version, acks=-1, timeout=5000, topic_data=data).responses
@@ -45,9 +43,7 @@ def test_produce(
 
 
 @versions("fetch")
-def test_fetch(
-    ask: Callable[..., Any], wire: Connection, topic: str, topic_id: uuid.UUID, version: int
-) -> None:
+def test_fetch(ask: Callable[..., Any], wire: Connection, topic: str, topic_id: uuid.UUID, version: int) -> None:
     sent = batch(b"a", b"b")
     raw.produce(wire, topic, sent)
     place = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20, "current_leader_epoch": -1}
@@ -69,9 +65,7 @@ def test_list_offsets(ask: Callable[..., Any], wire: Connection, topic: str, ver
 
 
 @versions("metadata")
-def test_metadata(
-    ask: Callable[..., Any], broker: str, topic: str, topic_id: uuid.UUID, version: int
-) -> None:
+def test_metadata(ask: Callable[..., Any], broker: str, topic: str, topic_id: uuid.UUID, version: int) -> None:
     reply = ask("metadata", version, topics=[{"name": topic}], allow_auto_topic_creation=False)
     (node,) = reply.brokers
     assert f"{node.host}:{node.port}" == broker
@@ -172,11 +166,7 @@ def test_describe_configs(ask: Callable[..., Any], name: str, create: Create, ve
 
 @pytest.mark.parametrize(
     ("api", "version"),
-    [
-        (api, version)
-        for api in ("alter_configs", "incremental_alter_configs")
-        for version in raw.versions_known(api)
-    ],
+    [(api, version) for api in ("alter_configs", "incremental_alter_configs") for version in raw.versions_known(api)],
 )
 def test_alter_configs(ask: Callable[..., Any], topic: str, api: str, version: int) -> None:
     configs = [{"name": "retention.ms", "value": "5555", "config_operation": 0}]

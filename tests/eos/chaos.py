@@ -96,9 +96,7 @@ class Chaos:
 
     def __str__(self) -> str:
         happened = ", ".join(f"{count} x {fault}" for fault, count in self.faults.items())
-        return (
-            f"{self.transactions} transactions; {happened}; ended by themselves: {self.ended_by_themselves}"
-        )
+        return f"{self.transactions} transactions; {happened}; ended by themselves: {self.ended_by_themselves}"
 
     def _look(self) -> None:
         """Wait a little, count what was copied, start again who has ended, wake up who has slept."""

@@ -33,14 +33,11 @@ class Copier:
         self._batch: list[Message] = []
         self._sent: list[tuple[int, str, int | None]] = []  # of this transaction: partition, value, offset
         self._outcome = "ok"  # of this transaction
-        settings: dict[str, object] = (
-            {
-                "bootstrap.servers": given.bootstrap,
-                "reconnect.backoff.max.ms": 200,
-                "metadata.recovery.strategy": "none",  # else send_offsets_to_transaction may hang: librdkafka #5511
-            }
-            | ({"debug": os.environ["COPIER_DEBUG"]} if "COPIER_DEBUG" in os.environ else {"log_level": 0})
-        )
+        settings: dict[str, object] = {
+            "bootstrap.servers": given.bootstrap,
+            "reconnect.backoff.max.ms": 200,
+            "metadata.recovery.strategy": "none",  # else send_offsets_to_transaction may hang: librdkafka #5511
+        } | ({"debug": os.environ["COPIER_DEBUG"]} if "COPIER_DEBUG" in os.environ else {"log_level": 0})
         self._source = Consumer(
             settings
             | {

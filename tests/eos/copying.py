@@ -39,9 +39,7 @@ def broker(folder: Path, partitions: int) -> Iterator[BrokerProcess]:
     """A broker with both topics; no trace of an error may be in its log at the end."""
     with BrokerProcess(folder, SETTINGS) as server:
         admin = AdminClient(CLIENT | {"bootstrap.servers": server.bootstrap})
-        for future in admin.create_topics(
-            [NewTopic(name, partitions, 1) for name in (SOURCE, TARGET)]
-        ).values():
+        for future in admin.create_topics([NewTopic(name, partitions, 1) for name in (SOURCE, TARGET)]).values():
             future.result(30)
         del admin
         yield server
@@ -89,9 +87,7 @@ class Watcher(threading.Thread):
     def __init__(self, bootstrap: str, partitions: int) -> None:
         super().__init__(name="watcher")
         settings = {"group.id": "watcher", "isolation.level": "read_committed", "auto.offset.reset": "error"}
-        self._consumer = Consumer(
-            CLIENT | settings | {"bootstrap.servers": bootstrap, "enable.auto.commit": False}
-        )
+        self._consumer = Consumer(CLIENT | settings | {"bootstrap.servers": bootstrap, "enable.auto.commit": False})
         self._parts = [TopicPartition(TARGET, index, 0) for index in range(partitions)]
         self._stopping = threading.Event()
         starts = {(TARGET, index): 0 for index in range(partitions)}
@@ -133,9 +129,7 @@ class Progress:
         self._consumer.close()
 
 
-def copy(
-    chaos: Chaos, events: list[Event], bootstrap: str, partitions: int, feed: Feed | None = None
-) -> Watcher:
+def copy(chaos: Chaos, events: list[Event], bootstrap: str, partitions: int, feed: Feed | None = None) -> Watcher:
     """Copy all there is while these faults happen; gives what was seen of the copies meanwhile."""
     progress = Progress(bootstrap, partitions)
     watcher = Watcher(bootstrap, partitions)
@@ -169,13 +163,9 @@ def difference(index: int, messages: list[str], copies: list[str]) -> str:
     more = sorted((Counter(copies) - Counter(messages)).elements(), key=copies.index)
     if missing or more:
         return f"partition {index}: {len(missing)} missing {missing[:20]}, {len(more)} too many {more[:20]}"
-    first = next(
-        at for at, (message, copy) in enumerate(zip(messages, copies, strict=True)) if message != copy
-    )
+    first = next(at for at, (message, copy) in enumerate(zip(messages, copies, strict=True)) if message != copy)
     return f"partition {index}: {copies[first]} in the place of {messages[first]}, copy {first}"
 
 
 def _values(found: Mapping[Partition, Sequence[Stored]], index: int) -> list[str]:
-    return [
-        record.value for partition, records in found.items() if partition[1] == index for record in records
-    ]
+    return [record.value for partition, records in found.items() if partition[1] == index for record in records]

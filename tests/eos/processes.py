@@ -109,9 +109,7 @@ class ConfluentCopier(Copier):
             "seed": self.lives,
             "journal": self._output,
         } | self._more
-        options = [
-            word for name, value in named.items() for word in (f"--{name.replace('_', '-')}", str(value))
-        ]
+        options = [word for name, value in named.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         return [sys.executable, str(HERE / "copier.py"), *options]
 
     def has_reached(self, step: str) -> bool:
@@ -167,9 +165,7 @@ class JavaCopier(Copier):
     It ends by itself at the end of its input as of its start.
     """
 
-    def __init__(
-        self, folder: Path, name: str, bootstrap: str, size: int, partition: int, group_mode: bool
-    ) -> None:
+    def __init__(self, folder: Path, name: str, bootstrap: str, size: int, partition: int, group_mode: bool) -> None:
         super().__init__(folder, name, bootstrap, size)
         self._partition = partition
         self._group_mode = group_mode

@@ -28,8 +28,7 @@ def test_copies_by_librdkafka(tmp_path: Path, protocol: str) -> None:
     with broker(tmp_path, partitions) as server:
         names = [f"copier-{number}" for number in range(3)]
         copiers = [
-            ConfluentCopier(tmp_path, name, server.bootstrap, SIZE.transaction, protocol=protocol)
-            for name in names
+            ConfluentCopier(tmp_path, name, server.bootstrap, SIZE.transaction, protocol=protocol) for name in names
         ]
         feed = Feed(server.bootstrap, partitions, SIZE.messages, rate=SIZE.messages // 10)
         feed.start()
@@ -62,9 +61,7 @@ def test_copies_by_kafkas_own_copier(tmp_path: Path, mode: str) -> None:
         finally:
             producer.wait(TIMEOUT_S)
         copiers = [
-            JavaCopier(
-                tmp_path, f"copier-{index}", server.bootstrap, SIZE.transaction, index, mode == "group"
-            )
+            JavaCopier(tmp_path, f"copier-{index}", server.bootstrap, SIZE.transaction, index, mode == "group")
             for index in range(partitions)
         ]
         chaos = Chaos(server, copiers, chance)

@@ -62,9 +62,7 @@ def markdown() -> str:
     """All figures, in one table."""
     lines, before = [], ""
     for one in ALL:
-        lines.append(
-            ("" if one.load == before else one.load, one.what, f"{number(one.value)} {one.unit}", one.verdict)
-        )
+        lines.append(("" if one.load == before else one.load, one.what, f"{number(one.value)} {one.unit}", one.verdict))
         before = one.load
     return table(("load", "figure", "", "goal"), lines)
 

@@ -46,14 +46,10 @@ def committed_records(broker: Broker) -> Counter[int]:
 def check(seen: Counter[int], transactors: Sequence[Transactor]) -> None:
     committed = [number for transactor in transactors for number in transactor.committed]
     assert seen.pop(-1) == len(committed) * (SIZE - 1)
-    assert seen == Counter(committed), (
-        "records of aborted transactions are seen, or of committed ones missing"
-    )
+    assert seen == Counter(committed), "records of aborted transactions are seen, or of committed ones missing"
 
 
-def test_50_producers_make_1000_transactions_a_second(
-    broker: Broker, report: Callable[[str], Report]
-) -> None:
+def test_50_producers_make_1000_transactions_a_second(broker: Broker, report: Callable[[str], Report]) -> None:
     """Every committed transaction is seen whole and once, of the aborted ones nothing."""
     wire.create_topic(broker.port, TOPIC, PARTITIONS)
     coordination.await_coordinator(broker.port, "load", coordination.TRANSACTION)

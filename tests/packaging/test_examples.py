@@ -42,10 +42,7 @@ class Order(NamedTuple):
 @pytest.fixture(scope="module")
 def orders(module_broker: BrokerThread) -> list[Order]:
     """What is in the topic."""
-    assert (
-        run(module_broker, "orders.py", "--count", str(COUNT)).stdout
-        == f"{COUNT} orders are in shop-orders\n"
-    )
+    assert run(module_broker, "orders.py", "--count", str(COUNT)).stdout == f"{COUNT} orders are in shop-orders\n"
     found = read_committed(module_broker.bootstrap, "shop-orders")
     return [
         Order(index, record.offset, record.key, int(record.value))
@@ -54,9 +51,7 @@ def orders(module_broker: BrokerThread) -> list[Order]:
     ]
 
 
-def run(
-    broker: BrokerThread, script: str, *arguments: str, code: int = 0
-) -> "subprocess.CompletedProcess[str]":
+def run(broker: BrokerThread, script: str, *arguments: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, str(EXAMPLES / script), "-b", broker.bootstrap, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == code, done.stdout + done.stderr

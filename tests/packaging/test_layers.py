@@ -12,9 +12,7 @@ LINT = Path(sys.executable).with_name("lint-imports")
 
 def lint(root: Path) -> subprocess.CompletedProcess[str]:
     command = [str(LINT), "--config", str(ROOT / "pyproject.toml"), "--no-cache"]
-    return subprocess.run(
-        command, cwd=root, env={"PYTHONPATH": str(root / "src")}, capture_output=True, text=True
-    )
+    return subprocess.run(command, cwd=root, env={"PYTHONPATH": str(root / "src")}, capture_output=True, text=True)
 
 
 def test_the_layers_hold() -> None:

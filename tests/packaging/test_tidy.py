@@ -110,9 +110,7 @@ def identifiers(tree: ast.Module) -> Iterator[str]:
 def test_identifiers_are_words_of_the_field(path: Path) -> None:
     """Kafka, asyncio, SQL or Spark have a word for it; docs/architecture.md has a glossary."""
     names = {path.stem, *identifiers(ast.parse(path.read_text()))}
-    words = {
-        name: {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)} for name in names
-    }
+    words = {name: {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)} for name in names}
     assert {name for name in names if words[name] & COINAGES} == set()
 
 
@@ -129,9 +127,7 @@ def test_wire_and_core_are_pure(path: Path) -> None:
     assert IMPURE & set(imports(ast.parse(path.read_text()))) == set()
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in TESTS if path.is_relative_to(ROOT / "tests" / "unit")], ids=name_of
-)
+@pytest.mark.parametrize("path", [path for path in TESTS if path.is_relative_to(ROOT / "tests" / "unit")], ids=name_of)
 def test_unit_tests_need_no_sockets_files_and_processes(path: Path) -> None:
     text = path.read_text()
     assert {"multiprocessing", "socketserver", "sqlite3", "subprocess", "tempfile"} & set(

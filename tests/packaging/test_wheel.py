@@ -18,12 +18,8 @@ DOWNLOAD_BYTES_MAX = 14_000_000  # the core stays near 10 MB; the rest is room f
 
 
 def run(*command: str | Path, stdin: str = "") -> str:
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "KAFKA"))
-    }
-    result = subprocess.run(
-        command, input=stdin, cwd="/", env=environment, capture_output=True, text=True, timeout=300
-    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "KAFKA"))}
+    result = subprocess.run(command, input=stdin, cwd="/", env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
     return result.stdout
 

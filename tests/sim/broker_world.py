@@ -135,9 +135,7 @@ class BrokerWorld:
 
     segment_bytes = (700, 2_000, 1 << 20)
 
-    def __init__(
-        self, seed: int, disk_type: type[SimDisk], settings: Mapping[str, str], image: ClusterImage
-    ) -> None:
+    def __init__(self, seed: int, disk_type: type[SimDisk], settings: Mapping[str, str], image: ClusterImage) -> None:
         self.random = random = Random(seed)
         self.disk = disk_type(Random(random.random()))
         self.clock = Clock()
@@ -275,6 +273,4 @@ class BrokerWorld:
         chance = self.random.random
         self.disk.faults = Faults(short_write=0.2) if chance() < 0.5 else Faults()
         if chance() < 0.3:
-            self.disk.faults = Faults(
-                write_error=0.02, short_write=0.1, fsync_error=0.1 if self.fsyncs else 0.0
-            )
+            self.disk.faults = Faults(write_error=0.02, short_write=0.1, fsync_error=0.1 if self.fsyncs else 0.0)

@@ -22,9 +22,7 @@ Give = Callable[[Any], None]
 class EventWorld(BrokerWorld):
     """One broker and what is on its way to it and from it."""
 
-    def __init__(
-        self, seed: int, disk_type: type[SimDisk], settings: Mapping[str, str], image: ClusterImage
-    ) -> None:
+    def __init__(self, seed: int, disk_type: type[SimDisk], settings: Mapping[str, str], image: ClusterImage) -> None:
         super().__init__(seed, disk_type, settings, image)
         self.calm = False  # nothing goes wrong any more
         self.reachable_at_ms = 0

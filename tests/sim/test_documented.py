@@ -23,6 +23,4 @@ def test_every_planted_bug_is_documented() -> None:
     rows = re.findall(r"^\| ([a-z ]+) \| (.+) \|$", table, re.MULTILINE)
     found = {world: names.split("; ") for world, names in rows}
     del found["in the world of"]
-    assert found == {
-        world: [plant.__name__.replace("_", " ") for plant in plants] for world, plants in WORLDS.items()
-    }
+    assert found == {world: [plant.__name__.replace("_", " ") for plant in plants] for world, plants in WORLDS.items()}

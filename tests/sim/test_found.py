@@ -36,9 +36,7 @@ def values(log: Log) -> list[bytes]:
     while len(found) < log.log_end_offset:
         data = memoryview(b"".join(log.read(len(found), 1 << 20, log.log_end_offset, minimum_one=True).views))
         for position, header in batches.iterate_headers(data):
-            found += [
-                record.value or b"" for record in batches.decode(data[position : position + header.size])
-            ]
+            found += [record.value or b"" for record in batches.decode(data[position : position + header.size])]
     return found
 
 
@@ -115,9 +113,7 @@ def test_a_segment_that_was_removed_is_not_missed_after_a_clean_stop(cut: int) -
     log.close(clean=True)
     disk.cut_power()
     config = TopicConfig.build(TopicDefaults(), {})
-    opened = Log.open(
-        DIRECTORY, config, disk, now_ms=NOW_MS, clean=True, recovery_point=2, log_start_offset=1
-    )
+    opened = Log.open(DIRECTORY, config, disk, now_ms=NOW_MS, clean=True, recovery_point=2, log_start_offset=1)
     assert (opened.log_start_offset, opened.log_end_offset) == (1, 2)
 
 
@@ -126,9 +122,7 @@ def test_a_retry_after_a_kill_is_not_answered_before_it_is_synced() -> None:
     disk = new_disk(1)
     waits = {"levada.acks.wait.for.fsync": "true"}
     flush_queue = SimFlushQueue()
-    context = PartitionContext(
-        cast(FlushQueue, flush_queue), lambda partition: None, lambda partition, error: None
-    )
+    context = PartitionContext(cast(FlushQueue, flush_queue), lambda partition: None, lambda partition, error: None)
     partition = Partition("t", UUID(int=1), 0, 0, open_log(disk, overrides=waits), context)
     record = batches.Record(0, NOW_MS, None, b"once", ())
     batch = batches.encode([record], producer_id=7, producer_epoch=0, base_sequence=0)

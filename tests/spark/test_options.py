@@ -17,15 +17,11 @@ HERE = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 
 
 def options(**given: str) -> ReadOptions:
-    return read_options(
-        HERE | {"subscribe": "t"} | {name.replace("__", "."): text for name, text in given.items()}
-    )
+    return read_options(HERE | {"subscribe": "t"} | {name.replace("__", "."): text for name, text in given.items()})
 
 
 def test_keys_come_in_lower_case_and_both_names_of_the_servers_do() -> None:
-    found = read_options(
-        {"bootstrap.servers": "h:1", "subscribepattern": "a.*", "startingoffsets": "Earliest"}
-    )
+    found = read_options({"bootstrap.servers": "h:1", "subscribepattern": "a.*", "startingoffsets": "Earliest"})
     assert (found.bootstrap, found.subscribe_pattern, found.starting_offsets) == ("h:1", "a.*", "earliest")
 
 
@@ -139,13 +135,9 @@ def test_units() -> None:
     assert timestamp("1970-01-01T00:00:01Z") == timestamp("1970-01-01 00:00:01") == timestamp("1000") == 1000
 
 
-@pytest.mark.parametrize(
-    "schema", ["a int, b", "a foo", "a struct<b: foo>", "a array<foo>", "a map<int, int"]
-)
+@pytest.mark.parametrize("schema", ["a int, b", "a foo", "a struct<b: foo>", "a array<foo>", "a map<int, int"])
 def test_columns_that_spark_could_not_read_are_reported(schema: str) -> None:
-    with pytest.raises(
-        OptionError, match=r"option valueSchema: (b is not a type|foo is not a type|each < needs a >)"
-    ):
+    with pytest.raises(OptionError, match=r"option valueSchema: (b is not a type|foo is not a type|each < needs a >)"):
         options(valueFormat="json", valueSchema=schema)
 
 
@@ -161,9 +153,7 @@ def test_columns_that_spark_could_not_read_are_reported(schema: str) -> None:
     ],
 )
 def test_columns_are_left_to_spark_otherwise(schema: str) -> None:
-    assert (
-        options(valueFormat="json", valueSchema=f"x int, {schema}").value_schema == f"x int, {schema}".strip()
-    )
+    assert options(valueFormat="json", valueSchema=f"x int, {schema}").value_schema == f"x int, {schema}".strip()
 
 
 def test_times_are_exact() -> None:

@@ -138,9 +138,7 @@ def test_a_query_waits_for_brokers(server: RestartedServer) -> None:
 def test_a_writer_tells_of_brokers_that_were_never_there(server: RestartedServer, delivery: str) -> None:
     given = {"kafka.bootstrap.servers": f"127.0.0.1:{free_port()}", "kafka.request.timeout.ms": 500}
     job = Job(cast(EmbeddedBroker, server), topic="events", delivery=delivery, **given)
-    with pytest.raises(
-        BrokersUnreachable, match=f"no response from the brokers at {given['kafka.bootstrap.servers']}"
-    ):
+    with pytest.raises(BrokersUnreachable, match=f"no response from the brokers at {given['kafka.bootstrap.servers']}"):
         job.attempt(rows("a"))
 
 
@@ -175,9 +173,7 @@ def test_a_writer_tells_of_brokers_that_stay_away(server: RestartedServer) -> No
 
     short = {"kafka.delivery.timeout.ms": 1000, "kafka.request.timeout.ms": 500}
     job = Job(cast(EmbeddedBroker, server), topic="events", delivery="at_least_once", **short)
-    with pytest.raises(
-        BrokersUnreachable, match=f"no response from the brokers at {server.bootstrap} .* for 1 s"
-    ):
+    with pytest.raises(BrokersUnreachable, match=f"no response from the brokers at {server.bootstrap} .* for 1 s"):
         job.attempt(batches())
     server.start()
 

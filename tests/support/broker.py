@@ -130,9 +130,7 @@ class BrokerProcess:
         for name, value in self._settings.items():
             command += ["--set", f"{name}={value}"]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, preexec_fn=self._limit
-            )
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, preexec_fn=self._limit)
         self.bootstrap = self._printed_address(self._process)
 
     def stop(self, how: signal.Signals) -> int:

@@ -101,20 +101,14 @@ class World:
         request = JoinRequest(group, member_id, **fields)
         return self.submit(lambda machine, now_ms, handle: machine.join(request, now_ms, handle))
 
-    def sync(
-        self, member_id: str, generation: int, assignments: dict[str, bytes] | None = None, **more: Any
-    ) -> int:
+    def sync(self, member_id: str, generation: int, assignments: dict[str, bytes] | None = None, **more: Any) -> int:
         fields = {"instance_id": None, "protocol_type": None, "protocol": None, "group_id": "g", **more}
-        request = SyncRequest(
-            member_id=member_id, generation=generation, assignments=assignments or {}, **fields
-        )
+        request = SyncRequest(member_id=member_id, generation=generation, assignments=assignments or {}, **fields)
         return self.submit(lambda machine, now_ms, handle: machine.sync(request, now_ms, handle))
 
     def heartbeat(self, member_id: str, generation: int, instance_id: str | None = None) -> ErrorCode:
         handle = self.submit(
-            lambda machine, now_ms, handle: machine.heartbeat(
-                "g", member_id, instance_id, generation, now_ms, handle
-            )
+            lambda machine, now_ms, handle: machine.heartbeat("g", member_id, instance_id, generation, now_ms, handle)
         )
         return self.error(handle)
 
@@ -133,9 +127,7 @@ class World:
         **more: Any,
     ) -> ErrorCode:
         fields = {"group_id": "g", "instance_id": None, "metadata": "", **more}
-        value = OffsetCommitValue(
-            offset, -1, fields.pop("metadata"), self.now_ms, fields.pop("expire_ms", -1)
-        )
+        value = OffsetCommitValue(offset, -1, fields.pop("metadata"), self.now_ms, fields.pop("expire_ms", -1))
         request = CommitRequest(
             member_id=member_id, generation=generation, offsets=[(topic_partition, value)], **fields
         )

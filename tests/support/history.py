@@ -140,9 +140,7 @@ class _Record:
         self.seen: dict[Place, Value] = {}  # what polls gave, the first value of each place
         self.seen_values: dict[Partition, dict[Value, int]] = defaultdict(dict)
         self.written: dict[Place, int] = {}  # the operation whose send was acknowledged there
-        self.unplaced: dict[tuple[Partition, Value], list[int]] = defaultdict(
-            list
-        )  # sends with no known offset
+        self.unplaced: dict[tuple[Partition, Value], list[int]] = defaultdict(list)  # sends with no known offset
         for index, operation in enumerate(self.operations):
             for poll in operation.polls:
                 for partition, offset, value in poll.records:
@@ -337,9 +335,7 @@ def _offsets_to_be_seen(record: _Record) -> dict[Partition, list[int]]:
     return {partition: sorted(offsets) for partition, offsets in found.items()}
 
 
-def _skips(
-    process: str, partition: Partition, existing: list[int], expected: int, offset: int
-) -> Iterator[Anomaly]:
+def _skips(process: str, partition: Partition, existing: list[int], expected: int, offset: int) -> Iterator[Anomaly]:
     if offset == expected:
         return
     left, right = bisect_left(existing, expected), bisect_left(existing, offset)

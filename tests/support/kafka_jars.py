@@ -33,9 +33,7 @@ def _with_dependencies(name: str, *artifacts: str) -> Path:
             return folder
         maven = executable("mvn")
         pom = folder.parent / f"{name}.pom.xml"
-        pom.write_text(
-            _POM.format("".join(_DEPENDENCY.format(artifact, KAFKA_VERSION) for artifact in artifacts))
-        )
+        pom.write_text(_POM.format("".join(_DEPENDENCY.format(artifact, KAFKA_VERSION) for artifact in artifacts)))
         command = [maven, "-q", "-B", "-f", str(pom), "dependency:copy-dependencies"]
         run([*command, f"-DoutputDirectory={folder}"], cwd=folder.parent, timeout=900)
         if not needed[0].exists():
@@ -53,9 +51,7 @@ def client_jar(version: str) -> Path:
         return jar
 
 
-def java(
-    *arguments: str, memory_mb: int = 256, jars: Path | None = None, first_jar: Path | None = None
-) -> list[str]:
+def java(*arguments: str, memory_mb: int = 256, jars: Path | None = None, first_jar: Path | None = None) -> list[str]:
     """A command that runs a class or a source file with Kafka's jars, tuned for a short life.
 
     `jars` is another folder of them; `first_jar` goes before the others, so that its classes win.

@@ -74,9 +74,7 @@ class Server:
         self.journal = Journal(self.flush_queue)
         self.places = []
         for _ in range(count):
-            one = Listener(
-                "PLAINTEXT", self._dispatch, self.flush_queue, self.pool, limits, connection_limits
-            )
+            one = Listener("PLAINTEXT", self._dispatch, self.flush_queue, self.pool, limits, connection_limits)
             self.places.append(("127.0.0.1", one.bind("127.0.0.1", 0, 50)))
             self.listeners.append(one)
             await one.serve()
@@ -130,11 +128,7 @@ def serving(
         asyncio.run_coroutine_threadsafe(work, loop).result(TIMEOUT_S)
 
     try:
-        run(
-            server.start(
-                limits, frames_bytes_max, connection_limits or ConnectionLimits(10_000, 10_000), listeners
-            )
-        )
+        run(server.start(limits, frames_bytes_max, connection_limits or ConnectionLimits(10_000, 10_000), listeners))
         yield server
         for one in server.listeners:
             run(one.stop())

@@ -32,9 +32,7 @@ class QuickDisk(OsDisk):
 
 def topic_config(**settings: object) -> TopicConfig:
     """A topic's settings, given with underscores."""
-    return TopicConfig.build(
-        TopicDefaults(), {name.replace("_", "."): str(value) for name, value in settings.items()}
-    )
+    return TopicConfig.build(TopicDefaults(), {name.replace("_", "."): str(value) for name, value in settings.items()})
 
 
 def make_batch(
@@ -49,9 +47,7 @@ def make_batch(
     return bytes(encode(records, base_offset=base_offset, leader_epoch=leader_epoch, codec=codec))
 
 
-def open_log(
-    folder: Path | str, clean: bool = True, handles: FileHandleCache | None = None, **options: object
-) -> Log:
+def open_log(folder: Path | str, clean: bool = True, handles: FileHandleCache | None = None, **options: object) -> Log:
     """A log of small segments and close index entries, unless the options say otherwise."""
     places = {"recovery_point": 0, "log_start_offset": 0}
     places |= {name: int(str(options.pop(name))) for name in list(places) if name in options}
@@ -59,9 +55,7 @@ def open_log(
     return Log.open(str(folder), config, QuickDisk(), now_ms=NOW_MS, clean=clean, handles=handles, **places)
 
 
-def append(
-    log: Log, count: int = 1, value: bytes = b"v", timestamp: int = NOW_MS, leader_epoch: int = 0
-) -> bytes:
+def append(log: Log, count: int = 1, value: bytes = b"v", timestamp: int = NOW_MS, leader_epoch: int = 0) -> bytes:
     """Reserve and publish one batch of `count` records."""
     batch = make_batch(log.next_offset, count, value, timestamp, leader_epoch)
     log.reserve(memoryview(batch), count, timestamp + count - 1, NOW_MS)

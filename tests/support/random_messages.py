@@ -45,9 +45,7 @@ def random_field(random: Random, field: Field) -> Any:
     if random.random() < 0.2 and (field.tag is not None or field.nullable):
         return field.default if field.tag is not None else None
     if field.is_array:
-        count = (
-            random.choice([0, 1, 1, 2, 3]) if field.struct else random.choice([0, 1, 1, 1, 2, 3, 127, 200])
-        )
+        count = random.choice([0, 1, 1, 2, 3]) if field.struct else random.choice([0, 1, 1, 1, 2, 3, 127, 200])
         return tuple(random_value(random, field) for _ in range(count))
     return random_value(random, field)
 

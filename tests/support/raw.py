@@ -62,9 +62,7 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self.socket.close()
 
-    def call(
-        self, api: str, version: int, fields: Mapping[str, Any] | None = None, trailing: bytes = b""
-    ) -> Any:
+    def call(self, api: str, version: int, fields: Mapping[str, Any] | None = None, trailing: bytes = b"") -> Any:
         """The response of one request."""
         sent = self.send(api, version, fields or {}, trailing)
         correlation_id, response = self.receive()
@@ -198,9 +196,7 @@ def batch(
     record_count: int | None = None,
 ) -> bytes:
     """A record batch of uncompressed records; `producer` is id, epoch and first sequence."""
-    records = b"".join(
-        _record(number, value, keys[number] if keys else b"key") for number, value in enumerate(values)
-    )
+    records = b"".join(_record(number, value, keys[number] if keys else b"key") for number, value in enumerate(values))
     count = len(values) if record_count is None else record_count
     checked = struct.pack(">hiqqqhii", attributes, len(values) - 1, timestamp, timestamp, *producer, count)
     checked += records
@@ -235,9 +231,7 @@ def produce(one: Connection, topic: str, records: bytes | None, version: int = 1
     return response.responses[0].partition_responses[0]
 
 
-def fetch(
-    one: Connection, topic: str, offset: int, partition: int = 0, max_bytes: int = 1 << 20, **more: Any
-) -> Any:
+def fetch(one: Connection, topic: str, offset: int, partition: int = 0, max_bytes: int = 1 << 20, **more: Any) -> Any:
     """One partition's part of a Fetch by name (version 12), without waiting."""
     place = {"partition": partition, "fetch_offset": offset, "partition_max_bytes": max_bytes, **more}
     fields = {"max_bytes": 50 << 20, "topics": [{"topic": topic, "partitions": [place]}]}

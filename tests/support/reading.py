@@ -29,9 +29,7 @@ def read_committed(bootstrap: str, topic: str) -> dict[Partition, list[Stored]]:
 def wait_until_decided(bootstrap: str, topic: str) -> None:
     """Until no transaction is open in the topic: then all that will ever be seen of it can be seen."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    parts = [
-        TopicPartition(topic, index) for index in admin.list_topics(topic, TIMEOUT_S).topics[topic].partitions
-    ]
+    parts = [TopicPartition(topic, index) for index in admin.list_topics(topic, TIMEOUT_S).topics[topic].partitions]
 
     def ends(isolation: IsolationLevel) -> list[int]:
         asked = admin.list_offsets(dict.fromkeys(parts, LATEST), isolation_level=isolation)
@@ -61,16 +59,12 @@ def read(bootstrap: str, topic: str, isolation: str) -> dict[Partition, list[Sto
     consumer.assign([TopicPartition(topic, index, OFFSET_BEGINNING) for index in sorted(unread)])
     deadline = time.monotonic() + TIMEOUT_S
     while unread:
-        assert time.monotonic() < deadline, (
-            f"no end of {topic} {unread} came: is a transaction open for ever?"
-        )
+        assert time.monotonic() < deadline, f"no end of {topic} {unread} came: is a transaction open for ever?"
         for message in consumer.consume(1000, 0.2):
             error, index = message.error(), message.partition()
             assert index is not None
             if error is None:
-                found[topic, index].append(
-                    Stored(message.offset() or 0, text(message.key()), text(message.value()))
-                )
+                found[topic, index].append(Stored(message.offset() or 0, text(message.key()), text(message.value())))
             else:
                 assert error.code() == KafkaError._PARTITION_EOF, error
                 unread.discard(index)

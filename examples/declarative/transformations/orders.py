@@ -24,9 +24,7 @@ def orders() -> DataFrame:
     """The topic `orders` as a table, with a watermark of one minute."""
     source = spark.readStream.format("levada").options(**BROKER)
     source = source.option("subscribe", "orders").option("startingOffsets", "earliest")
-    source = source.option("valueFormat", "json").option(
-        "valueSchema", "shop string, amount double, ts timestamp"
-    )
+    source = source.option("valueFormat", "json").option("valueSchema", "shop string, amount double, ts timestamp")
     return source.load().select("value.*").withWatermark("ts", "1 minute")
 
 

@@ -49,9 +49,7 @@ def handles(name: str, versions: range) -> Callable[[Function], Function]:
     return declare
 
 
-def handles_frames(
-    name: str, versions: range, advertised_from: int | None = None
-) -> Callable[[Function], Function]:
+def handles_frames(name: str, versions: range, advertised_from: int | None = None) -> Callable[[Function], Function]:
     """Declare a handler on the hot path, a `FrameHandler`.
 
     It decodes its request from view[position:stop] in place and responds through the connection.

@@ -72,9 +72,7 @@ class Request(RequestContext):
         "size",
     )
 
-    def __init__(
-        self, broker: Broker, connection: Connection, handler: Handler, frame: bytes, faults: Faults
-    ) -> None:
+    def __init__(self, broker: Broker, connection: Connection, handler: Handler, frame: bytes, faults: Faults) -> None:
         header = messages.read_request_header(frame)
         self.api_key, version, self.correlation_id, connection.client_id, self.position = header
         if version not in handler.versions and self.api_key != API_VERSIONS_KEY:

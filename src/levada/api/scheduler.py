@@ -10,9 +10,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 TIME_SLICE_S: Final = 0.01
-QUEUED_BYTES_MAX: Final = (
-    64 << 20
-)  # of queued requests; beyond it they are handled at once, as the lesser evil
+QUEUED_BYTES_MAX: Final = 64 << 20  # of queued requests; beyond it they are handled at once, as the lesser evil
 
 
 class QueuedRequest(Protocol):
@@ -33,9 +31,7 @@ class RequestScheduler:
 
     __slots__ = ("_call_later", "_clock", "_queue", "_queued_bytes", "_slice_end")
 
-    def __init__(
-        self, clock: Callable[[], float], call_later: Callable[[float, Callable[[], None]], object]
-    ) -> None:
+    def __init__(self, clock: Callable[[], float], call_later: Callable[[float, Callable[[], None]], object]) -> None:
         self._clock = clock
         self._call_later = call_later
         self._slice_end: float | None = None  # None before the first request of a loop iteration

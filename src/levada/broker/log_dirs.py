@@ -147,9 +147,7 @@ class LogDirs:
         self._partitions[partition] = log_dir
         return partition
 
-    def _take_found(
-        self, name: TopicPartition, topic_id: UUID
-    ) -> tuple[LogDir, FoundPartition] | tuple[None, None]:
+    def _take_found(self, name: TopicPartition, topic_id: UUID) -> tuple[LogDir, FoundPartition] | tuple[None, None]:
         """Return where a partition is on disk. A directory of its name may also belong to a deleted topic."""
         candidates = self._found.pop(name, [])
         candidates.sort(key=lambda candidate: candidate[1].topic_id != topic_id)  # the one with the id first

@@ -127,9 +127,7 @@ class Collector:
                     states[group.kind, group.state] += 1
                     members[group.kind] += len(group.members)
         prefix, metrics = "kafka_server_group_coordinator_metrics", self._broker.coordinator_metrics
-        counts = [
-            (f'{{protocol="{kind}",state="{state}"}}', count) for (kind, state), count in states.items()
-        ]
+        counts = [(f'{{protocol="{kind}",state="{state}"}}', count) for (kind, state), count in states.items()]
         yield Family(f"{prefix}_group_count", GAUGE, "Groups by protocol and state", counts)
         present = [(f'{{protocol="{kind}"}}', count) for kind, count in members.items()]
         yield Family("levada_group_members", GAUGE, "Members of groups", present)
@@ -149,9 +147,7 @@ class Collector:
             if shard.machine is not None:
                 states.update(transaction.status for transaction in shard.machine.transactions.values())
         counts = [(f'{{state="{status.title}"}}', count) for status, count in states.items()]
-        yield Family(
-            "levada_transactions", GAUGE, "Transactional ids by the state of their transaction", counts
-        )
+        yield Family("levada_transactions", GAUGE, "Transactional ids by the state of their transaction", counts)
         metrics = self._broker.coordinator_metrics
         ended = [
             ('{result="committed"}', metrics.transactions_committed),
@@ -287,9 +283,7 @@ class MetricsServer:
             return _response("200 OK", "text/plain; version=0.0.4; charset=utf-8", await self._exposition())
         if path == b"/healthz":
             offline = self._broker.log_dirs.offline
-            status = (
-                "200 OK" if len(offline) < len(self._broker.log_dirs.paths) else "503 Service Unavailable"
-            )
+            status = "200 OK" if len(offline) < len(self._broker.log_dirs.paths) else "503 Service Unavailable"
             health = {"status": "ok" if not offline else "degraded", "offline_log_dirs": offline}
             return _response(status, "application/json", json.dumps(health).encode())
         return _response("404 Not Found", "text/plain", b"there are /metrics and /healthz\n")

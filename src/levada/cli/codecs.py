@@ -20,9 +20,7 @@ def unescape(text: str) -> bytes:
 
     def replace(match: re.Match[bytes]) -> bytes:
         code = match[1]
-        return (
-            bytes([int(code[1:], 16)]) if code[:1] == b"x" and len(code) == 3 else ESCAPES.get(code, match[0])
-        )
+        return bytes([int(code[1:], 16)]) if code[:1] == b"x" and len(code) == 3 else ESCAPES.get(code, match[0])
 
     return _ESCAPE.sub(replace, text.encode())
 
@@ -36,26 +34,20 @@ def formatter(template: str, null: bytes = b"") -> Formatter:
     fields: dict[bytes, Formatter] = {
         b"s": lambda record: or_null(record.value),
         b"S": lambda record: b"%d" % (-1 if record.value is None else len(record.value)),
-        b"R": lambda record: (-1 if record.value is None else len(record.value)).to_bytes(
-            4, "big", signed=True
-        ),
+        b"R": lambda record: (-1 if record.value is None else len(record.value)).to_bytes(4, "big", signed=True),
         b"k": lambda record: or_null(record.key),
         b"K": lambda record: b"%d" % (-1 if record.key is None else len(record.key)),
         b"t": lambda record: record.topic.encode(),
         b"p": lambda record: b"%d" % record.partition,
         b"o": lambda record: b"%d" % record.offset,
         b"T": lambda record: b"%d" % record.timestamp,
-        b"h": lambda record: b",".join(
-            name.encode() + b"=" + or_null(value) for name, value in record.headers
-        ),
+        b"h": lambda record: b",".join(name.encode() + b"=" + or_null(value) for name, value in record.headers),
         b"%": lambda record: b"%",
     }
     parts = _TOKEN.split(unescape(template))
     for token in parts[1::2]:
         if token not in fields:
-            raise ValueError(
-                f"unknown token %{token.decode(errors='replace')}: use {', '.join(_names(fields))}"
-            )
+            raise ValueError(f"unknown token %{token.decode(errors='replace')}: use {', '.join(_names(fields))}")
     steps = [fields[part] if odd else part for index, part in enumerate(parts) for odd in (index % 2,)]
 
     def fill(record: "ConsumerRecord") -> bytes:

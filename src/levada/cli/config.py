@@ -102,9 +102,7 @@ def describe(
 @name_argument
 @click.argument("settings", metavar="KEY=VALUE...", nargs=-1, required=True)
 @connection_options
-def set_values(
-    resource: "Resource", name: str, settings: tuple[str, ...], bootstrap: str, timeout: float
-) -> None:
+def set_values(resource: "Resource", name: str, settings: tuple[str, ...], bootstrap: str, timeout: float) -> None:
     """Change settings.
 
     \b
@@ -130,9 +128,7 @@ def unset(resource: "Resource", name: str, keys: tuple[str, ...], bootstrap: str
     _alter(resource, name, dict.fromkeys(keys), bootstrap, timeout)
 
 
-def _alter(
-    resource: "Resource", name: str, changes: dict[str, str | None], bootstrap: str, timeout: float
-) -> None:
+def _alter(resource: "Resource", name: str, changes: dict[str, str | None], bootstrap: str, timeout: float) -> None:
     async def work(client: "Client") -> None:
         await _check(client, resource, name)
         await client.admin.alter_configs(resource, name, changes)

@@ -96,9 +96,7 @@ def _printable(value: bytes | None) -> str:
 @click.option("--from", "start", type=StartType(), metavar="WHERE", default="beginning", show_default=True,
               help="beginning, end, an offset, -COUNT (the last records of each partition), or s@TIME "
               "(milliseconds since 1970 or 2026-05-01T12:00).")  # fmt: skip
-@click.option(
-    "-p", "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this partition."
-)
+@click.option("-p", "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this partition.")
 @click.option("-c", "--count", type=click.IntRange(min=1), help="Stop after this number of records.")
 @click.option("-e", "--exit", "exit_at_end", is_flag=True, help="Stop at the end of the topic.")
 @click.option("-f", "--format", "template", help="%s value, %S its length, %R the same in 4 bytes, %k key, %K its "

@@ -73,9 +73,7 @@ def from_exception(error: Exception) -> CommandError | None:
         return error
     if isinstance(error, KafkaError):
         message = error.detail or error.code.name.lower().replace("_", " ")
-        return CommandError(
-            f"{message} ({error.code.name})", _exit_code(error.code), HINTS.get(error.code, "")
-        )
+        return CommandError(f"{message} ({error.code.name})", _exit_code(error.code), HINTS.get(error.code, ""))
     if isinstance(error, ConnectionFailed):
         hint = "try: levada start, or name a broker with -b host:port"
         return CommandError(str(error), EXIT_CANNOT_CONNECT, hint)

@@ -112,9 +112,7 @@ def lag(names: tuple[str, ...], partitions: bool, output: Output, bootstrap: str
     if not rows and output == "table":
         notice("no groups have committed offsets")
         return
-    columns = (
-        ("group", *LAG_COLUMNS) if partitions else ("group", "state", "members", "lag", "seconds_behind")
-    )
+    columns = ("group", *LAG_COLUMNS) if partitions else ("group", "state", "members", "lag", "seconds_behind")
     emit(rows, output, columns)
 
 
@@ -130,9 +128,7 @@ def lag(names: tuple[str, ...], partitions: bool, output: Output, bootstrap: str
 @click.option("--to-earliest", is_flag=True, help="To the earliest offset.")
 @click.option("--to-latest", is_flag=True, help="To the latest offset.")
 @click.option("--to-offset", type=click.IntRange(min=0), help="To this offset.")
-@click.option(
-    "--to-datetime", metavar="TIME", help="To the first record at or after a time: 2026-05-01T12:00."
-)
+@click.option("--to-datetime", metavar="TIME", help="To the first record at or after a time: 2026-05-01T12:00.")
 @click.option("--shift-by", type=int, help="By this number of offsets; backwards if negative.")
 @click.option("--execute", is_flag=True, help="Do not ask for confirmation.")
 @output_option
@@ -216,9 +212,7 @@ def _target(
 ) -> "ResetTarget":
     numbers = [number for number in (to_offset, shift_by) if number is not None]
     if to_earliest + to_latest + (to_datetime is not None) + len(numbers) != 1:
-        raise click.UsageError(
-            "give one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by"
-        )
+        raise click.UsageError("give one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by")
     if numbers:
         return numbers[0]
     if to_datetime is None:
@@ -273,9 +267,7 @@ async def _partitions(client: "Client", name: str, topics: tuple[str, ...]) -> "
         known = (await client.metadata()).topics
         found = [one for one in await GroupAdmin(client).offsets(name) if one.topic in known]
         if not found:
-            raise CommandError(
-                f"{name} has committed no offsets", hint="try: --topic with the topics to reset"
-            )
+            raise CommandError(f"{name} has committed no offsets", hint="try: --topic with the topics to reset")
         return found
     found = []
     for text in topics:
@@ -347,9 +339,7 @@ def _member_row(member: "GroupMember") -> dict[str, Any]:
         "instance": member.instance_id,
         "client": member.client_id,
         "host": member.host,
-        "partitions": None
-        if member.partitions is None
-        else [str(partition) for partition in member.partitions],
+        "partitions": None if member.partitions is None else [str(partition) for partition in member.partitions],
     }
 
 
@@ -367,9 +357,7 @@ def _report_limits(name: str, moves: "list[OffsetReset]") -> None:
     """Report partitions whose offsets end before, or begin after, the target."""
     for move in moves:
         if move.wanted is None:
-            notice(
-                f"{move.partition} has no records from that time on: {name} continues at its end, {move.target}"
-            )
+            notice(f"{move.partition} has no records from that time on: {name} continues at its end, {move.target}")
         elif move.wanted > move.target:
             notice(f"{move.partition} ends at {move.target}: {name} continues there, not at {move.wanted}")
         elif move.wanted < move.target:

@@ -54,9 +54,7 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             hint = "try: levada --help"
-            raise CommandError(
-                f"no such command: {args[0]}{did_you_mean(args[0], COMMANDS)}", EXIT_USAGE, hint
-            )
+            raise CommandError(f"no such command: {args[0]}{did_you_mean(args[0], COMMANDS)}", EXIT_USAGE, hint)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -72,9 +72,7 @@ class TimeType(click.ParamType[datetime]):
                 return datetime.fromtimestamp(int(text) / 1000, UTC)
             return datetime.fromisoformat(text).astimezone()
         except (ValueError, OverflowError):
-            return self.fail(
-                f"{text!r} is not a time: milliseconds since 1970 or 2026-05-01T12:00", param, ctx
-            )
+            return self.fail(f"{text!r} is not a time: milliseconds since 1970 or 2026-05-01T12:00", param, ctx)
 
 
 def with_client(bootstrap: str, timeout: float, work: Callable[["Client"], Awaitable[Result]]) -> Result:
@@ -153,8 +151,6 @@ def confirm(question: str, yes: bool, hint: str = "try: --yes") -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise CommandError(
-            f"cannot ask for confirmation: standard input is not a terminal: {question}", hint=hint
-        )
+        raise CommandError(f"cannot ask for confirmation: standard input is not a terminal: {question}", hint=hint)
     if not click.confirm(question, err=True):
         raise CommandError("nothing was changed")

@@ -30,12 +30,8 @@ RECORD_BYTES_MAX = 100 * 1024 * 1024
 @click.option("-k", "--key", help="The key of every record.")
 @click.option("-K", "--key-delimiter", metavar="TEXT", help="The separator of key and value in a line.")
 @click.option("-D", "--delimiter", metavar="TEXT", default="\\n", help="The end of a record.  [default: \\n]")
-@click.option(
-    "-H", "--header", "headers", metavar="NAME=VALUE", multiple=True, help="A header of every record."
-)
-@click.option(
-    "-p", "--partition", type=click.IntRange(min=0), help="The partition; by default by key, or spread."
-)
+@click.option("-H", "--header", "headers", metavar="NAME=VALUE", multiple=True, help="A header of every record.")
+@click.option("-p", "--partition", type=click.IntRange(min=0), help="The partition; by default by key, or spread.")
 @click.option("-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]), default="none",
               show_default=True, help="The compression of batches.")  # fmt: skip
 @click.option("-Z", "--null", "empty_is_null", is_flag=True, help="Send empty keys and values as null.")
@@ -87,9 +83,7 @@ async def _send_all(
             failures.append(error)
 
     sent = 0
-    async with client.producer(
-        acks=acks, compression=reader.compression, delivery_timeout_ms=timeout_ms
-    ) as producer:
+    async with client.producer(acks=acks, compression=reader.compression, delivery_timeout_ms=timeout_ms) as producer:
         async for record in reader.records():
             if record["partition"] is not None:
                 await _check_partition(client, topic, record["partition"], sent)

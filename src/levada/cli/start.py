@@ -63,9 +63,7 @@ def _run(properties: str | None, flags: dict[str, str]) -> None:
     from levada.errors import KafkaError
 
     try:
-        config, warnings = BrokerConfig.load(
-            merged(text=_text(properties), environment=os.environ, flags=flags)
-        )
+        config, warnings = BrokerConfig.load(merged(text=_text(properties), environment=os.environ, flags=flags))
     except KafkaError as error:
         raise CommandError(error.detail, EXIT_USAGE) from None
     for warning in warnings:

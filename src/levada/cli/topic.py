@@ -54,9 +54,7 @@ def list_topics(names: bool, internal: bool, output: Output, bootstrap: str, tim
     """
     metadata = with_client(bootstrap, timeout, lambda client: client.metadata())
     topics = [
-        metadata.topics[name]
-        for name in sorted(metadata.topics)
-        if internal or not metadata.topics[name].is_hidden
+        metadata.topics[name] for name in sorted(metadata.topics) if internal or not metadata.topics[name].is_hidden
     ]
     if names:
         click.echo("".join(f"{info.name}\n" for info in topics), nl=False)
@@ -71,9 +69,7 @@ def list_topics(names: bool, internal: bool, output: Output, bootstrap: str, tim
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True)
 @click.option("-p", "--partitions", type=click.IntRange(min=1), help="Number of partitions.")
 @click.option("-r", "--replication-factor", type=click.IntRange(min=1), help="Replicas of each partition.")
-@click.option(
-    "-c", "--config", "settings", metavar="KEY=VALUE", multiple=True, help="A setting of the topic."
-)
+@click.option("-c", "--config", "settings", metavar="KEY=VALUE", multiple=True, help="A setting of the topic.")
 @click.option("--if-not-exists", is_flag=True, help="Leave an existing topic unchanged.")
 @output_option
 @connection_options

@@ -96,9 +96,7 @@ def list_transactions(
         rows = [row for row in rows if (row["open_seconds"] or 0) > longer_than]
     if not rows and output == "table":
         notice(
-            "no such transactions"
-            if states
-            else "no transactional ids; a producer with a transactional.id creates one"
+            "no such transactions" if states else "no transactional ids; a producer with a transactional.id creates one"
         )
     else:
         emit(rows, output, COLUMNS)
@@ -254,9 +252,7 @@ async def _find(client: "Client", name: str) -> "TransactionState":
 
 def _check_open(state: "TransactionState") -> None:
     if state.state in ENDING:
-        raise CommandError(
-            f"{state.transactional_id} is ending ({state.state})", hint="try: levada txn describe"
-        )
+        raise CommandError(f"{state.transactional_id} is ending ({state.state})", hint="try: levada txn describe")
     if state.state != "Ongoing":
         raise CommandError(f"{state.transactional_id} has no open transaction ({state.state})")
 

@@ -236,9 +236,7 @@ class Client:
         **options: "Unpack[BatchingOptions]",
     ) -> "TransactionalProducer": ...
 
-    def producer(
-        self, *, transactional_id: str | None = None, **options: Any
-    ) -> "Producer | TransactionalProducer":
+    def producer(self, *, transactional_id: str | None = None, **options: Any) -> "Producer | TransactionalProducer":
         """A batching producer; with a transactional id one that sends in transactions.
 
         See `levada.client.producer.producer.Producer` and `levada.client.producer.transactions.TransactionalProducer`.

@@ -63,9 +63,7 @@ def _allocate(size: int) -> memoryview:
 class Connection(asyncio.BufferedProtocol):
     """A connection to one broker; `Connection.open` connects and learns the versions that the broker supports."""
 
-    def __init__(
-        self, address: Address, client_id: str, response_bytes_max: int = RESPONSE_BYTES_MAX
-    ) -> None:
+    def __init__(self, address: Address, client_id: str, response_bytes_max: int = RESPONSE_BYTES_MAX) -> None:
         self.address = address
         self.api_versions = ApiVersions({}, {})
         self.closed = False
@@ -100,9 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         except TimeoutError:
             raise ConnectionFailed(f"{address} did not accept a connection within {timeout_s:g} s") from None
         except OSError as error:
-            why = (
-                os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-            )
+            why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
             raise ConnectionFailed(f"cannot connect to {address}: {why}") from error
         try:
             body = await connection.send(
@@ -114,9 +110,7 @@ class Connection(asyncio.BufferedProtocol):
             )
             connection.api_versions = connection.parse(read_api_versions, body)
         except RequestTimedOut:
-            raise BrokerNotResponding(
-                f"{address} accepts connections and does not respond: is it a broker?"
-            ) from None
+            raise BrokerNotResponding(f"{address} accepts connections and does not respond: is it a broker?") from None
         except BaseException:
             connection.close()
             raise
@@ -168,9 +162,7 @@ class Connection(asyncio.BufferedProtocol):
         """Send a request that has no response: Produce with acks=0."""
         await self._write(api_key, version, body, flexible)
 
-    async def _write(
-        self, api_key: int, version: int, body: bytes | bytearray | memoryview, flexible: bool
-    ) -> int:
+    async def _write(self, api_key: int, version: int, body: bytes | bytearray | memoryview, flexible: bool) -> int:
         while not self.closed and not self._writable.is_set():
             await self._writable.wait()
         if self.closed or self._transport is None:
@@ -225,9 +217,7 @@ class Connection(asyncio.BufferedProtocol):
         if request is None:
             return
         if not request.response.done():
-            request.response.set_exception(
-                RequestTimedOut(f"{self.address} did not respond within {timeout_s:g} s")
-            )
+            request.response.set_exception(RequestTimedOut(f"{self.address} did not respond within {timeout_s:g} s"))
         self._fail(ConnectionFailed(f"the connection to {self.address} was closed after a timeout"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -301,9 +291,7 @@ class Connection(asyncio.BufferedProtocol):
         request = self._in_flight.pop(correlation_id, None)
         if request is None:
             self._fail(
-                ConnectionFailed(
-                    f"{self.address} sent a response without a request (correlation id {correlation_id})"
-                )
+                ConnectionFailed(f"{self.address} sent a response without a request (correlation id {correlation_id})")
             )
             return
         request.timer.cancel()

@@ -62,9 +62,7 @@ class Coordinator:
             raise
         return response
 
-    async def request(
-        self, api: str, request: object, check: Callable[[Any], None], *, version_min: int = 0
-    ) -> Any:
+    async def request(self, api: str, request: object, check: Callable[[Any], None], *, version_min: int = 0) -> Any:
         """Send a request, retried by the retry policy: so it must be safe to repeat."""
         return await retry(
             self._client,

@@ -17,9 +17,7 @@ from levada.model import TopicPartition
 from levada.wire.primitives import encode_array_length, encode_nullable_string, encode_uvarint
 
 PRODUCE = Api("produce", 0, range(9, 14))
-PRODUCE_IN_TRANSACTION = PRODUCE._replace(
-    versions=range(12, 14)
-)  # which adds its partitions to the transaction
+PRODUCE_IN_TRANSACTION = PRODUCE._replace(versions=range(12, 14))  # which adds its partitions to the transaction
 FETCH = Api("fetch", 1, range(12, 19))
 LIST_OFFSETS = Api("list_offsets", 2, range(6, 12))
 INIT_PRODUCER_ID = Api("init_producer_id", 22, range(2, 6))
@@ -101,9 +99,7 @@ def write_produce(
     transactional_id: str | None = None,
 ) -> bytearray:
     """A Produce request with one batch for each partition."""
-    body = bytearray(
-        b"\0" if transactional_id is None else encode_nullable_string(transactional_id.encode(), True)
-    )
+    body = bytearray(b"\0" if transactional_id is None else encode_nullable_string(transactional_id.encode(), True))
     body += _ACKS_TIMEOUT.pack(acks, timeout_ms)
     grouped = by_topic(batches)
     body += encode_array_length(len(grouped), True)
@@ -133,9 +129,7 @@ def read_produce(version: int, body: memoryview, topics: Topics) -> dict[TopicPa
             reasons = [_read_record_error(reader) for _ in range(reader.count())]
             message = reader.string() or next(filter(None, reasons), None)
             reader.tags()
-            responses[TopicPartition(topic, index)] = ProducedPartition(
-                error, base_offset, append_time, message
-            )
+            responses[TopicPartition(topic, index)] = ProducedPartition(error, base_offset, append_time, message)
         reader.tags()
     return responses
 
@@ -146,9 +140,7 @@ def _read_record_error(reader: MessageReader) -> str | None:
     return f"record {index} of the batch: {reason}" if reason else None
 
 
-def write_fetch(
-    version: int, wanted: Sequence[FetchPosition], topics: Topics, limits: FetchLimits
-) -> bytearray:
+def write_fetch(version: int, wanted: Sequence[FetchPosition], topics: Topics, limits: FetchLimits) -> bytearray:
     """A Fetch request without a fetch session."""
     body = bytearray()
     if version < 15:
@@ -172,15 +164,11 @@ def write_fetch(
             )
             body += b"\0"
         body += b"\0"
-    body += (
-        encode_array_length(0, True) + encode_nullable_string(b"", True) + b"\0"
-    )  # nothing forgotten, no rack
+    body += encode_array_length(0, True) + encode_nullable_string(b"", True) + b"\0"  # nothing forgotten, no rack
     return body
 
 
-def read_fetch(
-    version: int, body: memoryview, topics: Topics
-) -> tuple[int, dict[TopicPartition, FetchedPartition]]:
+def read_fetch(version: int, body: memoryview, topics: Topics) -> tuple[int, dict[TopicPartition, FetchedPartition]]:
     """The error of the whole response, and the response for each partition."""
     reader = MessageReader(body)
     names = _names(topics)
@@ -225,9 +213,7 @@ def timestamp_of(moment: datetime) -> int:
     return max(0, int(moment.timestamp() * 1000))
 
 
-def write_list_offsets(
-    version: int, times: Mapping[TopicPartition, int], *, isolation_level: int
-) -> bytearray:
+def write_list_offsets(version: int, times: Mapping[TopicPartition, int], *, isolation_level: int) -> bytearray:
     """A ListOffsets request for these timestamps (or LATEST, EARLIEST, MAX_TIMESTAMP)."""
     body = bytearray(_LIST_OFFSETS.pack(-1, isolation_level))
     grouped = by_topic(times)

@@ -27,9 +27,7 @@ Failure = ConnectionFailed | RequestTimedOut | KafkaError
 FAILURES = (ConnectionFailed, RequestTimedOut, KafkaError)  # of a request
 
 # The coordinator knows a newer epoch, or has ended the transaction by itself.
-_FENCED = frozenset(
-    {ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE}
-)
+_FENCED = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE})
 
 
 def as_fenced(failure: Exception) -> Exception:

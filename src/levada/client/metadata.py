@@ -65,9 +65,7 @@ class TopicInfo(NamedTuple):
         """The error for a partition that the topic does not have."""
         count = len(self.partitions)
         has = f"{count} partition" if count == 1 else f"{count} partitions"
-        return KafkaError(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} has {has}, no partition {partition}"
-        )
+        return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} has {has}, no partition {partition}")
 
     @property
     def is_hidden(self) -> bool:
@@ -164,9 +162,7 @@ def _read_topic(reader: MessageReader) -> TopicInfo:
     partitions = tuple(sorted(_read_partition(reader) for _ in range(reader.count())))
     reader.int32()  # operations
     reader.tags()
-    return TopicInfo(
-        name, None if topic_id == NO_TOPIC_ID else UUID(bytes=topic_id), is_internal, partitions, error
-    )
+    return TopicInfo(name, None if topic_id == NO_TOPIC_ID else UUID(bytes=topic_id), is_internal, partitions, error)
 
 
 def _read_partition(reader: MessageReader) -> PartitionInfo:

@@ -30,18 +30,12 @@ class BrokerConfig:
     broker_rack: str | None = setting(None, "The rack of this broker.")
     listeners: ListenerSettings = section(ListenerSettings)
     levada_log_format: str = setting("text", "The format of log lines.", choices=("text", "json"))
-    levada_log_level: str = setting(
-        "info", "The lowest level of log lines.", choices=("debug", "info", "warning")
-    )
+    levada_log_level: str = setting("info", "The lowest level of log lines.", choices=("debug", "info", "warning"))
 
     # Limits
     max_connections: int = setting(INT_MAX, "The largest number of connections.", minimum=0)
-    max_connections_per_ip: int = setting(
-        INT_MAX, "The largest number of connections from one IP address.", minimum=0
-    )
-    connections_max_idle_ms: Long = setting(
-        600_000, "The idle time after which a connection is closed; -1 for never."
-    )
+    max_connections_per_ip: int = setting(INT_MAX, "The largest number of connections from one IP address.", minimum=0)
+    connections_max_idle_ms: Long = setting(600_000, "The idle time after which a connection is closed; -1 for never.")
     socket_request_max_bytes: int = setting(100 << 20, "The largest request, in bytes.", minimum=1)
     socket_listen_backlog_size: int = setting(1024, "The backlog of a listening socket.", minimum=1)
     queued_max_request_bytes: Long = setting(
@@ -68,15 +62,11 @@ class BrokerConfig:
         True,
         "Whether frequent requests are decoded in place, with caches; false is slower, otherwise the same.",
     )
-    levada_open_files_max: int = setting(
-        4_096, "The largest number of open segment files over all logs.", minimum=16
-    )
+    levada_open_files_max: int = setting(4_096, "The largest number of open segment files over all logs.", minimum=16)
 
     # Topics
     num_partitions: int = setting(1, "Partitions of a topic created without a partition count.", minimum=1)
-    default_replication_factor: int = setting(
-        1, "Replicas of a topic created without a replication factor.", minimum=1
-    )
+    default_replication_factor: int = setting(1, "Replicas of a topic created without a replication factor.", minimum=1)
     auto_create_topics_enable: bool = setting(True, "Whether a Metadata request creates missing topics.")
     delete_topic_enable: bool = setting(True, "Whether topics can be deleted.")
     producer_id_expiration_ms: int = setting(
@@ -84,9 +74,7 @@ class BrokerConfig:
     )
 
     # Storage
-    log_dirs: Strings = setting(
-        ("levada-data",), "The log directories, separated by commas.", aliases=("log.dir",)
-    )
+    log_dirs: Strings = setting(("levada-data",), "The log directories, separated by commas.", aliases=("log.dir",))
     log_retention_check_interval_ms: Long = setting(300_000, "The interval of retention checks.", minimum=1)
     log_flush_offset_checkpoint_interval_ms: int = setting(
         60_000,

@@ -10,9 +10,7 @@ class CleanerSettings:
     """The log cleaner: the section `cleaner` of `BrokerConfig`."""
 
     log_cleaner_enable: bool = setting(True, "Whether topics with cleanup.policy=compact are compacted.")
-    log_cleaner_threads: int = setting(
-        1, "The number of cleaner processes; each cleans one log at a time.", minimum=0
-    )
+    log_cleaner_threads: int = setting(1, "The number of cleaner processes; each cleans one log at a time.", minimum=0)
     log_cleaner_dedupe_buffer_size: Long = setting(
         128 << 20,
         "Memory for deduplication of all cleaner processes: 24 bytes per key.",

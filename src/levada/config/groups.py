@@ -57,9 +57,7 @@ class GroupSettings:
         5_000, "The timeout of the coordinator's writes to its internal topic.", minimum=1
     )
     group_min_session_timeout_ms: int = setting(6_000, "The least session timeout in a classic group.")
-    group_max_session_timeout_ms: int = setting(
-        30 * MINUTE_MS, "The greatest session timeout in a classic group."
-    )
+    group_max_session_timeout_ms: int = setting(30 * MINUTE_MS, "The greatest session timeout in a classic group.")
     group_initial_rebalance_delay_ms: int = setting(
         3_000, "How long a new group waits for more members before its first rebalance.", minimum=0
     )
@@ -88,9 +86,7 @@ class GroupSettings:
     group_consumer_max_heartbeat_interval_ms: int = setting(
         15_000, "The greatest consumer.heartbeat.interval.ms of a group.", minimum=1
     )
-    group_consumer_max_size: int = setting(
-        INT_MAX, "The largest number of members of a consumer group.", minimum=1
-    )
+    group_consumer_max_size: int = setting(INT_MAX, "The largest number of members of a consumer group.", minimum=1)
     group_consumer_assignors: Strings = setting(
         ASSIGNORS,
         "The server-side assignors of consumer groups; the first is the default.",

@@ -25,9 +25,7 @@ class ListenerSettings:
     listeners: Strings = setting(
         ("PLAINTEXT://127.0.0.1:9092",), "Addresses to listen on: NAME://host:port, separated by commas."
     )
-    advertised_listeners: Strings | None = setting(
-        None, "Addresses for clients, if they differ from the listeners."
-    )
+    advertised_listeners: Strings | None = setting(None, "Addresses for clients, if they differ from the listeners.")
     listener_security_protocol_map: Strings = setting(
         ("SASL_SSL:SASL_SSL", "PLAINTEXT:PLAINTEXT", "SSL:SSL", "SASL_PLAINTEXT:SASL_PLAINTEXT"),
         "The security protocol of each listener: NAME:PROTOCOL, separated by commas.",

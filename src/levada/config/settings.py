@@ -248,9 +248,7 @@ def override(defaults: "DataclassInstance", synonyms: str, doc: str) -> Any:
     """Declare a topic or group setting that overrides broker settings: default and bounds are those of the synonyms."""
     first = declared(type(defaults))[synonyms.split()[0]]
     default = inherited(first._replace(synonyms=tuple(map(Synonym, synonyms.split()))), defaults)
-    bounds = {
-        name: getattr(first, name) for name in ("minimum", "maximum", "choices", "supported", "special")
-    }
+    bounds = {name: getattr(first, name) for name in ("minimum", "maximum", "choices", "supported", "special")}
     return setting(default, doc, synonyms=synonyms, **bounds)
 
 

@@ -55,25 +55,15 @@ class TopicDefaults:
     log_cleaner_delete_retention_ms: Long = topic_default("delete.retention.ms", DAY_MS, minimum=0)
     log_cleaner_min_compaction_lag_ms: Long = topic_default("min.compaction.lag.ms", 0, minimum=0)
     log_cleaner_max_compaction_lag_ms: Long = topic_default("max.compaction.lag.ms", LONG_MAX, minimum=1)
-    log_cleaner_min_cleanable_ratio: float = topic_default(
-        "min.cleanable.dirty.ratio", 0.5, minimum=0, maximum=1
-    )
-    log_message_timestamp_type: str = topic_default(
-        "message.timestamp.type", "CreateTime", choices=TIMESTAMP_TYPES
-    )
-    log_message_timestamp_before_max_ms: Long = topic_default(
-        "message.timestamp.before.max.ms", LONG_MAX, minimum=0
-    )
-    log_message_timestamp_after_max_ms: Long = topic_default(
-        "message.timestamp.after.max.ms", HOUR_MS, minimum=0
-    )
+    log_cleaner_min_cleanable_ratio: float = topic_default("min.cleanable.dirty.ratio", 0.5, minimum=0, maximum=1)
+    log_message_timestamp_type: str = topic_default("message.timestamp.type", "CreateTime", choices=TIMESTAMP_TYPES)
+    log_message_timestamp_before_max_ms: Long = topic_default("message.timestamp.before.max.ms", LONG_MAX, minimum=0)
+    log_message_timestamp_after_max_ms: Long = topic_default("message.timestamp.after.max.ms", HOUR_MS, minimum=0)
     log_preallocate: bool = setting(False, "Default of preallocate.", supported=("false",))
     compression_type: str = topic_default(
         "compression.type", "producer", choices=COMPRESSION_TYPES, supported=("producer",)
     )
-    compression_gzip_level: int = topic_default(
-        "compression.gzip.level", -1, minimum=1, maximum=9, special=-1
-    )
+    compression_gzip_level: int = topic_default("compression.gzip.level", -1, minimum=1, maximum=9, special=-1)
     compression_lz4_level: int = topic_default("compression.lz4.level", 9, minimum=1, maximum=17)
     compression_zstd_level: int = topic_default("compression.zstd.level", 3, minimum=-131_072, maximum=22)
     min_insync_replicas: int = topic_default("min.insync.replicas", 1, minimum=1)
@@ -101,9 +91,7 @@ class TopicConfig:
     compression_lz4_level: int = override(
         TOPIC_DEFAULTS, "compression.lz4.level", "Compression level of lz4 where the broker compresses."
     )
-    compression_type: str = override(
-        TOPIC_DEFAULTS, "compression.type", "Batches keep the codec of the producer."
-    )
+    compression_type: str = override(TOPIC_DEFAULTS, "compression.type", "Batches keep the codec of the producer.")
     compression_zstd_level: int = override(
         TOPIC_DEFAULTS, "compression.zstd.level", "Compression level of zstd where the broker compresses."
     )
@@ -127,15 +115,11 @@ class TopicConfig:
         "log.flush.interval.ms log.flush.scheduler.interval.ms",
         "Time after which a written message is flushed to disk with fsync.",
     )
-    follower_replication_throttled_replicas: Strings = setting(
-        (), "Throttled follower replicas.", pattern=REPLICA
-    )
+    follower_replication_throttled_replicas: Strings = setting((), "Throttled follower replicas.", pattern=REPLICA)
     index_interval_bytes: int = override(
         TOPIC_DEFAULTS, "log.index.interval.bytes", "Bytes between two entries of the offset index."
     )
-    leader_replication_throttled_replicas: Strings = setting(
-        (), "Throttled leader replicas.", pattern=REPLICA
-    )
+    leader_replication_throttled_replicas: Strings = setting((), "Throttled leader replicas.", pattern=REPLICA)
     local_retention_bytes: Long = setting(-2, "Part of tiered storage; -2 for retention.bytes.", minimum=-2)
     local_retention_ms: Long = setting(-2, "Part of tiered storage; -2 for retention.ms.", minimum=-2)
     max_compaction_lag_ms: Long = override(
@@ -184,9 +168,7 @@ class TopicConfig:
         "log.retention.ms log.retention.minutes log.retention.hours",
         "The age from which segments are deleted; -1 for never.",
     )
-    segment_bytes: int = override(
-        TOPIC_DEFAULTS, "log.segment.bytes", "The size at which a segment is rolled."
-    )
+    segment_bytes: int = override(TOPIC_DEFAULTS, "log.segment.bytes", "The size at which a segment is rolled.")
     segment_index_bytes: int = override(
         TOPIC_DEFAULTS,
         "log.index.size.max.bytes",
@@ -197,9 +179,7 @@ class TopicConfig:
         "log.roll.jitter.ms log.roll.jitter.hours",
         "No effect yet: segments roll at segment.ms exactly.",
     )
-    segment_ms: Long = override(
-        TOPIC_DEFAULTS, "log.roll.ms log.roll.hours", "The age at which a segment is rolled."
-    )
+    segment_ms: Long = override(TOPIC_DEFAULTS, "log.roll.ms log.roll.hours", "The age at which a segment is rolled.")
     unclean_leader_election_enable: bool = override(
         TOPIC_DEFAULTS,
         "unclean.leader.election.enable",

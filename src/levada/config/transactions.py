@@ -18,15 +18,9 @@ class TransactionSettings:
     """The transaction coordinator: the section `transactions` of `BrokerConfig`."""
 
     transaction_state_log_num_partitions: int = setting(50, "Partitions of __transaction_state.", minimum=1)
-    transaction_state_log_replication_factor: Short = setting(
-        1, "Replicas of __transaction_state.", minimum=1
-    )
-    transaction_state_log_min_isr: int = setting(
-        1, "The min.insync.replicas of __transaction_state.", minimum=1
-    )
-    transaction_state_log_segment_bytes: int = setting(
-        100 << 20, "Segment size of __transaction_state.", minimum=1
-    )
+    transaction_state_log_replication_factor: Short = setting(1, "Replicas of __transaction_state.", minimum=1)
+    transaction_state_log_min_isr: int = setting(1, "The min.insync.replicas of __transaction_state.", minimum=1)
+    transaction_state_log_segment_bytes: int = setting(100 << 20, "Segment size of __transaction_state.", minimum=1)
     transaction_max_timeout_ms: int = setting(
         15 * _MINUTE_MS, "The greatest transaction timeout of a producer.", minimum=1
     )

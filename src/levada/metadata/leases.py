@@ -51,9 +51,7 @@ class Leases:
         now = self._clock.monotonic()
         self._database.execute("BEGIN IMMEDIATE")
         try:
-            found = self._database.execute(
-                "SELECT epoch, heartbeat FROM leases WHERE name = ?", (name,)
-            ).fetchone()
+            found = self._database.execute("SELECT epoch, heartbeat FROM leases WHERE name = ?", (name,)).fetchone()
             epoch, heartbeat = found or (0, 0.0)
             # A heartbeat in the future is from before a reboot.
             if not have_lock and 0 <= now - heartbeat < STALE_S:

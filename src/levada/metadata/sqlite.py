@@ -39,8 +39,7 @@ CHANGES_KEPT: Final = 1_000  # a process further behind reads a snapshot
 SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS rows"
     " (key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE IF NOT EXISTS changes"
-    " (revision INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, value BLOB)",
+    "CREATE TABLE IF NOT EXISTS changes (revision INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, value BLOB)",
     "CREATE TABLE IF NOT EXISTS leases"
     " (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, heartbeat REAL NOT NULL) WITHOUT ROWID",
     f"PRAGMA user_version = {FORMAT_VERSION}",
@@ -76,9 +75,7 @@ class SqliteStore:
 
     async def acquire(self, name: str, on_lost: Callable[[], None]) -> Lease | None:
         loop = asyncio.get_running_loop()
-        return await self._run(
-            lambda: self._opened.leases.acquire(name, lambda: loop.call_soon_threadsafe(on_lost))
-        )
+        return await self._run(lambda: self._opened.leases.acquire(name, lambda: loop.call_soon_threadsafe(on_lost)))
 
     async def release(self, lease: Lease) -> None:
         await self._run(lambda: self._opened.leases.release(lease))
@@ -129,9 +126,7 @@ class _Database:
         self._revision = 0  # the last one passed to on_change
         self._data_version = 0  # of the last poll
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        self._connection = sqlite3.connect(
-            path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-        )
+        self._connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         self.leases = Leases(self._connection, path, clock)
 
     def open(self) -> MetadataUpdate:
@@ -216,9 +211,7 @@ class _Database:
         self._connection.execute("BEGIN")  # so that records and revision are consistent
         try:
             records = self._connection.execute("SELECT key, value, version FROM rows ORDER BY key").fetchall()
-            (revision,) = self._connection.execute(
-                "SELECT coalesce(max(revision), 0) FROM changes"
-            ).fetchone()
+            (revision,) = self._connection.execute("SELECT coalesce(max(revision), 0) FROM changes").fetchone()
         finally:
             self._connection.execute("COMMIT")
         self._revision = revision

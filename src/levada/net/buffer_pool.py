@@ -167,11 +167,7 @@ class BufferPool:
 
     def begun_before(self, time: float) -> list[Owner]:
         """The owners of partial frames that could have been sent whole since then."""
-        return [
-            owner
-            for owner, since in self.partial_frames.items()
-            if since < time and owner not in self.stalled
-        ]
+        return [owner for owner, since in self.partial_frames.items() if since < time and owner not in self.stalled]
 
 
 class MemoryLimit:

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 log = EventLog(__name__)
 
-UNSENT_BYTES_HIGH = (
-    256 * 1024
-)  # in the socket's queue: above it no further request of the connection is dispatched
+UNSENT_BYTES_HIGH = 256 * 1024  # in the socket's queue: above it no further request of the connection is dispatched
 
 Dispatch = Callable[["Connection", memoryview, int, int], None]
 
@@ -79,9 +77,7 @@ class Connection(asyncio.BufferedProtocol):
         self.outbox = Outbox(UNSENT_BYTES_HIGH)
         self.caches: dict[int, Any] = {}  # by API key: what fast paths keep of this connection
         self.closed = False
-        self.muted = (
-            False  # as Kafka mutes a channel: nothing is dispatched while a request is queued or verified
-        )
+        self.muted = False  # as Kafka mutes a channel: nothing is dispatched while a request is queued or verified
         self.client_id: str | None = None
         self.principal = ANONYMOUS
         self.active = True  # since the idle reaper's last check

@@ -43,9 +43,7 @@ class IdleReaper:
 
     __slots__ = ("_connections", "_loop", "_seconds_max", "_timer")
 
-    def __init__(
-        self, connections: Iterable[Idler], idle_ms_max: int, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, connections: Iterable[Idler], idle_ms_max: int, loop: asyncio.AbstractEventLoop) -> None:
         self._connections = connections
         self._seconds_max = idle_ms_max / 1000 if idle_ms_max >= 0 else float("inf")
         self._loop = loop

@@ -35,9 +35,7 @@ def check_durations(**durations: str) -> None:
     """
     for name, text in durations.items():
         if not _DURATION.fullmatch(text):
-            raise PipelineError(
-                f"{name}: {text!r} is not a duration, such as '10 seconds' or '1 hour 30 minutes'"
-            )
+            raise PipelineError(f"{name}: {text!r} is not a duration, such as '10 seconds' or '1 hour 30 minutes'")
 
 
 def root_cause(trace: str) -> str:

@@ -27,9 +27,7 @@ SETTINGS_HIDDEN = (
 def logs_of(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> OffsetReader:
     """The logs of topics; of the `options` of `format("levada")` those of the connection count."""
     given = {"kafka.bootstrap.servers": bootstrap, "subscribe": ",".join(topics)}
-    return OffsetReader(
-        read_options(given | {name.lower(): value for name, value in connection(options).items()})
-    )
+    return OffsetReader(read_options(given | {name.lower(): value for name, value in connection(options).items()}))
 
 
 def connection(options: Mapping[str, str]) -> dict[str, str]:
@@ -37,9 +35,7 @@ def connection(options: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in options.items() if name.lower().startswith("kafka.")}
 
 
-def earliest_offsets(
-    bootstrap: str, topics: Sequence[str], options: Mapping[str, str]
-) -> dict[TopicPartition, int]:
+def earliest_offsets(bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> dict[TopicPartition, int]:
     """The earliest offsets of topics; `options` are those of `format("levada")`."""
     logs = logs_of(bootstrap, topics, options)
     return logs.earliest(list(logs.partitions(missing_is_error=True)))
@@ -89,9 +85,7 @@ def retention_ms(bootstrap: str, topic: str) -> int | None:
         raise
     retention = int(settings.get("retention.ms") or -1)
     deletes = "delete" in settings.get("cleanup.policy", "")
-    keeps_timestamps = (
-        settings.get("message.timestamp.type") != "LogAppendTime"
-    )  # otherwise all records are new
+    keeps_timestamps = settings.get("message.timestamp.type") != "LogAppendTime"  # otherwise all records are new
     return retention if retention >= 0 and deletes and keeps_timestamps else None
 
 
@@ -107,9 +101,7 @@ def create_topics(
     blocking.run(_create(blocking.client(bootstrap), list(names), partitions, configs or {}))
 
 
-async def _create(
-    client: "Client", names: Sequence[str], partitions: int, configs: Mapping[str, str]
-) -> None:
+async def _create(client: "Client", names: Sequence[str], partitions: int, configs: Mapping[str, str]) -> None:
     existing = (await client.metadata()).topics
     for name in names:
         if name in existing:
@@ -118,6 +110,4 @@ async def _create(
             await client.admin.create_topic(name, partitions=partitions, configs=configs)
         except KafkaError as error:
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:  # created by another process meanwhile
-                raise PipelineError(
-                    f"topic {name} does not exist and cannot be created: {error.detail}"
-                ) from None
+                raise PipelineError(f"topic {name} does not exist and cannot be created: {error.detail}") from None

@@ -13,8 +13,7 @@ from levada.errors import KafkaError
 from levada.spark.worker import freeze_loaded_modules
 
 DATA_LOSS_ADVICE = (
-    "Set option failOnDataLoss to false to continue with what is left, "
-    "or start a new query at offsets that exist."
+    "Set option failOnDataLoss to false to continue with what is left, or start a new query at offsets that exist."
 )
 
 _warned: dict[str | tuple[str, type[Warning], int], int] = {}  # Python's registry of warnings that were shown

@@ -272,9 +272,7 @@ class ConnectionOptions:
 def parse(kind: type[T], given: Mapping[str, str]) -> T:
     """The options of a reader or writer from the user's; OptionError for an unknown one or an invalid value."""
     known = {
-        name.lower(): (attribute, one)
-        for attribute, one in declared(kind).items()
-        for name in (one.name, *one.aliases)
+        name.lower(): (attribute, one) for attribute, one in declared(kind).items() for name in (one.name, *one.aliases)
     }
     values: dict[str, Any] = {}
     for key, text in given.items():

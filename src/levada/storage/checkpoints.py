@@ -41,9 +41,7 @@ def _decode(data: bytes) -> list[str]:
 
 def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
     """Encode `topic partition offset` lines, as in recovery-point-offset-checkpoint."""
-    return _encode(
-        f"{partition.topic} {partition.partition} {offset}" for partition, offset in offsets.items()
-    )
+    return _encode(f"{partition.topic} {partition.partition} {offset}" for partition, offset in offsets.items())
 
 
 def decode_offsets(data: bytes) -> dict[TopicPartition, int]:

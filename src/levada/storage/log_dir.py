@@ -203,9 +203,7 @@ class LogDir:
 
     def _topic_id(self, name: str) -> uuid.UUID | None:
         data = read_file(self._disk, os.path.join(self.path, name, METADATA_FILE))
-        fields = dict(
-            line.partition(": ")[::2] for line in (data or b"").decode(errors="replace").splitlines()
-        )
+        fields = dict(line.partition(": ")[::2] for line in (data or b"").decode(errors="replace").splitlines())
         try:
             return decode_uuid(fields["topic_id"]) if fields.get("version") == "0" else None
         except (KeyError, ValueError):
@@ -216,9 +214,7 @@ class LogDir:
         data = read_file(self._disk, path)
         if data is None:
             if self.partitions():
-                raise LogDirError(
-                    f"{self.path} holds partitions but no {META_FILE}: restore it or use another"
-                )
+                raise LogDirError(f"{self.path} holds partitions but no {META_FILE}: restore it or use another")
             return
         fields = parse(data.decode(errors="replace"))
         stored_format = fields.get("levada.format", "")

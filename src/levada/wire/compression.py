@@ -164,9 +164,7 @@ def _decompress_kafka_lz4(data: memoryview, target: memoryview) -> int | None:
             return None
 
 
-def _decompress_growing(
-    into: Callable[[memoryview, bytearray], int], data: memoryview, limit_bytes: int
-) -> memoryview:
+def _decompress_growing(into: Callable[[memoryview, bytearray], int], data: memoryview, limit_bytes: int) -> memoryview:
     """Decompress into ever larger buffers, up to the limit: LZ4 and zstd frames need not state their size."""
     room = min(limit_bytes, max(_FIRST_BUFFER_BYTES, 4 * len(data)))
     while True:

@@ -31,9 +31,7 @@ class Marker(NamedTuple):
 
 def encode_marker(marker: Marker, producer_id: int, producer_epoch: int, timestamp: int) -> bytearray:
     """Encode the control batch that ends a producer's transaction."""
-    return encode_key_values(
-        [marker.key_and_value()], timestamp, producer_id, producer_epoch, MARKER_ATTRIBUTES
-    )
+    return encode_key_values([marker.key_and_value()], timestamp, producer_id, producer_epoch, MARKER_ATTRIBUTES)
 
 
 def decode_marker(batch: memoryview) -> Marker | None:

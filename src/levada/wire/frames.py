@@ -38,9 +38,7 @@ class Outbox:
     __slots__ = ("_flush_bytes_max", "more", "queued_bytes", "slots")
 
     def __init__(self, flush_bytes_max: int) -> None:
-        self.slots: deque[Response | PendingResponse] = (
-            deque()
-        )  # one for each request without a sent response
+        self.slots: deque[Response | PendingResponse] = deque()  # one for each request without a sent response
         self._flush_bytes_max = flush_bytes_max
         self.more = False  # whether the last `collect` left responses for the next
         self.queued_bytes = 0  # of responses added since the outbox was last empty

@@ -49,9 +49,7 @@ def skip_tagged_fields(view: memoryview, position: int, stop: int) -> int:
     return position
 
 
-def read_nullable_string(
-    view: memoryview, position: int, stop: int, flexible: bool
-) -> tuple[bytes | None, int]:
+def read_nullable_string(view: memoryview, position: int, stop: int, flexible: bool) -> tuple[bytes | None, int]:
     """Read a nullable string as bytes; return it and the position after it."""
     if flexible:
         length, position = read_uvarint(view, position)
@@ -66,9 +64,7 @@ def read_nullable_string(
     return bytes(view[position : position + length]), position + length
 
 
-def read_array_length(
-    view: memoryview, position: int, stop: int, flexible: bool, taken: int = 0
-) -> tuple[int, int]:
+def read_array_length(view: memoryview, position: int, stop: int, flexible: bool, taken: int = 0) -> tuple[int, int]:
     """Read the length of an array (0 for null); return it and the position after it.
 
     The length is at most the number of bytes left, and with the `taken` elements before it at most `ELEMENTS_MAX`.

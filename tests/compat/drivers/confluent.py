@@ -89,8 +89,7 @@ class Confluent:
 
     def alter_configs(self, topic: str, configs: dict[str, str]) -> None:
         entries = [
-            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-            for name, value in configs.items()
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in configs.items()
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
         _wait(self._admin.incremental_alter_configs([resource]))
@@ -161,9 +160,7 @@ class Confluent:
             (found,) = consumer.offsets_for_times([asked], timeout=WAIT_S)
         if found.error:
             raise ClientError(_name(found.error.code()))
-        return (
-            found.offset if found.offset >= 0 else None
-        )  # librdkafka answers OFFSET_END past the last record
+        return found.offset if found.offset >= 0 else None  # librdkafka answers OFFSET_END past the last record
 
     def delete_records(self, topic: str, before: int, partition: int = 0) -> None:
         _wait(self._admin.delete_records([TopicPartition(topic, partition, before)]))

@@ -54,9 +54,7 @@ class KafkaPython:
         configs: dict[str, str] | None = None,
     ) -> None:
         with _errors():
-            self._admin.create_topics(
-                [NewTopic(topic, partitions, replication_factor, topic_configs=configs)]
-            )
+            self._admin.create_topics([NewTopic(topic, partitions, replication_factor, topic_configs=configs)])
 
     def delete_topic(self, topic: str) -> None:
         with _errors():
@@ -90,9 +88,7 @@ class KafkaPython:
         with _errors():
             resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs)
             reply = self._admin.alter_configs([resource], raise_on_unknown=False)["topic"][topic]
-        if (
-            reply != "OK"
-        ):  # kafka-python gives the error as a text: "[Error 40] InvalidConfigurationError: ..."
+        if reply != "OK":  # kafka-python gives the error as a text: "[Error 40] InvalidConfigurationError: ..."
             raise ClientError(as_kafka_name(int(reply.split("]")[0].removeprefix("[Error "))), reply)
 
     def produce(
@@ -195,6 +191,4 @@ def _errors() -> Iterator[None]:
         yield
     except KafkaError as error:
         code = getattr(error, "errno", None)
-        raise ClientError(
-            type(error).__name__ if code is None else as_kafka_name(code), str(error)
-        ) from error
+        raise ClientError(type(error).__name__ if code is None else as_kafka_name(code), str(error)) from error

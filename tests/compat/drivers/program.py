@@ -233,9 +233,7 @@ def _to_json(record: Record) -> dict[str, Any]:
 
 def _from_json(record: dict[str, Any]) -> Record:
     headers = tuple((name, _decode(value)) for name, value in record["headers"])
-    return Record(
-        _decode(record["value"]), _decode(record["key"]), headers, record["timestamp"], record["offset"]
-    )
+    return Record(_decode(record["value"]), _decode(record["key"]), headers, record["timestamp"], record["offset"])
 
 
 def _encode(value: bytes | None) -> str | None:

@@ -25,9 +25,7 @@ def produce(wire: raw.Connection, topic: str, count: int) -> set[tuple[int, int]
     """So many records to each partition, one batch each; (partition, offset) of all."""
     written = set()
     for partition in range(PARTITIONS):
-        records = raw.batch(
-            *[b"value"] * count, timestamp=int(time.time() * 1000)
-        )  # retention takes old ones
+        records = raw.batch(*[b"value"] * count, timestamp=int(time.time() * 1000))  # retention takes old ones
         data = {"index": partition, "records": records}
         fields = {"acks": -1, "timeout": 10_000, "topic_data": [{"name": topic, "partition_data": [data]}]}
         (done,) = wire.call("produce", 12, fields).responses[0].partition_responses

@@ -48,9 +48,7 @@ def test_members_share_partitions_and_those_who_are_gone_are_replaced(
 
 @shows(Feature.COMMITS)
 @clients()
-def test_a_group_goes_on_where_it_committed(
-    start: Start, wire: raw.Connection, group: str, topic: str
-) -> None:
+def test_a_group_goes_on_where_it_committed(start: Start, wire: raw.Connection, group: str, topic: str) -> None:
     program = start()
     written = produce(wire, topic, 3)
     program.join("a", group, topic)
@@ -177,9 +175,7 @@ def test_operators_trim_groups(start: Start, wire: raw.Connection, group: str, t
     assert sorted(other.committed(group, topic)) == [0, 2, 3]
 
 
-def test_members_of_different_clients_form_one_group(
-    broker: str, wire: raw.Connection, group: str, topic: str
-) -> None:
+def test_members_of_different_clients_form_one_group(broker: str, wire: raw.Connection, group: str, topic: str) -> None:
     """All of them know the range assignor, except kafkajs."""
     living: list[Members] = []
     for kind in MEMBERS:

@@ -217,12 +217,8 @@ def test_other_requests_about_the_group(group: Group) -> None:
     group.join("a")
     wire = group.wire
     listed = wire.call("list_groups", 5, {"types_filter": ["consumer"]}).groups
-    assert [(one.group_type, one.group_state) for one in listed if one.group_id == group.id] == [
-        ("consumer", "Stable")
-    ]
-    assert code(wire.call("describe_groups", 6, {"groups": [group.id]}).groups[0]) is (
-        ErrorCode.GROUP_ID_NOT_FOUND
-    )
+    assert [(one.group_type, one.group_state) for one in listed if one.group_id == group.id] == [("consumer", "Stable")]
+    assert code(wire.call("describe_groups", 6, {"groups": [group.id]}).groups[0]) is (ErrorCode.GROUP_ID_NOT_FOUND)
     (deleted,) = wire.call("delete_groups", 2, {"groups_names": [group.id]}).results
     assert code(deleted) is ErrorCode.NON_EMPTY_GROUP
     features = wire.call("api_versions", 4, {"client_software_name": "x", "client_software_version": "1"})

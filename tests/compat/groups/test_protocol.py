@@ -73,9 +73,7 @@ def sync_fields(group: str, member_id: str, generation: int, version: int = 5, *
     return raw.fitting("sync_group", version, fields)
 
 
-def heartbeat(
-    wire: Connection, group: str, member_id: str, generation: int, version: int = 4, **more: Any
-) -> int:
+def heartbeat(wire: Connection, group: str, member_id: str, generation: int, version: int = 4, **more: Any) -> int:
     fields = {"group_id": group, "member_id": member_id, "generation_id": generation, **more}
     return int(wire.call("heartbeat", version, raw.fitting("heartbeat", version, fields)).error_code)
 
@@ -135,9 +133,7 @@ def offsets(
     wire: Connection, group: str, topics: list[tuple[Any, list[int]]] | None, version: int = 9, **more: Any
 ) -> Any:
     key = "topic_id" if version >= 10 else "name"
-    asked = (
-        None if topics is None else [{key: name, "partition_indexes": indexes} for name, indexes in topics]
-    )
+    asked = None if topics is None else [{key: name, "partition_indexes": indexes} for name, indexes in topics]
     if version >= 8:
         one = {"group_id": group, "topics": asked}
         return wire.call("offset_fetch", version, {"groups": [one], **more}).groups[0]
@@ -160,9 +156,7 @@ class TestMembers:
         assert reply.error_code == NONE
         assert reply.member_id.startswith("compat-raw-")
         assert (reply.generation_id, reply.protocol_name, reply.leader) == (1, "range", reply.member_id)
-        assert [(one.member_id, bytes(one.metadata)) for one in reply.members] == [
-            (reply.member_id, SUBSCRIPTION)
-        ]
+        assert [(one.member_id, bytes(one.metadata)) for one in reply.members] == [(reply.member_id, SUBSCRIPTION)]
         if version >= 7:
             assert reply.protocol_type == "consumer"
         if version >= 9:
@@ -233,9 +227,7 @@ class TestMembers:
         assert join(wire, group, **other).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
     @pytest.mark.parametrize("nothing", [{"protocol_type": ""}, {"protocols": []}])
-    def test_the_first_member_has_a_protocol(
-        self, wire: Connection, group: str, nothing: dict[str, Any]
-    ) -> None:
+    def test_the_first_member_has_a_protocol(self, wire: Connection, group: str, nothing: dict[str, Any]) -> None:
         assert join(wire, group, **nothing).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
     def test_a_sync_names_the_protocol_that_was_chosen(self, wire: Connection, group: str) -> None:
@@ -247,9 +239,7 @@ class TestMembers:
             {"protocol_type": None},
         ]
         for other in others:
-            assert (
-                sync(wire, group, member_id, 1, **other).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-            )
+            assert sync(wire, group, member_id, 1, **other).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         assert sync(wire, group, member_id, 2).error_code == ErrorCode.ILLEGAL_GENERATION
 
     def test_a_second_member_starts_a_rebalance(self, broker: str, wire: Connection, group: str) -> None:
@@ -477,9 +467,7 @@ class TestOffsets:
         assert [part.error_code for part in found.partitions] == [NONE, NONE]
         if version >= 2:
             (all_of_it,) = offsets(wire, group, None, version).topics
-            assert [(part.partition_index, part.committed_offset) for part in all_of_it.partitions] == [
-                (0, 7)
-            ]
+            assert [(part.partition_index, part.committed_offset) for part in all_of_it.partitions] == [(0, 7)]
             assert (all_of_it.topic_id if version >= 10 else all_of_it.name) == place
 
     @pytest.mark.parametrize("version", versions_known("offset_fetch"))
@@ -539,28 +527,20 @@ class TestOffsets:
         assert commit_one(wire, group, topic, 1) == ErrorCode.UNKNOWN_MEMBER_ID
         assert commit_one(wire, group, topic, 1, member_id=member_id) == ErrorCode.ILLEGAL_GENERATION
         assert commit_one(wire, group, topic, 1, member_id="m", generation=1) == ErrorCode.UNKNOWN_MEMBER_ID
-        assert commit_one(wire, group, topic, 1, member_id=member_id, generation=0) == (
-            ErrorCode.ILLEGAL_GENERATION
-        )
+        assert commit_one(wire, group, topic, 1, member_id=member_id, generation=0) == (ErrorCode.ILLEGAL_GENERATION)
         assert commit_one(wire, group, topic, 1, member_id=member_id, generation=1) == NONE
         leave(wire, group, member_id)
         assert commit_one(wire, group, topic, 2) == NONE
-        assert commit_one(wire, group, topic, 3, member_id=member_id, generation=1) == (
-            ErrorCode.UNKNOWN_MEMBER_ID
-        )
+        assert commit_one(wire, group, topic, 3, member_id=member_id, generation=1) == (ErrorCode.UNKNOWN_MEMBER_ID)
 
-    def test_the_newest_version_says_that_the_group_is_gone(
-        self, wire: Connection, group: str, topic: str
-    ) -> None:
+    def test_the_newest_version_says_that_the_group_is_gone(self, wire: Connection, group: str, topic: str) -> None:
         assert commit_one(wire, group, topic, 1, member_id="m", generation=1, version=9) == (
             ErrorCode.GROUP_ID_NOT_FOUND
         )
 
     def test_no_commit_while_the_leader_assigns(self, wire: Connection, group: str, topic: str) -> None:
         member_id = member_of(wire, group)
-        assert commit_one(wire, group, topic, 1, member_id=member_id, generation=1) == (
-            ErrorCode.REBALANCE_IN_PROGRESS
-        )
+        assert commit_one(wire, group, topic, 1, member_id=member_id, generation=1) == (ErrorCode.REBALANCE_IN_PROGRESS)
 
     def test_delete(self, wire: Connection, group: str, topic: str) -> None:
         """KIP-496."""

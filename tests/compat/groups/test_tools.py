@@ -75,16 +75,10 @@ def test_the_life_of_a_group_in_kafkas_tools(broker: str, wire: raw.Connection, 
     (after,) = rows(tool(broker, GROUPS, "--describe", "--group", group, "--offsets"))
     assert after[1:6] == [name, "0", "1", "10", "9"]
 
-    committed = [
-        one for one in journal(broker, "OffsetsMessageFormatter") if one["key"]["data"]["group"] == group
-    ]
+    committed = [one for one in journal(broker, "OffsetsMessageFormatter") if one["key"]["data"]["group"] == group]
     assert [one["value"]["data"]["offset"] for one in committed] == [4, 1]
     assert committed[0]["key"] == {"type": 1, "data": {"group": group, "topic": name, "partition": 0}}
-    saved = [
-        one
-        for one in journal(broker, "GroupMetadataMessageFormatter")
-        if one["key"]["data"]["group"] == group
-    ]
+    saved = [one for one in journal(broker, "GroupMetadataMessageFormatter") if one["key"]["data"]["group"] == group]
     by_generation = {one["value"]["data"]["generation"]: one["value"]["data"] for one in saved}
     stable, empty = by_generation[1], by_generation[2]
     assert (stable["protocolType"], stable["protocol"]) == ("consumer", "range")

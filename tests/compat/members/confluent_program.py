@@ -48,16 +48,11 @@ class Confluent:
 
     def poll(self) -> list[tuple[int, int]]:
         messages = self._consumer.consume(100, 0.05)
-        return [
-            (message.partition() or 0, message.offset() or 0)
-            for message in messages
-            if message.error() is None
-        ]
+        return [(message.partition() or 0, message.offset() or 0) for message in messages if message.error() is None]
 
     def commit(self, positions: dict[int, int], metadata: str) -> None:
         places = [
-            TopicPartition(self._topic, partition, offset, metadata=metadata)
-            for partition, offset in positions.items()
+            TopicPartition(self._topic, partition, offset, metadata=metadata) for partition, offset in positions.items()
         ]
         self._consumer.commit(offsets=places, asynchronous=False)
 
@@ -77,9 +72,7 @@ def list_groups(call: dict[str, Any]) -> Any:
 def describe_group(call: dict[str, Any]) -> Any:
     (future,) = admin.describe_consumer_groups([call["group"]]).values()
     found = future.result()
-    members = [
-        sorted(place.partition for place in member.assignment.topic_partitions) for member in found.members
-    ]
+    members = [sorted(place.partition for place in member.assignment.topic_partitions) for member in found.members]
     return {"state": found.state.name.title().replace("_", ""), "members": sorted(members)}
 
 

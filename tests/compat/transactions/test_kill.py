@@ -64,9 +64,7 @@ class Writer(threading.Thread):
                 producer.begin_transaction()
                 self._write(producer, transaction)
                 commit = self._random.random() < 0.7
-                _until_done(
-                    partial(producer.commit_transaction if commit else producer.abort_transaction, WAIT_S)
-                )
+                _until_done(partial(producer.commit_transaction if commit else producer.abort_transaction, WAIT_S))
                 self.outcomes[transaction] = commit
             except KafkaException as error:
                 cause: KafkaError = error.args[0]

@@ -77,9 +77,7 @@ def init(wire: Connection, name: str, version: int = 5, **fields: Any) -> Produc
     return Producer(reply.producer_id, reply.producer_epoch)
 
 
-def add(
-    wire: Connection, name: str, producer: Producer, topic: str, *partitions: int, version: int = 3
-) -> list[int]:
+def add(wire: Connection, name: str, producer: Producer, topic: str, *partitions: int, version: int = 3) -> list[int]:
     """AddPartitionsToTxn as clients ask; the error code of each partition."""
     topics = [{"name": topic, "partitions": partitions}]
     if version < 4:
@@ -173,9 +171,7 @@ def test_add_partitions_to_txn(wire: Connection, name: str, topic: str, version:
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_partitions_are_verified_without_being_added(
-    wire: Connection, name: str, topic: str, version: int
-) -> None:
+def test_partitions_are_verified_without_being_added(wire: Connection, name: str, topic: str, version: int) -> None:
     producer = init(wire, name)
     add(wire, name, producer, topic, 0)
     one = {
@@ -233,9 +229,7 @@ def test_add_offsets_and_txn_offset_commit(
 
 
 @versions("txn_offset_commit")
-def test_txn_offset_commit(
-    wire: Connection, ask: Callable[..., Any], name: str, topic: str, version: int
-) -> None:
+def test_txn_offset_commit(wire: Connection, ask: Callable[..., Any], name: str, topic: str, version: int) -> None:
     group = f"group-{name}"
     find_coordinator(wire, group, key_type=0)
     producer = init(wire, name)
@@ -315,9 +309,7 @@ def test_write_txn_markers(wire: Connection, name: str, topic: str, version: int
 
 
 @versions("list_transactions")
-def test_list_transactions(
-    wire: Connection, ask: Callable[..., Any], name: str, topic: str, version: int
-) -> None:
+def test_list_transactions(wire: Connection, ask: Callable[..., Any], name: str, topic: str, version: int) -> None:
     producer = init(wire, name)
 
     def listed(**filters: Any) -> dict[str, str]:
@@ -364,9 +356,7 @@ def test_describe_transactions_and_producers(wire: Connection, name: str, topic:
 
 
 @pytest.mark.parametrize("version", [3, 10, 11])
-def test_a_partition_that_was_not_added_is_refused(
-    wire: Connection, name: str, topic: str, version: int
-) -> None:
+def test_a_partition_that_was_not_added_is_refused(wire: Connection, name: str, topic: str, version: int) -> None:
     """KIP-890 part 1. TRANSACTION_ABORTABLE is known from version 11 on."""
     producer = init(wire, name)
     refused = send(wire, name, producer, topic, b"a", version=version)
@@ -374,10 +364,7 @@ def test_a_partition_that_was_not_added_is_refused(
     assert refused.error_code == abortable
     add(wire, name, producer, topic, 0)
     assert send(wire, name, producer, topic, b"a", version=version).error_code == ErrorCode.NONE
-    assert (
-        send(wire, name, producer, topic, b"b", sequence=1, partition=1, version=version).error_code
-        == abortable
-    )
+    assert send(wire, name, producer, topic, b"b", sequence=1, partition=1, version=version).error_code == abortable
 
 
 def test_a_produce_of_version_12_adds_its_partition(wire: Connection, name: str, topic: str) -> None:
@@ -404,8 +391,7 @@ def test_old_epochs_are_refused_everywhere(wire: Connection, name: str, topic: s
     assert end(wire, name, old, True).error_code == ErrorCode.PRODUCER_FENCED
     assert end(wire, name, old, True, 1).error_code == ErrorCode.INVALID_PRODUCER_EPOCH
     assert (
-        init_reply(wire, name, 5, producer_id=old.id, producer_epoch=old.epoch).error_code
-        == ErrorCode.PRODUCER_FENCED
+        init_reply(wire, name, 5, producer_id=old.id, producer_epoch=old.epoch).error_code == ErrorCode.PRODUCER_FENCED
     )
     reply = init_reply(wire, name, 3, producer_id=old.id, producer_epoch=old.epoch)
     assert reply.error_code == ErrorCode.INVALID_PRODUCER_EPOCH
@@ -429,9 +415,7 @@ def test_timeouts_are_bounded(wire: Connection, name: str, timeout_ms: int) -> N
 def test_empty_ids_are_refused(wire: Connection, topic: str) -> None:
     assert init_reply(wire, "").error_code == ErrorCode.INVALID_REQUEST
     assert end(wire, "", Producer(1, 0), True).error_code == ErrorCode.INVALID_REQUEST
-    assert (
-        end(wire, "nobody-has-this", Producer(1, 0), True).error_code == ErrorCode.INVALID_PRODUCER_ID_MAPPING
-    )
+    assert end(wire, "nobody-has-this", Producer(1, 0), True).error_code == ErrorCode.INVALID_PRODUCER_ID_MAPPING
     assert add(wire, "", Producer(1, 0), topic, 0) == [ErrorCode.INVALID_REQUEST]
 
 
@@ -441,9 +425,7 @@ def test_requests_that_follow_a_parked_one_keep_their_order(wire: Connection, na
     for commit in (True, False, True):
         sent = []
         for number in range(20):
-            records = batch(
-                b"%d" % number, producer=(producer.id, producer.epoch, number), attributes=TRANSACTIONAL
-            )
+            records = batch(b"%d" % number, producer=(producer.id, producer.epoch, number), attributes=TRANSACTIONAL)
             place = {"name": topic, "partition_data": [{"index": 0, "records": records}]}
             fields = {"transactional_id": name, "acks": -1, "timeout": 10_000, "topic_data": [place]}
             sent.append(wire.send("produce", 12, fields))
@@ -506,9 +488,7 @@ def prepared(own_wire: Connection) -> Callable[..., tuple[str, str, Producer]]:
     def prepare(**fields: Any) -> tuple[str, str, Producer]:
         name = f"prepared-{uuid.uuid4().hex[:12]}"
         topic = f"txn-{uuid.uuid4().hex[:12]}"
-        own_wire.call(
-            "create_topics", 5, {"topics": [{"name": topic, "num_partitions": 1, "replication_factor": 1}]}
-        )
+        own_wire.call("create_topics", 5, {"topics": [{"name": topic, "num_partitions": 1, "replication_factor": 1}]})
         find_coordinator(own_wire, name, key_type=1)
         producer = init(own_wire, name, 6, **fields)
         assert send(own_wire, name, producer, topic, b"prepared").error_code == ErrorCode.NONE
@@ -564,10 +544,7 @@ def test_only_transactions_that_are_not_two_phase_time_out(
     eventually(lambda: state(own_wire, name), "CompleteAbort")
     assert len(fetched(own_wire, topic).aborted_transactions) == 1
     assert end(own_wire, name, producer, True).error_code == ErrorCode.INVALID_TXN_STATE
-    assert (
-        send(own_wire, name, producer, topic, b"late", sequence=1).error_code
-        == ErrorCode.INVALID_PRODUCER_EPOCH
-    )
+    assert send(own_wire, name, producer, topic, b"late", sequence=1).error_code == ErrorCode.INVALID_PRODUCER_EPOCH
     assert state(own_wire, kept) == "Ongoing" and fetched(own_wire, kept_topic).last_stable_offset == 0
 
 
@@ -594,9 +571,7 @@ def expired(wire: Connection, name: str, topic: str) -> Expired:
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
-@pytest.mark.parametrize(
-    ("version", "error"), [(0, EPOCH), (1, EPOCH), (2, FENCED), (3, FENCED), (4, FENCED)]
-)
+@pytest.mark.parametrize(("version", "error"), [(0, EPOCH), (1, EPOCH), (2, FENCED), (3, FENCED), (4, FENCED)])
 def test_the_end_of_a_transaction_of_version_1(
     wire: Connection, name: str, expired: Expired, version: int, error: ErrorCode, commit: bool
 ) -> None:
@@ -605,9 +580,7 @@ def test_the_end_of_a_transaction_of_version_1(
         assert end(wire, name, producer, commit, version).error_code == error
 
 
-def test_the_end_of_a_transaction_of_version_2(
-    wire: Connection, name: str, topic: str, expired: Expired
-) -> None:
+def test_the_end_of_a_transaction_of_version_2(wire: Connection, name: str, topic: str, expired: Expired) -> None:
     """It cannot be committed any more; who aborts it has what it asks for, and goes on in the next epoch."""
     producer = expired(True)
     assert end(wire, name, producer, True).error_code == ErrorCode.INVALID_TXN_STATE
@@ -621,9 +594,7 @@ def test_the_end_of_a_transaction_of_version_2(
 
 
 @pytest.mark.parametrize("second", [False, True], ids=["version 1", "version 2"])
-def test_nothing_more_goes_into_it(
-    wire: Connection, name: str, topic: str, expired: Expired, second: bool
-) -> None:
+def test_nothing_more_goes_into_it(wire: Connection, name: str, topic: str, expired: Expired, second: bool) -> None:
     producer = expired(second)
     for version in (5, VERSION_1, 12):
         answer = send(wire, name, producer, topic, b"late", sequence=1, version=version)

@@ -49,9 +49,7 @@ def test_operators_see_and_end_transactions(server: BrokerProcess) -> None:
     address = server.bootstrap
     ((name, _, producer_id, state),) = transactions(address, "list")
     assert (name, state) == (NAME, "Ongoing")
-    ((_, name, _, _, state, timeout_ms, _, _, places),) = transactions(
-        address, "describe", "--transactional-id", NAME
-    )
+    ((_, name, _, _, state, timeout_ms, _, _, places),) = transactions(address, "describe", "--transactional-id", NAME)
     assert (name, state, timeout_ms, places) == (NAME, "Ongoing", "60000", f"{TOPIC}-0")
     place = ("--topic", TOPIC, "--partition", "0")
     ((writer, _, _, _, _, start),) = transactions(address, "describe-producers", *place)

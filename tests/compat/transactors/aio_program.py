@@ -27,10 +27,7 @@ async def init(call: dict[str, Any]) -> None:
 
 async def send(call: dict[str, Any]) -> None:
     producer = producers[call["producer"]]
-    sent = [
-        await producer.send(call["topic"], value.encode(), partition=call["partition"])
-        for value in call["values"]
-    ]
+    sent = [await producer.send(call["topic"], value.encode(), partition=call["partition"]) for value in call["values"]]
     await asyncio.wait_for(asyncio.gather(*sent), WAIT_S)
 
 
@@ -72,7 +69,6 @@ def run(operation: Any) -> Any:
 
 operations = {"init": init, "begin": begin, "send": send, "offsets": offsets, "end": end, "read": read}
 serve(
-    {"version": lambda _: str(aiokafka.__version__)}
-    | {name: run(operation) for name, operation in operations.items()},
+    {"version": lambda _: str(aiokafka.__version__)} | {name: run(operation) for name, operation in operations.items()},
     lambda error: type(error).__name__,
 )

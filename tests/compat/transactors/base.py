@@ -49,9 +49,7 @@ class Transactors(Program):
     def end(self, producer: str, commit: bool) -> None:
         self._call("end", producer=producer, commit=commit)
 
-    def transact(
-        self, producer: str, topic: str, values: list[str], commit: bool, partition: int = 0
-    ) -> None:
+    def transact(self, producer: str, topic: str, values: list[str], commit: bool, partition: int = 0) -> None:
         """A whole transaction."""
         self.begin(producer)
         self.send(producer, topic, values, partition)

@@ -31,9 +31,7 @@ def init(call: dict[str, Any]) -> None:
 
 def send(call: dict[str, Any]) -> None:
     producer = producers[call["producer"]]
-    sent = [
-        producer.send(call["topic"], value.encode(), partition=call["partition"]) for value in call["values"]
-    ]
+    sent = [producer.send(call["topic"], value.encode(), partition=call["partition"]) for value in call["values"]]
     for one in sent:
         one.get(timeout=WAIT_S)
 

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def serve(
-    operations: dict[str, Callable[[dict[str, Any]], Any]], error_name: Callable[[Exception], str]
-) -> None:
+def serve(operations: dict[str, Callable[[dict[str, Any]], Any]], error_name: Callable[[Exception], str]) -> None:
     """Answer until the input ends."""
     for line in sys.stdin:
         call = json.loads(line)

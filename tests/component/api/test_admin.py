@@ -23,15 +23,11 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "validate_only": True,
     },
     "describe_cluster": {"endpoint_type": 1},
-    "describe_configs": {
-        "resources": [{"resource_type": BROKER, "resource_name": "1", "configuration_keys": None}]
-    },
+    "describe_configs": {"resources": [{"resource_type": BROKER, "resource_name": "1", "configuration_keys": None}]},
     "describe_log_dirs": {"topics": None},
     "describe_topic_partitions": {"topics": [{"name": "nope"}]},
     "get_telemetry_subscriptions": {},
-    "incremental_alter_configs": {
-        "resources": [{"resource_type": TOPIC, "resource_name": "nope", "configs": []}]
-    },
+    "incremental_alter_configs": {"resources": [{"resource_type": TOPIC, "resource_name": "nope", "configs": []}]},
     "list_config_resources": {"resource_types": [BROKER]},
     "metadata": {"topics": []},
     "push_telemetry": {"metrics": b""},
@@ -69,12 +65,8 @@ def describe(wire: Connection, type_: int, name: str, *keys: str) -> dict[str, A
     return {item.name: item for item in result.configs}
 
 
-def alter(
-    wire: Connection, type_: int, name: str, *items: tuple[str, int, str | None], **more: Any
-) -> ErrorCode:
-    configs = [
-        {"name": key, "config_operation": operation, "value": value} for key, operation, value in items
-    ]
+def alter(wire: Connection, type_: int, name: str, *items: tuple[str, int, str | None], **more: Any) -> ErrorCode:
+    configs = [{"name": key, "config_operation": operation, "value": value} for key, operation, value in items]
     resource = {"resource_type": type_, "resource_name": name, "configs": configs}
     (answer,) = newest(wire, "incremental_alter_configs", resources=[resource], **more).responses
     return ErrorCode(answer.error_code)
@@ -84,18 +76,14 @@ def origins(item: Any) -> list[tuple[str, str, int]]:
     return [(synonym.name, synonym.value, synonym.source) for synonym in item.synonyms]
 
 
-@pytest.mark.parametrize(
-    ("api", "version"), [(api, version) for api in SAMPLES for version in versions_known(api)]
-)
+@pytest.mark.parametrize(("api", "version"), [(api, version) for api in SAMPLES for version in versions_known(api)])
 def test_every_version_is_answered(wire: Connection, api: str, version: int) -> None:
     wire.call(api, version, fitting(api, version, SAMPLES[api]))
 
 
 class TestTopics:
     def test_defaults_come_from_the_broker(self, wire: Connection) -> None:
-        made = create(
-            wire, "defaults", -1, replication_factor=-1, configs=[{"name": "segment.ms", "value": "777"}]
-        )
+        made = create(wire, "defaults", -1, replication_factor=-1, configs=[{"name": "segment.ms", "value": "777"}])
         assert (made.error_code, made.num_partitions, made.replication_factor) == (ErrorCode.NONE, 2, 1)
         configs = {item.name: (item.value, item.config_source) for item in made.configs}
         assert configs["segment.ms"] == ("777", 1)
@@ -116,9 +104,7 @@ class TestTopics:
             ("double", _manual(0, 0)),
             ("good", _manual(1, 0)),
         ]
-        topics = [
-            {"name": name, "num_partitions": 1, "replication_factor": 1, **more} for name, more in asked
-        ]
+        topics = [{"name": name, "num_partitions": 1, "replication_factor": 1, **more} for name, more in asked]
         codes = {item.name: item.error_code for item in newest(wire, "create_topics", topics=topics).topics}
         assert codes == {
             "alone": ErrorCode.NONE,
@@ -133,10 +119,7 @@ class TestTopics:
         }
 
     def test_a_request_for_too_many_partitions_makes_none(self, wire: Connection) -> None:
-        topics = [
-            {"name": f"many-{number}", "num_partitions": 6_000, "replication_factor": 1}
-            for number in range(2)
-        ]
+        topics = [{"name": f"many-{number}", "num_partitions": 6_000, "replication_factor": 1} for number in range(2)]
         answers = newest(wire, "create_topics", topics=topics).topics
         assert {answer.error_code for answer in answers} == {ErrorCode.POLICY_VIOLATION}
         (seen,) = metadata(wire, {"name": "many-0"}).topics
@@ -202,15 +185,11 @@ class TestMetadata:
         answer = metadata(wire, {"name": "seen"}, operations=True)
         (topic,) = answer.topics
         assert topic.topic_authorized_operations == ALL_TOPIC_OPERATIONS
-        assert [(item.leader_id, item.leader_epoch, item.isr_nodes) for item in topic.partitions] == [
-            (1, 0, (1,))
-        ] * 2
+        assert [(item.leader_id, item.leader_epoch, item.isr_nodes) for item in topic.partitions] == [(1, 0, (1,))] * 2
         assert metadata(wire, {"name": "seen"}).topics[0].topic_authorized_operations == NOT_ASKED_FOR
         assert (answer.controller_id, len(answer.brokers)) == (1, 1)
 
-    def test_a_broker_advertises_the_listener_of_the_request(
-        self, wire: Connection, broker: EmbeddedBroker
-    ) -> None:
+    def test_a_broker_advertises_the_listener_of_the_request(self, wire: Connection, broker: EmbeddedBroker) -> None:
         (node,) = metadata(wire).brokers
         assert f"{node.host}:{node.port}" == broker.bootstrap
 
@@ -222,9 +201,7 @@ class TestMetadata:
         assert len(wire.call("metadata", 0, {"topics": []}).topics) == len(everything)
 
     def test_names_that_no_topic_has(self, wire: Connection) -> None:
-        answers = metadata(
-            wire, {"name": "nope"}, {"name": "a/b"}, {"name": ""}, {"topic_id": uuid4()}
-        ).topics
+        answers = metadata(wire, {"name": "nope"}, {"name": "a/b"}, {"name": ""}, {"topic_id": uuid4()}).topics
         assert [answer.error_code for answer in answers] == [
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             ErrorCode.INVALID_TOPIC_EXCEPTION,
@@ -246,12 +223,8 @@ class TestMetadata:
         names = [{"name": "page-b"}, {"name": "page-a"}]
         seen, cursor = [], None
         while True:
-            answer = newest(
-                wire, "describe_topic_partitions", topics=names, response_partition_limit=2, cursor=cursor
-            )
-            seen += [
-                (topic.name, item.partition_index) for topic in answer.topics for item in topic.partitions
-            ]
+            answer = newest(wire, "describe_topic_partitions", topics=names, response_partition_limit=2, cursor=cursor)
+            seen += [(topic.name, item.partition_index) for topic in answer.topics for item in topic.partitions]
             if answer.next_cursor is None:
                 break
             cursor = {
@@ -260,9 +233,7 @@ class TestMetadata:
             }
         assert seen == [("page-a", 0), ("page-a", 1), ("page-b", 0), ("page-b", 1), ("page-b", 2)]
         lost = {"topic_name": "elsewhere", "partition_index": 0}
-        refused = newest(
-            wire, "describe_topic_partitions", topics=names, response_partition_limit=2, cursor=lost
-        )
+        refused = newest(wire, "describe_topic_partitions", topics=names, response_partition_limit=2, cursor=lost)
         assert {topic.error_code for topic in refused.topics} == {ErrorCode.INVALID_REQUEST}
 
 
@@ -288,9 +259,7 @@ class TestCluster:
             (2, "group", ErrorCode.INVALID_REQUEST),
             (9, "group", ErrorCode.INVALID_REQUEST),
         ]:
-            (answer,) = newest(
-                wire, "find_coordinator", key_type=key_type, coordinator_keys=[key]
-            ).coordinators
+            (answer,) = newest(wire, "find_coordinator", key_type=key_type, coordinator_keys=[key]).coordinators
             assert (answer.key, answer.error_code) == (key, code)
             assert answer.node_id == (1 if code == ErrorCode.NONE else -1)
         many = newest(wire, "find_coordinator", key_type=0, coordinator_keys=["a", "b"]).coordinators
@@ -312,9 +281,7 @@ class TestCluster:
         (everything,) = newest(wire, "describe_log_dirs", topics=None).results
         assert name in {topic.name for topic in everything.topics}
 
-    def test_a_log_dir_named_from_the_working_directory(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_log_dir_named_from_the_working_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         settings = {"listeners": "PLAINTEXT://127.0.0.1:0", "levada.metrics.listener": "", "log.dirs": "data"}
         with EmbeddedBroker(settings) as broker, Connection(broker.bootstrap) as wire:
@@ -374,10 +341,7 @@ class TestConfigs:
 
     def test_whole_and_by_key(self, wire: Connection) -> None:
         create(wire, "altered")
-        assert (
-            alter(wire, TOPIC, "altered", ("segment.ms", SET, "5"), ("cleanup.policy", APPEND, "compact"))
-            == 0
-        )
+        assert alter(wire, TOPIC, "altered", ("segment.ms", SET, "5"), ("cleanup.policy", APPEND, "compact")) == 0
         assert alter(wire, TOPIC, "altered", ("segment.ms", SET, "6"), validate_only=True) == ErrorCode.NONE
         found = describe(wire, TOPIC, "altered", "segment.ms", "cleanup.policy")
         assert [found[name].value for name in ("segment.ms", "cleanup.policy")] == ["5", "delete,compact"]
@@ -385,11 +349,7 @@ class TestConfigs:
         resource = {"resource_type": TOPIC, "resource_name": "altered", "configs": configs}
         (answer,) = newest(wire, "alter_configs", resources=[resource]).responses
         assert answer.error_code == ErrorCode.NONE
-        own = {
-            name: item.value
-            for name, item in describe(wire, TOPIC, "altered").items()
-            if item.config_source == 1
-        }
+        own = {name: item.value for name, item in describe(wire, TOPIC, "altered").items() if item.config_source == 1}
         assert own == {"flush.ms": "9"}
 
     @pytest.mark.parametrize(
@@ -435,11 +395,6 @@ class TestConfigs:
     def test_what_has_settings(self, wire: Connection) -> None:
         create(wire, "listed")
         found = newest(wire, "list_config_resources", resource_types=[]).config_resources
-        assert {(TOPIC, "listed"), (BROKER, "1")} <= {
-            (item.resource_type, item.resource_name) for item in found
-        }
+        assert {(TOPIC, "listed"), (BROKER, "1")} <= {(item.resource_type, item.resource_name) for item in found}
         assert wire.call("list_config_resources", 0).config_resources == ()
-        assert (
-            newest(wire, "list_config_resources", resource_types=[99]).error_code
-            == ErrorCode.UNSUPPORTED_VERSION
-        )
+        assert newest(wire, "list_config_resources", resource_types=[99]).error_code == ErrorCode.UNSUPPORTED_VERSION

@@ -34,9 +34,7 @@ def test_an_input_output_error_is_a_storage_error(
     with levada.testing.broker() as broker:
         topic = {"name": broker.topic(), "partitions": [{"partition_index": 0, **asked}]}
         fields = (
-            {"topics": [topic], "timeout": 1_000}
-            if api == "delete_records"
-            else {"topics": [topic], "replica_id": -1}
+            {"topics": [topic], "timeout": 1_000} if api == "delete_records" else {"topics": [topic], "replica_id": -1}
         )
         with Connection(broker.bootstrap) as one:
             answer = one.call(api, version, fields)

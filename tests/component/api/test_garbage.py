@@ -14,12 +14,7 @@ REFUSED: dict[str, tuple[int, dict[str, Any]]] = {
     "describe_transactions": (0, {"transactional_ids": [f"never-{number}" for number in range(COUNT)]}),
     "create_topics": (
         5,
-        {
-            "topics": [
-                {"name": f"a/{number}", "num_partitions": 1, "replication_factor": 1}
-                for number in range(COUNT)
-            ]
-        },
+        {"topics": [{"name": f"a/{number}", "num_partitions": 1, "replication_factor": 1} for number in range(COUNT)]},
     ),
     "create_partitions": (
         1,

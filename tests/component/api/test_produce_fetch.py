@@ -45,18 +45,13 @@ def produce_parts(
     data = [{named: topic, "partition_data": places} for topic, places in topics.items()]
     response = one.call("produce", version, {"acks": acks, "timeout": 10_000, "topic_data": data})
     return {
-        (getattr(topic, named), part.index): part
-        for topic in response.responses
-        for part in topic.partition_responses
+        (getattr(topic, named), part.index): part for topic in response.responses for part in topic.partition_responses
     }
 
 
 def poll(one: Connection, topic: str, offset: int, max_wait: int, min_bytes: int, *indexes: int) -> None:
     """Send a Fetch that may wait."""
-    places = [
-        {"partition": index, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
-        for index in indexes or (0,)
-    ]
+    places = [{"partition": index, "fetch_offset": offset, "partition_max_bytes": 1 << 20} for index in indexes or (0,)]
     fields = {"max_wait": max_wait, "min_bytes": min_bytes, "max_bytes": 1 << 20}
     one.send("fetch", 12, fields | {"topics": [{"topic": topic, "partitions": places}]})
 
@@ -232,9 +227,7 @@ def test_a_long_poll_ends_with_what_there_is(wire: Connection, topic: str) -> No
     assert polled(wire)[0].high_watermark == 1
 
 
-def test_one_answer_has_all_that_an_iteration_wrote(
-    broker: BrokerThread, wire: Connection, topic: str
-) -> None:
+def test_one_answer_has_all_that_an_iteration_wrote(broker: BrokerThread, wire: Connection, topic: str) -> None:
     poll(wire, topic, 0, 60_000, 1, 0, 1, 2)
     waits(broker, topic)
     with broker.connect() as other:
@@ -265,9 +258,7 @@ def test_an_error_is_not_waited_with(wire: Connection, topic: str) -> None:
     assert polled(wire)[9].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_answers_keep_their_order_behind_a_long_poll(
-    broker: BrokerThread, wire: Connection, topic: str
-) -> None:
+def test_answers_keep_their_order_behind_a_long_poll(broker: BrokerThread, wire: Connection, topic: str) -> None:
     """A Produce sent after a long poll is stored at once and answered after it."""
     poll(wire, topic, 0, 60_000, 1, 1)
     place = {"index": 0, "records": batch(b"behind")}
@@ -375,9 +366,7 @@ def test_counts_of_bytes_are_those_sent(broker: BrokerThread, wire: Connection, 
 # Many at once.
 
 
-ERROR_AT = (
-    4 + 4 + 2 + len("many") + 4 + 4
-)  # in the answer to a Produce of version 7: correlation id, topics ...
+ERROR_AT = 4 + 4 + 2 + len("many") + 4 + 4  # in the answer to a Produce of version 7: correlation id, topics ...
 
 
 class Writer(threading.Thread):

@@ -115,8 +115,7 @@ def test_what_is_advertised_is_served(broker: BrokerThread) -> None:
     """Derived from the handlers: each in every version that there is, but for Produce, which claims more."""
     with broker.connect() as one:
         advertised = {
-            api.api_key: (api.min_version, api.max_version)
-            for api in one.call("api_versions", 4, {}).api_keys
+            api.api_key: (api.min_version, api.max_version) for api in one.call("api_versions", 4, {}).api_keys
         }
     for key, handler in handlers().items():
         first, last = advertised[key]

@@ -18,9 +18,7 @@ from bench.run import alone, measure_row
 from tests.load import figures
 
 
-def outcome(
-    *, seconds: float = 2.0, broker: float = 1.8, generator: float = 0.4, idle: float = 0.4
-) -> Outcome:
+def outcome(*, seconds: float = 2.0, broker: float = 1.8, generator: float = 0.4, idle: float = 0.4) -> Outcome:
     return Outcome(
         seconds=seconds,
         requests=100_000,
@@ -88,9 +86,7 @@ def test_cpu_is_counted_per_request_and_megabyte() -> None:
         (0.9, 0.3, 0.05, 0.35, "other processes"),
     ],
 )
-def test_a_row_names_its_limit(
-    broker: float, generator: float, idle: float, others: float, limit: str
-) -> None:
+def test_a_row_names_its_limit(broker: float, generator: float, idle: float, others: float, limit: str) -> None:
     row = {"broker_cores": broker, "generator_cores": generator, "idle": idle, "others": others}
     assert results.bottleneck(row).startswith(limit)
 
@@ -139,9 +135,7 @@ def test_the_chart_is_well_formed() -> None:
 
 def test_only_the_place_between_the_markers_changes(tmp_path: Any) -> None:
     page = tmp_path / "page.md"
-    shown = (
-        "before\n<!-- bench:begin -->\n{}\n<!-- bench:end -->\n<!-- load:begin -->\n{}\n<!-- load:end -->\n"
-    )
+    shown = "before\n<!-- bench:begin -->\n{}\n<!-- bench:end -->\n<!-- load:begin -->\n{}\n<!-- load:end -->\n"
     page.write_text(shown.format("old", "old"))
     report.put_between_markers(page, "new")
     report.put_between_markers(page, "newer", "load")

@@ -138,9 +138,7 @@ def high_watermark(broker: BrokerThread, topic: str) -> int:
 
 
 @pytest.mark.parametrize("acks", [1, -1])
-def test_neither_acknowledged_nor_visible_before_the_fsync(
-    tmp_path: Path, disk: FaultyDisk, acks: int
-) -> None:
+def test_neither_acknowledged_nor_visible_before_the_fsync(tmp_path: Path, disk: FaultyDisk, acks: int) -> None:
     with BrokerThread(tmp_path, disk=disk) as broker:
         broker.create("orders", levada_acks_wait_for_fsync="true")
         with broker.connect() as one:

@@ -121,9 +121,7 @@ def test_all_waiters_get_an_error_for_a_broken_directory(tmp_path: Path, disk: F
     with BrokerThread(tmp_path, disk=disk) as broker:
         broker.create("orders", partitions=3)
         with broker.connect() as poll, broker.connect() as one:
-            places = [
-                {"partition": index, "fetch_offset": 0, "partition_max_bytes": 1000} for index in (0, 1, 2)
-            ]
+            places = [{"partition": index, "fetch_offset": 0, "partition_max_bytes": 1000} for index in (0, 1, 2)]
             fields = {"max_wait": 60_000, "min_bytes": 1, "max_bytes": 1000}
             poll.send("fetch", 12, fields | {"topics": [{"topic": "orders", "partitions": places}]})
             wait_for_waiters(broker, "orders")

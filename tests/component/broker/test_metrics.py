@@ -173,9 +173,7 @@ def test_the_reference_names_every_metric(broker: BrokerThread) -> None:
     expected = "".join(f"{line}\n" for line in lines)
     if os.environ.get("UPDATE_REFERENCE"):
         REFERENCE.write_text(expected)
-    assert REFERENCE.read_text() == expected, (
-        "run UPDATE_REFERENCE=1 pytest tests/component/broker/test_metrics.py"
-    )
+    assert REFERENCE.read_text() == expected, "run UPDATE_REFERENCE=1 pytest tests/component/broker/test_metrics.py"
 
 
 def test_a_deleted_topic_has_no_metrics(broker: BrokerThread) -> None:
@@ -200,9 +198,7 @@ def test_other_pages_are_not_found(broker: BrokerThread) -> None:
     assert status == 404 and "/metrics" in text
 
 
-@pytest.mark.parametrize(
-    "request_", [b"\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01" * 50 + b"\r\n\r\n", b"x" * 100_000]
-)
+@pytest.mark.parametrize("request_", [b"\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01" * 50 + b"\r\n\r\n", b"x" * 100_000])
 def test_what_is_not_http_is_hung_up_on(broker: BrokerThread, request_: bytes) -> None:
     host, _, port = str(broker.server.metrics_address).rpartition(":")
     with socket.create_connection((host, int(port)), 20) as one:
@@ -216,9 +212,7 @@ def test_what_is_not_http_is_hung_up_on(broker: BrokerThread, request_: bytes) -
     assert page(broker, "/healthz")[0] == 200
 
 
-def test_a_client_that_says_nothing_is_hung_up_on(
-    broker: BrokerThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_says_nothing_is_hung_up_on(broker: BrokerThread, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "TIMEOUT_S", 0.05)
     host, _, port = str(broker.server.metrics_address).rpartition(":")
     with (

@@ -50,10 +50,7 @@ def test_the_life_of_a_topic(shell: Shell) -> None:
     assert "retention.ms=86400000" in shell("topic", "describe", "orders").out
 
     assert (
-        shell(
-            "topic", "alter", "orders", "-p", "5", "-c", "segment.bytes=200000", "--unset", "retention.ms"
-        ).code
-        == 0
+        shell("topic", "alter", "orders", "-p", "5", "-c", "segment.bytes=200000", "--unset", "retention.ms").code == 0
     )
     described = shell("topic", "describe", "orders", "-o", "json").json()
     assert (described["configs"], len(described["partitions"])) == ({"segment.bytes": "200000"}, 5)
@@ -104,9 +101,7 @@ def test_nothing_is_deleted_without_a_yes(shell: Shell) -> None:
         (["topic", "describe"], "missing argument", "levada topic describe --help"),
     ],
 )
-def test_mistakes_are_reported_like_other_failures(
-    shell: Shell, mistake: list[str], what: str, where: str
-) -> None:
+def test_mistakes_are_reported_like_other_failures(shell: Shell, mistake: list[str], what: str, where: str) -> None:
     """What, why and what to try, in two lines on standard error."""
     failed = shell(*mistake)
     message, hint = failed.err.splitlines()
@@ -175,9 +170,7 @@ def test_lines_become_records_and_records_lines(shell: Shell) -> None:
 
 def test_keys_headers_nulls_and_formats(shell: Shell) -> None:
     shell("topic", "create", "orders", "-p", "4")
-    sent = shell(
-        "produce", "orders", "-K:", "-H", "a=1", "-H", "b=2", "-p", "2", "-Z", stdin=b"k:v:w\nx:\nnokey\n:z\n"
-    )
+    sent = shell("produce", "orders", "-K:", "-H", "a=1", "-H", "b=2", "-p", "2", "-Z", stdin=b"k:v:w\nx:\nnokey\n:z\n")
     assert sent.code == 0
     shown = shell("consume", "orders", "-e", "-Z", "-f", r"%t/%p/%o %k(%K) %s(%S) %h 100%%\n")
     assert shown.lines() == [
@@ -263,9 +256,7 @@ def test_a_topic_is_copied_into_one_with_as_many_partitions(shell: Shell) -> Non
     for partition in range(3):
         shell("produce", "orders", "-p", str(partition), stdin=b"a\nb\n")
     lines = shell("consume", "orders", "-e", "-o", "jsonl").out.encode()
-    small = shell(
-        "produce", "small", "-i", "jsonl", stdin=b'{"value": "a"}\n{"value": "b", "partition": 2}\n'
-    )
+    small = shell("produce", "small", "-i", "jsonl", stdin=b'{"value": "a"}\n{"value": "b", "partition": 2}\n')
     assert (small.code, small.out) == (4, "")
     assert small.err.splitlines() == [
         "% stored so far: up to 1 record",
@@ -408,7 +399,5 @@ def test_no_broker_means_no_kafka_classes(shell: Shell) -> None:
         "heavy = {'kio', 'uvloop', 'rich', 'structlog', 'msgspec', 'cramjam', 'sqlite3', 'json', 'hypothesis'};"
         "sys.exit(code or ', '.join(heavy & set(sys.modules)) or 0)"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", code], env=shell.environment, capture_output=True, timeout=BATCH_S
-    )
+    process = subprocess.run([sys.executable, "-c", code], env=shell.environment, capture_output=True, timeout=BATCH_S)
     assert (process.returncode, process.stderr) == (0, b"no topics; try: levada topic create NAME\n")

@@ -176,9 +176,7 @@ def test_reset_says_where_a_log_does_not_reach_so_far(
 
 def test_reset_what_is_named(levada: EmbeddedBroker, shell: Shell, topic: str) -> None:
     consumer(levada, topic, 4).close()
-    assert (
-        shell("group", "reset", "billing", "--topic", f"{topic}:1", "--to-offset", "2", "--execute").code == 0
-    )
+    assert shell("group", "reset", "billing", "--topic", f"{topic}:1", "--to-offset", "2", "--execute").code == 0
     assert levada.committed("billing") == {(topic, 0): 4, (topic, 1): 2}
     assert shell("group", "reset", "billing", "--topic", topic, "--to-earliest", "--execute").code == 0
     assert levada.committed("billing") == {(topic, 0): 0, (topic, 1): 0}
@@ -193,9 +191,7 @@ def test_reset_what_is_named(levada: EmbeddedBroker, shell: Shell, topic: str) -
     assert "is not UTF-8" in shell("group", "describe", "\udcff").err
 
 
-def test_reset_makes_a_group_whose_consumers_start_there(
-    levada: EmbeddedBroker, shell: Shell, topic: str
-) -> None:
+def test_reset_makes_a_group_whose_consumers_start_there(levada: EmbeddedBroker, shell: Shell, topic: str) -> None:
     """As Kafka's own tool does; only what it shall read must be said."""
     unsaid = shell("group", "reset", "billing", "--to-offset", "7", "--execute")
     assert (unsaid.code, unsaid.out) == (4, "")

@@ -28,9 +28,7 @@ def name(wire: raw.Connection) -> str:
     """A transactional id of its own."""
     chosen = f"billing-{uuid.uuid4().hex[:8]}"
     assert (
-        not wire.call("find_coordinator", 4, {"key_type": 1, "coordinator_keys": [chosen]})
-        .coordinators[0]
-        .error_code
+        not wire.call("find_coordinator", 4, {"key_type": 1, "coordinator_keys": [chosen]}).coordinators[0].error_code
     )
     return chosen
 
@@ -52,9 +50,7 @@ def begin(wire: raw.Connection, name: str, topic: str, two_phase: bool = False) 
 def write(wire: raw.Connection, name: str, topic: str, producer: tuple[int, int]) -> None:
     records = raw.batch(b"v", producer=(*producer, 0), attributes=TRANSACTIONAL_BIT)
     place = {"name": topic, "partition_data": [{"index": 0, "records": records}]}
-    answer = wire.call(
-        "produce", 12, {"transactional_id": name, "acks": -1, "timeout": 5_000, "topic_data": [place]}
-    )
+    answer = wire.call("produce", 12, {"transactional_id": name, "acks": -1, "timeout": 5_000, "topic_data": [place]})
     assert not answer.responses[0].partition_responses[0].error_code
 
 

@@ -82,13 +82,9 @@ def test_many_records_keep_their_order(levada: EmbeddedBroker, acks: Any) -> Non
             answers = [await producer.send(topic, b"%d" % number) for number in range(3_000)]
             await producer.flush()
             assert all(answer.done() for answer in answers)
-        assert [answer.result().offset for answer in answers] == (
-            [-1] * 3_000 if acks == 0 else list(range(3_000))
-        )
+        assert [answer.result().offset for answer in answers] == ([-1] * 3_000 if acks == 0 else list(range(3_000)))
         async with client.consumer(topic) as consumer:
-            assert [record.value for record in await read(consumer, 3_000)] == [
-                b"%d" % n for n in range(3_000)
-            ]
+            assert [record.value for record in await read(consumer, 3_000)] == [b"%d" % n for n in range(3_000)]
 
     run(levada, work)
 
@@ -161,10 +157,7 @@ def test_what_may_heal_is_tried_again(levada: EmbeddedBroker, error: str) -> Non
                 await producer.send(topic, b"%d" % number, partition=number % 2)
 
     run(levada, work, retry_backoff_ms=5)
-    values = [
-        [int(record.value or b"") for record in levada.records(topic) if record.partition == p]
-        for p in (0, 1)
-    ]
+    values = [[int(record.value or b"") for record in levada.records(topic) if record.partition == p] for p in (0, 1)]
     assert values == [list(range(0, 50, 2)), list(range(1, 50, 2))]
 
 
@@ -229,9 +222,7 @@ def test_a_batch_that_is_too_large_goes_in_halves(levada: EmbeddedBroker) -> Non
             assert [answer.result().offset for answer in answers] == list(range(100))
 
     run(levada, work)
-    assert [record.value[:3] for record in levada.records(topic) if record.value] == [
-        b"%03d" % n for n in range(100)
-    ]
+    assert [record.value[:3] for record in levada.records(topic) if record.value] == [b"%03d" % n for n in range(100)]
 
 
 def test_a_record_is_given_up_at_its_deadline(levada: EmbeddedBroker) -> None:
@@ -375,9 +366,7 @@ def test_where_a_consumer_may_start(levada: EmbeddedBroker) -> None:
     async def work(client: Client) -> None:
         async with client.producer(linger_ms=0) as producer:
             for number in range(10):
-                await producer.send_and_wait(
-                    topic, b"%d" % number, timestamp=1_700_000_000_000 + number * 1_000
-                )
+                await producer.send_and_wait(topic, b"%d" % number, timestamp=1_700_000_000_000 + number * 1_000)
         assert await offset(client, "earliest") == 0
         assert await offset(client, "latest") == 10
         assert await offset(client, 4) == 4

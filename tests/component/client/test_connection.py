@@ -175,10 +175,7 @@ def test_a_large_response_is_received_into_the_given_memory(size: int) -> None:
 
         connection = await connect(address)
         responses = await asyncio.gather(
-            *(
-                connection.send(1, 4, b"x", timeout_s=5, flexible_response=False, allocate=memory)
-                for _ in bodies
-            )
+            *(connection.send(1, 4, b"x", timeout_s=5, flexible_response=False, allocate=memory) for _ in bodies)
         )
         assert [bytes(response) for response in responses] == bodies
         assert all(response.readonly for response in responses)

@@ -146,9 +146,7 @@ def test_where_a_group_without_offsets_starts(broker: EmbeddedBroker) -> None:
     run(broker, work)
 
 
-def test_members_share_partitions_and_take_over_from_one_that_leaves(
-    broker: EmbeddedBroker, group: str
-) -> None:
+def test_members_share_partitions_and_take_over_from_one_that_leaves(broker: EmbeddedBroker, group: str) -> None:
     """Everything is read once, since those who lose a partition commit first."""
     topic = broker.topic(partitions=4)
 
@@ -199,9 +197,7 @@ def test_a_member_that_is_killed_is_replaced(broker: EmbeddedBroker, group: str)
     run(broker, work)
 
 
-def test_one_that_does_not_come_back_loses_its_partitions_and_learns_it(
-    broker: EmbeddedBroker, group: str
-) -> None:
+def test_one_that_does_not_come_back_loses_its_partitions_and_learns_it(broker: EmbeddedBroker, group: str) -> None:
     """Its commit is refused; when it asks for more, it joins again and reads what the group has committed."""
     topic = broker.topic()
     lost: list[TopicPartition] = []
@@ -247,9 +243,7 @@ def test_at_least_once_saves_what_was_dealt_with(broker: EmbeddedBroker, group: 
             assert await read(consumer, 10) == list(range(10))
         await fails(at_the_fifteenth, client.consumer(topic, group=group, delivery="at_least_once"))
         await fails(with_a_batch, client.consumer(topic, group=group, delivery="at_least_once"))
-        async with client.consumer(
-            topic, group=group, delivery="at_least_once", commit_interval_ms=0
-        ) as consumer:
+        async with client.consumer(topic, group=group, delivery="at_least_once", commit_interval_ms=0) as consumer:
             assert await read(consumer, 3) == [14, 15, 16]
             assert await consumer.committed() == {TopicPartition(topic, 0): 16}
 
@@ -368,9 +362,7 @@ def test_a_consumer_that_is_not_asked_for_records_leaves(broker: EmbeddedBroker,
 
 
 @pytest.mark.parametrize("error", ["NOT_COORDINATOR", "COORDINATOR_LOAD_IN_PROGRESS"])
-@pytest.mark.parametrize(
-    "api", ["consumer_group_heartbeat", "offset_fetch", "offset_commit", "find_coordinator"]
-)
+@pytest.mark.parametrize("api", ["consumer_group_heartbeat", "offset_fetch", "offset_commit", "find_coordinator"])
 def test_a_coordinator_that_is_not_ready_is_asked_again(
     broker: EmbeddedBroker, group: str, api: str, error: str
 ) -> None:

@@ -27,9 +27,7 @@ from levada.testing import EmbeddedBroker
 
 NUMBERS = count(1)
 # Frequent heartbeats, so that no test waits five seconds for a rebalance.
-pytestmark = pytest.mark.broker(
-    group_consumer_heartbeat_interval_ms=50, transaction_state_log_num_partitions=5
-)
+pytestmark = pytest.mark.broker(group_consumer_heartbeat_interval_ms=50, transaction_state_log_num_partitions=5)
 
 
 class Mistake(Exception):
@@ -72,9 +70,7 @@ async def values(client: Client, topic: str, isolation: Any = "read_committed") 
     return found
 
 
-def test_what_is_aborted_is_seen_by_nobody_who_asks_for_committed_records(
-    broker: EmbeddedBroker, name: str
-) -> None:
+def test_what_is_aborted_is_seen_by_nobody_who_asks_for_committed_records(broker: EmbeddedBroker, name: str) -> None:
     topic = broker.topic()
 
     async def work(client: Client) -> None:
@@ -113,9 +109,7 @@ def test_a_transaction_counts_in_all_its_partitions_at_once(broker: EmbeddedBrok
     run(broker, work)
 
 
-async def copy(
-    consumer: GroupConsumer, producer: TransactionalProducer, target: str, chance: random.Random
-) -> int:
+async def copy(consumer: GroupConsumer, producer: TransactionalProducer, target: str, chance: random.Random) -> int:
     """Copy one batch in a transaction, or fail somewhere on the way and go back; how many were copied."""
     records = await consumer.poll(100)
     try:
@@ -263,9 +257,7 @@ def test_a_member_that_was_fenced_cannot_commit_in_a_transaction(broker: Embedde
     run(broker, work)
 
 
-@pytest.mark.parametrize(
-    "error", ["NOT_COORDINATOR", "COORDINATOR_LOAD_IN_PROGRESS", "CONCURRENT_TRANSACTIONS"]
-)
+@pytest.mark.parametrize("error", ["NOT_COORDINATOR", "COORDINATOR_LOAD_IN_PROGRESS", "CONCURRENT_TRANSACTIONS"])
 @pytest.mark.parametrize("api", ["init_producer_id", "produce", "txn_offset_commit", "end_txn"])
 def test_what_may_heal_is_tried_again(broker: EmbeddedBroker, name: str, api: str, error: str) -> None:
     source, target = broker.topic(), broker.topic()
@@ -324,9 +316,7 @@ def test_an_end_whose_answer_was_lost_is_asked_for_again(broker: EmbeddedBroker,
     run(broker, work, request_timeout_ms=1_000, retry_backoff_ms=20)
 
 
-def test_a_transaction_with_a_record_that_fails_cannot_be_committed(
-    broker: EmbeddedBroker, name: str
-) -> None:
+def test_a_transaction_with_a_record_that_fails_cannot_be_committed(broker: EmbeddedBroker, name: str) -> None:
     """Although nobody looked at the record's future; the next transaction is not harmed."""
     topic = broker.topic(max_message_bytes=1_000)
 
@@ -429,9 +419,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def test_a_transaction_is_prepared_in_one_process_and_committed_from_another(
-    broker: EmbeddedBroker, name: str
-) -> None:
+def test_a_transaction_is_prepared_in_one_process_and_committed_from_another(broker: EmbeddedBroker, name: str) -> None:
     """Whoever knows id and epoch ends it; the second time is no error, the other way is one."""
     topic = broker.topic()
     gone = subprocess.run(
@@ -457,9 +445,7 @@ def test_a_transaction_is_prepared_in_one_process_and_committed_from_another(
     run(broker, work)
 
 
-def test_a_prepared_transaction_that_another_producer_finds_is_aborted(
-    broker: EmbeddedBroker, name: str
-) -> None:
+def test_a_prepared_transaction_that_another_producer_finds_is_aborted(broker: EmbeddedBroker, name: str) -> None:
     """Unless it asks to keep it."""
     topic = broker.topic()
 
@@ -548,9 +534,7 @@ def test_two_phase_commit_of_a_broker_that_does_not_know_it(
         monkeypatch.setitem(connection.api_versions.apis, 22, range(6))
         for two_phase in (True, False):
             with pytest.raises(KafkaError, match="UNSUPPORTED_VERSION"):
-                await client.producer(
-                    transactional_id=name, two_phase=two_phase, keep_prepared=not two_phase
-                ).start()
+                await client.producer(transactional_id=name, two_phase=two_phase, keep_prepared=not two_phase).start()
         await client.commit_prepared(prepared)
 
     run(broker, work)

@@ -376,9 +376,7 @@ async def test_a_second_broker_with_the_same_id_is_refused(tmp_path: Path) -> No
     await controller.stop()
 
 
-@pytest.mark.parametrize(
-    ("file", "words"), [("m.db", "belongs to cluster"), ("new.db", "metadata is missing")]
-)
+@pytest.mark.parametrize(("file", "words"), [("m.db", "belongs to cluster"), ("new.db", "metadata is missing")])
 def test_metadata_that_is_not_of_the_log_dirs_is_refused(tmp_path: Path, file: str, words: str) -> None:
     """An image that does not know the topics of the log dirs must never be followed: their logs would be removed."""
 

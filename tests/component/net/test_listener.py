@@ -522,9 +522,7 @@ class Crashing:
         pass
 
 
-def test_a_bug_costs_its_client_the_connection_and_no_other(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bug_costs_its_client_the_connection_and_no_other(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     def buggy(connection: Connection, view: memoryview) -> None:
         if bytes(view) == b"read bug":
             raise ValueError("a planted bug in a handler")

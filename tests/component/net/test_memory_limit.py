@@ -24,8 +24,7 @@ def gathered(server: Server) -> int:
     """Bytes that lie with connections, whoever counts them."""
     return server.call(
         lambda: sum(
-            len(one._held) + (0 if one._frame is None else len(one._frame))
-            for one in server.listeners[0].connections
+            len(one._held) + (0 if one._frame is None else len(one._frame)) for one in server.listeners[0].connections
         )
     )
 

@@ -41,9 +41,7 @@ OF_WRONG_KINDS = [
 @pytest.fixture
 def holder(tmp_path: Path):  # type: ignore[no-untyped-def]
     """Another process that is the run `orders`."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     yield process
     process.kill()
@@ -98,9 +96,7 @@ def test_a_run_begins_while_others_ask_for_it(tmp_path: Path, monkeypatch: pytes
         assert run.is_running()
 
 
-def test_a_run_begins_while_its_former_self_is_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_begins_while_its_former_self_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(str(tmp_path), "orders")
     with run.hold("archive", {}, 1):
         pass

@@ -65,9 +65,7 @@ def test_a_consumer_goes_on_after_a_failed_fetch(
     assert not levada.faults
 
 
-def test_a_consumer_goes_on_after_a_dropped_fetch(
-    levada: EmbeddedBroker, topic: str, consumer: Consumer
-) -> None:
+def test_a_consumer_goes_on_after_a_dropped_fetch(levada: EmbeddedBroker, topic: str, consumer: Consumer) -> None:
     levada.drop("fetch", times=2)
     assert read(consumer, topic, 3) == [b"a", b"b", b"c"]
     assert not levada.faults
@@ -100,9 +98,7 @@ def test_metadata_may_be_refused(levada: EmbeddedBroker, topic: str, admin: Admi
     assert admin.list_topics(topic, timeout=TIMEOUT_S).topics[topic].error is None
 
 
-def test_dropped_metadata_can_be_asked_for_again(
-    levada: EmbeddedBroker, topic: str, admin: AdminClient
-) -> None:
+def test_dropped_metadata_can_be_asked_for_again(levada: EmbeddedBroker, topic: str, admin: AdminClient) -> None:
     levada.drop("metadata")
     with contextlib.suppress(KafkaException):  # librdkafka asks again by itself, or says that it was cut off
         admin.list_topics(topic, timeout=TIMEOUT_S)

@@ -65,21 +65,15 @@ class CleanerChecks:
             if found.get(key) == record:
                 continue
             if record.value is not None:
-                raise Violation(
-                    f"from {start}: {record} is the latest of its key, {found.get(key)} was found"
-                )
+                raise Violation(f"from {start}: {record} is the latest of its key, {found.get(key)} was found")
             if key in found:
-                raise Violation(
-                    f"from {start}: {key!r} was deleted at {record.offset}, but {found[key]} is back"
-                )
+                raise Violation(f"from {start}: {key!r} was deleted at {record.offset}, but {found[key]} is back")
             since = self.world.cleaned_at.get(record.offset)
             if since is None or self.world.now_ms < since + self.world.delete_retention_ms:
                 raise Violation(f"from {start}: tombstone {record} is gone, cleaned at {since}")
             self.world.tombstones_gone += 1
         limit = self.uncleaned_from()
-        missing = [
-            record for record in committed if record.offset >= max(limit, start) and record not in seen
-        ]
+        missing = [record for record in committed if record.offset >= max(limit, start) and record not in seen]
         if missing:
             raise Violation(f"from {start}: {missing[0]} is gone, but nothing after {limit} was ever cleaned")
 
@@ -93,9 +87,7 @@ class CleanerChecks:
         end = partition.last_stable_offset
         while offset < end:
             try:
-                piece = partition.read(
-                    offset, self.world.random.choice((1, 300, 1 << 20)), True, committed=True
-                )
+                piece = partition.read(offset, self.world.random.choice((1, 300, 1 << 20)), True, committed=True)
             except KafkaError as error:
                 raise Violation(f"offset {offset} cannot be read: {error}") from error
             data = memoryview(b"".join(piece.views))

@@ -250,9 +250,7 @@ def map_believed_beyond_its_end(patch: pytest.MonkeyPatch) -> type[SimDisk]:
 def records_lose_their_offsets(patch: pytest.MonkeyPatch) -> type[SimDisk]:
     """What is left of a batch is counted from its start."""
 
-    def renumbered(
-        header: BatchHeader, data: bytes, kept: list[RecordSpan], horizon_ms: int | None
-    ) -> bytearray:
+    def renumbered(header: BatchHeader, data: bytes, kept: list[RecordSpan], horizon_ms: int | None) -> bytearray:
         first = kept[0].offset_delta
         return retain_records(header._replace(base_offset=header.base_offset - first), data, kept, horizon_ms)
 

@@ -157,9 +157,7 @@ class CleanerWorld:
                 base + number,
                 self.now_ms - (0 if append_time else self.random.randint(0, 20)),
                 self.random.choice(KEYS),
-                None
-                if self.random.random() < 0.2
-                else b"%d-%d" % (base + number, self.random.getrandbits(32)),
+                None if self.random.random() < 0.2 else b"%d-%d" % (base + number, self.random.getrandbits(32)),
             )
             for number in range(count)
         )
@@ -181,9 +179,7 @@ class CleanerWorld:
             return
         if got != base:
             raise Violation(f"a new batch at {base} was given {got}")
-        batch = Batch(
-            base, base + count - 1, records, writer.producer_id, writer.sequence, writer.transactional
-        )
+        batch = Batch(base, base + count - 1, records, writer.producer_id, writer.sequence, writer.transactional)
         self.model.batches.append(batch)
         writer.sequence += count
 

@@ -47,13 +47,9 @@ class GroupChecks:
         if generation is None or not isinstance(self.group(), ClassicGroup):
             return
         for topic_partition in topic_partitions:
-            owner, static = self.by_generation.setdefault(
-                (generation, topic_partition), (member_id, instance_id)
-            )
+            owner, static = self.by_generation.setdefault((generation, topic_partition), (member_id, instance_id))
             if owner != member_id and (static is None or static != instance_id):
-                raise Violation(
-                    f"{topic_partition} of generation {generation} belongs to {owner} and {member_id}"
-                )
+                raise Violation(f"{topic_partition} of generation {generation} belongs to {owner} and {member_id}")
 
     def commit_was_taken(self, request: CommitRequest, member_id: str) -> None:
         """Invariant 12: no offset is put back by a member that has lost the partition."""
@@ -62,9 +58,7 @@ class GroupChecks:
         for topic_partition, _ in request.offsets:
             owner = self.owners.get((request.group_id, topic_partition))
             if owner != member_id:
-                raise Violation(
-                    f"{member_id}@{request.generation} committed {topic_partition}, which {owner} has"
-                )
+                raise Violation(f"{member_id}@{request.generation} committed {topic_partition}, which {owner} has")
 
     def group(self) -> Any:
         machine = self.world.known

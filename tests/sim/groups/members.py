@@ -141,9 +141,7 @@ class Member:
     def commit(self) -> None:
         """Commit an offset of one or two partitions that it reads."""
         world = self.world
-        topic_partitions = world.random.sample(
-            sorted(self.reads), min(len(self.reads), world.random.choice((1, 1, 2)))
-        )
+        topic_partitions = world.random.sample(sorted(self.reads), min(len(self.reads), world.random.choice((1, 1, 2))))
         request = self.commit_request(topic_partitions)
         self.ask(
             f"commit {[(topic_partition, value.offset) for topic_partition, value in request.offsets]}",
@@ -157,9 +155,7 @@ class Member:
             (topic_partition, OffsetCommitValue(next(world.offset_numbers), -1, "", world.clock.ms))
             for topic_partition in topic_partitions
         ]
-        return CommitRequest(
-            self.group, self.member_id, self.instance_id, self.generation, offsets, *producer
-        )
+        return CommitRequest(self.group, self.member_id, self.instance_id, self.generation, offsets, *producer)
 
     def committed(self, result: Any) -> None:
         if isinstance(result, KafkaError):
@@ -284,9 +280,7 @@ class ClassicMember(Member):
 
         def given(result: Any) -> None:
             if isinstance(result, SyncResult):
-                self.world.note_assignment(
-                    group, member_id, self.instance_id, generation, topic_partitions_of(result)
-                )
+                self.world.note_assignment(group, member_id, self.instance_id, generation, topic_partitions_of(result))
 
         self.ask(
             f"sync {sorted(request.assignments)}",
@@ -305,9 +299,7 @@ class ClassicMember(Member):
             assert subscription is not None
             claims[member.id] = {(topic, one) for topic, found in subscription.owned.items() for one in found}
         topics = self.world.image.topics
-        topic_partitions = [
-            (name, one) for name in self.topics if name in topics for one in self.world.parts(name)
-        ]
+        topic_partitions = [(name, one) for name in self.topics if name in topics for one in self.world.parts(name)]
         return divide(topic_partitions, claims, self.flavour.cooperative)
 
     def on_sync(self, result: Any) -> None:
@@ -387,10 +379,7 @@ def divide(
     if cooperative:
         for member, share in shares.items():
             share -= {
-                topic_partition
-                for other, claimed in claims.items()
-                if other != member
-                for topic_partition in claimed
+                topic_partition for other, claimed in claims.items() if other != member for topic_partition in claimed
             }
     return {member: write_assignment(3, _by_topic(share)) for member, share in shares.items()}
 

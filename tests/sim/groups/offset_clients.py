@@ -122,9 +122,7 @@ class Reader(OffsetClient):
         def given(result: Any) -> None:
             if isinstance(result, KafkaError):
                 return
-            found = [
-                "unstable" if one.error else None if one.value is None else one.value.offset for one in result
-            ]
+            found = ["unstable" if one.error else None if one.value is None else one.value.offset for one in result]
             if found != at_response["expected"]:
                 raise Violation(f"{group} has {found}, but should have {at_response['expected']}")
             world.model.acknowledge(at_response["count"])
@@ -194,9 +192,7 @@ class Transactor(OffsetClient):
         if self.identity is None or (random.random() < 0.05 and not self.world.calm):
             self.identity = self.txn = None
             self.ask("init", self.submit_init, self.on_init)
-        elif self.txn is not None and (
-            self.txn.asked is not None or self.idle or random.random() < 0.3 * self.commits
-        ):
+        elif self.txn is not None and (self.txn.asked is not None or self.idle or random.random() < 0.3 * self.commits):
             self.end()
         elif not self.idle:
             self.commit()

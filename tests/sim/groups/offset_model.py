@@ -59,9 +59,7 @@ class Offsets:
         match operation:
             case Taken(group, offsets, producer_id):
                 target = self.plain if producer_id < 0 else self.pending.setdefault(producer_id, {})
-                target.update(
-                    {(group, topic_partition): (offset, self.order) for topic_partition, offset in offsets}
-                )
+                target.update({(group, topic_partition): (offset, self.order) for topic_partition, offset in offsets})
             case Ended(producer_id, committed):
                 for key, commit in self.pending.pop(producer_id, {}).items():
                     if committed and self.plain.get(key, (0, 0))[1] < commit[1]:
@@ -77,10 +75,7 @@ class Offsets:
         """What can be compared."""
         return (
             {key: offset for key, (offset, _) in self.plain.items()},
-            {
-                producer: {key: offset for key, (offset, _) in found.items()}
-                for producer, found in self.pending.items()
-            },
+            {producer: {key: offset for key, (offset, _) in found.items()} for producer, found in self.pending.items()},
         )
 
 

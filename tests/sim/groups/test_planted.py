@@ -131,9 +131,7 @@ def offsets_of_a_transaction_count_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def offsets_of_an_aborted_transaction_count(patch: pytest.MonkeyPatch) -> None:
     end = Offsets.end_transaction
-    patch.setattr(
-        Offsets, "end_transaction", lambda self, producer_id, committed: end(self, producer_id, True)
-    )
+    patch.setattr(Offsets, "end_transaction", lambda self, producer_id, committed: end(self, producer_id, True))
 
 
 def an_older_commit_wins_when_its_transaction_ends(patch: pytest.MonkeyPatch) -> None:

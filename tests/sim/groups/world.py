@@ -66,9 +66,7 @@ class GroupWorld(EventWorld):
         self.model = OffsetModel(self.outcomes, self.checks.may_go)
         self.known: GroupsMachine | None = None  # the coordinator that the model was last compared with
         self.begin(LOGS)
-        self.members: list[Member] = [
-            self.new_member(number) for number in range(self.random.choice((2, 3, 4)))
-        ]
+        self.members: list[Member] = [self.new_member(number) for number in range(self.random.choice((2, 3, 4)))]
         self.others: list[OffsetClient] = [
             Keeper(self, "keeper"),
             Reader(self, "reader"),

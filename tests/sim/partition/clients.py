@@ -10,9 +10,7 @@ from levada.wire import batches
 
 IN_FLIGHT_MAX = 5
 
-Identity = tuple[
-    int, int, int
-]  # producer id, epoch, base sequence: of each at most one batch may be in the log
+Identity = tuple[int, int, int]  # producer id, epoch, base sequence: of each at most one batch may be in the log
 
 
 @dataclass(slots=True)

@@ -89,9 +89,7 @@ def refusing(path: str) -> Iterator[None]:
     try:
         yield
     except KafkaError as error:
-        if error.code not in (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.CORRUPT_MESSAGE) or path not in str(
-            error
-        ):
+        if error.code not in (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.CORRUPT_MESSAGE) or path not in str(error):
             raise
 
 

@@ -239,9 +239,7 @@ class World:
         partition = self.partition
         self.guaranteed.written = max(self.guaranteed.written, partition.log.log_end_offset)
         for producer in self.producers:
-            for batch in [
-                batch for batch in producer.in_flight if 0 <= batch.goal <= partition.high_watermark
-            ]:
+            for batch in [batch for batch in producer.in_flight if 0 <= batch.goal <= partition.high_watermark]:
                 producer.in_flight.remove(batch)
                 self.acknowledge(batch)
 
@@ -266,9 +264,7 @@ class World:
                 self.fail(self.partition, error)
                 return
             if self.partition.log.recovery_point < end:
-                raise Violation(
-                    f"after a flush at {end} the recovery point is {self.partition.log.recovery_point}"
-                )
+                raise Violation(f"after a flush at {end} the recovery point is {self.partition.log.recovery_point}")
             self.guaranteed.synced = max(self.guaranteed.synced, end)
             self.sync_asked, self.sync_done = False, True
 
@@ -283,17 +279,13 @@ class World:
 
     def retain(self) -> None:
         log, deleted = self.partition.log, self.guaranteed.deleted
-        self.guaranteed.deleted = max(
-            deleted, log.segments[-1].base_offset
-        )  # a crash in between may leave any part
+        self.guaranteed.deleted = max(deleted, log.segments[-1].base_offset)  # a crash in between may leave any part
         self.guarded(lambda: log.apply_retention(self.now_ms))
         self.guaranteed.deleted = max(deleted, log.log_start_offset)
 
     def delete_records(self) -> None:
         log = self.partition.log
-        offset = self.random.randint(
-            log.log_start_offset, max(log.log_start_offset, self.partition.high_watermark)
-        )
+        offset = self.random.randint(log.log_start_offset, max(log.log_start_offset, self.partition.high_watermark))
         self.guaranteed.deleted = max(self.guaranteed.deleted, offset)
         self.guarded(lambda: self.partition.log.delete_records(offset))
 
@@ -417,9 +409,7 @@ class World:
         self.note(f"opened at {end}, owed {floor}, given {self.log[-1].last_offset + 1 if self.log else 0}")
         if end < floor:
             raise Violation(f"the log ends at {end}, but everything below {floor} was promised")
-        if self.waits_for_fsync and any(
-            stored.acknowledged for stored in self.log if stored.base_offset >= end
-        ):
+        if self.waits_for_fsync and any(stored.acknowledged for stored in self.log if stored.base_offset >= end):
             raise Violation(f"an acknowledged batch after {end} is lost")
         if self.log and end > self.log[-1].last_offset + 1:
             raise Violation(f"the log ends at {end}, but only {self.log[-1].last_offset + 1} were ever given")
@@ -496,9 +486,7 @@ class World:
         states = self.partition.producers
         for producer in self.producers[1:]:
             own = [s for s in self.log if s.identity and s.identity[0] == producer.producer_id]
-            newest = [
-                s for s in own if s.identity and own[-1].identity and s.identity[1] == own[-1].identity[1]
-            ][-5:]
+            newest = [s for s in own if s.identity and own[-1].identity and s.identity[1] == own[-1].identity[1]][-5:]
             for stored in self.not_deleted(newest):
                 assert stored.identity
                 producer_id, epoch, sequence = stored.identity
@@ -508,13 +496,9 @@ class World:
                     first_offset = states.check(producer_id, epoch, sequence, count)
                     expected = states.check(producer_id, epoch, following, 1) if stored is newest[-1] else -1
                 except KafkaError as error:
-                    raise Violation(
-                        f"after the start the broker does not know {stored.identity}: {error}"
-                    ) from error
+                    raise Violation(f"after the start the broker does not know {stored.identity}: {error}") from error
                 if (first_offset, expected) != (stored.base_offset, -1):
-                    raise Violation(
-                        f"after the start {stored.identity} is answered with {first_offset}, {expected}"
-                    )
+                    raise Violation(f"after the start {stored.identity} is answered with {first_offset}, {expected}")
 
     def check_recovery_is_idempotent(self, clean: bool) -> None:
         """Opening once more finds the same log."""

@@ -38,12 +38,8 @@ class TxnChecks:
             partition = self.world.broker.partitions[topic_partition]
             try:
                 if not partition.offline:
-                    self.seen[topic_partition] += list(
-                        self.committed(partition, self.positions[topic_partition])
-                    )
-                    self.positions[topic_partition] = max(
-                        self.positions[topic_partition], partition.last_stable_offset
-                    )
+                    self.seen[topic_partition] += list(self.committed(partition, self.positions[topic_partition]))
+                    self.positions[topic_partition] = max(self.positions[topic_partition], partition.last_stable_offset)
             except KafkaError as error:
                 if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
                     raise Violation(f"{topic_partition} cannot be read: {error}") from error
@@ -67,9 +63,7 @@ class TxnChecks:
                     if marker is not None and not marker.committed:
                         aborting.discard(header.producer_id)
                 elif header.producer_id not in aborting:
-                    yield from (
-                        (one.offset, one.value or b"") for one in decode(batch) if one.offset >= offset
-                    )
+                    yield from ((one.offset, one.value or b"") for one in decode(batch) if one.offset >= offset)
                 offset = header.last_offset + 1
 
     # When all is healed.
@@ -78,14 +72,10 @@ class TxnChecks:
         for topic_partition in PARTITIONS:
             partition = self.world.broker.partitions[topic_partition]
             if partition.last_stable_offset != partition.high_watermark:  # invariant 10
-                raise Violation(
-                    f"a transaction hangs in {topic_partition}: {partition.producers.ongoing_txns}"
-                )
+                raise Violation(f"a transaction hangs in {topic_partition}: {partition.producers.ongoing_txns}")
             values = list(self.committed(partition, 0))
             if self.seen[topic_partition] != values:
-                raise Violation(
-                    f"{topic_partition} was seen as {self.seen[topic_partition]}, but is {values}"
-                )
+                raise Violation(f"{topic_partition} was seen as {self.seen[topic_partition]}, but is {values}")
         self.check_logs()
         for transaction in self.world.transactions:
             self.check_transaction(transaction)
@@ -96,9 +86,7 @@ class TxnChecks:
         """What is written in the partitions, batch by batch."""
         ends: dict[int, set[bool]] = {}  # of each transaction, by its number
         for topic_partition in PARTITIONS:
-            for number, committed in LogWalk(topic_partition).ends(
-                self.world.broker.partitions[topic_partition]
-            ):
+            for number, committed in LogWalk(topic_partition).ends(self.world.broker.partitions[topic_partition]):
                 ends.setdefault(number, set()).add(committed)
         for number, kinds in ends.items():
             transaction = self.world.transactions[number]
@@ -126,9 +114,7 @@ class TxnChecks:
 
     def check_offset(self) -> None:
         """Invariant 12: the group's offset is that of the last committed transaction that carried one."""
-        there = {
-            int(value.split()[0]) for topic_partition in PARTITIONS for _, value in self.seen[topic_partition]
-        }
+        there = {int(value.split()[0]) for topic_partition in PARTITIONS for _, value in self.seen[topic_partition]}
         carried = [one.number for one in self.world.transactions if one.offset and one.number in there]
         machine = self.world.broker.groups.shard(GROUP).ready
         found = machine.offsets.get(GROUP, PARTITIONS[0])
@@ -160,9 +146,7 @@ class LogWalk:
         self.topic_partition = topic_partition
         self.sequences: set[tuple[int, int, int]] = set()
         self.epochs: dict[int, int] = {}  # the newest of each producer
-        self.undecided: dict[
-            int, set[int]
-        ] = {}  # of each producer: the transactions with records since its marker
+        self.undecided: dict[int, set[int]] = {}  # of each producer: the transactions with records since its marker
 
     def ends(self, partition: Partition) -> Iterator[tuple[int, bool]]:
         """The number of each transaction, and how it ended here."""

@@ -37,9 +37,7 @@ AGAIN = frozenset(
         ErrorCode.KAFKA_STORAGE_ERROR,
     )
 )
-GONE = frozenset(
-    (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-)
+GONE = frozenset((ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING))
 
 
 @dataclass
@@ -222,9 +220,7 @@ class Client:
 
         shard = self.world.broker.transactions.shard(self.name)
         shard.submit(
-            lambda machine, now_ms, handle: machine.add(
-                self.name, identity, [topic_partition], 1, now_ms, handle
-            )
+            lambda machine, now_ms, handle: machine.add(self.name, identity, [topic_partition], 1, now_ms, handle)
         ).add_done_callback(on_response)
 
     def verified(self, call: Call, partition: Partition, go_on: Callable[[], None]) -> None:

@@ -88,15 +88,11 @@ def markers_are_not_written_again_after_a_restart(patch: pytest.MonkeyPatch) -> 
 
 
 def a_marker_that_fails_is_given_up(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        txn_coordinators._MarkerWriter, "_is_unnecessary", lambda self, topic_partition, error: True
-    )
+    patch.setattr(txn_coordinators._MarkerWriter, "_is_unnecessary", lambda self, topic_partition, error: True)
 
 
 def a_fence_leaves_the_epoch(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        Transaction, "prepared_fence", lambda self, now_ms: self.prepared(False, self.client, 0, now_ms)
-    )
+    patch.setattr(Transaction, "prepared_fence", lambda self, now_ms: self.prepared(False, self.client, 0, now_ms))
 
 
 def batches_are_not_verified(patch: pytest.MonkeyPatch) -> None:

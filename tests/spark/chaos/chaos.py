@@ -91,9 +91,7 @@ class Life:
     def start(self) -> None:
         (self._folder / "pids").unlink(missing_ok=True)
         with (self._folder / "program.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, cwd=ROOT, start_new_session=True
-            )
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, cwd=ROOT, start_new_session=True)
         self._sessions.append(self._process.pid)
 
     @property
@@ -125,9 +123,7 @@ class Life:
 class Chaos:
     """A broker, a feed and a program, over all their deaths."""
 
-    def __init__(
-        self, folder: Path, server: BrokerProcess, output: Output, seed: int, *, master: str
-    ) -> None:
+    def __init__(self, folder: Path, server: BrokerProcess, output: Output, seed: int, *, master: str) -> None:
         self._folder = folder
         self._server = server
         self._output = output
@@ -151,9 +147,7 @@ class Chaos:
         settings = {"bootstrap.servers": self._server.bootstrap, "enable.idempotence": True, "log_level": 0}
         producer = Producer(settings)
         for number in range(self.fed, self.fed + count):
-            producer.produce(
-                SOURCE, str(number), key=str(number % KEYS), partition=number % KEYS % PARTITIONS
-            )
+            producer.produce(SOURCE, str(number), key=str(number % KEYS), partition=number % KEYS % PARTITIONS)
         self.wait(lambda: producer.flush(LOOK_S) == 0, "a feed", revive=revive)
         self.fed += count
 

@@ -45,12 +45,7 @@ def rows(spark: SparkSession, arguments: argparse.Namespace) -> DataFrame:
         "maxOffsetsPerTrigger": arguments.batch,
         "orders": str(arguments.folder / "orders"),
     }
-    return (
-        spark.readStream.format("levada")
-        .options(**options)
-        .load()
-        .selectExpr("key", "string(value) AS value")
-    )
+    return spark.readStream.format("levada").options(**options).load().selectExpr("key", "string(value) AS value")
 
 
 def counted(frame: DataFrame) -> DataFrame:

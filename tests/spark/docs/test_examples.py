@@ -60,9 +60,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_activity_is_followed_and_reported(printed: dict[str, str]) -> None:
     text = printed["activity/follow.py"]
-    assert (
-        re.search(r"lag 0", text) and text.count('"views":') >= 3
-    )  # windows that are over, with their pages
+    assert re.search(r"lag 0", text) and text.count('"views":') >= 3  # windows that are over, with their pages
     assert re.search(r"^page-views +[\d,]+ +[\d,]+$", text, re.MULTILINE)
     assert "Sessions:" in text and printed["charts"] == "activity.svg, devices.svg"
 
@@ -88,9 +86,7 @@ def test_a_feed_ends_after_its_time_or_when_it_is_asked(tmp_path: Path) -> None:
         short = subprocess.run([*feed, "--seconds", "0.5"], capture_output=True, text=True, timeout=TIMEOUT_S)
         assert re.fullmatch(r"\d+ events sent\n", short.stdout), short.stderr
         endless = subprocess.Popen(feed, stdout=subprocess.PIPE, text=True)
-        while server.call(lambda: server.partition("logs").log.log_end_offset) <= int(
-            short.stdout.split()[0]
-        ):
+        while server.call(lambda: server.partition("logs").log.log_end_offset) <= int(short.stdout.split()[0]):
             assert endless.poll() is None
         endless.send_signal(signal.SIGINT)
         assert endless.communicate(timeout=TIMEOUT_S)[0] == "ended\n" and endless.returncode == 0

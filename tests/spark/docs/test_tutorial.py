@@ -17,9 +17,7 @@ def test_the_notebook_is_the_tutorial() -> None:
 
 @pytest.mark.slow
 def test_the_tutorial_runs(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(TUTORIAL)], cwd=tmp_path, capture_output=True, text=True, timeout=230
-    )
+    done = subprocess.run([sys.executable, str(TUTORIAL)], cwd=tmp_path, capture_output=True, text=True, timeout=230)
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = map(int, re.findall(r"^(\d+) records", done.stdout, re.MULTILINE))
     assert 0 < first < second

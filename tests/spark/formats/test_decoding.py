@@ -111,9 +111,7 @@ def test_memory_is_bounded_whatever_a_chunk_unfolds_to(codec: Codec) -> None:
 @pytest.mark.parametrize("codec", Codec)
 def test_a_piece_that_is_kept_does_not_change(codec: Codec) -> None:
     """Whoever takes a piece may keep it: what is decoded after it, and what is fetched then, has other memory."""
-    data = bytearray().join(
-        batch([Record(n, 0, b"%d" % n, b"%06d" % n * 5_000)], attributes=codec) for n in range(20)
-    )
+    data = bytearray().join(batch([Record(n, 0, b"%d" % n, b"%06d" % n * 5_000)], attributes=codec) for n in range(20))
     kept = list(decode_all(memoryview(data), 0, FOREVER, piece_bytes=100_000))
     data[:] = bytes(len(data))
     for _ in range(3):
@@ -227,9 +225,7 @@ def test_an_unknown_codec_is_named(codec: int) -> None:
     data = bytearray(batch(EXAMPLE))
     data[22] |= codec
     Struct(">I").pack_into(data, 17, crc32c(data[ATTRIBUTES_OFFSET:]))
-    with pytest.raises(
-        KafkaError, match=f"UNSUPPORTED_COMPRESSION_TYPE.*offset 7 has the unknown codec {codec}"
-    ):
+    with pytest.raises(KafkaError, match=f"UNSUPPORTED_COMPRESSION_TYPE.*offset 7 has the unknown codec {codec}"):
         decode_chunk(memoryview(data), 0, FOREVER)
 
 
@@ -247,9 +243,7 @@ def test_a_header_name_that_is_not_text_is_named() -> None:
     broken = batch(EXAMPLE).replace(b"name", b"n\xffme")
     body = broken[HEADER_BYTES:]
     data = memoryview(batch_bytes(body, 3, base_offset=7, last_delta=2))
-    with pytest.raises(
-        KafkaError, match="CORRUPT_MESSAGE: the batch at offset 8: a header's name is not UTF-8"
-    ):
+    with pytest.raises(KafkaError, match="CORRUPT_MESSAGE: the batch at offset 8: a header's name is not UTF-8"):
         decode_chunk(data, 0, FOREVER)
 
 

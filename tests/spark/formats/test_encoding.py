@@ -126,9 +126,7 @@ def test_what_is_encoded_is_what_was_given(case: Case, data: st.DataObject) -> N
         found.setdefault(batch.partition, []).extend(map(plain, records))
     assert sequences == sent
     assert found == {
-        int(partition): [
-            record for record, where in zip(case.records, partitions, strict=True) if where == partition
-        ]
+        int(partition): [record for record, where in zip(case.records, partitions, strict=True) if where == partition]
         for partition in partitions
     }
 
@@ -170,15 +168,11 @@ def test_no_rows_are_no_batches() -> None:
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=50), st.integers(1, 100))
 def test_keys_choose_as_in_the_client(keys: list[bytes], count: int) -> None:
     rows = Rows(pa.array(keys, pa.binary()), pa.array(keys, pa.binary()))
-    assert assign_partitions(rows, count, StickyPartition()).tolist() == [
-        partition_for_key(key, count) for key in keys
-    ]
+    assert assign_partitions(rows, count, StickyPartition()).tolist() == [partition_for_key(key, count) for key in keys]
 
 
 def test_a_partition_column_goes_before_a_key() -> None:
-    rows = Rows(
-        pa.array([b"a", b"b", None]), pa.array([b"", b"", b""]), partition=pa.array([4, None, 3], pa.int32())
-    )
+    rows = Rows(pa.array([b"a", b"b", None]), pa.array([b"", b"", b""]), partition=pa.array([4, None, 3], pa.int32()))
     assert assign_partitions(rows, 5, StickyPartition()).tolist() == [4, partition_for_key(b"b", 5), 3]
 
 
@@ -312,9 +306,7 @@ def test_a_row_larger_than_a_batch_is_a_batch(broker: EmbeddedBroker) -> None:
     topic = broker.topic()
     values = [b"a", b"." * 100_000, b"b", b"c"]
     rows = Rows(None, pa.array(values))
-    batches = list(
-        encode_rows(rows, np.zeros(4, np.int32), now_ms=NOW_MS, max_batch_bytes=HEADER_BYTES + 100)
-    )
+    batches = list(encode_rows(rows, np.zeros(4, np.int32), now_ms=NOW_MS, max_batch_bytes=HEADER_BYTES + 100))
     assert [batch.rows for batch in batches] == [1, 1, 2]
     send(broker.bootstrap, topic, batches)
     assert [message.value() for message in consume(broker.bootstrap, topic, 0, 4)] == values

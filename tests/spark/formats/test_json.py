@@ -112,27 +112,17 @@ def test_a_bad_value_among_many() -> None:
 
 
 anything = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats(allow_nan=False)
-    | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["user", "n", "x", "ok", "tags", "at", "lat", "z"]), inner, max_size=4
-        )
+        | st.dictionaries(st.sampled_from(["user", "n", "x", "ok", "tags", "at", "lat", "z"]), inner, max_size=4)
     ),
     max_leaves=8,
 )
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    st.lists(
-        st.none() | anything.map(lambda found: json.dumps(found).encode()) | st.binary(max_size=8), max_size=6
-    )
-)
+@given(st.lists(st.none() | anything.map(lambda found: json.dumps(found).encode()) | st.binary(max_size=8), max_size=6))
 def test_a_values_fate_does_not_depend_on_its_neighbours(values: list[bytes | None]) -> None:
     together, bad = decode(*values)
     alone = [decode(value) for value in values]

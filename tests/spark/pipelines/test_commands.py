@@ -60,12 +60,8 @@ def readings(broker: EmbeddedBroker) -> str:
     return topic
 
 
-def test_a_run_ends_with_all_there_was_and_is_listed(
-    pipeline: Command, broker: EmbeddedBroker, readings: str
-) -> None:
-    code, _, expected = pipeline(
-        "run", "devices", "--topic", readings, "--window", "10 seconds", "--to", "d", "--once"
-    )
+def test_a_run_ends_with_all_there_was_and_is_listed(pipeline: Command, broker: EmbeddedBroker, readings: str) -> None:
+    code, _, expected = pipeline("run", "devices", "--topic", readings, "--window", "10 seconds", "--to", "d", "--once")
     assert code == 0 and "pipeline devices has processed all records" in expected
     assert "the last windows are still open" in expected
     progress = [line for line in expected.splitlines() if line.startswith("batch ")]
@@ -97,9 +93,7 @@ def test_a_topic_goes_to_a_lake_and_comes_back(
     lake, again = str(tmp_path / "lake"), broker.topic()
     assert pipeline("run", "archive", "--topic", readings, "--to", lake, "--once")[0] == 0
     other = ["--topic", readings, "--to", str(tmp_path / "other"), "--format", "delta", "--once"]
-    assert (
-        pipeline("run", "archive", *other)[0] == 0
-    )  # under the same name: a lake knows itself where it ends
+    assert pipeline("run", "archive", *other)[0] == 0  # under the same name: a lake knows itself where it ends
     query = "SELECT count(*) n FROM history"
     for place in (lake, str(tmp_path / "other")):
         code, out, _ = pipeline("run", "history", "--topic", readings, "--lake", place, "--sql", query)
@@ -114,15 +108,9 @@ def test_a_topic_goes_to_a_lake_and_comes_back(
     assert pipeline(*ask, str(tmp_path / "result"))[0] == 1 and (tmp_path / "result" / "notes").exists()
     assert pipeline("run", "replay", "--topic", readings, "--lake", lake, "--to", again)[0] == 0
     assert len(broker.records(again)) == 600
-    _, _, expected = pipeline(
-        "run", "history", "--topic", readings, "--lake", lake, "--sql", "SELECT x FROM history"
-    )
-    assert re.search(
-        r"error: .*`x` cannot be resolved.*\(line 1, position 7\)$", expected.strip().splitlines()[-1]
-    )
-    code, out, expected = pipeline(
-        "report", "devices", "--topic", readings, "--lake", lake, "--chart", "d.svg"
-    )
+    _, _, expected = pipeline("run", "history", "--topic", readings, "--lake", lake, "--sql", "SELECT x FROM history")
+    assert re.search(r"error: .*`x` cannot be resolved.*\(line 1, position 7\)$", expected.strip().splitlines()[-1])
+    code, out, expected = pipeline("report", "devices", "--topic", readings, "--lake", lake, "--chart", "d.svg")
     assert code == 0 and out.startswith("Measures:\n") and "Most often silent: none" in out
     assert (tmp_path / "d.svg").read_text().startswith("<svg") and str(tmp_path / "d.svg") in expected
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -117,9 +117,7 @@ def test_where_a_batch_begins_and_ends(plain: Plain, options: dict[str, object],
         ({"endingOffsetsByTimestamp": {"TOPIC": {"5": 1}}}, "option endingOffsetsByTimestamp must name"),
     ],
 )
-def test_what_does_not_fit_the_topic_is_reported(
-    plain: Plain, options: dict[str, object], message: str
-) -> None:
+def test_what_does_not_fit_the_topic_is_reported(plain: Plain, options: dict[str, object], message: str) -> None:
     topic = plain.broker.topic(partitions=2)
     plain.produce(topic, [1])
     given = json.loads(json.dumps(options).replace("TOPIC", topic))
@@ -132,9 +130,7 @@ def test_rows_are_chosen_before_they_are_rows(plain: Plain) -> None:
     topic = plain.broker.topic()
     for number in range(6):
         key, tag = f"k{number % 2}".encode(), f"{number % 3}".encode()
-        plain.produce(
-            topic, [number], key=key, headers=[("tag", tag), ("all", b"x")], timestamp=1_000 + number
-        )
+        plain.produce(topic, [number], key=key, headers=[("tag", tag), ("all", b"x")], timestamp=1_000 + number)
     assert plain.texts(subscribe=topic, key="k1") == ["1", "3", "5"]
     assert plain.texts(subscribe=topic, header="tag=2") == ["2", "5"]
     assert plain.texts(subscribe=topic, header={"tag": "2", "all": "x"}, key="k1") == ["5"]
@@ -225,9 +221,7 @@ def test_records_that_are_gone(plain: Plain) -> None:
     plain.produce(topic, range(10))
     plain.delete_records(topic, before=4)
     options: dict[str, Any] = {"subscribe": topic, "startingOffsets": {topic: {"0": 2}}}
-    with pytest.raises(
-        DataLoss, match=f"{topic}-0 begins at 4, offsets from 2 on are gone.*failOnDataLoss to false"
-    ):
+    with pytest.raises(DataLoss, match=f"{topic}-0 begins at 4, offsets from 2 on are gone.*failOnDataLoss to false"):
         plain.rows(**options)
     with pytest.warns(UserWarning, match="the query continues with what is left"):
         assert plain.texts(failOnDataLoss="false", **options) == ["4", "5", "6", "7", "8", "9"]

@@ -84,9 +84,7 @@ def test_a_schema_that_does_not_fit(topics: Levada, tmp_path: Path) -> None:
     with pytest.raises((AnalysisException, StreamingQueryException)) as failure:
         run(wrong, tmp_path)
     assert "a topic has no column amount. There are key, value" in printed(str(failure.value))
-    right = (
-        reader.schema("value struct<n int>").options(valueFormat="json", startingOffsets="earliest").load()
-    )
+    right = reader.schema("value struct<n int>").options(valueFormat="json", startingOffsets="earliest").load()
     run(right.selectExpr("value.n value"), tmp_path)
     assert topics.spark.read.parquet(str(tmp_path / "files")).where("value is null").count() == 1
 

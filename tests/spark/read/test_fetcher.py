@@ -43,23 +43,17 @@ def produce(bootstrap: str, topic: str, values: Iterable[bytes]) -> None:
     assert producer.flush(TIMEOUT_S) == 0
 
 
-def read(
-    bootstrap: str, topic: str, start: int, end: int, options: FetchOptions = SMALL
-) -> list[tuple[int, bytes]]:
+def read(bootstrap: str, topic: str, start: int, end: int, options: FetchOptions = SMALL) -> list[tuple[int, bytes]]:
     """Offset and key of each record."""
     pieces = read_columns(bootstrap, TopicPartition(topic, 0), start, end, options=options)
-    return [
-        row for piece in pieces for row in zip(piece.offset.to_pylist(), piece.key.to_pylist(), strict=True)
-    ]
+    return [row for piece in pieces for row in zip(piece.offset.to_pylist(), piece.key.to_pylist(), strict=True)]
 
 
 def expected(keys: Sequence[bytes], start: int, end: int) -> list[tuple[int, bytes]]:
     return list(enumerate(keys))[start:end]
 
 
-@pytest.mark.parametrize(
-    ("start", "end"), [(0, 3_000), (0, 1), (1_234, 1_235), (17, 2_983), (2_999, 3_000), (5, 5)]
-)
+@pytest.mark.parametrize(("start", "end"), [(0, 3_000), (0, 1), (1_234, 1_235), (17, 2_983), (2_999, 3_000), (5, 5)])
 def test_a_range_is_exactly_what_was_asked_for(broker: EmbeddedBroker, start: int, end: int) -> None:
     """Though batches begin before it and end after it."""
     topic, keys = broker.topic(), numbers(3_000)
@@ -181,9 +175,7 @@ def test_records_deleted_before_they_were_read_are_a_loss(broker: EmbeddedBroker
     topic, keys = broker.topic(), numbers(500)
     produce(broker.bootstrap, topic, keys)
     delete_before(broker.bootstrap, topic, 123)
-    with pytest.raises(
-        DataLoss, match=f"OFFSET_OUT_OF_RANGE: {topic}-0 begins at 123, offsets from 100 on are gone"
-    ):
+    with pytest.raises(DataLoss, match=f"OFFSET_OUT_OF_RANGE: {topic}-0 begins at 123, offsets from 100 on are gone"):
         read(broker.bootstrap, topic, 100, 500)
     with pytest.warns(
         UserWarning,
@@ -350,9 +342,7 @@ def test_a_broker_that_restarts_is_waited_for(tmp_path: Path) -> None:
 
 def test_brokers_that_are_not_there_are_named() -> None:
     options = SMALL._replace(request_timeout_ms=200, retry_timeout_ms=300)
-    with pytest.raises(
-        ConnectionFailed, match=r"t-0 cannot be read from the brokers at 127.0.0.1:1: .*refused"
-    ):
+    with pytest.raises(ConnectionFailed, match=r"t-0 cannot be read from the brokers at 127.0.0.1:1: .*refused"):
         list(fetch_range("127.0.0.1:1", TopicPartition("t", 0), 0, 10, options))
 
 
@@ -377,9 +367,7 @@ def test_a_damaged_batch_is_named(tmp_path: Path) -> None:
         offset = damage(broker, "t", 30, 100)
         found: list[int] = []
         pieces = read_columns(broker.bootstrap, TopicPartition("t", 0), 0, 3_000, options=SMALL)
-        with pytest.raises(
-            KafkaError, match=f"CORRUPT_MESSAGE: t-0: the batch at offset {offset}: a wrong CRC"
-        ):
+        with pytest.raises(KafkaError, match=f"CORRUPT_MESSAGE: t-0: the batch at offset {offset}: a wrong CRC"):
             found.extend(number for piece in pieces for number in piece.offset.to_pylist())
         assert found == list(range(len(found))) and 0 < len(found) <= offset
         assert read(broker.bootstrap, "t", 0, offset) == expected(numbers(3_000), 0, offset)

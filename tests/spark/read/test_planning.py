@@ -26,9 +26,7 @@ offsets = st.integers(0, 1_000_000)
 @given(
     st.dictionaries(places, st.tuples(offsets, offsets), min_size=1),
     st.dictionaries(places, st.floats(0.1, 5_000)),
-    st.builds(
-        SplitOptions, st.integers(1, 1 << 26), st.integers(0, 40), st.just(0) | st.integers(50_000, 1 << 20)
-    ),
+    st.builds(SplitOptions, st.integers(1, 1 << 26), st.integers(0, 40), st.just(0) | st.integers(50_000, 1 << 20)),
 )
 def test_tasks_hold_every_offset_once(
     spans: dict[TopicPartition, tuple[int, int]], sizes: dict[TopicPartition, float], how: SplitOptions

@@ -32,9 +32,7 @@ def test_a_query_goes_on_where_it_ended(topics: Levada, tmp_path: Path) -> None:
     assert written(topics, tmp_path) == ["a", "b", "c", "d", "e", "f", "g"]
 
 
-def test_a_query_moves_over_from_the_stock_connector_and_back(
-    topics: Levada, stock: Stock, tmp_path: Path
-) -> None:
+def test_a_query_moves_over_from_the_stock_connector_and_back(topics: Levada, stock: Stock, tmp_path: Path) -> None:
     """The offsets in a checkpoint are the same, so a query goes on under the other format."""
     topic = topics.broker.topic(partitions=2)
     for number, connector in enumerate((stock, topics, stock)):
@@ -75,9 +73,7 @@ def test_counts_over_windows_of_typed_events(topics: Levada) -> None:
     for user, minute in (("ann", 0), ("ann", 0), ("bob", 1)):
         topics.produce(topic, [json.dumps({"user": user})], timestamp=minute * 60_000 + 1)
     topics.produce(topic, ["oops"], timestamp=60_001)
-    stream = topics.stream(
-        subscribe=topic, startingOffsets="earliest", valueFormat="json", valueSchema="user string"
-    )
+    stream = topics.stream(subscribe=topic, startingOffsets="earliest", valueFormat="json", valueSchema="user string")
     counted = stream.where("value is not null").groupBy(
         window("timestamp", "1 minute").start.alias("start"), "value.user"
     )

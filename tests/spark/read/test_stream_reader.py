@@ -116,9 +116,7 @@ def test_progress_is_kept_as_that_of_a_group(plain: Plain) -> None:
     stream = start(plain, topic, group=f"spark-{topic}")
     plain.produce(topic, range(3), partition=1)
     assert stream.batch() == texts(0, 1, 2)
-    assert (
-        plain.broker.committed(f"spark-{topic}").get((topic, 1), 0) == 0
-    )  # it is committed with the next micro-batch
+    assert plain.broker.committed(f"spark-{topic}").get((topic, 1), 0) == 0  # it is committed with the next micro-batch
     assert stream.batch() is None
     assert plain.broker.committed(f"spark-{topic}") == {(topic, 0): 0, (topic, 1): 3}
 
@@ -150,9 +148,7 @@ def test_retention_that_overtakes_the_reader(plain: Plain) -> None:
     stream = start(plain, topic)
     plain.produce(topic, range(10))
     plain.delete_records(topic, before=6)
-    with pytest.raises(
-        DataLoss, match=f"{topic}-0 begins at offset 6 now, those from 0 on.*failOnDataLoss to false"
-    ):
+    with pytest.raises(DataLoss, match=f"{topic}-0 begins at offset 6 now, those from 0 on.*failOnDataLoss to false"):
         stream.batch()
     again = start(plain, topic, stream.at, failOnDataLoss="false")
     with pytest.warns(UserWarning, match="the query continues with what is left"):
@@ -214,9 +210,7 @@ def test_a_topic_that_goes_while_a_task_reads(plain: Plain) -> None:
     end = reader.latestOffset(at := reader.initialOffset(), ReadAllAvailable())
     (part,) = reader.partitions(at, end)
     plain.delete(topic)
-    with pytest.raises(
-        DataLoss, match=f"{topic}-0 does not exist any more: its topic was deleted.*failOnDataLoss"
-    ):
+    with pytest.raises(DataLoss, match=f"{topic}-0 does not exist any more: its topic was deleted.*failOnDataLoss"):
         list(reader.read(part))
     plain.create(topic)
     with pytest.raises(DataLoss, match=f"topic {topic} was deleted and created again"):

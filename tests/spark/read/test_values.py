@@ -91,9 +91,7 @@ def test_a_dead_letter_topic_that_is_not_there_is_reported(plain: Plain) -> None
     schema = StructType([StructField("value", VALUE)])
     with pytest.raises(KafkaError, match="option deadLetterTopic: nothing can be written to no such topic"):
         plain.rows(schema, subscribe=topic, valueFormat="json", deadLetterTopic="no such topic")
-    with pytest.raises(
-        KafkaError, match="to misspelt: it does not exist; create it with: levada topic create"
-    ):
+    with pytest.raises(KafkaError, match="to misspelt: it does not exist; create it with: levada topic create"):
         plain.rows(schema, subscribe=topic, valueFormat="json", deadLetterTopic="misspelt")
     with pytest.raises(KafkaError, match="UNKNOWN_TOPIC_OR_PARTITION"):
         blocking.run(blocking.client(plain.broker.bootstrap).topic("misspelt", refresh=True))

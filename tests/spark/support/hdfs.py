@@ -43,9 +43,7 @@ def hdfs(folder: Path) -> Iterator[str]:
     try:
         until = time.monotonic() + START_SECONDS
         while not details.exists() or not details.read_text():
-            assert process.poll() is None and time.monotonic() < until, (folder / "hdfs.log").read_text()[
-                -2000:
-            ]
+            assert process.poll() is None and time.monotonic() < until, (folder / "hdfs.log").read_text()[-2000:]
             time.sleep(0.1)
         yield f"hdfs://127.0.0.1:{json.loads(details.read_text())['namenode_port']}"
     finally:

@@ -40,9 +40,7 @@ def main() -> None:
     cells = [None if size == 0 else b"." * size for size in chance.integers(0, 300, 500)]
     headers = [[{"key": "name", "value": cell}] * (index % 3) for index, cell in enumerate(cells)]
     rows = Rows(pa.array(cells, pa.binary()), pa.array(cells, pa.binary()), pa.array(headers, HEADERS_TYPE))
-    batches = list(
-        encode_rows(rows, assign_partitions(rows, 5, StickyPartition()), now_ms=5, max_batch_bytes=3_000)
-    )
+    batches = list(encode_rows(rows, assign_partitions(rows, 5, StickyPartition()), now_ms=5, max_batch_bytes=3_000))
     assert sum(len(decode(one.data)) for one in batches) == 500
     stats = [kernel.stats for kernel in KERNELS]  # type: ignore[attr-defined]
     hits = sum(sum(one.cache_hits.values()) for one in stats)

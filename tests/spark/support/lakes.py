@@ -19,9 +19,7 @@ def fill(broker: EmbeddedBroker, topic: str, first: int, count: int, first_ms: i
     """Records k1: v1, k2: v2 ... in their order; a second apart if a time is told, and of now otherwise."""
     producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5})
     for number in range(first, first + count):
-        producer.produce(
-            topic, key=f"k{number}", value=f"v{number}", timestamp=first_ms and first_ms + number * 1000
-        )
+        producer.produce(topic, key=f"k{number}", value=f"v{number}", timestamp=first_ms and first_ms + number * 1000)
     assert producer.flush(30) == 0
 
 

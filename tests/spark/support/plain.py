@@ -27,10 +27,7 @@ class Plain(Feeds):
     def source(self, options: dict[str, Any]) -> LevadaDataSource:
         """As Spark makes it: keys in lower case, values as text."""
         given = {"kafka.bootstrap.servers": self.broker.bootstrap} | options
-        texts = {
-            name.lower(): value if isinstance(value, str) else json.dumps(value)
-            for name, value in given.items()
-        }
+        texts = {name.lower(): value if isinstance(value, str) else json.dumps(value) for name, value in given.items()}
         return LevadaDataSource(texts)
 
     def reader(self, schema: StructType = EVERYTHING, **options: Any) -> BatchReader:

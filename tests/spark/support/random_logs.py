@@ -26,10 +26,7 @@ NEWEST_MS = 1_800_000_000_000
 MANY_BYTES = bytes(9 * [0xFF])
 # Numbers that a record may claim: null, off by one, beyond the record, the batch, 32 bits, 64 bits; one without end.
 LIES = [
-    *(
-        encode_varint(number)
-        for number in (-2, -1, 0, 1, 2, 63, 64, 8_191, 2**31 - 1, -(2**31), 2**31, 2**40)
-    ),
+    *(encode_varint(number) for number in (-2, -1, 0, 1, 2, 63, 64, 8_191, 2**31 - 1, -(2**31), 2**31, 2**40)),
     *(encode_varint(number) for number in (2**63 - 1, -(2**63))),
     *(MANY_BYTES + b"\x01", MANY_BYTES + b"\x02", MANY_BYTES + b"\x7f", MANY_BYTES + b"\xff\x01", b"\x80"),
 ]
@@ -83,9 +80,7 @@ def batch_bytes(
     size = HEADER.size + len(body) - 12
     producer = (producer_id, 0, 0)
     times = (base_timestamp, max_timestamp)
-    data = bytearray(
-        HEADER.pack(base_offset, size, 5, MAGIC, 0, attributes, last_delta, *times, *producer, count)
-    )
+    data = bytearray(HEADER.pack(base_offset, size, 5, MAGIC, 0, attributes, last_delta, *times, *producer, count))
     data += body
     Struct(">I").pack_into(data, 17, crc32c(data[ATTRIBUTES_OFFSET:]))
     return bytes(data)

@@ -85,12 +85,8 @@ class Query:
 class Job:
     """A batch job."""
 
-    def __init__(
-        self, broker: EmbeddedBroker, columns: dict[str, DataType] = PLAIN, /, **options: object
-    ) -> None:
-        given = {"kafka.bootstrap.servers": broker.bootstrap} | {
-            name: str(value) for name, value in options.items()
-        }
+    def __init__(self, broker: EmbeddedBroker, columns: dict[str, DataType] = PLAIN, /, **options: object) -> None:
+        given = {"kafka.bootstrap.servers": broker.bootstrap} | {name: str(value) for name, value in options.items()}
         self.writer: Any = batch_writer(given, structs(**columns), False)
 
     def attempt(self, batches: Iterable[Any], partition: int = 0, attempt: int = 0) -> TaskCommit:

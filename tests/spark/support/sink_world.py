@@ -141,9 +141,7 @@ class World:
         return [
             name
             for name, state in self.machine.transactions.items()
-            if state.status is Status.ONGOING
-            and name != driver_transactional_id(QUERY)
-            and not self.moves(name)
+            if state.status is Status.ONGOING and name != driver_transactional_id(QUERY) and not self.moves(name)
         ]
 
     def last(self) -> CommitRecord:
@@ -151,9 +149,7 @@ class World:
 
     # Actors: generators that stop before each request.
 
-    def task(
-        self, batch: int, partition: int, width: int, returned: dict[int, PreparedTransaction | None]
-    ) -> Steps:
+    def task(self, batch: int, partition: int, width: int, returned: dict[int, PreparedTransaction | None]) -> Steps:
         rows = [(batch, row) for row in range(self.plans[batch]) if (batch + row % 2) % width == partition]
         if not rows:
             returned[partition] = None
@@ -231,9 +227,7 @@ class World:
                 if ongoing != committing[name]:
                     break
 
-    def driver(
-        self, width: int, batches: int, spawn: Callable[[Steps], None], again: Callable[[], bool]
-    ) -> Steps:
+    def driver(self, width: int, batches: int, spawn: Callable[[Steps], None], again: Callable[[], bool]) -> Steps:
         """Run batch after batch; a task that is refused is tried again, now and then one that was not as well."""
         ended = NO_COMMIT
         while len(self.commits) < batches:

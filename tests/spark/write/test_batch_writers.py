@@ -83,9 +83,7 @@ def test_a_key_goes_where_other_clients_would_put_it(broker: EmbeddedBroker) -> 
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_batches_are_compressed_as_configured_and_kept_below_the_limit(
-    broker: EmbeddedBroker, codec: str
-) -> None:
+def test_batches_are_compressed_as_configured_and_kept_below_the_limit(broker: EmbeddedBroker, codec: str) -> None:
     topic = broker.topic(max_message_bytes=20_000)
     options: dict[str, object] = {"topic": topic, "kafka.compression.type": codec, "kafka.batch.size": "16k"}
     Job(broker, **options).run(rows(*range(20_000)))
@@ -240,9 +238,7 @@ def test_a_version_whose_driver_died_as_it_decided_is_written_once(broker: Embed
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 @pytest.mark.parametrize("what", ["dropped", "moved", "late"])
-def test_batches_are_stored_once_whatever_becomes_of_requests(
-    broker: EmbeddedBroker, delivery: str, what: str
-) -> None:
+def test_batches_are_stored_once_whatever_becomes_of_requests(broker: EmbeddedBroker, delivery: str, what: str) -> None:
     topic = broker.topic(partitions=2)
     options: dict[str, object] = {"topic": topic, "delivery": delivery, "kafka.batch.size": "2k"}
     job = Job(broker, **options)
@@ -272,8 +268,7 @@ def test_a_topic_that_is_not_there(broker: EmbeddedBroker) -> None:
 def test_a_driver_looks_for_the_topic_once(broker: EmbeddedBroker) -> None:
     topic = broker.topic()
     there, missing = (
-        LevadaDataSource({"kafka.bootstrap.servers": broker.bootstrap, "topic": name})
-        for name in (topic, "nowhere-9")
+        LevadaDataSource({"kafka.bootstrap.servers": broker.bootstrap, "topic": name}) for name in (topic, "nowhere-9")
     )
     for make in (missing.writer, missing.streamWriter):
         with pytest.raises(KafkaError, match="topic nowhere-9 does not exist; create it"):
@@ -363,9 +358,7 @@ def test_a_header_without_a_name(broker: EmbeddedBroker) -> None:
         ({"value": TEXT, "header": HEADERS}, "column header would not be written; did you mean headers"),
     ],
 )
-def test_columns_that_do_not_fit_are_reported_before_anything_runs(
-    columns: dict[str, DataType], message: str
-) -> None:
+def test_columns_that_do_not_fit_are_reported_before_anything_runs(columns: dict[str, DataType], message: str) -> None:
     for make in (batch_writer, stream_writer):
         with pytest.raises(ColumnError, match=message):
             make(BOOTSTRAP | {"topic": "t"}, structs(**columns), False)

@@ -52,9 +52,7 @@ def run(
     world.refused = False
     if restored:
         world.restore_checkpoint()
-    actors.append(
-        world.driver(2, BATCHES + 1, actors.append, lambda: False)
-    )  # undisturbed, and one batch more
+    actors.append(world.driver(2, BATCHES + 1, actors.append, lambda: False))  # undisturbed, and one batch more
     while actors:
         step(actors, chance.choice(actors))
     if world.refused:  # of what was committed nothing is lost or doubled, and nothing was added

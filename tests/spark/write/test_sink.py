@@ -37,9 +37,7 @@ class Sink:
         options = {**self._servers, "subscribe": topic, "startingOffsets": "earliest"}
         return self.spark.readStream.format("levada").options(**options, **more).load()
 
-    def copy(
-        self, frame: "DataFrame", target: str, name: str = "", mode: str = "append", **options: str
-    ) -> None:
+    def copy(self, frame: "DataFrame", target: str, name: str = "", mode: str = "append", **options: str) -> None:
         """Everything there is now, from where the last one of this name ended."""
         writer = frame.writeStream.format("levada").outputMode(mode).trigger(availableNow=True)
         writer = writer.options(**self._servers, topic=target, **options)
@@ -76,9 +74,7 @@ def test_all_columns(sink: Sink, broker: EmbeddedBroker) -> None:
 
 def test_a_job_with_a_task_that_fails_leaves_nothing(sink: Sink) -> None:
     topic = sink.broker.topic()
-    frame = sink.numbers(1_000).selectExpr(
-        "key", "if(key = '999', raise_error('broken row'), value) AS value"
-    )
+    frame = sink.numbers(1_000).selectExpr("key", "if(key = '999', raise_error('broken row'), value) AS value")
     with pytest.raises(Exception, match="broken row"):
         sink.save(frame, topic=topic)
     sink.save(sink.numbers(3), topic=topic)
@@ -119,9 +115,7 @@ def test_a_stream_writes_each_row_once_over_restarts(sink: Sink, broker: Embedde
         assert sink.visible(target) == list(range(200 * (part + 1)))
 
 
-def test_a_batch_that_spark_forgot_to_be_done_is_not_written_again(
-    sink: Sink, broker: EmbeddedBroker
-) -> None:
+def test_a_batch_that_spark_forgot_to_be_done_is_not_written_again(sink: Sink, broker: EmbeddedBroker) -> None:
     """As after a driver that died between the sink's commit and Spark's own."""
     source, target = broker.topic(partitions=2), broker.topic(partitions=2)
     sink.save(sink.numbers(300), topic=source)
@@ -134,9 +128,7 @@ def test_a_batch_that_spark_forgot_to_be_done_is_not_written_again(
     assert sink.visible(target) == list(range(400))
 
 
-def test_counts_are_each_written_once_and_go_on_after_a_repeated_batch(
-    sink: Sink, broker: EmbeddedBroker
-) -> None:
+def test_counts_are_each_written_once_and_go_on_after_a_repeated_batch(sink: Sink, broker: EmbeddedBroker) -> None:
     source, target = broker.topic(partitions=2), broker.topic()
     counts = sink.read(source).selectExpr("int(string(value)) % 3 AS rest").groupBy("rest").count()
     rows = counts.selectExpr("cast(rest AS string) AS key", "cast(count AS string) AS value")
@@ -228,9 +220,7 @@ def failing(sink: Sink, topic: str) -> dict[str, tuple[Callable[[], Any], str]]:
 
 
 @pytest.mark.parametrize("what", ["column", "topic", "brokers", "no topic", "overwrite", "type"])
-def test_mistakes_are_reported_in_a_sentence_before_any_task(
-    sink: Sink, broker: EmbeddedBroker, what: str
-) -> None:
+def test_mistakes_are_reported_in_a_sentence_before_any_task(sink: Sink, broker: EmbeddedBroker, what: str) -> None:
     act, message = failing(sink, broker.topic())[what]
     with pytest.raises(AnalysisException, match=message) as error:
         act()

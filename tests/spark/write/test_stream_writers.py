@@ -135,9 +135,7 @@ def test_a_commit_record_names_what_its_coordinator_has_forgotten(query: Query) 
     assert forgotten not in Shell(query.bootstrap)("txn", "list", "--open").out
 
 
-def test_a_batch_does_not_look_for_what_the_one_before_has_ended(
-    query: Query, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_does_not_look_for_what_the_one_before_has_ended(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     fenced: list[str] = []
 
     async def recorded(client: Client, name: str) -> transactions.Fenced:
@@ -208,9 +206,7 @@ def test_a_batch_that_is_committed_and_was_planned_anew_is_refused(
 
     run(0, "a", 1, '{"t":{"0":1,"1":0}}')
     run(0, "a", 2, '{"t":{"0":1,"1":0}}')
-    with pytest.raises(
-        CommitRefused, match=r"batch 0 .* ends at other offsets now.*start with a new checkpoint"
-    ):
+    with pytest.raises(CommitRefused, match=r"batch 0 .* ends at other offsets now.*start with a new checkpoint"):
         run(0, "b", 3, '{"t":{"0":0,"1":1}}')
     run(1, "c", 4, '{"t":{"0":2,"1":1}}')
     assert query.visible() == ["a", "c"]
@@ -298,9 +294,7 @@ def test_at_least_once_is_seen_as_it_is_written(broker: EmbeddedBroker) -> None:
 def test_a_transaction_left_behind_is_shown_and_ended_by_an_operator(query: Query) -> None:
     message = query.attempt(0, "a")
     shell, name = Shell(query.bootstrap), task_transactional_id(query.name, 0, 0)
-    (row,) = [
-        row for row in shell("txn", "list", "--open", "-o", "json").json() if row["transactional_id"] == name
-    ]
+    (row,) = [row for row in shell("txn", "list", "--open", "-o", "json").json() if row["transactional_id"] == name]
     assert row["two_phase"] is True and len(row["partitions"]) == 1
     assert shell("txn", "abort", name, "--yes").err == f"aborted {name}\n"
     with pytest.raises(CommitRefused, match=f"{name} of this batch was ended by another driver.*Nothing"):
@@ -358,9 +352,7 @@ def test_a_broker_that_is_killed_while_a_task_writes(tmp_path: Path, delivery: s
         def deadly() -> Iterator[Any]:
             for part in range(4):
                 values = [f"{number:0100}" for number in range(30_000 * part, 30_000 * (part + 1))]
-                yield from rows(
-                    *values
-                )  # more than a task gathers: it is on its way when the next one is asked for
+                yield from rows(*values)  # more than a task gathers: it is on its way when the next one is asked for
                 if part == 1:
                     restart(server)
 

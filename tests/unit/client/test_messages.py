@@ -25,9 +25,7 @@ ROUNDS = 40
 
 
 def versions(*apis: Api) -> list[Any]:
-    return [
-        pytest.param(api, version, id=f"{api.name}-{version}") for api in apis for version in api.versions
-    ]
+    return [pytest.param(api, version, id=f"{api.name}-{version}") for api in apis for version in api.versions]
 
 
 def as_kio_reads(api: Api, version: int, body: bytes | bytearray) -> Any:
@@ -63,9 +61,7 @@ def test_api_versions() -> None:
             expected = {key.api_key: range(key.min_version, key.max_version + 1) for key in message.api_keys}
             found = metadata.read_api_versions(as_kio_writes(message))
             assert found.apis == expected
-            assert found.features == {
-                feature.name: feature.max_version_level for feature in message.finalized_features
-            }
+            assert found.features == {feature.name: feature.max_version_level for feature in message.finalized_features}
 
 
 @pytest.mark.parametrize(("api", "version"), versions(metadata.METADATA))
@@ -83,8 +79,7 @@ def test_metadata_response(api: Api, version: int) -> None:
         found = metadata.read_metadata(as_kio_writes(message))
         assert (found.cluster_id, found.controller_id) == (message.cluster_id, message.controller_id)
         assert found.brokers == {
-            broker.node_id: (broker.node_id, broker.host, broker.port, broker.rack)
-            for broker in message.brokers
+            broker.node_id: (broker.node_id, broker.host, broker.port, broker.rack) for broker in message.brokers
         }
         for topic in {topic.name or "": topic for topic in message.topics}.values():
             info = found.topics[topic.name or ""]
@@ -120,8 +115,7 @@ def test_produce_request(api: Api, version: int, transactional_id: str | None) -
     }
     by_id = version >= data.TOPIC_IDS_FROM
     assert sent == {
-        (TOPICS[topic].topic_id if by_id else topic, index): batch
-        for (topic, index), batch in batches.items()
+        (TOPICS[topic].topic_id if by_id else topic, index): batch for (topic, index), batch in batches.items()
     }
 
 
@@ -194,9 +188,7 @@ def test_fetch_response(api: Api, version: int) -> None:
                     tuple((one.producer_id, one.first_offset) for one in part.aborted_transactions or ()),
                     part.records or b"",
                 )
-        assert {
-            partition: (*response[:5], bytes(response[5])) for partition, response in responses.items()
-        } == expected
+        assert {partition: (*response[:5], bytes(response[5])) for partition, response in responses.items()} == expected
 
 
 @pytest.mark.parametrize(("api", "version"), versions(data.LIST_OFFSETS))

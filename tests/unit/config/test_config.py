@@ -76,9 +76,7 @@ def test_a_topic_on_a_fresh_broker_has_the_declared_defaults() -> None:
     assert TopicConfig.build(TopicDefaults(), {}) == TopicConfig()
 
 
-@pytest.mark.parametrize(
-    "setting", [*TOPIC_SETTINGS.values(), *BROKER_SETTINGS.values()], ids=lambda item: item.name
-)
+@pytest.mark.parametrize("setting", [*TOPIC_SETTINGS.values(), *BROKER_SETTINGS.values()], ids=lambda item: item.name)
 def test_every_default_is_a_value_that_would_be_accepted(setting: Setting) -> None:
     text = setting.render(setting.default)
     assert setting.doc
@@ -114,9 +112,7 @@ def test_a_topic_inherits_from_its_broker(given_: dict[str, str], attribute: str
     broker = load(**given_)
     assert getattr(TopicConfig.build(broker.topic_defaults, {}), attribute) == value
     other = "4096" if attribute != "index_interval_bytes" else "1"
-    assert (
-        getattr(TopicConfig.build(broker.topic_defaults, {"index.interval.bytes": other}), attribute) == value
-    )
+    assert getattr(TopicConfig.build(broker.topic_defaults, {"index.interval.bytes": other}), attribute) == value
 
 
 def test_what_a_topic_sets_itself_wins() -> None:
@@ -177,10 +173,7 @@ def test_what_kafka_accepts_is_accepted(name: str, text: str) -> None:
 
 
 def test_a_misspelt_topic_setting_is_refused_with_the_nearest() -> None:
-    assert (
-        refused({"segment.byte": "1"})
-        == "Unknown topic config name: segment.byte; did you mean segment.bytes?"
-    )
+    assert refused({"segment.byte": "1"}) == "Unknown topic config name: segment.byte; did you mean segment.bytes?"
     assert "did you mean" not in refused({"entirely.else": "1"})
     assert "levada.acks.wait.for.fsync" in refused({"levada.acks.wait.fsync": "1"})
 
@@ -259,9 +252,7 @@ def test_an_unknown_setting_is_a_warning_with_the_reason(name: str, words: str) 
         ("node.id", "-5", "less than the minimum"),
     ],
 )
-def test_settings_that_weaken_security_or_break_a_broker_prevent_its_start(
-    name: str, text: str, words: str
-) -> None:
+def test_settings_that_weaken_security_or_break_a_broker_prevent_its_start(name: str, text: str, words: str) -> None:
     with pytest.raises(KafkaError) as caught:
         BrokerConfig.load({name: text})
     assert caught.value.code == ErrorCode.INVALID_CONFIG

@@ -15,9 +15,7 @@ from levada.net.flush import FlushQueue
 from levada.net.listener import ConnectionLimits, Listener
 from levada.wire.fast.offset_commit import CommitPrefix
 
-LIMITS = RequestLimits(
-    frame_bytes_max=1 << 20, requests_in_flight_max=10, queued_bytes_max=1 << 20, idle_ms_max=-1
-)
+LIMITS = RequestLimits(frame_bytes_max=1 << 20, requests_in_flight_max=10, queued_bytes_max=1 << 20, idle_ms_max=-1)
 
 
 class Client:

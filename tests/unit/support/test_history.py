@@ -26,9 +26,7 @@ def sent(process: str, *records: tuple[int | None, str], outcome: Outcome = Outc
     return Operation(process, tuple(Send(P0, value, offset) for offset, value in records), outcome)
 
 
-def transaction(
-    process: str, *steps: Send | Poll, outcome: Outcome = Outcome.OK, end_asked_tick: int = 0
-) -> Operation:
+def transaction(process: str, *steps: Send | Poll, outcome: Outcome = Outcome.OK, end_asked_tick: int = 0) -> Operation:
     return Operation(process, steps, outcome, transactional=True, end_asked_tick=end_asked_tick)
 
 
@@ -303,8 +301,7 @@ class Model:
     def position(self, process: str | None = None, at_start: bool = False) -> None:
         process = process or f"reader-{self.chance.randrange(3)}"
         offsets = {
-            partition: 0 if at_start else self.chance.randint(0, len(log))
-            for partition, log in self.logs.items()
+            partition: 0 if at_start else self.chance.randint(0, len(log)) for partition, log in self.logs.items()
         }
         self.positions[process] = dict(offsets)
         self.history.append(Positioned(process, assigned=True, offsets=offsets))

@@ -17,9 +17,7 @@ from levada.wire.batches import HEADER_BYTES, Record
 
 blobs = st.none() | st.binary(max_size=300)
 headers = st.lists(st.tuples(st.text(max_size=20), blobs), max_size=4).map(tuple)
-records = st.lists(
-    st.builds(Record, st.just(0), st.integers(0, 2**40), blobs, blobs, headers), min_size=1, max_size=20
-)
+records = st.lists(st.builds(Record, st.just(0), st.integers(0, 2**40), blobs, blobs, headers), min_size=1, max_size=20)
 
 
 def placed(given_records: list[Record], base_offset: int) -> list[Record]:
@@ -56,9 +54,7 @@ def test_kio_reads_what_we_write(given_records: list[Record]) -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.binary(max_size=300), blobs), min_size=1, max_size=20), st.integers(0, 2**40))
-def test_pairs_are_written_as_records_without_headers(
-    pairs: list[tuple[bytes, bytes | None]], timestamp: int
-) -> None:
+def test_pairs_are_written_as_records_without_headers(pairs: list[tuple[bytes, bytes | None]], timestamp: int) -> None:
     written = batches.encode_key_values(pairs, timestamp, 7, 3, batches.TRANSACTIONAL_BIT)
     assert written == batches.encode(
         [Record(0, timestamp, key, value) for key, value in pairs],
@@ -138,11 +134,7 @@ def test_records_unfold_into_their_place_as_elsewhere_or_not_at_all(
 def test_raw_snappy_of_librdkafka_is_read() -> None:
     data = os.urandom(1_000) * 3
     assert (
-        bytes(
-            compression.decompress(
-                Codec.SNAPPY, memoryview(bytes(cramjam.snappy.compress_raw(data))), 1 << 20
-            )
-        )
+        bytes(compression.decompress(Codec.SNAPPY, memoryview(bytes(cramjam.snappy.compress_raw(data))), 1 << 20))
         == data
     )
 
@@ -150,9 +142,7 @@ def test_raw_snappy_of_librdkafka_is_read() -> None:
 @pytest.mark.parametrize("codec", Codec)
 def test_damaged_batches_raise_only_kafka_errors(codec: Codec) -> None:
     random = Random(codec)
-    whole = batches.encode(
-        [Record(0, n, b"key", os.urandom(30), (("h", b"v"),)) for n in range(20)], codec=codec
-    )
+    whole = batches.encode([Record(0, n, b"key", os.urandom(30), (("h", b"v"),)) for n in range(20)], codec=codec)
     for _ in range(500):
         damaged = bytearray(whole)
         damaged[random.randrange(HEADER_BYTES, len(damaged))] = random.randrange(256)

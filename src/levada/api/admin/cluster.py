@@ -64,8 +64,7 @@ async def _create_then_respond(
 ) -> "metadata_v13.MetadataResponse":
     config = context.broker.current_config()
     commands: list[Command] = [
-        CreateTopic(name, new_topic_id(), config.num_partitions, config.default_replication_factor)
-        for name in missing
+        CreateTopic(name, new_topic_id(), config.num_partitions, config.default_replication_factor) for name in missing
     ]
     # A topic that could not be created is returned as unknown.
     await context.broker.controller.submit_all(commands)
@@ -79,15 +78,11 @@ def _missing_topics(context: RequestContext, request: "metadata_v13.MetadataRequ
     if not context.broker.config.auto_create_topics_enable:
         return []
     known = context.broker.image.topics
-    names = dict.fromkeys(
-        topic.name for topic in request.topics if topic.topic_id is None and topic.name not in known
-    )
+    names = dict.fromkeys(topic.name for topic in request.topics if topic.topic_id is None and topic.name not in known)
     return [name for name in names if name and not topic_names.is_internal(name)][:AUTO_CREATED_MAX]
 
 
-def _metadata(
-    context: RequestContext, request: "metadata_v13.MetadataRequest"
-) -> "metadata_v13.MetadataResponse":
+def _metadata(context: RequestContext, request: "metadata_v13.MetadataRequest") -> "metadata_v13.MetadataResponse":
     response = metadata_v13.response
     image = context.broker.image
     if request.topics is None:
@@ -108,9 +103,7 @@ def _metadata(
         topics=tuple(topics),
         error_code=ErrorCode.NONE,
         cluster_authorized_operations=(
-            ALL_CLUSTER_OPERATIONS
-            if request.include_cluster_authorized_operations
-            else AUTHORIZED_OPERATIONS_OMITTED
+            ALL_CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else AUTHORIZED_OPERATIONS_OMITTED
         ),
     )
 
@@ -167,9 +160,7 @@ def _topic(context: RequestContext, topic: TopicImage) -> Any:
         name=topic.name,
         topic_id=topic.id,
         is_internal=topic_names.is_internal(topic.name),
-        partitions=tuple(
-            [partition(**_state(context, topic, index)) for index in range(len(topic.partitions))]
-        ),
+        partitions=tuple([partition(**_state(context, topic, index)) for index in range(len(topic.partitions))]),
     )
 
 
@@ -219,9 +210,7 @@ def describe_topic_partitions(
     first = 0
     if cursor is not None:
         if cursor.topic_name not in names or cursor.partition_index < 0:
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST, "the cursor is not a partition of the requested topics"
-            )
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "the cursor is not a partition of the requested topics")
         names = names[names.index(cursor.topic_name) :]
         first = cursor.partition_index
     topics, next_cursor = [], None
@@ -282,9 +271,7 @@ def describe_cluster(
             "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER",
         )
     if request.endpoint_type != BROKER_ENDPOINTS:
-        raise KafkaError(
-            ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {request.endpoint_type}"
-        )
+        raise KafkaError(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {request.endpoint_type}")
     response = describe_cluster_v2.response
     image = context.broker.image
     return response.DescribeClusterResponse(
@@ -294,15 +281,11 @@ def describe_cluster(
         cluster_id=image.cluster_id,
         controller_id=image.controller_id,
         brokers=tuple(
-            response.DescribeClusterBroker(
-                broker_id=node_id, host=host, port=port, rack=rack, is_fenced=False
-            )
+            response.DescribeClusterBroker(broker_id=node_id, host=host, port=port, rack=rack, is_fenced=False)
             for node_id, host, port, rack in _brokers(context)
         ),
         cluster_authorized_operations=(
-            ALL_CLUSTER_OPERATIONS
-            if request.include_cluster_authorized_operations
-            else AUTHORIZED_OPERATIONS_OMITTED
+            ALL_CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else AUTHORIZED_OPERATIONS_OMITTED
         ),
     )
 
@@ -339,18 +322,14 @@ def _coordinators(
     coordinators = []
     for key in request.coordinator_keys:
         node_id, host, port, error = int(NO_LEADER), "", -1, ErrorCode.NONE
-        if request.key_type not in COORDINATOR_TYPES or (
-            request.key_type == SHARE and not _is_share_key(key)
-        ):
+        if request.key_type not in COORDINATOR_TYPES or (request.key_type == SHARE and not _is_share_key(key)):
             error = ErrorCode.INVALID_REQUEST
         elif here is None:
             error = ErrorCode.COORDINATOR_NOT_AVAILABLE
         else:
             node_id, host, port, _ = here
         coordinators.append(
-            response.Coordinator(
-                key=key, node_id=node_id, host=host, port=port, error_code=error, error_message=""
-            )
+            response.Coordinator(key=key, node_id=node_id, host=host, port=port, error_code=error, error_message="")
         )
     return response.FindCoordinatorResponse(throttle_time=UNTHROTTLED, coordinators=tuple(coordinators))
 

@@ -88,9 +88,7 @@ def _synonyms(broker: Broker, *names: str) -> list[Synonym]:
         (Source.STATIC_BROKER_CONFIG, broker.config.static),
         (Source.DEFAULT_CONFIG, _defaults()),
     )
-    found = [
-        Synonym(name, layer[name], source) for source, layer in layers for name in names if name in layer
-    ]
+    found = [Synonym(name, layer[name], source) for source, layer in layers for name in names if name in layer]
     # As in Kafka, sources before the first of the first name are left out, such as a static log.retention.hours.
     while found and found[0].name != names[0]:
         del found[0]
@@ -265,8 +263,7 @@ async def incremental_alter_configs(
     def command(type_: ResourceType, resource: Any) -> IncrementalAlterConfigs:
         try:
             alterations = tuple(
-                ConfigChange(item.name, Operation(item.config_operation), item.value)
-                for item in resource.configs
+                ConfigChange(item.name, Operation(item.config_operation), item.value) for item in resource.configs
             )
         except ValueError:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Unknown config operation.") from None
@@ -296,9 +293,7 @@ async def _alter(
             commands[position] = command_of(_resource_type(context.broker, resource), resource)
         except KafkaError as raised:
             errors[position] = raised.without_traceback()
-    decision = await context.broker.controller.submit_all(
-        list(commands.values()), validate_only=request.validate_only
-    )
+    decision = await context.broker.controller.submit_all(list(commands.values()), validate_only=request.validate_only)
     errors.update(zip(commands, decision.errors, strict=True))
     responses = []
     for position, resource in enumerate(request.resources):
@@ -319,9 +314,7 @@ def _resource_type(broker: Broker, resource: Any) -> ResourceType:
     if resource.resource_type in (ResourceType.TOPIC, ResourceType.GROUP):
         type_ = ResourceType(resource.resource_type)
         if not name:
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST, f"Default {type_.name.lower()} resources are not allowed."
-            )
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Default {type_.name.lower()} resources are not allowed.")
         return type_
     if resource.resource_type != ResourceType.BROKER:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.resource_type}")

@@ -29,9 +29,7 @@ def describe_log_dirs(
     for path, partitions in by_dir.items():
         if path in log_dirs.offline:
             results.append(
-                response.DescribeLogDirsResult(
-                    error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=path, topics=()
-                )
+                response.DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=path, topics=())
             )
             continue
         volume = os.statvfs(path)
@@ -49,9 +47,7 @@ def describe_log_dirs(
     )
 
 
-def _requested(
-    context: RequestContext, request: "describe_log_dirs_v5.DescribeLogDirsRequest"
-) -> Iterable[Partition]:
+def _requested(context: RequestContext, request: "describe_log_dirs_v5.DescribeLogDirsRequest") -> Iterable[Partition]:
     partitions = context.broker.partitions
     if request.topics is None:
         return partitions.values()
@@ -71,6 +67,4 @@ def _by_topic(partitions: list[Partition]) -> tuple[Any, ...]:
                 is_future_key=False,
             )
         )
-    return tuple(
-        response.DescribeLogDirsTopic(name=name, partitions=tuple(found)) for name, found in topics.items()
-    )
+    return tuple(response.DescribeLogDirsTopic(name=name, partitions=tuple(found)) for name, found in topics.items())

@@ -79,9 +79,7 @@ async def _submit(
     validate_only: bool,
 ) -> Decision:
     """Submit the commands to the controller and add the error of each to `errors`."""
-    decision = await context.broker.controller.submit_all(
-        list(commands.values()), validate_only=validate_only
-    )
+    decision = await context.broker.controller.submit_all(list(commands.values()), validate_only=validate_only)
     errors.update(zip(commands, decision.errors, strict=True))
     return decision
 
@@ -90,9 +88,7 @@ def _create_command(config: BrokerConfig, topic: Any) -> CreateTopic:
     configs = {}
     for item in topic.configs:
         if item.value is None:
-            raise KafkaError(
-                ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {item.name}"
-            )
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {item.name}")
         configs[item.name] = item.value
     count, factor = topic.num_partitions, topic.replication_factor
     return CreateTopic(
@@ -230,11 +226,7 @@ async def create_partitions(
     }
     topics = context.broker.image.topics
     _check_count(
-        sum(
-            topic.count - len(topics[topic.name].partitions)
-            for topic in request.topics
-            if topic.name in topics
-        )
+        sum(topic.count - len(topics[topic.name].partitions) for topic in request.topics if topic.name in topics)
     )
     await _submit(context, commands, errors, validate_only=request.validate_only)
     response = create_partitions_v3.response

@@ -45,9 +45,7 @@ def _response(unsupported: bool, version: int) -> "api_versions_v4.ApiVersionsRe
         ),
         finalized_features_epoch=0,
         finalized_features=tuple(
-            api_versions_v4.response.FinalizedFeatureKey(
-                name=name, min_version_level=level, max_version_level=level
-            )
+            api_versions_v4.response.FinalizedFeatureKey(name=name, min_version_level=level, max_version_level=level)
             for name, (_, _, level) in FEATURES.items()
         ),
     )

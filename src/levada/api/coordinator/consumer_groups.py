@@ -126,10 +126,7 @@ def consumer_group_describe(
         return consumer_group_describe_v1.response.ConsumerGroupDescribeResponse(
             throttle_time=UNTHROTTLED,
             groups=tuple(
-                [
-                    _failed(group_id, group) if isinstance(group, Exception) else group
-                    for group_id, group in groups
-                ]
+                [_failed(group_id, group) if isinstance(group, Exception) else group for group_id, group in groups]
             ),
         )
 
@@ -178,9 +175,7 @@ def _assignment(context: RequestContext, partitions: Partitions) -> Any:
     names = context.broker.image.topic_names
     return response.Assignment(
         topic_partitions=tuple(
-            response.TopicPartitions(
-                topic_id=topic_id, topic_name=names[topic_id], partitions=tuple(sorted(found))
-            )
+            response.TopicPartitions(topic_id=topic_id, topic_name=names[topic_id], partitions=tuple(sorted(found)))
             for topic_id, found in partitions.items()
             if topic_id in names
         )

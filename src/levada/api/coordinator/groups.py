@@ -221,9 +221,7 @@ def leave_group(context: RequestContext, request: "leave_group_v5.LeaveGroupRequ
             response.MemberResponse(member_id=member_id, group_instance_id=instance_id, error_code=error)
             for (member_id, instance_id), error in zip(leaving, errors, strict=True)
         ]
-        return response.LeaveGroupResponse(
-            throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE, members=tuple(members)
-        )
+        return response.LeaveGroupResponse(throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE, members=tuple(members))
 
     def decide(machine: GroupsMachine, now_ms: int, handle: ResponseHandle) -> AnyOutcome:
         return machine.leave(group_id, leaving, now_ms, handle)
@@ -315,17 +313,13 @@ def list_groups(
 
 
 @handles("describe_groups", versions=range(7))
-def describe_groups(
-    context: RequestContext, request: "describe_groups_v6.DescribeGroupsRequest"
-) -> DelayedResult:
+def describe_groups(context: RequestContext, request: "describe_groups_v6.DescribeGroupsRequest") -> DelayedResult:
     """Describe classic groups. v4 adds static members, v6 GROUP_ID_NOT_FOUND (KIP-1043)."""
 
     def described(found: dict[str, Any]) -> Any:
         return describe_groups_v6.response.DescribeGroupsResponse(
             throttle_time=UNTHROTTLED,
-            groups=tuple(
-                [_described(context, request, group_id, found[group_id]) for group_id in request.groups]
-            ),
+            groups=tuple([_described(context, request, group_id, found[group_id]) for group_id in request.groups]),
         )
 
     return for_each_group(

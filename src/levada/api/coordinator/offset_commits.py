@@ -121,10 +121,7 @@ def _committed(
 def _partitions(partition_type: Any, topic: Any, codes: Iterator[ErrorCode]) -> tuple[Any, ...]:
     """The partitions of a topic in a response, each with the next error code."""
     return tuple(
-        [
-            partition_type(partition_index=part.partition_index, error_code=next(codes))
-            for part in topic.partitions
-        ]
+        [partition_type(partition_index=part.partition_index, error_code=next(codes)) for part in topic.partitions]
     )
 
 
@@ -191,24 +188,18 @@ def _fetched(context: RequestContext, group: "offset_fetch_v10.OffsetFetchReques
     topics: tuple[Any, ...] = ()
     if error is ErrorCode.NONE:
         topics = (
-            _all_topics(context, result)
-            if group.topics is None
-            else _fetched_topics(context, group.topics, result)
+            _all_topics(context, result) if group.topics is None else _fetched_topics(context, group.topics, result)
         )
     return offset_fetch_v10.OffsetFetchResponseGroup(group_id=group.group_id, error_code=error, topics=topics)
 
 
-def _fetched_topics(
-    context: RequestContext, topics: Sequence[Any], result: list[FetchedOffset]
-) -> tuple[Any, ...]:
+def _fetched_topics(context: RequestContext, topics: Sequence[Any], result: list[FetchedOffset]) -> tuple[Any, ...]:
     topics_found = []
     found = iter(result)
     for topic in topics:
         known = _name(context, topic) is not None
         partitions = [
-            _partition(index, *next(found)[1:])
-            if known
-            else _partition(index, None, ErrorCode.UNKNOWN_TOPIC_ID)
+            _partition(index, *next(found)[1:]) if known else _partition(index, None, ErrorCode.UNKNOWN_TOPIC_ID)
             for index in topic.partition_indexes
         ]
         topics_found.append(
@@ -225,9 +216,7 @@ def _all_topics(context: RequestContext, result: list[FetchedOffset]) -> tuple[A
         by_topic.setdefault(name, []).append(_partition(index, value, error))
     known = context.broker.image.topics
     return tuple(
-        offset_fetch_v10.OffsetFetchResponseTopics(
-            name=name, topic_id=known[name].id, partitions=tuple(partitions)
-        )
+        offset_fetch_v10.OffsetFetchResponseTopics(name=name, topic_id=known[name].id, partitions=tuple(partitions))
         for name, partitions in by_topic.items()
         if name in known
     )
@@ -261,9 +250,7 @@ def offset_delete(context: RequestContext, request: "offset_delete_v0.OffsetDele
     )
 
 
-def _deleted(
-    request: "offset_delete_v0.OffsetDeleteRequest", errors: dict[TopicPartitionKey, ErrorCode]
-) -> Any:
+def _deleted(request: "offset_delete_v0.OffsetDeleteRequest", errors: dict[TopicPartitionKey, ErrorCode]) -> Any:
     response, unknown = offset_delete_v0.response, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     codes = iter(
         [
@@ -279,15 +266,11 @@ def _deleted(
         )
         for topic in request.topics
     ]
-    return response.OffsetDeleteResponse(
-        throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE, topics=tuple(topics)
-    )
+    return response.OffsetDeleteResponse(throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE, topics=tuple(topics))
 
 
 @handles("txn_offset_commit", versions=range(6))
-def txn_offset_commit(
-    context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest"
-) -> DelayedResult:
+def txn_offset_commit(context: RequestContext, request: "txn_offset_commit_v5.TxnOffsetCommitRequest") -> DelayedResult:
     """Commit offsets in a transaction: they are pending until the transaction is committed.
 
     The partition of `__consumer_offsets` is verified, or added, as in any other partition (KIP-890). v3 adds the member
@@ -326,9 +309,7 @@ def _verify_and_commit(
         return
     version = 2 if context.api_version >= TRANSACTION_VERSION_2_FROM else 1
     map_error = partial(produce_error, version=PRODUCE_VERSIONS.get(context.api_version, 0))
-    Verification(
-        broker, request.transactional_id, client, [partition], version, map_error, on_verified
-    ).start()
+    Verification(broker, request.transactional_id, client, [partition], version, map_error, on_verified).start()
 
 
 def _commit_in_transaction(
@@ -349,9 +330,7 @@ def _commit_in_transaction(
     )
     broker.groups.shard(request.group_id).submit(
         lambda machine, now_ms, handle: machine.commit(commit, now_ms, handle)
-    ).add_done_callback(
-        lambda result: delayed.complete([result] if isinstance(result, Exception) else result)
-    )
+    ).add_done_callback(lambda result: delayed.complete([result] if isinstance(result, Exception) else result))
 
 
 def _transaction_offsets(

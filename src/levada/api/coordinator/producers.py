@@ -42,9 +42,7 @@ def error_for_version(api: str, version: int, error: KafkaError) -> KafkaError:
     return error
 
 
-def with_producer_id(
-    broker: Broker, submit: Callable[[int], DelayedResult]
-) -> DelayedResult | Awaitable[Any]:
+def with_producer_id(broker: Broker, submit: Callable[[int], DelayedResult]) -> DelayedResult | Awaitable[Any]:
     """Return the result of `submit`, called with a new producer id if it needs one."""
     try:
         return submit(NO_PRODUCER_ID)
@@ -80,9 +78,7 @@ def init_producer_id(
     return _init(context, broker.transactions.shard(name), wanted)
 
 
-async def _init(
-    context: RequestContext, shard: CoordinatorShard[TransactionsMachine], wanted: InitRequest
-) -> Any:
+async def _init(context: RequestContext, shard: CoordinatorShard[TransactionsMachine], wanted: InitRequest) -> Any:
     """Retry while the coordinator aborts an open transaction, so that most clients need not retry themselves."""
     backoffs_s = iter(RETRY_BACKOFFS_S)
     while True:
@@ -130,9 +126,7 @@ def describe_producers(
             [
                 response.TopicResponse(
                     name=topic.name,
-                    partitions=tuple(
-                        [_producers(context, topic.name, index) for index in topic.partition_indexes]
-                    ),
+                    partitions=tuple([_producers(context, topic.name, index) for index in topic.partition_indexes]),
                 )
                 for topic in request.topics
             ]

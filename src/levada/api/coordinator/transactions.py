@@ -85,15 +85,11 @@ def _add_partitions(
         shard = context.broker.transactions.shard(name)
         if transaction.verify_only:
             shard.submit(
-                lambda machine, _, handle: Outcome(
-                    responses=[(handle, machine.verify(name, client, topic_partitions))]
-                )
+                lambda machine, _, handle: Outcome(responses=[(handle, machine.verify(name, client, topic_partitions))])
             ).add_done_callback(on_result)
         else:
             shard.submit(
-                lambda machine, now_ms, handle: machine.add(
-                    name, client, topic_partitions, version, now_ms, handle
-                )
+                lambda machine, now_ms, handle: machine.add(name, client, topic_partitions, version, now_ms, handle)
             ).add_done_callback(on_result)
     except KafkaError as error:
         on_result(error)
@@ -161,9 +157,7 @@ def end_txn(context: RequestContext, request: "end_txn_v5.EndTxnRequest") -> "De
         return with_producer_id(
             context.broker,
             lambda new_id: shard.submit(
-                lambda machine, now_ms, handle: machine.end(
-                    wanted._replace(new_producer_id=new_id), now_ms, handle
-                ),
+                lambda machine, now_ms, handle: machine.end(wanted._replace(new_producer_id=new_id), now_ms, handle),
                 _ended,
             ),
         )
@@ -181,16 +175,12 @@ def _ended(client: ProducerIdAndEpoch) -> Any:
 
 
 @handles("write_txn_markers", versions=range(1, 3))
-def write_txn_markers(
-    context: RequestContext, request: "write_txn_markers_v2.WriteTxnMarkersRequest"
-) -> DelayedResult:
+def write_txn_markers(context: RequestContext, request: "write_txn_markers_v2.WriteTxnMarkersRequest") -> DelayedResult:
     """Write transaction markers, for a coordinator or an operator. v2 adds the transaction version."""
     response = write_txn_markers_v2.response
 
     def of_one(marker: "write_txn_markers_v2.request.WritableTxnMarker") -> DelayedResult:
-        topic_partitions = [
-            (topic.name, index) for topic in marker.topics for index in topic.partition_indexes
-        ]
+        topic_partitions = [(topic.name, index) for topic in marker.topics for index in topic.partition_indexes]
 
         def written(results: list[Any]) -> Any:
             codes = iter([_code(result) for result in results])
@@ -199,9 +189,7 @@ def write_txn_markers(
                     name=topic.name,
                     partitions=tuple(
                         [
-                            response.WritableTxnMarkerPartitionResult(
-                                partition_index=index, error_code=next(codes)
-                            )
+                            response.WritableTxnMarkerPartitionResult(partition_index=index, error_code=next(codes))
                             for index in topic.partition_indexes
                         ]
                     ),
@@ -210,9 +198,7 @@ def write_txn_markers(
             ]
             return response.WritableTxnMarkerResult(producer_id=marker.producer_id, topics=tuple(topics))
 
-        return gather(
-            [_write(context, topic_partition, marker) for topic_partition in topic_partitions], written
-        )
+        return gather([_write(context, topic_partition, marker) for topic_partition in topic_partitions], written)
 
     return gather(
         [of_one(marker) for marker in request.markers],
@@ -298,9 +284,7 @@ def _described(context: RequestContext, name: str) -> Any:
     try:
         transaction = context.broker.transactions.shard(_validate_id(name)).ready.transactions.get(name)
         if transaction is None:
-            raise KafkaError(
-                ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, f"transactional id {name!r} does not exist"
-            )
+            raise KafkaError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, f"transactional id {name!r} does not exist")
     except KafkaError as error:
         return response.TransactionState(
             error_code=error.code,

@@ -39,9 +39,7 @@ def fetch(
     begin(broker, connection, read_request(view, position, stop, version), version, correlation_id)
 
 
-def begin(
-    broker: Broker, connection: Connection, request: FetchRequest, version: int, correlation_id: int
-) -> None:
+def begin(broker: Broker, connection: Connection, request: FetchRequest, version: int, correlation_id: int) -> None:
     """Enter the request's fetch session, then read."""
     wanted = [
         FetchPartition(topic, index, offset, limit, start, epoch, last_epoch)

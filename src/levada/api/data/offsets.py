@@ -58,9 +58,7 @@ def list_offsets(
         )
 
     def failure(requested: Any, error: KafkaError) -> Any:
-        return response.ListOffsetsPartitionResponse(
-            partition_index=requested.partition_index, error_code=error.code
-        )
+        return response.ListOffsetsPartitionResponse(partition_index=requested.partition_index, error_code=error.code)
 
     topics = tuple(
         response.ListOffsetsTopicResponse(
@@ -100,9 +98,7 @@ def _find(partition: Partition, timestamp: int, isolation_level: int) -> tuple[i
 
 
 def _unsupported_timestamp(timestamp: int) -> KafkaError:
-    return KafkaError(
-        ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} is not supported in this version"
-    )
+    return KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} is not supported in this version")
 
 
 @handles("delete_records", versions=range(3))
@@ -160,9 +156,7 @@ def offset_for_leader_epoch(
     topics = tuple(
         response.OffsetForLeaderTopicResult(
             topic=topic.topic,
-            partitions=_per_partition(
-                context, topic.topic, topic.partitions, handle, failure, attrgetter("partition")
-            ),
+            partitions=_per_partition(context, topic.topic, topic.partitions, handle, failure, attrgetter("partition")),
         )
         for topic in request.topics
     )

@@ -139,9 +139,7 @@ def append(
     """Append the batches of a request, whose positions are those of `view`; respond as its acks demand."""
     acks, timeout_ms, transactional_id, parts = request
     if transactional_id is not None and not verified:
-        resume = partial(
-            append, broker, connection, version=version, correlation_id=correlation_id, verified=True
-        )
+        resume = partial(append, broker, connection, version=version, correlation_id=correlation_id, verified=True)
         if await_verification(broker, connection, view, request, version, resume):
             return
     now_ms = broker.clock.now_ms()
@@ -149,9 +147,7 @@ def append(
     for topic, index, start, end in parts:
         try:
             partition = broker.route(topic, index, version)
-            if acks != ACKS_LEADER and (
-                acks != ACKS_ALL or partition.in_sync_replicas < partition.min_insync_replicas
-            ):
+            if acks != ACKS_LEADER and (acks != ACKS_ALL or partition.in_sync_replicas < partition.min_insync_replicas):
                 _check_acks(acks, partition)
             if version < ZSTD_FROM:
                 _check_codec(view, start, end)

@@ -76,9 +76,7 @@ class GroupFastPath:
             return False
         if decoded is None:
             return False
-        return self.request_class(self.templates, connection, correlation_id, version, *decoded).submit(
-            broker
-        )
+        return self.request_class(self.templates, connection, correlation_id, version, *decoded).submit(broker)
 
     def decode(self, body: bytes, version: int) -> tuple[Any, int] | None:
         """The request after its client id, without its generation, and the generation; None for the general path."""
@@ -237,9 +235,7 @@ class SyncFastPath(GroupFastPath):
             if not self.requests.is_repeated(key):
                 return None
             decoded = _decode_around(SYNC_GROUP, before, after, version)
-            request = self.requests.store(
-                key, None if decoded.assignments else to_sync_request(decoded, version)
-            )
+            request = self.requests.store(key, None if decoded.assignments else to_sync_request(decoded, version))
         return request and (request, generation)
 
     def template(self, version: int, protocol_type: str | None, protocol: str | None) -> tuple[bytes, bytes]:

@@ -154,9 +154,7 @@ class LogCleaner:
                 await self._clean_segments(partition, found, state, process)
         except CleanerDiedError as error:
             self._mark_uncleanable(partition)
-            log.warning(
-                "log cleaning interrupted", partition=str(_topic_partition(partition)), error=str(error)
-            )
+            log.warning("log cleaning interrupted", partition=str(_topic_partition(partition)), error=str(error))
         except Exception as error:  # a bug; the other logs are still cleaned
             self._mark_uncleanable(partition, for_long=True)
             log.error("log cleaning failed", partition=str(_topic_partition(partition)), exc_info=error)

@@ -48,9 +48,7 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
 
     def remove_deleted_topics(shard: CoordinatorShard[GroupsMachine]) -> None:
         topics = broker.image.topics
-        shard.submit(
-            lambda machine, _, handle: machine.on_topics_deleted(lambda name: name not in topics, handle)
-        )
+        shard.submit(lambda machine, _, handle: machine.on_topics_deleted(lambda name: name not in topics, handle))
 
     def total_memory_bytes() -> int:
         return sum([shard.machine.memory_bytes for shard in coordinators if shard.machine is not None])
@@ -72,9 +70,7 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
         if deleted:
             for shard in coordinators:
                 if shard.machine is not None:
-                    shard.submit(
-                        lambda machine, _, handle: machine.on_topics_deleted(deleted.__contains__, handle)
-                    )
+                    shard.submit(lambda machine, _, handle: machine.on_topics_deleted(deleted.__contains__, handle))
 
     broker.image_listeners.append(on_image)
     return coordinators

@@ -109,9 +109,7 @@ class CoordinatorRuntime(Generic[M]):
             await self._broker.controller.submit(command)
         except KafkaError as error:
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-                raise KafkaError(
-                    ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{name} cannot be created: {error}"
-                ) from None
+                raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{name} cannot be created: {error}") from None
 
     def close(self) -> None:
         """Close all shards."""

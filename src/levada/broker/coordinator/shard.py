@@ -35,9 +35,7 @@ LOAD_SLICE_S: Final = 0.005  # how long loading may block the event loop
 RECORDS_PER_CLOCK_CHECK: Final = 64  # while loading
 RECORD_OVERHEAD_BYTES: Final = 24  # at most, without key and value
 TIMER_RETRY_S: Final = 1.0  # after a bug in `expire`
-STANDSTILL_MS: Final = (
-    2_000  # a timer that is so late means that the process was stopped, or the clock changed
-)
+STANDSTILL_MS: Final = 2_000  # a timer that is so late means that the process was stopped, or the clock changed
 GRACE_PERIOD_S: Final = 3.0  # after a standstill: about one heartbeat interval
 
 M = TypeVar("M", bound=StateMachine)
@@ -157,9 +155,7 @@ class CoordinatorShard(Generic[M]):
         parts = _split(events, [encode(event) for event in events], limit - HEADER_BYTES)
         return [(part, encode_key_values(some, now_ms, *producer) if some else None) for part, some in parts]
 
-    def _append_and_apply(
-        self, machine: M, outcome: Outcome, batches: Sequence[EventBatch], now_ms: int
-    ) -> None:
+    def _append_and_apply(self, machine: M, outcome: Outcome, batches: Sequence[EventBatch], now_ms: int) -> None:
         for events, batch in batches:
             if batch is not None:
                 try:
@@ -342,9 +338,7 @@ class CoordinatorShard(Generic[M]):
 
 
 def _not_coordinator(partition: Partition) -> KafkaError:
-    return KafkaError(
-        ErrorCode.NOT_COORDINATOR, f"this broker does not serve {partition.topic}-{partition.index}"
-    )
+    return KafkaError(ErrorCode.NOT_COORDINATOR, f"this broker does not serve {partition.topic}-{partition.index}")
 
 
 def _split(

@@ -109,9 +109,7 @@ class _MarkerWriter:
             return  # the next coordinator that loads the journal writes the markers
         producer = ProducerIdAndEpoch(self._markers.producer_id, self._markers.producer_epoch)
         try:
-            written = write_marker(
-                self._broker, topic_partition, producer, self._marker, self._markers.epoch_bumped
-            )
+            written = write_marker(self._broker, topic_partition, producer, self._marker, self._markers.epoch_bumped)
         except KafkaError as error:
             self._on_result(topic_partition, error)
         else:
@@ -145,6 +143,4 @@ class _MarkerWriter:
 
     def _complete(self) -> None:
         if self._shard.machine is self._machine and self._machine is not None:
-            self._shard.submit(
-                lambda machine, now_ms, handle: machine.complete(self._markers, now_ms, handle)
-            )
+            self._shard.submit(lambda machine, now_ms, handle: machine.complete(self._markers, now_ms, handle))

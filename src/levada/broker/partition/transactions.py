@@ -108,9 +108,7 @@ class Transactions:
             self._remove_guards(producer_id)
         return base_offset
 
-    def end(
-        self, producer_id: int, producer_epoch: int, marker: Marker, bumped: bool, now_ms: int
-    ) -> DelayedResult:
+    def end(self, producer_id: int, producer_epoch: int, marker: Marker, bumped: bool, now_ms: int) -> DelayedResult:
         """Queue the marker that ends a producer's transaction; the result completes when it is committed."""
         self._partition.producers.check_marker(producer_id, producer_epoch, marker, bumped)
         batch = encode_marker(marker, producer_id, producer_epoch, now_ms)
@@ -172,9 +170,7 @@ def load_producers(segments: Log) -> ProducerStates:
             start = offset
             break
         except CorruptSnapshotError as error:
-            log.warning(
-                "producer snapshot is damaged", directory=segments.directory, offset=offset, why=str(error)
-            )
+            log.warning("producer snapshot is damaged", directory=segments.directory, offset=offset, why=str(error))
     with reader.rebuilding_txn_indexes() as found:
         states.replay(reader.headers_and_markers(start), found)
     states.on_high_watermark_updated(segments.log_end_offset)

@@ -70,9 +70,7 @@ class ValidationRules(NamedTuple):
         if attributes & TRANSACTIONAL_BIT and producer_id < 0:
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, "a transactional batch without a producer id")
         if count <= 0 or count != last_offset_delta + 1:
-            raise KafkaError(
-                ErrorCode.INVALID_RECORD, f"{count} records, but offsets for {last_offset_delta + 1}"
-            )
+            raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records, but offsets for {last_offset_delta + 1}")
         if count < len(batch) and attributes & CODEC_MASK <= CODEC_MAX and not self.checks_records:
             return
         records = decode(batch)
@@ -124,9 +122,7 @@ def not_appendable(topic: str, internal: bool, size: int) -> KafkaError:
 def check_deletable(topic: str, internal: bool, cleanup_policy: Sequence[str]) -> None:
     """DeleteRecords is not for internal topics, nor for topics that are only compacted."""
     if internal:
-        raise KafkaError(
-            ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot delete records of internal topic {topic}"
-        )
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot delete records of internal topic {topic}")
     if "delete" not in cleanup_policy:
         raise KafkaError(
             ErrorCode.POLICY_VIOLATION, f"the cleanup.policy of {topic} does not allow records to be deleted"

@@ -89,9 +89,7 @@ def pipeline() -> None:
     """
 
 
-@pipeline.group(
-    cls=Pipelines, short_help="Run a pipeline until it is stopped, or with --once until it is done."
-)
+@pipeline.group(cls=Pipelines, short_help="Run a pipeline until it is stopped, or with --once until it is done.")
 def run() -> None:
     """Run a pipeline until it is stopped, or with --once until it has processed all available records.
 

@@ -129,9 +129,7 @@ def _run(pipeline: str, given: dict[str, Any]) -> None:
 
 @click.command()
 @click.argument("query", metavar="QUERY")
-@click.option(
-    "--to", metavar="TOPIC", required=True, shell_complete=complete_topics, help="The topic of the results."
-)
+@click.option("--to", metavar="TOPIC", required=True, shell_complete=complete_topics, help="The topic of the results.")
 @click.option(
     "--schema",
     "schemas",

@@ -28,9 +28,7 @@ def archived_options(command: Command) -> Command:
 
 @click.command()
 @topics_option(required=True)
-@click.option(
-    "--to", metavar="PATH", type=PathType(), required=True, help="The lake: a path that Spark can write."
-)
+@click.option("--to", metavar="PATH", type=PathType(), required=True, help="The lake: a path that Spark can write.")
 @click.option(
     "--format",
     "lake_format",
@@ -65,9 +63,7 @@ def archive(small_mb: int, **given: Any) -> None:
 
 @click.command()
 @archived_options
-@click.option(
-    "--to", metavar="TOPIC", required=True, shell_complete=complete_topics, help="The topic to send to."
-)
+@click.option("--to", metavar="TOPIC", required=True, shell_complete=complete_topics, help="The topic to send to.")
 @click.option("--from", "start", type=TimeType(), help="Records from this timestamp on.")
 @click.option("--until", "end", type=TimeType(), help="Records before this timestamp.")
 @click.option(
@@ -110,9 +106,7 @@ def replay(**given: Any) -> None:
     type=PathType(),
     help="Write the result as Parquet to a new path, or over a previous result; by default it is printed.",
 )
-@click.option(
-    "--gaps", is_flag=True, help="Allow that records are neither in the lake nor in the log any more."
-)
+@click.option("--gaps", is_flag=True, help="Allow that records are neither in the lake nor in the log any more.")
 @format_option("source")
 @run_options
 def history(**given: Any) -> None:
@@ -129,6 +123,4 @@ def history(**given: Any) -> None:
     """
     topic, lake = given["topic"], given["lake"]
     shown = {"topic": topic, "lake": lake, "sql": given["query"]}
-    run_pipeline(
-        "history", given, shown, function="query_history", topics=[topic], lake=lake, has_checkpoint=False
-    )
+    run_pipeline("history", given, shown, function="query_history", topics=[topic], lake=lake, has_checkpoint=False)

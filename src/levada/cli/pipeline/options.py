@@ -38,9 +38,7 @@ class DurationType(click.ParamType[str]):
 
 def duration_option(name: str, default: str, text: str) -> Callable[[Command], Command]:
     """Add an option that is a duration."""
-    return click.option(
-        name, metavar="TIME", type=DurationType(), default=default, show_default=True, help=text
-    )
+    return click.option(name, metavar="TIME", type=DurationType(), default=default, show_default=True, help=text)
 
 
 def home_option(command: Command) -> Command:

@@ -63,9 +63,7 @@ def run_pipeline(
         _execute(Run(home, name or pipeline), pipeline, shown, start)
 
 
-def _execute(
-    run: Run, pipeline: str, shown: Mapping[str, Any], start: Callable[[Run], RunningPipeline]
-) -> None:
+def _execute(run: Run, pipeline: str, shown: Mapping[str, Any], start: Callable[[Run], RunningPipeline]) -> None:
     """Hold the run while the pipeline works, and record its progress and how it ended."""
     clock = SystemClock()
     with run.hold(pipeline, shown, clock.now_ms()), Signals() as signals:
@@ -136,9 +134,7 @@ class Signals:
         self.received = False
 
     def __enter__(self) -> "Signals":
-        self._before = {
-            number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        self._before = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(
@@ -177,9 +173,7 @@ def new_session(name: str, master: str | None, log: str | None = None) -> "Spark
             if SparkSession.getActiveSession() is not None:
                 return session()
             # Spark creates this directory, by default in the working directory.
-            return session(
-                f"levada {name}", master, **{WAREHOUSE: os.path.join(os.path.dirname(log), "tables")}
-            )
+            return session(f"levada {name}", master, **{WAREHOUSE: os.path.join(os.path.dirname(log), "tables")})
     except JavaNotFoundError as error:
         raise CommandError(str(error)) from None
     except PySparkException as error:

@@ -73,9 +73,7 @@ class Admin:
         )
         response = await self._client.request(
             "create_topics",
-            request.CreateTopicsRequest(
-                topics=(topic,), timeout=self._timeout(), validate_only=validate_only
-            ),
+            request.CreateTopicsRequest(topics=(topic,), timeout=self._timeout(), validate_only=validate_only),
         )
         (result,) = response.topics
         _check(result, f"topic {name}")

@@ -115,9 +115,7 @@ class GroupAdmin:
     async def describe(self, group: str) -> GroupDescription:
         """A group of the classic or the consumer protocol; GROUP_ID_NOT_FOUND if there is none."""
         coordinator = self._coordinator(group)
-        request = describe_groups.request.DescribeGroupsRequest(
-            groups=(group,), include_authorized_operations=False
-        )
+        request = describe_groups.request.DescribeGroupsRequest(groups=(group,), include_authorized_operations=False)
 
         def check_classic(response: Any) -> None:
             if _is_classic(response):
@@ -150,9 +148,7 @@ class GroupAdmin:
         (found,) = response.groups
         members = tuple(_member(member) for member in found.members)
         node = await coordinator.node()
-        return GroupDescription(
-            group, found.group_state, "consumer", "consumer", found.assignor_name, node, members
-        )
+        return GroupDescription(group, found.group_state, "consumer", "consumer", found.assignor_name, node, members)
 
     async def offsets(self, group: str) -> dict[TopicPartition, CommittedOffset]:
         """All committed offsets of a group; pending offsets of open transactions are not waited for."""
@@ -187,9 +183,7 @@ def _member(member: Any) -> GroupMember:
         for topic in member.assignment.topic_partitions
         for index in topic.partitions
     ]
-    return GroupMember(
-        member.member_id, member.instance_id, member.client_id, member.client_host, tuple(partitions)
-    )
+    return GroupMember(member.member_id, member.instance_id, member.client_id, member.client_host, tuple(partitions))
 
 
 def _classic_member(member: Any) -> GroupMember:
@@ -199,17 +193,13 @@ def _classic_member(member: Any) -> GroupMember:
         partitions = tuple(
             sorted(TopicPartition(topic, index) for topic, some in found.partitions.items() for index in some)
         )
-    return GroupMember(
-        member.member_id, member.group_instance_id, member.client_id, member.client_host, partitions
-    )
+    return GroupMember(member.member_id, member.group_instance_id, member.client_id, member.client_host, partitions)
 
 
 async def group_lag(client: "Client", group: GroupDescription) -> list[PartitionLag]:
     """The lag in each partition that the group has committed or that is assigned to a member, by name."""
     offsets = await GroupAdmin(client).offsets(group.group)
-    owners = {
-        partition: member.member_id for member in group.members for partition in member.partitions or ()
-    }
+    owners = {partition: member.member_id for member in group.members for partition in member.partitions or ()}
     partitions = sorted(offsets.keys() | owners.keys())
     known = await _existing(client, partitions)
     ends = await _offsets_at(client, known, LATEST)

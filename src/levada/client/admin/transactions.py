@@ -97,9 +97,7 @@ class TransactionAdmin:
         response = await Coordinator(self._client, KeyType.TRANSACTION, name).request(
             "describe_transactions",
             request,
-            lambda response: raise_for_code(
-                response.transaction_states[0].error_code, f"no transactional id {name!r}"
-            ),
+            lambda response: raise_for_code(response.transaction_states[0].error_code, f"no transactional id {name!r}"),
         )
         return _state(response.transaction_states[0])
 
@@ -152,9 +150,7 @@ class TransactionAdmin:
             for partition in state.partitions
         }
         after = {one.identity for one in await self.find_open(topics)}
-        return [
-            one for one in before if (one.producer_id, one.partition) not in known and one.identity in after
-        ]
+        return [one for one in before if (one.producer_id, one.partition) not in known and one.identity in after]
 
     async def abort(self, name: str) -> None:
         """Abort the open transaction of a transactional id; its producer is fenced."""

@@ -159,14 +159,10 @@ class Consumer:
         return await self._offsets(list(self._partitions), LATEST)
 
     async def _offsets(self, partitions: Sequence[TopicPartition], time: int) -> dict[TopicPartition, int]:
-        found = await self._client.list_offsets(
-            dict.fromkeys(partitions, time), isolation_level=self._isolation_level
-        )
+        found = await self._client.list_offsets(dict.fromkeys(partitions, time), isolation_level=self._isolation_level)
         return {partition: found[partition].offset for partition in partitions}
 
-    async def _starting_offsets(
-        self, start: Start, partitions: Sequence[TopicPartition]
-    ) -> dict[TopicPartition, int]:
+    async def _starting_offsets(self, start: Start, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         if isinstance(start, Mapping):
             given = {TopicPartition(*partition): offset for partition, offset in start.items()}
             rest = [partition for partition in partitions if partition not in given]

@@ -109,9 +109,7 @@ def _is_abort(view: memoryview) -> bool:
     return any(key is not None and int.from_bytes(key[2:4], "big") == CONTROL_ABORT for key in keys)
 
 
-async def list_offsets(
-    client: "Client", times: Mapping[TopicPartition, int], isolation_level: int
-) -> Offsets:
+async def list_offsets(client: "Client", times: Mapping[TopicPartition, int], isolation_level: int) -> Offsets:
     """Send ListOffsets to each leader, again where it has moved, until the request timeout."""
     retries = Retries(client, RetryPolicy(PARTITION_RETRIABLE, client.request_timeout_ms))
     found: Offsets = {}
@@ -140,9 +138,7 @@ async def list_offsets(
     return found
 
 
-async def _list_by_leader(
-    client: "Client", times: Mapping[TopicPartition, int], isolation_level: int
-) -> Offsets:
+async def _list_by_leader(client: "Client", times: Mapping[TopicPartition, int], isolation_level: int) -> Offsets:
     by_leader: dict[int, dict[TopicPartition, int]] = {}
     for partition, time in times.items():
         by_leader.setdefault(await client.leader(partition), {})[partition] = time
@@ -152,9 +148,7 @@ async def _list_by_leader(
     return {partition: found for response in responses for partition, found in response.items()}
 
 
-async def _list_at(
-    client: "Client", leader: int, times: Mapping[TopicPartition, int], isolation_level: int
-) -> Offsets:
+async def _list_at(client: "Client", leader: int, times: Mapping[TopicPartition, int], isolation_level: int) -> Offsets:
     connection = await client.connection(leader)
     version = connection.version(LIST_OFFSETS)
     body = await connection.send(

@@ -217,9 +217,7 @@ class Fetcher:
             except FAILURES as failure:
                 self._fail(state, failure)
 
-    async def _send_fetch(
-        self, leader: int, states: list[PartitionState]
-    ) -> dict[TopicPartition, FetchedPartition]:
+    async def _send_fetch(self, leader: int, states: list[PartitionState]) -> dict[TopicPartition, FetchedPartition]:
         topics: dict[str, TopicInfo] = {}
         for state in states:
             topics[state.partition.topic] = await self._client.topic(state.partition.topic)

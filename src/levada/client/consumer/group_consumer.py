@@ -249,9 +249,7 @@ class GroupConsumer(Consumer):
             if self.membership.assigned is assigned:
                 self._ready.update(found)
 
-    async def _start_positions(
-        self, added: Collection[TopicIdPartition]
-    ) -> dict[TopicIdPartition, StartPosition]:
+    async def _start_positions(self, added: Collection[TopicIdPartition]) -> dict[TopicIdPartition, StartPosition]:
         topics = (await self._client.metadata(self._topics if self._pattern is None else None)).topics
         names = {topic.topic_id: name for name, topic in topics.items()}
         ids = {name: topic.topic_id for name, topic in topics.items()}

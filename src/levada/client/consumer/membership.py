@@ -134,9 +134,7 @@ class Membership:
         wanted = self._heartbeats + (2 if self._in_flight else 1)
         self._heartbeat_due.set()
         async with self._heartbeat_done:
-            await self._heartbeat_done.wait_for(
-                lambda: self._heartbeats >= wanted or self.fenced or self.failure
-            )
+            await self._heartbeat_done.wait_for(lambda: self._heartbeats >= wanted or self.fenced or self.failure)
 
     async def _run(self, pause_s: float) -> None:
         while self.failure is None:
@@ -193,9 +191,7 @@ class Membership:
         self.epoch = response.member_epoch
         if response.assignment is not None:
             assigned = frozenset(
-                (topic.topic_id, index)
-                for topic in response.assignment.topic_partitions
-                for index in topic.partitions
+                (topic.topic_id, index) for topic in response.assignment.topic_partitions for index in topic.partitions
             )
             if assigned != self.assigned:
                 self.assigned = assigned

@@ -61,9 +61,7 @@ class PartitionQueue:
 class RecordAccumulator:
     """The records that are accepted and not yet stored."""
 
-    def __init__(
-        self, *, linger_ms: float, batch_bytes: int, buffer_bytes: int, delivery_timeout_ms: int
-    ) -> None:
+    def __init__(self, *, linger_ms: float, batch_bytes: int, buffer_bytes: int, delivery_timeout_ms: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._linger_s = linger_ms / 1000
         self._batch_bytes = batch_bytes
@@ -97,9 +95,7 @@ class RecordAccumulator:
             now = self._loop.time()
             if batches:
                 batches[0].ready_at = 0  # no more records join it
-            batch = ProducerBatch(
-                now + self._linger_s, now + self._delivery_timeout_s, self._loop.create_future()
-            )
+            batch = ProducerBatch(now + self._linger_s, now + self._delivery_timeout_s, self._loop.create_future())
             batches.append(batch)
             self.incomplete.add(batch)
         else:
@@ -114,9 +110,7 @@ class RecordAccumulator:
             batch.ready_at = 0
         return future, is_new, is_full
 
-    def queue_for(
-        self, topic: TopicInfo, key: bytes | None, partition: int | None, size: int
-    ) -> PartitionQueue:
+    def queue_for(self, topic: TopicInfo, key: bytes | None, partition: int | None, size: int) -> PartitionQueue:
         """The queue of the partition that a record goes to: the given one, or by its key, or the sticky one."""
         count = len(topic.partitions)
         if partition is not None:

@@ -123,9 +123,7 @@ class Producer:
         `timestamp` is in milliseconds since 1970, now if left out.
         """
         info = await self._client.topic(topic, create=True)
-        record = Record(
-            0, self._clock.now_ms() if timestamp is None else timestamp, key, value, tuple(headers)
-        )
+        record = Record(0, self._clock.now_ms() if timestamp is None else timestamp, key, value, tuple(headers))
         size = record_size(record)
         accumulator = self._accumulator
         while not accumulator.has_memory(size):
@@ -138,9 +136,7 @@ class Producer:
             await asyncio.sleep(0)  # a caller that never waits must let the sender run
         return future
 
-    async def send_and_wait(
-        self, topic: str, value: bytes | None, **options: Unpack[RecordOptions]
-    ) -> RecordMetadata:
+    async def send_and_wait(self, topic: str, value: bytes | None, **options: Unpack[RecordOptions]) -> RecordMetadata:
         """Send one record and wait until it is stored."""
         return await (await self.send(topic, value, **options))
 

@@ -216,9 +216,7 @@ class Sender:
 
     # Responses
 
-    def _handle_response(
-        self, queue: PartitionQueue, batch: ProducerBatch, response: ProducedPartition
-    ) -> None:
+    def _handle_response(self, queue: PartitionQueue, batch: ProducerBatch, response: ProducedPartition) -> None:
         code = error_code(response.error)
         if code not in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
             detail = response.error_message or str(queue.partition)

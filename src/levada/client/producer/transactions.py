@@ -164,9 +164,7 @@ class TransactionalProducer:
             keep_prepared=self._keep_prepared,
         )
         await require_feature(self._coordinator)
-        self._identity = ProducerIdentity(
-            self.transactional_id, response.producer_id, response.producer_epoch
-        )
+        self._identity = ProducerIdentity(self.transactional_id, response.producer_id, response.producer_epoch)
         if self._keep_prepared and response.ongoing_txn_producer_id >= 0:
             self.prepared = PreparedTransaction(
                 self.transactional_id, response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch

@@ -71,12 +71,7 @@ class AllocateProducerIds:
 
 
 Command: TypeAlias = (
-    CreateTopic
-    | DeleteTopic
-    | CreatePartitions
-    | AlterConfigs
-    | IncrementalAlterConfigs
-    | AllocateProducerIds
+    CreateTopic | DeleteTopic | CreatePartitions | AlterConfigs | IncrementalAlterConfigs | AllocateProducerIds
 )
 
 
@@ -107,18 +102,14 @@ def find_topic(image: ClusterImage, topic: str | UUID) -> TopicImage:
         return image.topics[name]
     found = image.topics.get(topic)
     if found is None:
-        raise KafkaError(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
-        )
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
     return found
 
 
 def _create_topic(image: ClusterImage, command: CreateTopic) -> list[Change]:
     topic_names.check(command.name)
     if command.name == topic_names.KAFKA_METADATA:
-        raise KafkaError(
-            ErrorCode.INVALID_REQUEST, f"Creation of internal topic {command.name} is prohibited."
-        )
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {command.name} is prohibited.")
     if command.name in image.topics:
         raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{command.name}' already exists.")
     collision = image.metric_names.get(metric_name(command.name))
@@ -143,16 +134,14 @@ def _create_partitions(image: ClusterImage, command: CreatePartitions) -> list[C
     if topic_names.is_internal(topic.name):
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS,
-            f"The internal topic {topic.name} must keep its {present} partition(s): "
-            "its keys are hashed to partitions.",
+            f"The internal topic {topic.name} must keep its {present} partition(s): its keys are hashed to partitions.",
         )
     if command.count == present:
         raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {present} partition(s).")
     if command.count < present:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS,
-            f"The topic {topic.name} currently has {present} partition(s); "
-            f"{command.count} would not be an increase.",
+            f"The topic {topic.name} currently has {present} partition(s); {command.count} would not be an increase.",
         )
     added = command.count - present
     replication_factor = len(topic.partitions[0].replicas)
@@ -195,9 +184,7 @@ def _assigned(image: ClusterImage, topic_id: UUID, first: int, count: int, facto
             "Replication factor must be larger than 0, or -1 to use the default value.",
         )
     if count < 1:
-        raise KafkaError(
-            ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
-        )
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
     if count > PARTITIONS_PER_REQUEST_MAX:
         raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     brokers = sorted(image.brokers)
@@ -216,6 +203,5 @@ def _assigned(image: ClusterImage, topic_id: UUID, first: int, count: int, facto
 
 def _partitions(assignments: Assignments) -> tuple[PartitionImage, ...]:
     return tuple(
-        PartitionImage(replicas=tuple(replicas), isr=tuple(replicas), leader=replicas[0])
-        for replicas in assignments
+        PartitionImage(replicas=tuple(replicas), isr=tuple(replicas), leader=replicas[0]) for replicas in assignments
     )

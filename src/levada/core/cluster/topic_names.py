@@ -18,13 +18,9 @@ def check(name: str) -> None:
     if name in (".", ".."):
         raise _invalid(f"'{name}' is not allowed")
     if len(name) > LENGTH_MAX:
-        raise _invalid(
-            f"the length of '{name[:LENGTH_MAX]}' is longer than the max allowed length {LENGTH_MAX}"
-        )
+        raise _invalid(f"the length of '{name[:LENGTH_MAX]}' is longer than the max allowed length {LENGTH_MAX}")
     if not _LEGAL.fullmatch(name):
-        raise _invalid(
-            f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
-        )
+        raise _invalid(f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'")
 
 
 def is_internal(name: str) -> bool:

@@ -129,9 +129,7 @@ class GroupsMachine:
             raise KafkaError(error, f"group {group_id!r} does not exist")
         return group
 
-    def renew_session(
-        self, group_id: str, member_id: str, session_timeout_ms: int, now_ms: int
-    ) -> list[GroupEvent]:
+    def renew_session(self, group_id: str, member_id: str, session_timeout_ms: int, now_ms: int) -> list[GroupEvent]:
         """Restart the session timer of a classic member, unless it was restarted within the slack."""
         timer, until_ms = session_timer(group_id, member_id), now_ms + session_timeout_ms
         if until_ms <= (self.deadlines.get(timer) or 0) <= until_ms + SESSION_SLACK_MS:
@@ -166,9 +164,7 @@ class GroupsMachine:
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"group {group_id!r} does not exist")
         return KINDS[group.kind].heartbeat(self, group, member_id, instance_id, generation, now_ms, handle)
 
-    def leave(
-        self, group_id: str, leaving: Sequence[LeavingMember], now_ms: int, handle: ResponseHandle
-    ) -> Outcome:
+    def leave(self, group_id: str, leaving: Sequence[LeavingMember], now_ms: int, handle: ResponseHandle) -> Outcome:
         """LeaveGroup; the response has an error code for each member."""
         group = self.groups.get(group_id)
         if group is None:

@@ -64,9 +64,7 @@ def remove_group(machine: "GroupsMachine", group_id: str) -> None:
         machine.memory_bytes -= former.memory_bytes
 
 
-def check_memory(
-    machine: "GroupsMachine", group: "Group", member_id: str = "", instance_id: str | None = None
-) -> None:
+def check_memory(machine: "GroupsMachine", group: "Group", member_id: str = "", instance_id: str | None = None) -> None:
     """GROUP_MAX_SIZE_REACHED if the group, as this member's request would change it, exceeds a limit.
 
     A group that does not grow is always allowed. So is a member whose own metadata does not grow: other members, or
@@ -90,9 +88,7 @@ def check_memory(
 
 def _member_bytes(group: "Group", member_id: str, instance_id: str | None) -> int:
     """The memory of a member, or of the static member that it replaces; 0 if there is none."""
-    member = group.members.get(
-        member_id if instance_id is None else group.static_members.get(instance_id, member_id)
-    )
+    member = group.members.get(member_id if instance_id is None else group.static_members.get(instance_id, member_id))
     return 0 if member is None else member.memory_bytes
 
 

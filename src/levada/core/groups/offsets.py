@@ -94,9 +94,7 @@ class Offsets:
 
     def is_pending(self, group: str, topic_partition: TopicPartitionKey) -> bool:
         """Whether an open transaction has committed an offset of this partition."""
-        return any(
-            topic_partition in self._pending[producer][group] for producer in self._open.get(group, ())
-        )
+        return any(topic_partition in self._pending[producer][group] for producer in self._open.get(group, ()))
 
     def has_pending(self, group: str) -> bool:
         """Whether an open transaction has committed any offset of the group."""

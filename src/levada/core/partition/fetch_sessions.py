@@ -69,9 +69,7 @@ class FetchContext:
 
     __slots__ = ("_epoch", "_incremental", "_session", "partitions", "session_id")
 
-    def __init__(
-        self, partitions: Sequence[FetchPartition], session: FetchSession | None, incremental: bool
-    ) -> None:
+    def __init__(self, partitions: Sequence[FetchPartition], session: FetchSession | None, incremental: bool) -> None:
         self.partitions = partitions
         self.session_id = NO_SESSION if session is None else session.id  # of the response
         self._session = session

@@ -38,9 +38,7 @@ class ProducerStateEntry:
     timestamp: int = -1  # the greatest of the newest batch
     coordinator_epoch: int = -1
     transaction_first_offset: int = -1  # -1 without an ongoing transaction
-    batches: list[BatchMetadata] = field(
-        default_factory=list
-    )  # oldest first, at most BATCHES_KEPT, all of `epoch`
+    batches: list[BatchMetadata] = field(default_factory=list)  # oldest first, at most BATCHES_KEPT, all of `epoch`
     marker_offset: int = field(default=-1, compare=False)  # of the newest marker since the start
 
     @property
@@ -128,8 +126,6 @@ def _load_earlier(producers: Mapping[int, ProducerStateEntry], data: memoryview)
     for producer_id, *batch in _EARLIER_ENTRY.iter_unpack(data[_EARLIER_HEAD.size :]):
         producer = producers.get(producer_id)
         if producer is None or not 0 < len(producer.batches) < BATCHES_KEPT:
-            raise CorruptSnapshotError(
-                f"an earlier batch of producer {producer_id}, which has no room for it"
-            )
+            raise CorruptSnapshotError(f"an earlier batch of producer {producer_id}, which has no room for it")
         first, last, base_offset, last_offset = batch
         producer.batches.insert(-1, (first, last, base_offset, last_offset))

@@ -85,9 +85,7 @@ class ProducerStates:
             )
         return result
 
-    def check_transactional(
-        self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int
-    ) -> int:
+    def check_transactional(self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int) -> int:
         """Check a batch of a transaction; its verification (KIP-890) is not part of this check."""
         producer = self._producers.get(producer_id)
         if producer is None:
@@ -130,11 +128,7 @@ class ProducerStates:
     def has_ongoing_txn(self, producer_id: int, producer_epoch: int) -> bool:
         """Whether a producer has an ongoing transaction in this epoch."""
         producer = self._producers.get(producer_id)
-        return (
-            producer is not None
-            and producer.transaction_first_offset >= 0
-            and producer.epoch == producer_epoch
-        )
+        return producer is not None and producer.transaction_first_offset >= 0 and producer.epoch == producer_epoch
 
     def begin(self, producer_id: int, first_offset: int) -> None:
         """Begin a transaction with its first applied batch, unless it is ongoing."""
@@ -178,9 +172,7 @@ class ProducerStates:
         self.unreplicated_txns.append((offset, first_offset))
         if marker.committed:
             return None
-        return AbortedTransaction(
-            producer_id, first_offset, offset, next(iter(self.ongoing_txns), offset + 1)
-        )
+        return AbortedTransaction(producer_id, first_offset, offset, next(iter(self.ongoing_txns), offset + 1))
 
     def on_high_watermark_updated(self, high_watermark: int) -> None:
         """Remove the completed transactions whose marker is below the high watermark."""
@@ -191,9 +183,7 @@ class ProducerStates:
         """Return the first offset of all transactions that are ongoing or whose marker can still be lost."""
         candidates = [first_offset for _, first_offset in self.unreplicated_txns]
         candidates.extend(
-            first_offset
-            for first_offset in (next(iter(self.ongoing_txns), None),)
-            if first_offset is not None
+            first_offset for first_offset in (next(iter(self.ongoing_txns), None),) if first_offset is not None
         )
         return min(candidates, default=None)
 
@@ -290,13 +280,9 @@ class ProducerStates:
         # A sixteenth at once, to amortise the search. A producer without an offset has only markers from before the
         # restart: it is the oldest.
         idle = (
-            item
-            for item in self._producers.items()
-            if item[1].transaction_first_offset < 0 and item[0] != newest_id
+            item for item in self._producers.items() if item[1].transaction_first_offset < 0 and item[0] != newest_id
         )
-        for producer_id, _ in nsmallest(
-            max(1, self.producers_max // 16), idle, key=lambda item: item[1].last_offset
-        ):
+        for producer_id, _ in nsmallest(max(1, self.producers_max // 16), idle, key=lambda item: item[1].last_offset):
             del self._producers[producer_id]
 
 

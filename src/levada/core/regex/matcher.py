@@ -153,9 +153,7 @@ class Pattern:
         for number in self._closure(key, char):
             state = self._nfa[number]
             if isinstance(state, _Read):
-                self._count_steps(
-                    max(0, len(state.members.parts) - 1)
-                )  # one was counted when the state was reached
+                self._count_steps(max(0, len(state.members.parts) - 1))  # one was counted when the state was reached
                 if state.members.has(char):
                     reached.add(state.then)
         return _DfaKey(frozenset(reached), char if char == "\n" else WORD if is_word(char) else OTHER)

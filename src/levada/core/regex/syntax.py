@@ -124,8 +124,7 @@ _CATEGORIES: Final = {
 }
 # The Unicode names of a script's characters start with these.
 _SCRIPTS: Final = {
-    name: name.upper()
-    for name in ("Arabic", "Armenian", "Cyrillic", "Georgian", "Greek", "Hebrew", "Latin", "Thai")
+    name: name.upper() for name in ("Arabic", "Armenian", "Cyrillic", "Georgian", "Greek", "Hebrew", "Latin", "Thai")
 } | {"Han": "CJK"}
 
 

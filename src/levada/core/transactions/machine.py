@@ -193,9 +193,7 @@ class TransactionsMachine:
         current = self._validate_producer(transactional_id, client)
         if current.status is Status.ONGOING and current.partitions.issuperset(topic_partitions):
             return Outcome(responses=[(handle, None)])
-        return _changed(
-            transactional_id, current.with_partitions(topic_partitions, version, now_ms), handle, None
-        )
+        return _changed(transactional_id, current.with_partitions(topic_partitions, version, now_ms), handle, None)
 
     def _validate_producer(self, transactional_id: str, client: ProducerIdAndEpoch) -> Transaction:
         """The metadata of a client that may add partitions. PRODUCER_FENCED, CONCURRENT_TRANSACTIONS, ..."""
@@ -207,9 +205,7 @@ class TransactionsMachine:
         if current.is_completing:
             raise _concurrent_transactions()
         if current.is_kept_prepared:
-            raise KafkaError(
-                ErrorCode.INVALID_TXN_STATE, "a prepared transaction was kept; it can only be ended"
-            )
+            raise KafkaError(ErrorCode.INVALID_TXN_STATE, "a prepared transaction was kept; it can only be ended")
         return current
 
     def _existing(self, transactional_id: str) -> Transaction:
@@ -255,9 +251,7 @@ class TransactionsMachine:
         ended = current.prepared(False, client, request.version, now_ms).completed(now_ms)
         return _changed(request.transactional_id, ended, handle, client)
 
-    def _prepare(
-        self, request: EndRequest, current: Transaction, now_ms: int, handle: ResponseHandle
-    ) -> Outcome:
+    def _prepare(self, request: EndRequest, current: Transaction, now_ms: int, handle: ResponseHandle) -> Outcome:
         client = current.client
         if request.version >= TRANSACTION_VERSION_2:
             client = _bump_epoch(client, request.new_producer_id)
@@ -281,11 +275,7 @@ class TransactionsMachine:
     def on_loaded(self, now_ms: int) -> Outcome:
         """Write the markers of all prepared transactions, again if they were written before."""
         return Outcome(
-            effects=[
-                _markers(name, current)
-                for name, current in self.transactions.items()
-                if current.is_completing
-            ]
+            effects=[_markers(name, current) for name, current in self.transactions.items() if current.is_completing]
         )
 
     def next_deadline_ms(self) -> int | None:
@@ -390,9 +380,7 @@ def _fenced(client: ProducerIdAndEpoch, current: Transaction) -> KafkaError:
 
 
 def _invalid_mapping(name: str, client: ProducerIdAndEpoch) -> KafkaError:
-    return KafkaError(
-        ErrorCode.INVALID_PRODUCER_ID_MAPPING, f"producer {client.producer_id} is not that of {name!r}"
-    )
+    return KafkaError(ErrorCode.INVALID_PRODUCER_ID_MAPPING, f"producer {client.producer_id} is not that of {name!r}")
 
 
 def _concurrent_transactions() -> KafkaError:

@@ -112,9 +112,7 @@ class Transaction:
             last_update_ms=now_ms,
         )
 
-    def with_partitions(
-        self, topic_partitions: Iterable[TopicPartitionKey], version: int, now_ms: int
-    ) -> Self:
+    def with_partitions(self, topic_partitions: Iterable[TopicPartitionKey], version: int, now_ms: int) -> Self:
         """Ongoing, with more partitions."""
         ongoing = self.status is Status.ONGOING
         return replace(
@@ -134,9 +132,7 @@ class Transaction:
             self,
             status=Status.PREPARE_COMMIT if committed else Status.PREPARE_ABORT,
             producer_epoch=epoch,
-            last_producer_epoch=self.client.epoch
-            if version >= TRANSACTION_VERSION_2
-            else self.last_producer_epoch,
+            last_producer_epoch=self.client.epoch if version >= TRANSACTION_VERSION_2 else self.last_producer_epoch,
             next_producer_id=NO_PRODUCER_ID if unchanged else client.producer_id,
             next_producer_epoch=NO_EPOCH if unchanged else client.epoch,
             start_ms=self.start_ms if self.start_ms >= 0 else now_ms,
@@ -216,9 +212,7 @@ def restored(value: TransactionLogValue) -> Transaction | None:
         value.transaction_timeout_ms,
         value.transaction_last_update_timestamp_ms,
         status,
-        frozenset(
-            (topic, index) for topic, indexes in value.transaction_partitions or () for index in indexes
-        ),
+        frozenset((topic, index) for topic, indexes in value.transaction_partitions or () for index in indexes),
         value.transaction_start_timestamp_ms,
         value.previous_producer_id,
         value.next_producer_id,

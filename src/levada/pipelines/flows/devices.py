@@ -91,9 +91,7 @@ def _aggregates() -> list[Column]:
 def highest(readings: DataFrame, window: str, top: int) -> DataFrame:
     """The devices with the greatest values of each measure in each window, in descending order."""
     grouped = readings.groupBy(F.window("at", window).alias("window"), "device", "measure")
-    best = flow.top_n(
-        grouped.agg(F.max("value").alias("value")), ["window", "measure"], "device", "value", top
-    )
+    best = flow.top_n(grouped.agg(F.max("value").alias("value")), ["window", "measure"], "device", "value", top)
     return best.select(*flow.window_bounds(), "measure", F.col("most").alias("devices"))
 
 
@@ -144,9 +142,7 @@ def report(
 
 def means(readings: DataFrame, window: str) -> DataFrame:
     """The mean of each measure in each window, over all devices."""
-    grouped = readings.groupBy(F.window("at", window).alias("window"), "measure").agg(
-        F.avg("value").alias("mean")
-    )
+    grouped = readings.groupBy(F.window("at", window).alias("window"), "measure").agg(F.avg("value").alias("mean"))
     return grouped.select(*flow.window_bounds(), "measure", "mean")
 
 
@@ -161,7 +157,5 @@ def peaks_by_measure(readings: DataFrame) -> DataFrame:
 
 def silences(spells: DataFrame) -> DataFrame:
     """Devices by the number of pauses between their spells, in descending order."""
-    counted = spells.groupBy("device").agg(
-        (F.count("*") - 1).alias("silences"), F.sum("readings").alias("readings")
-    )
+    counted = spells.groupBy("device").agg((F.count("*") - 1).alias("silences"), F.sum("readings").alias("readings"))
     return counted.where("silences > 0").orderBy(F.desc("silences"), "device")

@@ -46,18 +46,14 @@ class QueryOptions(NamedTuple):
     arguments: Mapping[str, Any] | None = None
 
 
-def read_stream(
-    spark: "SparkSession", bootstrap: str, topics: Sequence[str], options: Mapping[str, str]
-) -> DataFrame:
+def read_stream(spark: "SparkSession", bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> DataFrame:
     """The records of topics as a stream; from the earliest offsets, unless the options differ."""
     check_topics(bootstrap, topics, options)
     given = {"startingOffsets": "earliest"} | _source_options(bootstrap, topics, options)
     return spark.readStream.format("levada").options(**given).load()
 
 
-def read_batch(
-    spark: "SparkSession", bootstrap: str, topics: Sequence[str], options: Mapping[str, str]
-) -> DataFrame:
+def read_batch(spark: "SparkSession", bootstrap: str, topics: Sequence[str], options: Mapping[str, str]) -> DataFrame:
     """The current records of topics."""
     check_topics(bootstrap, topics, options)
     return spark.read.format("levada").options(**_source_options(bootstrap, topics, options)).load()
@@ -102,9 +98,7 @@ def top_n(rows: DataFrame, by: Sequence[str], name: str, value: str, top: int) -
     """
     # Arrays of structs sort by their first field: descending values, and names where values are equal.
     ranked = F.sort_array(F.collect_list(F.struct((-F.col(value)).alias(value), name)))
-    best = F.transform(
-        F.slice(ranked, 1, top), lambda one: F.struct(one[name].alias(name), (-one[value]).alias(value))
-    )
+    best = F.transform(F.slice(ranked, 1, top), lambda one: F.struct(one[name].alias(name), (-one[value]).alias(value)))
     return rows.groupBy(*by).agg(best.alias("most"))
 
 

@@ -99,9 +99,7 @@ def sql(
 def select(spark: "SparkSession", query: str, tables: "Tables") -> DataFrame:
     """The query as a DataFrame; a table that Spark does not know is a topic."""
     if not SELECT.match(query):
-        raise PipelineError(
-            f"only queries can be run (SELECT ..., WITH ... SELECT ...), this is: {query[:60]}"
-        )
+        raise PipelineError(f"only queries can be run (SELECT ..., WITH ... SELECT ...), this is: {query[:60]}")
     logger = PySparkLogger.getLogger(QUERY_LOGGER)
     logger.disabled = True  # a missing table is expected here
     try:
@@ -243,14 +241,10 @@ class Tables:
             )
         objects = [text for text in texts if _is_object(text)]
         if not objects:
-            self._notify(
-                f"{topic}: values are not JSON objects; the table has them as text, in the column value"
-            )
+            self._notify(f"{topic}: values are not JSON objects; the table has them as text, in the column value")
             return TEXT
         lines = self._spark.sparkContext.parallelize(objects, 1)
-        schema = (
-            self._spark.read.option("inferTimestamp", "true").json(lines).schema.toDDL().replace(",", ", ")
-        )
+        schema = self._spark.read.option("inferTimestamp", "true").json(lines).schema.toDDL().replace(",", ", ")
         self._notify(
             f"{topic}: columns inferred from its newest {len(texts):,} records; records that do not fit them "
             f"{'go to ' + self._dead_letters if self._dead_letters else 'are left out'}. "

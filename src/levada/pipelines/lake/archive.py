@@ -173,6 +173,4 @@ def batch_ends(checkpoint: Files, number: int) -> EndOffsets:
         return {topic: {int(index): end for index, end in found.items()} for topic, found in ends.items()}
     except (ValueError, LookupError, AttributeError):
         path = checkpoint.path(name)
-        raise LakeError(
-            f"{path} is damaged; start the pipeline again: it continues at the end of the lake"
-        ) from None
+        raise LakeError(f"{path} is damaged; start the pipeline again: it continues at the end of the lake") from None

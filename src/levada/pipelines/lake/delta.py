@@ -126,9 +126,7 @@ class DeltaLake:
         offsets += self._new_ids({topic: ids[topic] for topic in ends if topic in ids})
         self._commit(schema, [self._publish(area, file) for file in files], offsets, count)
 
-    def _commit(
-        self, schema: "Schema", added: Sequence[Any], offsets: "Sequence[Transaction]", rows: int
-    ) -> None:
+    def _commit(self, schema: "Schema", added: Sequence[Any], offsets: "Sequence[Transaction]", rows: int) -> None:
         from deltalake import CommitProperties, Transaction
 
         assert self._table is not None

@@ -61,9 +61,7 @@ class Files:
         """The sorted names in a directory; empty if it does not exist."""
         if not self.exists(directory):
             return []
-        return sorted(
-            str(found.getPath().getName()) for found in self._system.listStatus(self._path(directory))
-        )
+        return sorted(str(found.getPath().getName()) for found in self._system.listStatus(self._path(directory)))
 
     def walk(self, directory: str) -> Iterator[FoundFile]:
         """All files below a directory, with paths relative to it."""

@@ -46,9 +46,7 @@ def history(
     check_topic_ids(opened, topic_ids(bootstrap, [topic], options))
     old = read_archived(opened, topic, spark)
     ends = opened.end_offsets(topic, begins)
-    lost = {
-        index: begin - ends.get(index, 0) for index, begin in begins.items() if begin > ends.get(index, 0)
-    }
+    lost = {index: begin - ends.get(index, 0) for index, begin in begins.items() if begin > ends.get(index, 0)}
     if lost and not gaps:
         counts = ", ".join(f"{count:,} of partition {index}" for index, count in sorted(lost.items()))
         raise LakeError(

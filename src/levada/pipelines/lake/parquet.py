@@ -287,9 +287,7 @@ class ParquetLake:
         replaced = 0
         for directory, files in self.state.small_files(policy).items():
             area = self.staging()
-            rows = spark.read.parquet(
-                *(self.files.path(file.path) for file in files)
-            )  # without topic and date
+            rows = spark.read.parquet(*(self.files.path(file.path) for file in files))  # without topic and date
             count = sum(file.size for file in files) // policy.small_bytes
             merged = rows.repartitionByRange(count, "partition", "offset") if count > 1 else rows.coalesce(1)
             rows = merged.sortWithinPartitions("partition", "offset")

@@ -263,9 +263,7 @@ class Replay:
         found = self._rows().groupBy("partition").agg((greatest("offset") + 1).alias("end")).collect()
         ends = {row.partition: row.end for row in found}
         if not ends:
-            raise LakeError(
-                f"the lake {self._request.lake} has no records of {self._request.topic} in this time range"
-            )
+            raise LakeError(f"the lake {self._request.lake} has no records of {self._request.topic} in this time range")
         speed = self._request.speed
         span_ms = max(1, round(SLICE_SECONDS * 1000 * (speed or 60)))
         return ReplayPlan(uuid.uuid4().hex, ends, span_ms, SLICE_ROWS if speed is None else 1)

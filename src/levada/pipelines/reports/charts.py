@@ -127,9 +127,7 @@ def _bars(panel: Bars, top: int) -> tuple[list[str], int]:
         y = top + 28 + BAR_HEIGHT * index
         width = max(1.0, (WIDTH - BAR_LABEL - RIGHT) * max(value, 0) / most)
         parts.append(_text(BAR_LABEL - 8, y + 12, clipped(name, BAR_LETTERS), "", "end"))
-        parts.append(
-            f'<rect fill="{COLOURS[0]}" x="{BAR_LABEL}" y="{y}" width="{width:.1f}" height="16" rx="2"/>'
-        )
+        parts.append(f'<rect fill="{COLOURS[0]}" x="{BAR_LABEL}" y="{y}" width="{width:.1f}" height="16" rx="2"/>')
         parts.append(_text(BAR_LABEL + width + 6, y + 12, short(value), "dim"))
     return parts, 28 + BAR_HEIGHT * len(panel.values)
 

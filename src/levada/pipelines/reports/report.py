@@ -38,10 +38,7 @@ class Table(NamedTuple):
             return [f"{self.title}: none"]
         texts = [self.columns, *(tuple(map(_cell, row)) for row in self.rows)]
         widths = [max(len(row[index]) for row in texts) for index in range(len(self.columns))]
-        right = [
-            all(isinstance(row[index], int | float) for row in self.rows)
-            for index in range(len(self.columns))
-        ]
+        right = [all(isinstance(row[index], int | float) for row in self.rows) for index in range(len(self.columns))]
         return [f"{self.title}:"] + [
             "  ".join(
                 text.rjust(width) if to_right else text.ljust(width)
@@ -81,9 +78,7 @@ def records(
     if lake is None:
         return flow.read_batch(spark, bootstrap, topics, options)
     check_lake(spark, lake)
-    found = [
-        history(topic, lake, bootstrap=bootstrap, spark=spark, gaps=False, **options) for topic in topics
-    ]
+    found = [history(topic, lake, bootstrap=bootstrap, spark=spark, gaps=False, **options) for topic in topics]
     return reduce(DataFrame.unionByName, found)
 
 
@@ -105,9 +100,7 @@ def window_words(window: str) -> str:
 
 def time_range(rows: DataFrame, column: str = "at") -> tuple[datetime, datetime]:
     """The first and last timestamp; PipelineError if there are no rows."""
-    found = rows.agg(
-        F.unix_micros(F.min(column)).alias("first"), F.unix_micros(F.max(column)).alias("last")
-    ).first()
+    found = rows.agg(F.unix_micros(F.min(column)).alias("first"), F.unix_micros(F.max(column)).alias("last")).first()
     if found is None or found["first"] is None:
         raise PipelineError("nothing to report: the topics have no events that can be parsed")
     return instant(found["first"]), instant(found["last"])

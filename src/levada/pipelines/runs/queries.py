@@ -53,9 +53,7 @@ class RunningPipeline:
     def is_active(self) -> bool:
         return all(query.isActive for query in self.queries)
 
-    def wait(
-        self, seconds: float | None = None, watch: Callable[[Progress], None] = lambda progress: None
-    ) -> bool:
+    def wait(self, seconds: float | None = None, watch: Callable[[Progress], None] = lambda progress: None) -> bool:
         """Wait until the pipeline has ended; return whether it has, within `seconds`.
 
         `watch` is called with each new progress of each query. Raises PipelineError if a query failed; the other
@@ -109,9 +107,7 @@ class Batch(NamedTuple):
 class DriverQuery:
     """A thread that runs one batch after the other until there are no more, or until `stop` between two."""
 
-    def __init__(
-        self, name: str, spark: "SparkSession", batches: Callable[[threading.Event], Iterator[Batch]]
-    ) -> None:
+    def __init__(self, name: str, spark: "SparkSession", batches: Callable[[threading.Event], Iterator[Batch]]) -> None:
         self._name = name
         self._spark = spark
         self._batches = batches

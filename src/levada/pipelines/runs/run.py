@@ -88,9 +88,7 @@ class Run:
         """Hold the lock of this run; raise RunError if another process holds it."""
         lock = self._exclusive_lock()
         if lock is None:
-            raise RunError(
-                f"pipeline {self.name} is already running; try: levada pipeline status {self.name}"
-            )
+            raise RunError(f"pipeline {self.name} is already running; try: levada pipeline status {self.name}")
         try:
             known = self._read_run(pipeline)
             if known and known["pipeline"] != pipeline:
@@ -149,12 +147,8 @@ class Run:
         if state == "running" and not self.is_running():
             state = "killed"
         progress = Progress(**{field: newest[field] for field in Progress._fields if field in newest})
-        pipeline, pid, started_ms, options = (
-            about[key] for key in ("pipeline", "pid", "started_ms", "options")
-        )
-        return RunStatus(
-            self.name, pipeline, state, pid, started_ms, options, progress, newest["at_ms"], newest["why"]
-        )
+        pipeline, pid, started_ms, options = (about[key] for key in ("pipeline", "pid", "started_ms", "options"))
+        return RunStatus(self.name, pipeline, state, pid, started_ms, options, progress, newest["at_ms"], newest["why"])
 
     def is_running(self) -> bool:
         try:
@@ -230,13 +224,9 @@ class Run:
         os.replace(new, self._path(name))
 
 
-def _has_types(
-    content: Mapping[str, Any], types: Mapping[str, Any], names: Container[str] | None = None
-) -> bool:
+def _has_types(content: Mapping[str, Any], types: Mapping[str, Any], names: Container[str] | None = None) -> bool:
     """Whether the fields, all or those of the given names, have their types."""
-    return all(
-        isinstance(content.get(name), kind) for name, kind in types.items() if names is None or name in names
-    )
+    return all(isinstance(content.get(name), kind) for name, kind in types.items() if names is None or name in names)
 
 
 def all_runs(parent: str) -> list[RunStatus]:

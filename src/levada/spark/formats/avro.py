@@ -124,8 +124,7 @@ class AvroSchema:
             raise ValueError(f"an Avro union can only have null and one other type; found {branches!r}")
         kind, read = self._compile(some[0], space, depth + 1)
         reads: list[Read] = [
-            (lambda _data, at: (None, at)) if branch in ("null", {"type": "null"}) else read
-            for branch in branches
+            (lambda _data, at: (None, at)) if branch in ("null", {"type": "null"}) else read for branch in branches
         ]
 
         def read_union(data: bytes, at: int) -> tuple[Any, int]:

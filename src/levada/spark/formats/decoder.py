@@ -150,9 +150,7 @@ def _uncompressed(data: memoryview, table: Any, limit_bytes: int) -> tuple[_Body
 def _decompressed(data: memoryview, table: Any, limit_bytes: int) -> tuple[_Body, int]:
     """Compressed batches, decompressed one after another into a buffer."""
     sizes = DECOMPRESSED_RATIO * table[:, walk.SIZE]
-    buffer = np.empty(
-        min(limit_bytes, int(sizes.sum())) + max(int(sizes.max()), DECOMPRESSED_BYTES_MIN), np.uint8
-    )
+    buffer = np.empty(min(limit_bytes, int(sizes.sum())) + max(int(sizes.max()), DECOMPRESSED_BYTES_MIN), np.uint8)
     ends = [0]
     for header in table.tolist():
         start = ends[-1]

@@ -137,9 +137,7 @@ def encode_rows(
     table = np.empty((count, kernels.BATCH_FIELDS), np.int64)
     state = np.zeros(kernels.STATE_FIELDS, np.int64)
     if kernels.plan_batches(source, max_batch_bytes, bodies, table, state) != kernels.OK:
-        raise InvalidRow(
-            ErrorCode.INVALID_RECORD, f"row {state[kernels.BAD_ROW]} has a header without a name"
-        )
+        raise InvalidRow(ErrorCode.INVALID_RECORD, f"row {state[kernels.BAD_ROW]} has a header without a name")
     written = np.empty(state[kernels.TOTAL_BYTES], np.uint8)
     kernels.write_records(source, bodies, table, state[kernels.BATCH_COUNT], written)
     view: memoryview = written.data

@@ -43,9 +43,7 @@ class JsonDecoder:
 
         A null value is a null struct, which is not malformed.
         """
-        pieces = [
-            self._decode_slice(values.slice(start, SLICE_ROWS)) for start in range(0, len(values), SLICE_ROWS)
-        ]
+        pieces = [self._decode_slice(values.slice(start, SLICE_ROWS)) for start in range(0, len(values), SLICE_ROWS)]
         if not pieces:
             return pa.array([], self._kind), pa.array([], pa.bool_())
         structs, bad = zip(*pieces, strict=True)
@@ -67,9 +65,7 @@ class JsonDecoder:
             return None
         numbers = pa.array(np.arange(len(values)))
         rest = pc.utf8_slice_codeunits(texts, 1)
-        lines = pc.binary_join_element_wise(
-            f'{{"{self._row_field}":', numbers.cast(pa.string()), ",", rest, "\n", ""
-        )
+        lines = pc.binary_join_element_wise(f'{{"{self._row_field}":', numbers.cast(pa.string()), ",", rest, "\n", "")
         # One block of exactly the slice, so that no value is split.
         block = pa.py_buffer(memoryview(lines.buffers()[2])[: pc.sum(pc.binary_length(lines)).as_py()])
         schema = pa.schema([(self._row_field, pa.int64()), *self._arrow_kind])

@@ -25,9 +25,7 @@ from levada.spark.kernels.compiler import (
 )
 
 # Columns of the table of batches.
-BODY, BODY_END, COUNT, BASE_OFFSET, LAST_DELTA, BASE_TIMESTAMP, APPEND_TIME, TIMESTAMP_TYPE, BATCH_FIELDS = (
-    range(9)
-)
+BODY, BODY_END, COUNT, BASE_OFFSET, LAST_DELTA, BASE_TIMESTAMP, APPEND_TIME, TIMESTAMP_TYPE, BATCH_FIELDS = range(9)
 
 # Indexes of the state, which is kept from call to call.
 ROWS, HEADERS, HEADER_BYTES, BAD_BATCH, BAD_RECORD, STATE_FIELDS = range(6)

@@ -8,9 +8,7 @@ from levada.spark.kernels.compiler import BATCHES, INT, INT64S, READ, inlined, k
 from levada.wire.batches import CONTROL_BIT, HEADER_BYTES, LOG_OVERHEAD, MAGIC
 
 # Columns of the table of batch headers.
-AT, SIZE, OFFSET, LAST_OFFSET, CRC, ATTRIBUTES, TIMESTAMP, MAX_TIMESTAMP, PRODUCER, RECORDS, HEADER_FIELDS = (
-    range(11)
-)
+AT, SIZE, OFFSET, LAST_OFFSET, CRC, ATTRIBUTES, TIMESTAMP, MAX_TIMESTAMP, PRODUCER, RECORDS, HEADER_FIELDS = range(11)
 
 # Indexes of the state: the number of headers found, the last offset seen, and where the walk ended.
 FOUND, LAST_SEEN, BAD_AT, BAD_OFFSET, STATE_FIELDS = range(5)

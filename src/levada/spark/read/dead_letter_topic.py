@@ -24,9 +24,7 @@ def send_dead_letters(options: ReadOptions, source: TopicPartition, columns: "Co
         blocking.run(_send(client, topic, source, columns, bad))
     except KafkaError as error:
         is_missing = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        detail = (
-            f"it does not exist; create it with: levada topic create {topic}" if is_missing else error.detail
-        )
+        detail = f"it does not exist; create it with: levada topic create {topic}" if is_missing else error.detail
         why = f"option deadLetterTopic: nothing can be written to {topic}: {detail}"
         raise KafkaError(error.code, why) from None
 
@@ -46,9 +44,7 @@ async def _send(client: "Client", topic: str, source: TopicPartition, columns: "
                 (OFFSET, str(offset).encode()),
             ]
             kept = [(header["key"], header["value"]) for header in own]
-            sent.append(
-                await producer.send(topic, value, key=key, headers=kept + origin, timestamp=timestamp)
-            )
+            sent.append(await producer.send(topic, value, key=key, headers=kept + origin, timestamp=timestamp))
         await producer.flush()
     for acknowledged in sent:
         await acknowledged

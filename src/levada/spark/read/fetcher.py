@@ -88,9 +88,7 @@ def fetch_range(
     try:
         yield from blocking.iterate(_RangeFetcher(client, partition, start, end, options, topic_id).chunks())
     except (ConnectionFailed, RequestTimedOut) as failure:
-        raise ConnectionFailed(
-            f"{partition} cannot be read from the brokers at {bootstrap}: {failure}"
-        ) from None
+        raise ConnectionFailed(f"{partition} cannot be read from the brokers at {bootstrap}: {failure}") from None
 
 
 class _RangeFetcher:

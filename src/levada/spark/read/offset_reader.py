@@ -79,9 +79,7 @@ class OffsetReader:
 
         Kafka's protocol has no timestamps below 0: a time before 1970 is the earliest offset.
         """
-        return self._offsets(
-            {partition: time if time >= 0 else EARLIEST for partition, time in times.items()}
-        )
+        return self._offsets({partition: time if time >= 0 else EARLIEST for partition, time in times.items()})
 
     def _offsets(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         if not times:
@@ -131,8 +129,7 @@ async def _log_bytes_on(client: "Client", node: int, partitions: Partitions) -> 
         topics.setdefault(partition.topic, []).append(partition.partition)
     request = shape.DescribeLogDirsRequest(
         topics=tuple(
-            shape.DescribableLogDirTopic(topic=topic, partitions=tuple(numbers))
-            for topic, numbers in topics.items()
+            shape.DescribableLogDirTopic(topic=topic, partitions=tuple(numbers)) for topic, numbers in topics.items()
         )
     )
     response = await client.request("describe_log_dirs", request, node=node)
@@ -145,8 +142,4 @@ async def _log_bytes_on(client: "Client", node: int, partitions: Partitions) -> 
 
 
 def _partitions(topics: Iterable[TopicInfo]) -> dict[TopicPartition, UUID | None]:
-    return {
-        TopicPartition(topic.name, part.partition): topic.topic_id
-        for topic in topics
-        for part in topic.partitions
-    }
+    return {TopicPartition(topic.name, part.partition): topic.topic_id for topic in topics for part in topic.partitions}

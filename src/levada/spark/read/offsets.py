@@ -72,37 +72,26 @@ def parse_assign(text: str) -> tuple[TopicPartition, ...]:
     found = _json(text)
     if not isinstance(found, dict) or not all(isinstance(numbers, list) for numbers in found.values()):
         raise ValueError('write {"topic": [0, 1]}')
-    partitions = [
-        TopicPartition(topic, _partition(number)) for topic, numbers in found.items() for number in numbers
-    ]
+    partitions = [TopicPartition(topic, _partition(number)) for topic, numbers in found.items() for number in numbers]
     if not partitions:
         raise ValueError('write at least one partition: {"topic": [0, 1]}')
     return tuple(sorted(set(partitions)))
 
 
-def check_partitions(
-    named: Iterable[TopicPartition], partitions: Iterable[TopicPartition], option: str
-) -> None:
+def check_partitions(named: Iterable[TopicPartition], partitions: Iterable[TopicPartition], option: str) -> None:
     """Raise OptionError unless an option names exactly the partitions that the query reads."""
     wanted, there = set(named), set(partitions)
     if wanted != there:
         wrong = [f"nothing for {partition}" for partition in sorted(there - wanted)]
         wrong += [f"no partition {partition} is read" for partition in sorted(wanted - there)]
-        raise OptionError(
-            f"option {option} must name exactly the partitions that are read: {', '.join(wrong)}"
-        )
+        raise OptionError(f"option {option} must name exactly the partitions that are read: {', '.join(wrong)}")
 
 
-def resolve_offsets(
-    spec: Offsets, earliest: Offsets, latest: Offsets, option: str
-) -> dict[TopicPartition, int]:
+def resolve_offsets(spec: Offsets, earliest: Offsets, latest: Offsets, option: str) -> dict[TopicPartition, int]:
     """The offsets of an option with -1 replaced by the latest and -2 by the earliest offset."""
     check_partitions(spec, latest, option)
     known = {LATEST: latest, EARLIEST: earliest}
-    return {
-        partition: known[offset][partition] if offset in known else offset
-        for partition, offset in spec.items()
-    }
+    return {partition: known[offset][partition] if offset in known else offset for partition, offset in spec.items()}
 
 
 def _json(text: str) -> Any:
@@ -169,8 +158,7 @@ def end_offsets(
         check_partitions(times, latest, "endingOffsetsByTimestamp")
         found = reader.at(times)
         return {
-            partition: end if 0 <= end < latest[partition] else latest[partition]
-            for partition, end in found.items()
+            partition: end if 0 <= end < latest[partition] else latest[partition] for partition, end in found.items()
         }
     if options.ending_offsets is None or isinstance(options.ending_offsets, str):
         return dict(latest)

@@ -137,9 +137,7 @@ class ReadOptions(ConnectionOptions):
         64 << 20,
         shown="64m",
     )
-    max_offsets: int = option(
-        "maxOffsetsPerTrigger", "The most records of a micro-batch.", integer(), 0, shown=""
-    )
+    max_offsets: int = option("maxOffsetsPerTrigger", "The most records of a micro-batch.", integer(), 0, shown="")
     min_offsets: int = option(
         "minOffsetsPerTrigger",
         "The least records of a micro-batch; it waits for them.",

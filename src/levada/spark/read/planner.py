@@ -52,9 +52,7 @@ class ReadLimits(NamedTuple):
     max_delay_ms: int = 0
 
 
-def bytes_per_offset(
-    log_bytes: Mapping[TopicPartition, int], earliest: Offsets, latest: Offsets
-) -> BytesPerOffset:
+def bytes_per_offset(log_bytes: Mapping[TopicPartition, int], earliest: Offsets, latest: Offsets) -> BytesPerOffset:
     """The average record size of each log whose size is known."""
     return {
         partition: log_bytes[partition] / (latest[partition] - earliest[partition])
@@ -63,9 +61,7 @@ def bytes_per_offset(
     }
 
 
-def plan_tasks(
-    ranges: Iterable[OffsetRange], sizes: BytesPerOffset, options: SplitOptions
-) -> list[TaskRanges]:
+def plan_tasks(ranges: Iterable[OffsetRange], sizes: BytesPerOffset, options: SplitOptions) -> list[TaskRanges]:
     """The ranges of each task: large ranges are split, small ones share a task, each keeps the order of its log."""
     wanted = [one for one in ranges if one.offsets > 0]
     total = sum(one.offsets for one in wanted)

@@ -180,9 +180,7 @@ class RowReader:
         except ValueError as error:
             raise OptionError(f"option valueSchema: {error}") from None
 
-    def _decode_values(
-        self, partition: TopicPartition, columns: "Columns", decoder: ValueDecoder | None
-    ) -> Decoded:
+    def _decode_values(self, partition: TopicPartition, columns: "Columns", decoder: ValueDecoder | None) -> Decoded:
         if decoder is None:
             return Decoded(partition, columns)
         structs, bad = decoder.decode(skip_bytes(columns.value, self._options.value_skip_bytes))
@@ -201,9 +199,7 @@ def _check(field: StructField, options: ReadOptions) -> None:
         near = nearest(name, known) or "."
         raise OptionError(f"a topic has no column {name}{near} There are {', '.join(known)}")
     if name == "headers" and not options.include_headers:
-        raise OptionError(
-            "the schema has a column headers, and option includeHeaders is false: remove one of the two"
-        )
+        raise OptionError("the schema has a column headers, and option includeHeaders is false: remove one of the two")
     if name == "value" and options.value_format == "json":
         fits, wanted = isinstance(kind, StructType), "a struct"
     else:
@@ -223,9 +219,7 @@ def _builder(name: str, kind: Any) -> ColumnBuilder:
         return lambda found: getattr(found.columns, name)
     builders: dict[str, ColumnBuilder] = {
         "topic": lambda found: pa.repeat(pa.scalar(found.partition.topic, pa.string()), found.columns.rows),
-        "partition": lambda found: pa.repeat(
-            pa.scalar(found.partition.partition, pa.int32()), found.columns.rows
-        ),
+        "partition": lambda found: pa.repeat(pa.scalar(found.partition.partition, pa.int32()), found.columns.rows),
         "offset": lambda found: found.columns.offset,
         "timestamp": lambda found: pc.multiply(found.columns.timestamp, 1000).view(kind),
         "timestampType": lambda found: found.columns.timestamp_type.cast(pa.int32()),
@@ -262,9 +256,7 @@ def skip_bytes(values: Any, count: int) -> Any:
     kept = np.delete(np.frombuffer(data, np.uint8)[: ends[-1]], np.append(np.arange(ends[0]), cut))
     offsets = np.append(0, np.cumsum(np.diff(ends) - lengths)).astype(np.int32)
     missing = values.is_valid().buffers()[1] if values.null_count else None
-    return pa.Array.from_buffers(
-        values.type, len(values), [missing, pa.py_buffer(offsets), pa.py_buffer(kept)]
-    )
+    return pa.Array.from_buffers(values.type, len(values), [missing, pa.py_buffer(offsets), pa.py_buffer(kept)])
 
 
 def _as_type(array: Any, kind: Any) -> Any:

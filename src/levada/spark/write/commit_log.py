@@ -61,17 +61,13 @@ def decode_commit(value: bytes) -> CommitRecord:
     return CommitRecord(record.batch, tuple(record.prepared), record.content)
 
 
-async def append_commit(
-    driver: "TransactionalProducer", query: str, commit: CommitRecord, partition: int
-) -> None:
+async def append_commit(driver: "TransactionalProducer", query: str, commit: CommitRecord, partition: int) -> None:
     """Append a query's commit record in a transaction; ProducerFenced if another driver has taken over."""
     async with driver.transaction() as transaction:
         await transaction.send(TOPIC, encode_commit(commit), key=query.encode(), partition=partition)
 
 
-async def read_last_commit(
-    client: "Client", query: str, *, wait_for_open: bool = True
-) -> tuple[CommitRecord, int]:
+async def read_last_commit(client: "Client", query: str, *, wait_for_open: bool = True) -> tuple[CommitRecord, int]:
     """A query's last commit record, NO_COMMIT if there is none; and its partition of the commit log.
 
     With `wait_for_open` it waits for open transactions of other queries in this partition; without it ignores the

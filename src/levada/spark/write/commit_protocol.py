@@ -111,10 +111,7 @@ def plan_commit(
 
 def _difference(now: BatchContent, before: BatchContent) -> str | None:
     """Why a batch with a committed id is another batch, if it is."""
-    if (
-        None not in (now.offsets_digest, before.offsets_digest)
-        and now.offsets_digest != before.offsets_digest
-    ):
+    if None not in (now.offsets_digest, before.offsets_digest) and now.offsets_digest != before.offsets_digest:
         differs = f"ends at other offsets now than it did. {CHECKPOINT_RESTORED}"
     elif None not in (now.rows, before.rows) and now.rows != before.rows:
         differs = f"has {now.rows} rows now and had {before.rows}. {CHECKPOINT_RESTORED}. {ROWS_VARY}"

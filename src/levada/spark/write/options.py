@@ -124,9 +124,7 @@ def job_options(given: Mapping[str, str]) -> JobOptions:
     if bool(options.app) != (options.version is not None):
         raise OptionError("options txnAppId and txnVersion belong together: set both, or none")
     if len(options.app) > APP_CHARACTERS_MAX:
-        raise OptionError(
-            f"option txnAppId has {len(options.app)} characters; the maximum is {APP_CHARACTERS_MAX}"
-        )
+        raise OptionError(f"option txnAppId has {len(options.app)} characters; the maximum is {APP_CHARACTERS_MAX}")
     if options.app and options.delivery != EXACTLY_ONCE:
         raise OptionError(f"option txnAppId needs delivery={EXACTLY_ONCE}")
     return options
@@ -146,9 +144,7 @@ def check_columns(schema: "StructType", options: WriteOptions) -> tuple[str, ...
             "It must be string or binary: for example select to_json(struct(*)) AS value"
         )
     if "topic" not in types and not options.topic:
-        raise ColumnError(
-            'there is no topic: set option topic, .option("topic", "orders"), or add a column topic'
-        )
+        raise ColumnError('there is no topic: set option topic, .option("topic", "orders"), or add a column topic')
     for name in types:
         near = difflib.get_close_matches(name, [one for one in COLUMNS if one not in types], 1, SIMILAR)
         if name not in COLUMNS and near:

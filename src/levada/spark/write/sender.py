@@ -163,10 +163,7 @@ class Sender:
             self._note(failure, group.left)
             return
         await asyncio.gather(
-            *[
-                self._produce(connections[leader], batches, topics, group)
-                for leader, batches in by_leader.items()
-            ]
+            *[self._produce(connections[leader], batches, topics, group) for leader, batches in by_leader.items()]
         )
 
     async def _produce(
@@ -184,9 +181,7 @@ class Sender:
             self._note(failure, batches)
             return
         for partition in batches:
-            response = responses.get(
-                partition, ProducedPartition(ErrorCode.UNKNOWN_SERVER_ERROR, -1, -1, None)
-            )
+            response = responses.get(partition, ProducedPartition(ErrorCode.UNKNOWN_SERVER_ERROR, -1, -1, None))
             code = error_code(response.error)
             if code in STORED:
                 del group.left[partition]

@@ -74,9 +74,7 @@ def stream_writer(given: Mapping[str, str], schema: "StructType", overwrite: boo
     return StreamWriter(options, check_columns(schema, options), checkpoint_location(given))
 
 
-def batch_writer(
-    given: Mapping[str, str], schema: "StructType", overwrite: bool
-) -> "NamedJobWriter | JobWriter":
+def batch_writer(given: Mapping[str, str], schema: "StructType", overwrite: bool) -> "NamedJobWriter | JobWriter":
     """The writer of a batch job."""
     if overwrite:
         raise OptionError("a topic cannot be overwritten: use mode append, or delete the topic first")
@@ -144,9 +142,7 @@ class _Writer(QuickAck):
         """In a transaction that stays open for the driver."""
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
-        rows, prepared = self._write(
-            batches, lambda client: transactions.begin_stream_task(client, query, partition)
-        )
+        rows, prepared = self._write(batches, lambda client: transactions.begin_stream_task(client, query, partition))
         return TaskCommit(query, batch, rows, prepared)
 
     def _end_batch(
@@ -161,9 +157,7 @@ class _Writer(QuickAck):
         """Commit or abort a batch from the driver; may be repeated, and does what is left then."""
         written, policy = _prepared(messages), self._options.retry_policy
         return self._call(
-            lambda client: transactions.end_batch(
-                client, query, batch, written, content=content, failed=failed
-            ),
+            lambda client: transactions.end_batch(client, query, batch, written, content=content, failed=failed),
             # The tasks of a batch that succeeded have reached the brokers; those of a failed one may not have.
             policy if failed else policy._replace(bootstrap_timeout_ms=None),
         )
@@ -183,9 +177,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         context = TaskContext.get()
         query = context.getLocalProperty(QUERY_ID) if context else None
         if context is None or query is None:
-            raise RuntimeError(
-                "delivery exactly_once needs a micro-batch of a streaming query; there is none"
-            )
+            raise RuntimeError("delivery exactly_once needs a micro-batch of a streaming query; there is none")
         batch = int(context.getLocalProperty(BATCH_ID) or -1)
         if self._is_repeated(query, batch, context.getLocalProperty(RUN_ID)):
             return _skip_committed(iterator, query, batch)
@@ -231,10 +223,7 @@ class NamedJobWriter(_Writer, DataSourceArrowWriter):
 
     @spark_callback()
     def write(self, iterator: Iterator[Any]) -> TaskCommit:
-        if (
-            self._request(lambda client: transactions.last_committed_batch(client, self._query))
-            >= self._version
-        ):
+        if self._request(lambda client: transactions.last_committed_batch(client, self._query)) >= self._version:
             return _skip_committed(iterator, self._query, self._version)
         return self._write_in_transaction(iterator, self._query, self._version)
 
@@ -307,9 +296,7 @@ def _abort_after(failure: BaseException, client: "Client", prepared: PreparedTra
     try:
         blocking.run(client.abort_prepared(prepared))
     except Exception as error:  # noqa: BLE001 (the first failure is the one to report)
-        failure.add_note(
-            f"The transaction {prepared.transactional_id} of this task could not be aborted: {error}"
-        )
+        failure.add_note(f"The transaction {prepared.transactional_id} of this task could not be aborted: {error}")
 
 
 def checkpoint_location(given: Mapping[str, str]) -> str:

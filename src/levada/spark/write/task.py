@@ -74,11 +74,7 @@ class RowWriter:
             run(self._sender.flush())
         except BaseException as failure:
             run(self._sender.stop())
-            if (
-                isinstance(failure, KafkaError)
-                and not isinstance(failure, InvalidRow)
-                and failure.code in ADVICE
-            ):
+            if isinstance(failure, KafkaError) and not isinstance(failure, InvalidRow) and failure.code in ADVICE:
                 failure.add_note(ADVICE[failure.code])
             raise
 

@@ -43,9 +43,7 @@ if TYPE_CHECKING:
     from levada.client.client import Client
 
 IDS_PER_PARTITION_MAX = 32
-DRIVER_TIMEOUT_MS = (
-    10_000  # how long the open transaction of a killed driver blocks readers of the commit log
-)
+DRIVER_TIMEOUT_MS = 10_000  # how long the open transaction of a killed driver blocks readers of the commit log
 TIMEOUT_MS = 120_000
 POLICY = RetryPolicy(COORDINATOR_RETRIABLE, TIMEOUT_MS)
 CONCURRENT_REQUESTS_MAX = 32  # of a driver
@@ -172,9 +170,7 @@ async def end_batch(
 ) -> CommitPlan:
     """Commit the transactions of a batch's tasks, or abort them; and end those that earlier attempts left open."""
     done = _completed.setdefault(client, {})
-    driver = client.producer(
-        transactional_id=driver_transactional_id(query), transaction_timeout_ms=DRIVER_TIMEOUT_MS
-    )
+    driver = client.producer(transactional_id=driver_transactional_id(query), transaction_timeout_ms=DRIVER_TIMEOUT_MS)
     try:
         await driver.start()
         last, partition = await read_last_commit(client, query)
@@ -197,9 +193,7 @@ async def end_batch(
     return plan
 
 
-async def end_job(
-    client: "Client", job: str, written: Collection[PreparedTransaction], *, committed: bool
-) -> None:
+async def end_job(client: "Client", job: str, written: Collection[PreparedTransaction], *, committed: bool) -> None:
     """Commit the transactions of a batch job's tasks, all or none, or abort them; abort those of killed attempts."""
     if committed:
         states = await _all([TransactionAdmin(client).describe(one.transactional_id) for one in written])
@@ -266,9 +260,7 @@ async def _commit(client: "Client", fenced: Fenced, prepared: PreparedTransactio
             fenced = await fence(client, prepared.transactional_id)
         else:
             return
-    raise KafkaError(
-        ErrorCode.PRODUCER_FENCED, f"{prepared.transactional_id} was fenced {COMMIT_ATTEMPTS_MAX} times"
-    )
+    raise KafkaError(ErrorCode.PRODUCER_FENCED, f"{prepared.transactional_id} was fenced {COMMIT_ATTEMPTS_MAX} times")
 
 
 async def _all(work: Collection[Any]) -> list[Any]:

@@ -108,9 +108,7 @@ class Cleaner:
                     if not crc_is_valid(view):
                         raise CorruptBatchError(path, position, "its CRC differs")
                     if not expected <= header.base_offset <= header.last_offset < end:
-                        raise CorruptBatchError(
-                            path, position, f"offset {header.base_offset} is out of order"
-                        )
+                        raise CorruptBatchError(path, position, f"offset {header.base_offset} is out of order")
                     expected = header.last_offset + 1
                 yield position, header, view
         finally:
@@ -128,9 +126,7 @@ class Cleaner:
         """Map the keys of the dirty part, from its start, until the map is full."""
         job = self._job
         dirty = [source for source in job.sources if self._end_of(source) > job.first_dirty_offset]
-        keys_max = sum(
-            [header.record_count for source in dirty for _, header, _ in self._read(source, False)]
-        )
+        keys_max = sum([header.record_count for source in dirty for _, header, _ in self._read(source, False)])
         offsets = OffsetMap(job.map_bytes, keys_max)
         offsets.latest_offset = job.first_dirty_offset - 1
         for source in dirty:
@@ -177,9 +173,7 @@ class Cleaner:
         self.bytes_written += cleaned.size
         return cleaned
 
-    def _retain(
-        self, header: BatchHeader, view: memoryview, output: "_Output"
-    ) -> bytearray | memoryview | None:
+    def _retain(self, header: BatchHeader, view: memoryview, output: "_Output") -> bytearray | memoryview | None:
         """Return the retained part of a batch; None if nothing is retained."""
         self.records_read += header.record_count
         unneeded = False
@@ -202,14 +196,10 @@ class Cleaner:
             return empty_batch(header)
         return kept
 
-    def _retain_marker(
-        self, header: BatchHeader, view: memoryview, unneeded: bool
-    ) -> bytearray | memoryview | None:
+    def _retain_marker(self, header: BatchHeader, view: memoryview, unneeded: bool) -> bytearray | memoryview | None:
         """Retain a marker; an unneeded one for delete.retention.ms, as consumers may be between it and its records."""
         horizon_ms = header.delete_horizon_ms
-        if header.record_count == 0 or (
-            unneeded and horizon_ms is not None and horizon_ms <= self._job.now_ms
-        ):
+        if header.record_count == 0 or (unneeded and horizon_ms is not None and horizon_ms <= self._job.now_ms):
             return None
         self.records_kept += header.record_count
         if not unneeded or horizon_ms is not None:
@@ -325,6 +315,4 @@ class _Output:
         self._disk.fsync(segment.handles.fd(segment.txn_index.handle))
         segment.close()
         self._disk.set_modified_ms(segment.path, self._disk.modified_ms(newest))
-        return CleanedSegment(
-            self.replaced, segment.size, segment.max_timestamp, segment.max_timestamp_offset
-        )
+        return CleanedSegment(self.replaced, segment.size, segment.max_timestamp, segment.max_timestamp_offset)

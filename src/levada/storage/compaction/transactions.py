@@ -22,9 +22,7 @@ class CleanedTransactionMetadata:
 
     def __init__(self) -> None:
         self._begun: set[int] = set()  # producers with a batch in their current transaction
-        self._aborted: dict[
-            int, list[tuple[int, int]]
-        ] = {}  # producer id -> (first offset, offset of the marker)
+        self._aborted: dict[int, list[tuple[int, int]]] = {}  # producer id -> (first offset, offset of the marker)
         self._markers: dict[int, AbortedTransaction] = {}  # by the offset of the marker
 
     def load(self, aborted: Iterable[AbortedTransaction]) -> None:
@@ -47,9 +45,7 @@ class CleanedTransactionMetadata:
         if header.is_transactional:
             self._begun.add(header.producer_id)
 
-    def on_control_batch(
-        self, header: BatchHeader, batch: memoryview
-    ) -> tuple[bool, AbortedTransaction | None]:
+    def on_control_batch(self, header: BatchHeader, batch: memoryview) -> tuple[bool, AbortedTransaction | None]:
         """Process a control batch; return whether it is no longer needed, and the transaction that it aborts."""
         records = decode(batch)
         if not records:

@@ -135,9 +135,7 @@ class SparseIndex:
     def _load_run(self, low: int, count: int) -> Run:
         """Read stored entries from `low` on and cache them: most readers are sequential."""
         data = self._read(low, max(count, RUN_ENTRIES_MIN))
-        self.handle.cached = run = Run(
-            low, self._columns(data[: len(data) // self.ENTRY.size * self.ENTRY.size])
-        )
+        self.handle.cached = run = Run(low, self._columns(data[: len(data) // self.ENTRY.size * self.ENTRY.size]))
         return run
 
     def _columns(self, data: bytes) -> tuple[Sequence[int], Sequence[int]]:

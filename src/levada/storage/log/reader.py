@@ -30,9 +30,7 @@ PROBE_STRIDE_BYTES = 256 * 1024
 WARM_BEYOND_BYTES = 64 * 1024  # the next read starts with a header after the end of this one
 NO_RECORD = (-1, -1)
 
-LogPosition = tuple[
-    LogSegment, int, int
-]  # segment, position, number of an index entry at or before it (or -1)
+LogPosition = tuple[LogSegment, int, int]  # segment, position, number of an index entry at or before it (or -1)
 
 
 class Slice(NamedTuple):
@@ -151,9 +149,7 @@ class LogReader:
             return self._continued(piece, segment, max_bytes, end_offset, log_end)
         return piece
 
-    def _continued(
-        self, piece: Slice, segment: LogSegment, max_bytes: int, end_offset: int, log_end: int
-    ) -> Slice:
+    def _continued(self, piece: Slice, segment: LogSegment, max_bytes: int, end_offset: int, log_end: int) -> Slice:
         """Return the small rest of a segment with the start of the next one.
 
         Compaction may leave only empty batches in a segment; librdkafka treats several responses with nothing else as
@@ -167,9 +163,7 @@ class LogReader:
             return piece
         return Slice(piece.views + more.views, piece.size + more.size, False)
 
-    def _read_part(
-        self, segment: LogSegment, start: int, hint: int, max_bytes: int, minimum_one: bool
-    ) -> Slice:
+    def _read_part(self, segment: LogSegment, start: int, hint: int, max_bytes: int, minimum_one: bool) -> Slice:
         """Return at most `max_bytes` of a segment that has more to read."""
         found = segment.offset_index.floor(1, start + max_bytes, hint, max_bytes // self.interval + 2)
         recent = self._is_recent(segment, start)
@@ -312,9 +306,7 @@ class LogReader:
     @contextmanager
     def rebuilding_txn_indexes(self) -> Iterator[Callable[[AbortedTransaction], None]]:
         """Rebuild the stale transaction indexes from the aborted transactions passed to the callback, in order."""
-        stale = {
-            segment.base_offset: segment.txn_index for segment in self.segments if segment.txn_index.stale
-        }
+        stale = {segment.base_offset: segment.txn_index for segment in self.segments if segment.txn_index.stale}
         for index in stale.values():
             index.reset()
 

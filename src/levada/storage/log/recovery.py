@@ -119,9 +119,7 @@ class Recovery:
                 end_offset = verified
                 segment.txn_index.load(segment.base_offset, segment.size)
             if following is not None and end_offset != following:
-                _log.warning(
-                    "segments after a truncation deleted", directory=self._directory, offset=end_offset
-                )
+                _log.warning("segments after a truncation deleted", directory=self._directory, offset=end_offset)
                 delete_last_segments(segments[number + 1 :])
                 del segments[number + 1 :]
                 break
@@ -161,9 +159,7 @@ class Recovery:
             reason = error.reason
         if valid_bytes < segment.size:
             lost = segment.size - valid_bytes
-            _log.warning(
-                "invalid tail truncated", file=segment.path, at=valid_bytes, lost=lost, reason=reason
-            )
+            _log.warning("invalid tail truncated", file=segment.path, at=valid_bytes, lost=lost, reason=reason)
             truncate_segment(segment, valid_bytes)
         return expected
 

@@ -26,9 +26,7 @@ SCAN_BLOCK_BYTES = 1024 * 1024
 WRONG_ENTRIES_MAX = 8  # after so many wrong entries the whole index is rebuilt
 RELATIVE_OFFSET_MAX = 2**31 - 1
 
-StoredBatch = tuple[
-    int, BatchHeader, memoryview
-]  # position of a batch, its header, its bytes (or some of them)
+StoredBatch = tuple[int, BatchHeader, memoryview]  # position of a batch, its header, its bytes (or some of them)
 
 
 class CorruptBatchError(KafkaError):
@@ -40,9 +38,7 @@ class CorruptBatchError(KafkaError):
         self.reason = reason
 
 
-def read_batches(
-    disk: Disk, fd: int, path: str, start: int, end: int, whole: bool = False
-) -> Iterator[StoredBatch]:
+def read_batches(disk: Disk, fd: int, path: str, start: int, end: int, whole: bool = False) -> Iterator[StoredBatch]:
     """Yield each batch from `start`, the position of a batch, up to `end`; with `whole` all bytes of each.
 
     Raises CorruptBatchError at the first invalid header.
@@ -163,9 +159,9 @@ class LogSegment:
             self.time_index.append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
 
     def index_is_full(self, index_bytes: int) -> bool:
-        return len(self.offset_index) >= max(1, index_bytes // OffsetIndex.ENTRY.size) or len(
-            self.time_index
-        ) >= max(1, index_bytes // TimeIndex.ENTRY.size - 1)
+        return len(self.offset_index) >= max(1, index_bytes // OffsetIndex.ENTRY.size) or len(self.time_index) >= max(
+            1, index_bytes // TimeIndex.ENTRY.size - 1
+        )
 
     def seal(self) -> None:
         """Store the indexes; the last entry of the time index holds the greatest timestamp of the segment."""

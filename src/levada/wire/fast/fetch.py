@@ -106,9 +106,7 @@ def read_request(view: memoryview, position: int, stop: int, version: int) -> Fe
     try:
         request, position = _read(view, position, stop, version)
     except (StructError, IndexError):
-        raise KafkaError(
-            ErrorCode.INVALID_REQUEST, "a Fetch ends early, or has too many partitions"
-        ) from None
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "a Fetch ends early, or has too many partitions") from None
     if position > stop:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "a Fetch ends early")
     return request
@@ -157,9 +155,7 @@ def _read_topic(view: memoryview, position: int, stop: int, version: int) -> tup
     return name or b"", position
 
 
-def _read_partitions(
-    view: memoryview, position: int, stop: int, version: int
-) -> tuple[list[PartitionFetch], int]:
+def _read_partitions(view: memoryview, position: int, stop: int, version: int) -> tuple[list[PartitionFetch], int]:
     flexible = version >= FLEXIBLE_FROM
     layout = _PARTITION[version]
     partitions: list[PartitionFetch] = []
@@ -178,17 +174,13 @@ def _read_partitions(
                 partitions.append(PartitionFetch(topic, index, epoch, offset, NO_EPOCH, start, limit))
             else:
                 start = fields[2] if version >= 5 else -1
-                partitions.append(
-                    PartitionFetch(topic, fields[0], NO_EPOCH, fields[1], NO_EPOCH, start, fields[-1])
-                )
+                partitions.append(PartitionFetch(topic, fields[0], NO_EPOCH, fields[1], NO_EPOCH, start, fields[-1]))
         if flexible:
             position = skip_tagged_fields(view, position, stop)
     return partitions, position
 
 
-def _read_forgotten(
-    view: memoryview, position: int, stop: int, version: int
-) -> tuple[list[tuple[bytes, int]], int]:
+def _read_forgotten(view: memoryview, position: int, stop: int, version: int) -> tuple[list[tuple[bytes, int]], int]:
     flexible = version >= FLEXIBLE_FROM
     forgotten: list[tuple[bytes, int]] = []
     topics, position = read_array_length(view, position, stop, flexible)
@@ -275,9 +267,7 @@ def _write_partition(body: bytearray, data: PartitionData, version: int) -> None
 def _encode_aborted(aborted: Sequence[tuple[int, int]], flexible: bool) -> bytes:
     """Encode the aborted transactions of a partition."""
     pack = _ABORTED[flexible].pack
-    return encode_array_length(len(aborted), flexible) + b"".join(
-        [pack(*transaction) for transaction in aborted]
-    )
+    return encode_array_length(len(aborted), flexible) + b"".join([pack(*transaction) for transaction in aborted])
 
 
 def _tags(data: PartitionData, flexible: bool) -> bytes:

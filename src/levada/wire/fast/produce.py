@@ -69,9 +69,7 @@ def read_request(view: memoryview, position: int, stop: int, version: int) -> Pr
         else:
             request, position = _read_legacy(view, position, stop)
     except (StructError, IndexError):
-        raise KafkaError(
-            ErrorCode.INVALID_REQUEST, "a Produce ends early, or has too many partitions"
-        ) from None
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "a Produce ends early, or has too many partitions") from None
     if position > stop:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "a Produce ends early")
     return request
@@ -123,9 +121,7 @@ def _read_flexible(view: memoryview, position: int, stop: int, version: int) -> 
             partitions.append((topic or b"", index, position, end))
             position = skip_tagged_fields(view, end, stop)
         position = skip_tagged_fields(view, position, stop)
-    return ProduceRequest(acks, timeout_ms, transactional_id, partitions), skip_tagged_fields(
-        view, position, stop
-    )
+    return ProduceRequest(acks, timeout_ms, transactional_id, partitions), skip_tagged_fields(view, position, stop)
 
 
 def _text(view: memoryview, start: int, end: int) -> str:

@@ -192,9 +192,7 @@ def _nullable(content: FieldType) -> FieldType:
 _struct = partial(struct, flexible=True)
 
 
-def _record_type(
-    type_id: int, key_class: Any, value_class: Any, *tags: Tag, **fields: FieldType
-) -> RecordType:
+def _record_type(type_id: int, key_class: Any, value_class: Any, *tags: Tag, **fields: FieldType) -> RecordType:
     """A record type whose key consists of strings and whose value has version 0 only."""
     key = struct(key_class, dict.fromkeys(key_class._fields, STRING))
     return RecordType(

@@ -186,9 +186,7 @@ def group_record(group: str, value: GroupMetadataValue) -> tuple[bytes, bytes]:
         _TIME_AND_COUNT.pack(value.current_state_timestamp, len(value.members)),
     ]
     for member in value.members:
-        variable_bytes = (
-            len(member.subscription) + len(member.client_id) + len(member.group_instance_id or "")
-        )
+        variable_bytes = len(member.subscription) + len(member.client_id) + len(member.group_instance_id or "")
         start = (_cached_member_start if variable_bytes <= CACHED_BYTES_MAX else _member_start)(
             member.member_id,
             member.group_instance_id,

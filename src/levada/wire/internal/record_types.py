@@ -63,9 +63,7 @@ def _write_compact_length(target: bytearray, length: int) -> None:
 _COMPACT = FieldType(_read_compact_length, _write_compact_length)
 
 
-def _blob(
-    length: FieldType, decode: Callable[[bytes], Any], encode: Callable[[Any], bytes], null: bool
-) -> FieldType:
+def _blob(length: FieldType, decode: Callable[[bytes], Any], encode: Callable[[Any], bytes], null: bool) -> FieldType:
     def read(data: bytes, position: int) -> tuple[Any, int]:
         size, position = length.read(data, position)
         if size < 0 and null:
@@ -216,9 +214,7 @@ def _write_tags(target: bytearray, value: Any, known: Mapping[int, Tag]) -> None
     if not known:
         target.append(0)
         return
-    present = {
-        number: tag for number, tag in sorted(known.items()) if getattr(value, tag.name) != tag.default
-    }
+    present = {number: tag for number, tag in sorted(known.items()) if getattr(value, tag.name) != tag.default}
     target += encode_uvarint(len(present))
     for number, tag in present.items():
         content = bytearray()
@@ -277,6 +273,4 @@ class RecordFormat(Generic[Key]):
                 raise IndexError(f"unknown version {version}")
             return decoded_key, value_type.read(value, position)[0]
         except (IndexError, ValueError, StructError) as error:
-            raise KafkaError(
-                ErrorCode.CORRUPT_MESSAGE, f"malformed record of an internal topic: {error}"
-            ) from None
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"malformed record of an internal topic: {error}") from None

@@ -111,9 +111,7 @@ def parse_path(path: str) -> list[PathStep]:
 def only(elements: Sequence[Any]) -> Any:
     """Return the one element that a version without the array carries; raise for any other number."""
     if len(elements) != 1:
-        raise KafkaError(
-            ErrorCode.UNSUPPORTED_VERSION, f"this version carries one element, not {len(elements)}"
-        )
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"this version carries one element, not {len(elements)}")
     return elements[0]
 
 

@@ -197,11 +197,7 @@ class _Reader:
         indexes: dict[str, str] = {}
         for name in read.keys() - values.keys():
             move = moves[name]
-            value = (
-                read[name]
-                if move.to_shape is None
-                else f"{self.source.constant(move.to_shape)}({read[name]})"
-            )
+            value = read[name] if move.to_shape is None else f"{self.source.constant(move.to_shape)}({read[name]})"
             first, *rest = parse_path(move.path)
             indexes[first.name] = first.element
             nested.setdefault(first.name, {})[rest[0].name if rest else ""] = value

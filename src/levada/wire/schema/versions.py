@@ -150,8 +150,7 @@ MOVED_FIELDS: dict[str, dict[str, Moved]] = {
     # KIP-699: many coordinators in one request.
     "find_coordinator.request": {"key": Moved("coordinator_keys[0]")},
     "find_coordinator.response": {
-        name: Moved(f"coordinators[0].{name}")
-        for name in ("error_code", "error_message", "node_id", "host", "port")
+        name: Moved(f"coordinators[0].{name}") for name in ("error_code", "error_message", "node_id", "host", "port")
     },
     # KIP-345: many members in one request.
     "leave_group.request": {"member_id": Moved("members[0].member_id")},

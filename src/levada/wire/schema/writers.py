@@ -131,9 +131,7 @@ class _Writer:
         if self.flexible:
             self.tags(value, wire, shape, path, entered)
 
-    def locate(
-        self, value: str, field: Field, shape: Struct, path: str, entered: dict[str, str]
-    ) -> tuple[str, Field]:
+    def locate(self, value: str, field: Field, shape: Struct, path: str, entered: dict[str, str]) -> tuple[str, Field]:
         """An expression for a field of this version, and the shape's field that holds its value."""
         last, derive = versions.DERIVED_FIELDS.get(path, {}).get(field.name, (-1, None))
         if self.version <= last:
@@ -161,9 +159,7 @@ class _Writer:
             return f"not_null({expression})"
         return f"({expression} or {'()' if field.is_array else repr('')})"
 
-    def follow(
-        self, value: str, move: str, shape: Struct, path: str, entered: dict[str, str]
-    ) -> tuple[str, Field]:
+    def follow(self, value: str, move: str, shape: Struct, path: str, entered: dict[str, str]) -> tuple[str, Field]:
         """An expression for a path into the shape, and the field there."""
         first, *rest = parse_path(move)
         target = require(shape, first.name, path)
@@ -182,9 +178,7 @@ class _Writer:
             return f"tuple([e.{second.name} for e in {expression}])", target
         return f"{expression}.{second.name}", target
 
-    def field(
-        self, expression: str, field: Field, target: Field, path: str, nullable: bool | None = None
-    ) -> None:
+    def field(self, expression: str, field: Field, target: Field, path: str, nullable: bool | None = None) -> None:
         nullable = field.nullable if nullable is None else nullable
         if field.is_array:
             self.array(expression, field, target, path, nullable)
@@ -230,13 +224,9 @@ class _Writer:
         if self.flexible:
             self.flush()
             length = f"uv[len({name}) + 1]"
-            self.source.line(
-                f"add({length} if {name} is not None else b'\\0')" if nullable else f"add({length})"
-            )
+            self.source.line(f"add({length} if {name} is not None else b'\\0')" if nullable else f"add({length})")
         else:
-            self.pending.append(
-                ("i", f"-1 if {name} is None else len({name})" if nullable else f"len({name})")
-            )
+            self.pending.append(("i", f"-1 if {name} is None else len({name})" if nullable else f"len({name})"))
             self.flush()
             null_guard = nullable
         self.source.line(f"if {name} is not None: add({name})" if null_guard else f"add({name})")
@@ -264,9 +254,7 @@ class _Writer:
 
     def length(self, name: str, nullable: bool) -> None:
         if not self.flexible:
-            self.pending.append(
-                ("i", f"-1 if {name} is None else len({name})" if nullable else f"len({name})")
-            )
+            self.pending.append(("i", f"-1 if {name} is None else len({name})" if nullable else f"len({name})"))
             self.flush()
             return
         self.flush()
@@ -309,9 +297,7 @@ class _Writer:
         name = self.local(expression)
         default = target.struct.default() if target.struct and not target.is_array else field.default
         constant = self.source.constant(default)
-        same = (
-            f"{name} is not None" if default is None else f"{name} is not {constant} and {name} != {constant}"
-        )
+        same = f"{name} is not None" if default is None else f"{name} is not {constant} and {name} != {constant}"
         self.source.line(f"if {same}:")
         self.source.depth += 1
         start = self.source.fresh("m")
@@ -328,8 +314,4 @@ class _Writer:
 def _is_extra(shape: Struct, field: Field) -> bool:
     """Whether the shape adds the field to kio's class, with a default: objects of kio's class lack it."""
     base: Any = shape.cls.__mro__[1]
-    return (
-        base is not object
-        and field.name not in base.__dataclass_fields__
-        and field.declared_default is not MISSING
-    )
+    return base is not object and field.name not in base.__dataclass_fields__ and field.declared_default is not MISSING

@@ -74,9 +74,7 @@ class RawMember:
         }
         protocols = [{"name": "range", "metadata": metadata}]
         fields_sent = {**fields, "protocol_type": "consumer", "protocols": protocols}
-        self.connection.send(
-            "join_group", self.join_version, fitting("join_group", self.join_version, fields_sent)
-        )
+        self.connection.send("join_group", self.join_version, fitting("join_group", self.join_version, fields_sent))
 
     def joined(self) -> Any:
         return self.connection.receive()[1]
@@ -118,9 +116,7 @@ class RawMember:
 
 
 @pytest.mark.parametrize("version", VERSIONS_OF["join_group"])
-def test_a_group_rebalances_over_and_over(
-    broker: BrokerThread, version: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_rebalances_over_and_over(broker: BrokerThread, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every generation has one leader, which gets all members, and each member gets its own assignment."""
     with broker.connect() as one, broker.connect() as two, broker.connect() as three:
         members = [RawMember(connection, version) for connection in (one, two, three)]

@@ -19,16 +19,13 @@ def broker(request: pytest.FixtureRequest) -> Iterator[BrokerThread]:
         yield own
 
 
-def committed(
-    broker: BrokerThread, version: int, *partitions: tuple[int, int], **fields: Any
-) -> list[ErrorCode]:
+def committed(broker: BrokerThread, version: int, *partitions: tuple[int, int], **fields: Any) -> list[ErrorCode]:
     """Commit (partition, offset) of orders; the codes of the response."""
     topic: dict[str, Any] = {"name": "orders"}
     if version >= offset_commit.TOPIC_IDS_FROM:
         topic = {"topic_id": broker.broker.image.topics["orders"].id}
     parts = [
-        {"partition_index": index, "committed_offset": offset, "committed_metadata": ""}
-        for index, offset in partitions
+        {"partition_index": index, "committed_offset": offset, "committed_metadata": ""} for index, offset in partitions
     ]
     who = {"group_id": "g", "generation_id_or_member_epoch": -1, "member_id": ""}
     with broker.connect() as connection:

@@ -141,9 +141,7 @@ def test_several_processes_clean_a_log_each(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_killed_cleaner_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with BrokerThread(
-        tmp_path, log_cleaner_backoff_ms=20, log_cleaner_io_max_bytes_per_second=20_000
-    ) as broker:
+    with BrokerThread(tmp_path, log_cleaner_backoff_ms=20, log_cleaner_io_max_bytes_per_second=20_000) as broker:
         broker.create("compacted", **COMPACT)
         fill(broker, "compacted", 40)
         until(lambda: bool(list(children_of(os.getpid()))))
@@ -155,9 +153,7 @@ def test_a_killed_cleaner_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureF
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_a_broken_log_is_left_alone_and_the_others_go_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_log_is_left_alone_and_the_others_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with BrokerThread(tmp_path, log_cleaner_backoff_ms=20) as broker:
         broker.create("broken", **COMPACT | {"min_cleanable_dirty_ratio": 1})
         fill(broker, "broken", 30)
@@ -179,9 +175,7 @@ def test_a_broken_log_is_left_alone_and_the_others_go_on(
 
 
 def test_a_topic_deleted_while_it_is_cleaned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with BrokerThread(
-        tmp_path, log_cleaner_backoff_ms=20, log_cleaner_io_max_bytes_per_second=3_000
-    ) as broker:
+    with BrokerThread(tmp_path, log_cleaner_backoff_ms=20, log_cleaner_io_max_bytes_per_second=3_000) as broker:
         broker.create("doomed", **COMPACT)
         fill(broker, "doomed", 40)
         until(lambda: bool(list((tmp_path / "doomed-0").glob("*.cleaned"))))

@@ -80,8 +80,7 @@ def test_the_first_question_for_a_coordinator_makes_the_topic(tmp_path: Path) ->
 def test_questions_at_the_same_time_make_one_topic(tmp_path: Path) -> None:
     with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         sent = [
-            wire.send("find_coordinator", 4, {"key_type": 0, "coordinator_keys": [f"g{number}"]})
-            for number in range(5)
+            wire.send("find_coordinator", 4, {"key_type": 0, "coordinator_keys": [f"g{number}"]}) for number in range(5)
         ]
         answers = dict(wire.receive() for _ in sent)
         assert [answers[number].coordinators[0].error_code for number in sent] == [0] * 5
@@ -116,9 +115,7 @@ def test_offsets_and_members_survive_a_kill(tmp_path: Path) -> None:
         }
 
 
-def test_a_group_is_not_served_before_its_journal_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_is_not_served_before_its_journal_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         one.create("t")
         find(wire)
@@ -177,9 +174,7 @@ def read_slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threa
     return begun, gate
 
 
-def test_a_journal_that_cannot_be_read_has_no_coordinator(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_journal_that_cannot_be_read_has_no_coordinator(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is served from a part of it, nobody is told to wait, and the other groups go on."""
     other = next(name for name in ("h", "i", "j") if java_hash(name) % 3 != java_hash("g") % 3)
     with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
@@ -250,9 +245,7 @@ def test_a_damaged_batch_of_a_journal_is_noticed(form: str, at: int, value: int,
         assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
 
 
-def test_a_disk_that_does_not_give_a_journal_is_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_does_not_give_a_journal_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         one.create("t")
         find(wire)
@@ -396,8 +389,7 @@ def test_a_write_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path
         one.create("t", partitions=200)
         find(wire)
         parts = [
-            {"partition_index": index, "committed_offset": 1, "committed_metadata": "x" * 100}
-            for index in range(200)
+            {"partition_index": index, "committed_offset": 1, "committed_metadata": "x" * 100} for index in range(200)
         ]
         fields = {"generation_id_or_member_epoch": -1, "topics": [{"name": "t", "partitions": parts}]}
         response = wire.call("offset_commit", 8, {"group_id": "g", **fields})
@@ -477,9 +469,7 @@ class Standstill:
             append_own=self.append,
         )
         limits = GroupLimits(initial_rebalance_delay_ms=0)
-        return CoordinatorShard(
-            cast(Broker, self), cast(Partition, self.partition), lambda: GroupsMachine(limits)
-        )
+        return CoordinatorShard(cast(Broker, self), cast(Partition, self.partition), lambda: GroupsMachine(limits))
 
     def append(self, batch: bytes, now_ms: int) -> int:
         self.written.append(batch)
@@ -499,9 +489,7 @@ def test_a_process_that_stood_still_reads_requests_of_members_before_it_removes_
         shard.submit(decide, lambda _: "well").add_done_callback(received.append)
         broker.publish()
 
-    request = JoinRequest(
-        "g", "", None, "c", "/h", 10_000, 60_000, "consumer", RANGE, "m", require_member_id=False
-    )
+    request = JoinRequest("g", "", None, "c", "/h", 10_000, 60_000, "consumer", RANGE, "m", require_member_id=False)
     ask(lambda machine, now_ms, handle: machine.join(request, now_ms, handle))
     sync = SyncRequest("g", "m", None, 1, None, None, {"m": b""})
     ask(lambda machine, now_ms, handle: machine.sync(sync, now_ms, handle))

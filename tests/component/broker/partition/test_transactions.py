@@ -32,9 +32,7 @@ class World:
 
     def open(self, clean: bool = True, recovery_point: int = 0) -> Partition:
         config = topic_config(**({"index_interval_bytes": 100} | self.options))
-        log = Log.open(
-            str(self.folder), config, self.disk, now_ms=NOW_MS, clean=clean, recovery_point=recovery_point
-        )
+        log = Log.open(str(self.folder), config, self.disk, now_ms=NOW_MS, clean=clean, recovery_point=recovery_point)
         return self.serve(log)
 
     def serve(self, log: Log) -> Partition:
@@ -65,9 +63,7 @@ def batch_of(*values: bytes, producer: tuple[int, int, int], transactional: bool
     )
 
 
-def write(
-    partition: Partition, *values: bytes, producer: tuple[int, int, int], transactional: bool = True
-) -> int:
+def write(partition: Partition, *values: bytes, producer: tuple[int, int, int], transactional: bool = True) -> int:
     batch = batch_of(*values, producer=producer, transactional=transactional)
     offset = partition.append(batch, 0, len(batch), NOW_MS)
     partition.publish()
@@ -327,9 +323,7 @@ def test_a_restart_knows_open_and_aborted_transactions(world: World, clean: bool
     reopened = world.open(clean)
     assert reopened.producers == partition.producers
     assert reopened.last_stable_offset == stable == 0
-    assert {
-        segment.base_offset: list(segment.txn_index.since(0)) for segment in reopened.log.segments
-    } == before
+    assert {segment.base_offset: list(segment.txn_index.since(0)) for segment in reopened.log.segments} == before
     for number in open_first:
         assert reopened.transactions.has_open(number, 0)
         end(reopened, number, 0, committed=True)

@@ -35,9 +35,7 @@ HOUR_MS = 3_600_000
 # What is kept of a log.
 
 
-def put(
-    log: Log, records: list[tuple[bytes | None, bytes | None]], codec: Codec = Codec.NONE, **options: int
-) -> int:
+def put(log: Log, records: list[tuple[bytes | None, bytes | None]], codec: Codec = Codec.NONE, **options: int) -> int:
     """Append one batch; its base offset."""
     base = log.next_offset
     listed = [Record(base + number, NOW_MS, key, value) for number, (key, value) in enumerate(records)]
@@ -84,9 +82,7 @@ def compacted(folder: Path, clean: bool = True, **options: object) -> Log:
 
 Pairs = list[tuple[bytes | None, bytes | None]]
 a_key = st.sampled_from([b"a", b"b", b"c", b"d", b"e" * 30])
-some_records = st.lists(
-    st.tuples(a_key, st.one_of(st.none(), st.binary(max_size=40))), min_size=1, max_size=6
-)
+some_records = st.lists(st.tuples(a_key, st.one_of(st.none(), st.binary(max_size=40))), min_size=1, max_size=6)
 
 
 @given(
@@ -219,9 +215,7 @@ def test_aborted_records_go_at_once_and_their_marker_last(tmp_path: Path) -> Non
         (0, 1), (2, 1), (3, 1), (4, 1), (5, 0), (6, 1)
     ]  # fmt: skip
     put(log, [(b"z", b"1")])
-    done = clean_log(
-        log, done, NOW_MS + 1
-    ).end_offset  # nothing of the first transaction is left: it gets a horizon
+    done = clean_log(log, done, NOW_MS + 1).end_offset  # nothing of the first transaction is left: it gets a horizon
     put(log, [(b"z", b"2")])
     clean_log(log, done, NOW_MS + 1 + HOUR_MS)
     left = [read_header(batch) for batch in read_all(log)]

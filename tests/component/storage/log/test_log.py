@@ -314,9 +314,7 @@ def test_retention_by_time_takes_the_old_and_rolls_an_expired_active_segment(tmp
     assert log.apply_retention(NOW_MS + 10_000) == 2
     assert (log.log_start_offset, log.log_end_offset, log.size_bytes) == (10, 10, 0)
     log.delete_segment_files()
-    assert sorted(name for name in os.listdir(tmp_path / "t-0") if name.endswith(".log")) == [
-        f"{10:020d}.log"
-    ]
+    assert sorted(name for name in os.listdir(tmp_path / "t-0") if name.endswith(".log")) == [f"{10:020d}.log"]
     append(log)
     log.close(clean=True)
     assert open_log(tmp_path / "t-0").log_start_offset == 10
@@ -376,9 +374,7 @@ class LogMachine(RuleBasedStateMachine):
         super().__init__()
         self.batches: list[bytes] = []
 
-    @initialize(
-        segment_bytes=st.sampled_from([400, 3_000, 1 << 20]), interval=st.sampled_from([0, 100, 4096])
-    )
+    @initialize(segment_bytes=st.sampled_from([400, 3_000, 1 << 20]), interval=st.sampled_from([0, 100, 4096]))
     def begin(self, segment_bytes: int, interval: int) -> None:
         self.folder = _FOLDERS.pop()
         self.options: dict[str, Any] = {"segment_bytes": segment_bytes, "index_interval_bytes": interval}
@@ -453,9 +449,7 @@ class LogMachine(RuleBasedStateMachine):
     def log_equals_list(self) -> None:
         if not hasattr(self, "log"):
             return
-        kept = [
-            batch for batch in self.batches if read_header(batch).last_offset >= self.log.log_start_offset
-        ]
+        kept = [batch for batch in self.batches if read_header(batch).last_offset >= self.log.log_start_offset]
         assert read_all(self.log, max_bytes=700) == kept
         assert [header.base_offset for header in self.log.headers(self.log.log_start_offset)] == [
             read_header(batch).base_offset for batch in kept

@@ -86,10 +86,7 @@ def test_garbage_after_the_end_is_cut(tmp_path: Path, garbage: bytes) -> None:
         log = open_log(tmp_path / "t-0", clean=False, **OPTIONS)
         assert read_all(log) == written
         log.close(clean=False)
-    assert (
-        last_log(tmp_path / "t-0").read_bytes()
-        == b"".join(written)[-last_log(tmp_path / "t-0").stat().st_size :]
-    )
+    assert last_log(tmp_path / "t-0").read_bytes() == b"".join(written)[-last_log(tmp_path / "t-0").stat().st_size :]
 
 
 def flips(path: Path, chance: random.Random, count: int) -> list[Callable[[], None]]:

@@ -45,9 +45,7 @@ def test_a_walk_gives_every_batch_once(tmp_path: Path, whole: bool) -> None:
         (23, b"\xff", "version 2"),
     ],
 )
-def test_a_walk_stops_at_what_cannot_be_a_batch(
-    tmp_path: Path, position: int, content: bytes, reason: str
-) -> None:
+def test_a_walk_stops_at_what_cannot_be_a_batch(tmp_path: Path, position: int, content: bytes, reason: str) -> None:
     batches = [make_batch(offset) for offset in range(3)]
     segment = write_segment(tmp_path, batches)
     with open(segment.path, "r+b") as file:
@@ -75,9 +73,7 @@ def test_index_entries_are_those_that_kafka_makes(tmp_path: Path) -> None:
     log.close(clean=True)
     data = (tmp_path / "t-0" / f"{0:020d}.index").read_bytes()
     assert list(OffsetIndex.ENTRY.iter_unpack(data)) == wanted
-    assert (tmp_path / "t-0" / f"{0:020d}.timeindex").read_bytes() == (NOW_MS + 1_002).to_bytes(8) + (
-        2
-    ).to_bytes(4)
+    assert (tmp_path / "t-0" / f"{0:020d}.timeindex").read_bytes() == (NOW_MS + 1_002).to_bytes(8) + (2).to_bytes(4)
 
 
 @settings(deadline=None, max_examples=60)

@@ -38,9 +38,7 @@ def moment(event: dict[str, Any]) -> float:
 
 
 def test_counts_are_those_of_the_events(happened: "DataFrame", samples: list[Sample]) -> None:
-    expected = Counter(
-        (moment(json.loads(sample.value)) // WINDOW_S * WINDOW_S, sample.topic) for sample in samples
-    )
+    expected = Counter((moment(json.loads(sample.value)) // WINDOW_S * WINDOW_S, sample.topic) for sample in samples)
     rows = activity.counts(happened, f"{WINDOW_S} seconds").selectExpr("double(from) f", "kind", "events")
     assert {(row.f, row.kind): row.events for row in rows.collect()} == expected
     assert {kind for _, kind in expected} == set(activity.TOPICS)
@@ -57,9 +55,7 @@ def test_a_session_ends_with_a_pause(happened: "DataFrame", samples: list[Sample
     times: dict[str, list[float]] = {}
     for sample in samples:
         times.setdefault(sample.key, []).append(moment(json.loads(sample.value)))
-    expected = sum(
-        1 + sum(later - earlier > GAP_S for earlier, later in pairwise(when)) for when in times.values()
-    )
+    expected = sum(1 + sum(later - earlier > GAP_S for earlier, later in pairwise(when)) for when in times.values())
     found = activity.sessions(happened, f"{GAP_S} seconds").collect()
     assert len(found) == expected > len(times)
     assert sum(row.events for row in found) == len(samples)
@@ -111,10 +107,7 @@ def test_a_restart_in_the_middle_changes_nothing(
     topics: dict[str, str],
 ) -> None:
     """Stopped after half of it, a batch of it done again as after a crash, and one clean run: the same results."""
-    named = [
-        sample._replace(value=json.dumps(json.loads(sample.value) | {"kind": sample.topic}))
-        for sample in samples
-    ]
+    named = [sample._replace(value=json.dumps(json.loads(sample.value) | {"kind": sample.topic})) for sample in samples]
     feed(broker, named[:1700], topics)
     run(spark, broker, topics, "restarted", tmp_path)
     assert (halfway := results(broker, "restarted-counts"))
@@ -130,9 +123,7 @@ def test_a_restart_in_the_middle_changes_nothing(
     expected = sum(
         1
         for sample in samples
-        if any(
-            window_end(json.loads(sample.value)) == datetime.fromisoformat(to).timestamp() for to in closed
-        )
+        if any(window_end(json.loads(sample.value)) == datetime.fromisoformat(to).timestamp() for to in closed)
     )
     assert sum(one["events"] for one in counts) == expected > 2000
     assert all(len(one["pages"]) <= 3 for one in results(broker, "clean-pages"))
@@ -161,8 +152,6 @@ def test_a_report_has_tables_and_a_chart(
     assert len(lines) == len(activity.TOPICS)
 
 
-def test_a_report_of_nothing_says_so(
-    spark: "SparkSession", broker: EmbeddedBroker, topics: dict[str, str]
-) -> None:
+def test_a_report_of_nothing_says_so(spark: "SparkSession", broker: EmbeddedBroker, topics: dict[str, str]) -> None:
     with pytest.raises(PipelineError, match="nothing to report"):
         activity.report(list(topics.values()), bootstrap=broker.bootstrap, spark=spark)

@@ -54,9 +54,7 @@ def test_the_highest_come_first(taken: "DataFrame", samples: list[Sample]) -> No
 def test_a_gap_ends_a_spell(spark: "SparkSession") -> None:
     seconds = (0, 10, 20, 200, 210)
     samples = [
-        Sample(
-            "readings", "a", json.dumps({"at": f"2026-11-15T12:{s // 60:02d}:{s % 60:02d}Z", "value": 1.0})
-        )
+        Sample("readings", "a", json.dumps({"at": f"2026-11-15T12:{s // 60:02d}:{s % 60:02d}Z", "value": 1.0}))
         for s in seconds
     ]
     samples += [Sample("readings", "b", '{"value": "hot"}'), Sample("readings", "b", "rubbish")]

@@ -30,9 +30,7 @@ LINES = [
 
 def test_lines_of_many_formats_are_understood(spark: "SparkSession") -> None:
     raw = as_table(spark, [Sample("logs", "key", line) for line, _ in LINES])
-    rows = (
-        service_logs.lines(raw).selectExpr("string(at) at", "service", "level", "message", "line").collect()
-    )
+    rows = service_logs.lines(raw).selectExpr("string(at) at", "service", "level", "message", "line").collect()
     assert [(row.service, row.level, row.message) for row in rows] == [expected for _, expected in LINES]
     assert [row.line for row in rows] == [line for line, _ in LINES]
     assert {row.at for row in rows} == {AT}
@@ -105,9 +103,7 @@ def test_rates_alerts_and_the_lake_have_every_line_once(
     found = service_logs.search(
         lake, topics=[topic], text="CARD service", level="error", bootstrap=broker.bootstrap, spark=spark
     ).collect()
-    expected = Counter(
-        json.loads(sample.value)["message"] for sample in samples if "card service" in sample.value
-    )
+    expected = Counter(json.loads(sample.value)["message"] for sample in samples if "card service" in sample.value)
     assert Counter(row.message for row in found) == expected
     assert [row.at for row in found] == sorted(row.at for row in found)
     late = service_logs.search(

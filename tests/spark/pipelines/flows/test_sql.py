@@ -67,10 +67,7 @@ def test_windows_are_written_once_when_they_are_over(shop: Shop) -> None:
     shop.sell(range(12))
     shop.write("no JSON")
     shop.ask(WINDOWS, "totals", watermarks={"ts": "1 minute"}, key="shop")
-    assert (
-        "columns inferred from its newest 25 records" in shop.messages[0]
-        and "ts TIMESTAMP" in shop.messages[0]
-    )
+    assert "columns inferred from its newest 25 records" in shop.messages[0] and "ts TIMESTAMP" in shop.messages[0]
     assert shop.messages[1].startswith("mode append")
     forget_the_last_commit(shop.folder / "totals")
     shop.sell(range(12, 17))

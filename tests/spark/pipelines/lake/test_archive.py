@@ -41,9 +41,7 @@ def test_a_lake_grows_with_its_topics(spark: "SparkSession", broker: EmbeddedBro
     assert sum(state.ends[first].values()) == 150 and state.ends[second] == {0: 10} and state.rows == 160
 
 
-def test_the_topics_of_a_lake_may_change(
-    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
-) -> None:
+def test_the_topics_of_a_lake_may_change(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
     lake, first, second = tmp_path / "lake", broker.topic(), broker.topic()
     fill(broker, first, 0, 10)
     fill(broker, second, 10, 10)
@@ -84,24 +82,18 @@ def test_the_lake_says_where_a_run_begins(
     assert sorted(values(spark, lake)) == sorted(f"v{number}" for number in range(120))
 
 
-def test_records_that_come_again_are_left_out(
-    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
-) -> None:
+def test_records_that_come_again_are_left_out(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
     lake, topic = tmp_path / "lake", broker.topic()
     fill(broker, topic, 0, 100)
     archive_once(spark, broker, lake, topic)
     fill(broker, topic, 100, 20)
-    again = archive(
-        [topic], str(lake), bootstrap=broker.bootstrap, once=True, spark=spark, startingOffsets="earliest"
-    )
+    again = archive([topic], str(lake), bootstrap=broker.bootstrap, once=True, spark=spark, startingOffsets="earliest")
     assert again.wait(300)
     assert sorted(values(spark, lake)) == sorted(f"v{number}" for number in range(120))
 
 
 @pytest.mark.parametrize("form", ["parquet", "delta"])
-def test_the_last_run_has_the_lake(
-    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path, form: str
-) -> None:
+def test_the_last_run_has_the_lake(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path, form: str) -> None:
     """Whoever wrote before fails by being told so, and adds nothing; a run after that goes on with its topic."""
     lake, first, second = str(tmp_path / "lake"), broker.topic(), broker.topic()
     fill(broker, first, 0, 10)
@@ -180,9 +172,7 @@ def test_small_files_are_joined(spark: "SparkSession", broker: EmbeddedBroker, t
     assert sorted(offsets) == list(range(40))
 
 
-def test_the_commits_can_be_read_by_people(
-    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
-) -> None:
+def test_the_commits_can_be_read_by_people(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
     lake, topic = tmp_path / "lake", broker.topic()
     fill(broker, topic, 0, 7)
     archive_once(spark, broker, lake, topic)

@@ -50,9 +50,7 @@ def test_small_files_are_joined(spark: "SparkSession", broker: EmbeddedBroker, t
     assert sorted(table.to_pyarrow_table(columns=["offset"])["offset"].to_pylist()) == list(range(30))
 
 
-def test_what_was_not_committed_is_not_there(
-    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
-) -> None:
+def test_what_was_not_committed_is_not_there(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
     """As after a crash between Delta's commit and Spark's, and with files that no commit names."""
     lake, topic = tmp_path / "lake", broker.topic()
     fill(broker, topic, 0, 20, DAY_MS)

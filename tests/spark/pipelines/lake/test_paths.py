@@ -25,9 +25,7 @@ def test_where_nothing_can_be_written_is_no_lake(
     topic = broker.topic()
     fill(broker, topic, 0, 1)
     path = place if ":" in place else str(tmp_path / place)
-    with pytest.raises(
-        LakeError, match=r"cannot open or create a lake at [^\n\x1b]+: (?!Generic)[^\n\x1b]+$"
-    ):
+    with pytest.raises(LakeError, match=r"cannot open or create a lake at [^\n\x1b]+: (?!Generic)[^\n\x1b]+$"):
         archive([topic], path, bootstrap=broker.bootstrap, lake_format=form, spark=spark)
 
 

@@ -67,9 +67,7 @@ def test_a_topic_comes_back_as_it_was(spark: "SparkSession", broker: EmbeddedBro
         run(topic).wait(300)
 
 
-def test_a_time_range_at_a_chosen_speed(
-    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
-) -> None:
+def test_a_time_range_at_a_chosen_speed(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
     """Forty seconds of records, ten times as fast; stopped in between and gone on with."""
     lake, topic, again = str(tmp_path / "lake"), broker.topic(partitions=2), broker.topic(retention_ms=-1)
     fill(broker, topic, 0, 100, first_ms=DAY_MS)
@@ -129,9 +127,7 @@ def test_a_topic_keeps_what_is_replayed_to_it_however_old(
     def run(to: str, name: str = "replay") -> None:
         assert replay(topic, lake, to, bootstrap=broker.bootstrap, name=name, spark=spark).wait(300)
 
-    with pytest.raises(
-        PipelineError, match=f"{week} deletes .* older than 168 hours .* begin at 2025-10-09 08:53"
-    ):
+    with pytest.raises(PipelineError, match=f"{week} deletes .* older than 168 hours .* begin at 2025-10-09 08:53"):
         run(week)
     assert numbers(broker, week) == {}
     made, stamped = f"{topic}-again", broker.topic(message_timestamp_type="LogAppendTime")
@@ -139,9 +135,7 @@ def test_a_topic_keeps_what_is_replayed_to_it_however_old(
     run(stamped, "stamped")  # its records are of now
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     resource = ConfigResource(ConfigResource.Type.TOPIC, week)
-    resource.add_incremental_config(
-        ConfigEntry("retention.ms", "-1", incremental_operation=AlterConfigOpType.SET)
-    )
+    resource.add_incremental_config(ConfigEntry("retention.ms", "-1", incremental_operation=AlterConfigOpType.SET))
     admin.incremental_alter_configs([resource])[resource].result(30)
     run(week, "week")
     assert numbers(broker, week) == numbers(broker, made) == numbers(broker, stamped) == {0: [0, 1, 2]}
@@ -185,9 +179,7 @@ def test_a_replay_that_goes_on_finds_its_topic_or_says_so(
         run("gone", None).wait(300)
     begin("short")
     resource = ConfigResource(ConfigResource.Type.TOPIC, "short")
-    resource.add_incremental_config(
-        ConfigEntry("retention.ms", "3600000", incremental_operation=AlterConfigOpType.SET)
-    )
+    resource.add_incremental_config(ConfigEntry("retention.ms", "3600000", incremental_operation=AlterConfigOpType.SET))
     admin.incremental_alter_configs([resource])[resource].result(30)
     with pytest.raises(PipelineError, match="older than 1 hours"):
         run("short", None).wait(300)
@@ -207,9 +199,7 @@ def test_a_topic_with_too_few_partitions_is_refused_unless_by_key(
     assert sorted(chain(*numbers(broker, small).values())) == list(range(30))
 
 
-def test_how_old_records_are_is_asked_of_them(
-    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
-) -> None:
+def test_how_old_records_are_is_asked_of_them(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
     """And not of the spans of time they are sent in, which at this speed are days."""
     lake, topic, hour = str(tmp_path / "lake"), broker.topic(), broker.topic(retention_ms=3_600_000)
     fill(broker, topic, 0, 3)
@@ -218,9 +208,7 @@ def test_how_old_records_are_is_asked_of_them(
     assert numbers(broker, hour) == {0: [0, 1, 2]}
 
 
-def test_what_is_not_in_the_lake_is_reported(
-    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
-) -> None:
+def test_what_is_not_in_the_lake_is_reported(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
     lake, topic = str(tmp_path / "lake"), broker.topic()
 
     def run(name: str) -> None:

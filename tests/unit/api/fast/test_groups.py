@@ -56,9 +56,7 @@ class Api(NamedTuple):
     def decode(self, body: bytes, version: int) -> Any:
         """What the general codec and handler make of a request; None if it is malformed."""
         try:
-            return self.expected(
-                messages.read_request(self.api_key, version, body, self.tags(version)), version
-            )
+            return self.expected(messages.read_request(self.api_key, version, body, self.tags(version)), version)
         except KafkaError:
             return None
 
@@ -114,9 +112,7 @@ def test_repeated_requests_are_decoded_as_by_the_codec(api: Api, version: int) -
     assert taken > EXAMPLES / 8
 
 
-@pytest.mark.parametrize(
-    "api", [api for api in APIS_TESTED if api.name != "heartbeat"], ids=lambda api: api.name
-)
+@pytest.mark.parametrize("api", [api for api in APIS_TESTED if api.name != "heartbeat"], ids=lambda api: api.name)
 def test_requests_sent_once_are_left_to_the_general_path(api: Api) -> None:
     random = Random(1)
     bodies = [api.random_body(random, 0) for _ in range(EXAMPLES)]
@@ -161,9 +157,7 @@ def test_truncated_and_corrupted_requests_are_not_mistaken_for_others(api: Api, 
 def test_followers_get_the_response_that_the_codec_writes(version: int, member_id: str) -> None:
     for protocol, leader in (("range", "l"), ("sticky", "l" * 200)):
         reply = JoinResult(1 << 20, "consumer", protocol, leader, member_id)
-        written = fast_groups.FastJoin(JoinFastPath().templates, cast(Any, None), 7, version, None, 1).encode(
-            reply
-        )
+        written = fast_groups.FastJoin(JoinFastPath().templates, cast(Any, None), 7, version, None, 1).encode(reply)
         response = groups.join_response(reply)
         assert written == messages.write_response_frame(fast_groups.JOIN_GROUP, version, 7, response)
 
@@ -173,8 +167,6 @@ def test_followers_get_the_response_that_the_codec_writes(version: int, member_i
 def test_assignments_are_written_as_by_the_codec(version: int, size: int) -> None:
     for protocol in ("range", "sticky"):
         reply = SyncResult("consumer", protocol, bytes(size))
-        written = fast_groups.FastSync(SyncFastPath().templates, cast(Any, None), 7, version, None, 1).encode(
-            reply
-        )
+        written = fast_groups.FastSync(SyncFastPath().templates, cast(Any, None), 7, version, None, 1).encode(reply)
         response = groups.sync_response(reply)
         assert written == messages.write_response_frame(fast_groups.SYNC_GROUP, version, 7, response)

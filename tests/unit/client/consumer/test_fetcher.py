@@ -19,17 +19,13 @@ def data(offset: int, *values: bytes, producer_id: int = -1) -> bytes:
     """A batch, transactional if it has a producer."""
     attributes = TRANSACTIONAL_BIT if producer_id >= 0 else 0
     records = [Record(0, 0, None, value) for value in values]
-    return bytes(
-        encode(records, base_offset=offset, producer_id=producer_id, producer_epoch=0, attributes=attributes)
-    )
+    return bytes(encode(records, base_offset=offset, producer_id=producer_id, producer_epoch=0, attributes=attributes))
 
 
 def marker(offset: int, producer_id: int, kind: int) -> bytes:
     record = Record(0, 0, MARKER.pack(0, kind), b"\0" * 6)
     attributes = TRANSACTIONAL_BIT | CONTROL_BIT
-    return bytes(
-        encode([record], base_offset=offset, producer_id=producer_id, producer_epoch=0, attributes=attributes)
-    )
+    return bytes(encode([record], base_offset=offset, producer_id=producer_id, producer_epoch=0, attributes=attributes))
 
 
 def decoded(log: bytes, *aborted: tuple[int, int]) -> list[tuple[list[bytes | None], int]]:

@@ -14,9 +14,7 @@ def test_a_batch_that_was_sent_takes_no_more_records() -> None:
     """A retry must carry the same records: the broker compares the first and the last sequence number."""
 
     async def main() -> list[int]:
-        accumulator = RecordAccumulator(
-            linger_ms=5, batch_bytes=1000, buffer_bytes=10_000, delivery_timeout_ms=1000
-        )
+        accumulator = RecordAccumulator(linger_ms=5, batch_bytes=1000, buffer_bytes=10_000, delivery_timeout_ms=1000)
         queue = accumulator.queue_for(TOPIC, None, None, 100)
         accumulator.append(queue, RECORD, 100)
         accumulator.append(queue, RECORD, 100)

@@ -109,9 +109,7 @@ def test_a_manual_assignment_is_kept_and_its_first_broker_leads() -> None:
 def test_placement_spreads_leaders_and_replicas(brokers: int, count: int, factor: int, number: int) -> None:
     """No broker leads or holds more than one partition above any other."""
     factor = min(factor, brokers)
-    made = after(cluster(brokers), topic("a", number, partitions=count, replication_factor=factor)).topics[
-        "a"
-    ]
+    made = after(cluster(brokers), topic("a", number, partitions=count, replication_factor=factor)).topics["a"]
     leads = dict.fromkeys(range(1, brokers + 1), 0)
     for state in made.partitions:
         assert len(set(state.replicas)) == factor
@@ -208,16 +206,12 @@ def test_settings_are_altered_one_by_one(
         ([("segment.ms", SET, "5"), ("segment.ms", DELETE, None)], ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_alterations_that_are_refused(
-    alterations: list[tuple[str, Operation, str | None]], code: ErrorCode
-) -> None:
+def test_alterations_that_are_refused(alterations: list[tuple[str, Operation, str | None]], code: ErrorCode) -> None:
     assert error_of(after(cluster(), topic("a")), incremental(*alterations)) == code
 
 
 def test_settings_are_replaced_as_a_whole() -> None:
-    image = after(
-        cluster(), topic("a", configs={"retention.ms": "9"}), AlterConfigs(TOPIC, "a", {"segment.ms": "5"})
-    )
+    image = after(cluster(), topic("a", configs={"retention.ms": "9"}), AlterConfigs(TOPIC, "a", {"segment.ms": "5"}))
     assert image.topics["a"].configs == {"segment.ms": "5"}
     assert decide(image, AlterConfigs(TOPIC, "a", {"segment.ms": "5"})) == []
 
@@ -309,9 +303,7 @@ class AnyCommands(RuleBasedStateMachine):
 
     @invariant()
     def image_is_what_was_asked_for(self) -> None:
-        assert {
-            name: len(found.partitions) for name, found in self.image.topics.items()
-        } == self.model.partitions
+        assert {name: len(found.partitions) for name, found in self.image.topics.items()} == self.model.partitions
 
 
 TestAnyCommands = AnyCommands.TestCase

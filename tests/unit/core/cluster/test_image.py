@@ -42,9 +42,7 @@ topics = st.builds(
     partitions=st.lists(partitions, max_size=3).map(tuple),
     configs=settings,
 )
-endpoints = st.builds(
-    Endpoint, st.text(max_size=5), st.just("PLAINTEXT"), st.text(max_size=5), st.integers(0, 65_535)
-)
+endpoints = st.builds(Endpoint, st.text(max_size=5), st.just("PLAINTEXT"), st.text(max_size=5), st.integers(0, 65_535))
 brokers = st.builds(
     BrokerImage, id=ids, endpoints=st.tuples(endpoints), rack=st.none() | st.text(max_size=3), epoch=ids
 )

@@ -45,9 +45,7 @@ def test_a_protocol_that_is_not_chosen_counts_too() -> None:
 def test_an_assignment_that_is_too_large_is_refused() -> None:
     world = Many()
     joined = world.joined(world.join())
-    assert (
-        world.error(world.sync(joined.member_id, 1, {joined.member_id: bytes(LIMIT // GROUP_SHARE)})) is FULL
-    )
+    assert world.error(world.sync(joined.member_id, 1, {joined.member_id: bytes(LIMIT // GROUP_SHARE)})) is FULL
     assert world.error(world.sync(joined.member_id, 1, {joined.member_id: b"little"})) is ErrorCode.NONE
 
 

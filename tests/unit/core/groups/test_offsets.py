@@ -242,9 +242,7 @@ def test_offsets_are_deleted_on_request_where_nobody_reads() -> None:
         ErrorCode.NONE,
     ]
     assert [found.topic_partition for found in fetch(world)] == [("t", 0)]
-    assert [found.topic_partition for found in world.replayed().fetch("g", None, require_stable=False)] == [
-        ("t", 0)
-    ]
+    assert [found.topic_partition for found in world.replayed().fetch("g", None, require_stable=False)] == [("t", 0)]
 
 
 def test_offsets_of_members_with_a_protocol_of_their_own_are_not_deleted() -> None:

@@ -63,9 +63,7 @@ class Driver:
         return caught.value.code
 
     def open(self, count: int = 1, *, privileged: bool = False) -> int:
-        return self.begin(
-            NO_SESSION, INITIAL_EPOCH, [want(i) for i in range(count)], privileged=privileged
-        ).session_id
+        return self.begin(NO_SESSION, INITIAL_EPOCH, [want(i) for i in range(count)], privileged=privileged).session_id
 
 
 def order(context: FetchContext) -> list[int]:

@@ -166,9 +166,7 @@ def test_the_snapshot_has_kafkas_bytes() -> None:
 class Model:
     """The same rules, written as a search through the list of all batches."""
 
-    log: list[tuple[int, int, int, int, int]] = field(
-        default_factory=list
-    )  # id, epoch, sequence, count, offset
+    log: list[tuple[int, int, int, int, int]] = field(default_factory=list)  # id, epoch, sequence, count, offset
 
     def check(self, producer_id: int, epoch: int, sequence: int, count: int) -> int | ErrorCode:
         own = [batch for batch in self.log if batch[0] == producer_id]

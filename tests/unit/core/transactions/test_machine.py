@@ -95,13 +95,9 @@ class Shard:
     ) -> None:
         self.carry_out(self.machine.add(name, client, topic_partitions, version, self.now_ms, None))
 
-    def end(
-        self, client: ProducerIdAndEpoch, committed: bool, name: str = "t", version: int = 2
-    ) -> ProducerIdAndEpoch:
+    def end(self, client: ProducerIdAndEpoch, committed: bool, name: str = "t", version: int = 2) -> ProducerIdAndEpoch:
         reply: ProducerIdAndEpoch = self.decide(
-            lambda new_id: self.machine.end(
-                EndRequest(name, client, committed, version, new_id), self.now_ms, None
-            )
+            lambda new_id: self.machine.end(EndRequest(name, client, committed, version, new_id), self.now_ms, None)
         )
         return reply
 
@@ -312,9 +308,7 @@ def test_two_phase_commit_must_be_allowed(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_prepared_transaction_waits_for_its_owner_who_may_come_again(
-    two_phase: Shard, committed: bool
-) -> None:
+def test_a_prepared_transaction_waits_for_its_owner_who_may_come_again(two_phase: Shard, committed: bool) -> None:
     shard = two_phase
     client = ProducerIdAndEpoch(*shard.init(two_phase=True, timeout_ms=-1).client)
     assert shard.machine.transactions["t"].timeout_ms == NO_TIMEOUT_MS
@@ -414,9 +408,7 @@ def test_a_transaction_that_is_open_for_too_long_is_aborted(shard: Shard) -> Non
     assert refused(shard.end, client, False) == ErrorCode.CONCURRENT_TRANSACTIONS
     shard.write_markers()
     assert refused(shard.end, client, True) == ErrorCode.INVALID_TXN_STATE
-    assert shard.end(client, False) == ProducerIdAndEpoch(client.producer_id, client.epoch + 1), (
-        "as Kafka does"
-    )
+    assert shard.end(client, False) == ProducerIdAndEpoch(client.producer_id, client.epoch + 1), "as Kafka does"
     assert shard.begin().epoch == client.epoch + 2
     assert refused(shard.end, client, False) == ErrorCode.PRODUCER_FENCED
 
@@ -469,9 +461,7 @@ def test_an_id_that_nobody_uses_is_forgotten_unless_its_transaction_is_open(two_
 class Log:
     """A partition as far as transactions matter: records by (producer id, epoch) and what ended them."""
 
-    open: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # producer id -> (epoch, transaction number)
+    open: dict[int, tuple[int, int]] = field(default_factory=dict)  # producer id -> (epoch, transaction number)
     epochs: dict[int, int] = field(default_factory=dict)
     ended: dict[int, set[bool]] = field(default_factory=dict)  # transaction number -> how it ended here
 
@@ -676,9 +666,7 @@ def _a_partition_is_left_out(patch: pytest.MonkeyPatch) -> None:
         _a_partition_is_left_out,
     ],
 )
-def test_a_planted_bug_is_found(
-    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     for seed in range(300):
         try:

@@ -411,9 +411,7 @@ def test_damage_is_named() -> None:
 
 
 @pytest.mark.parametrize("path", ["", " ", "lake[1]", "{a,b}", "*", "a?", "a\\b"])
-def test_a_path_that_cannot_be_is_refused_before_spark_starts(
-    path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_path_that_cannot_be_is_refused_before_spark_starts(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     commands = [
         "archive --topic t --to",
         "history --topic t --lake",

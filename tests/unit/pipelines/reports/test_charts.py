@@ -50,9 +50,7 @@ def test_values_that_are_no_counts_are_shown_where_they_move() -> None:
     points = [(NOON + timedelta(seconds=second), 70 + second % 3) for second in range(9)]
     root = ElementTree.fromstring(charts.svg("", [charts.Lines("", {"flow": points}, from_zero=False)]))
     words = {shape.text for shape in root.findall(f"{SVG}text")}
-    assert (
-        {"70", "71", "72"} <= words and "0" not in words and "flow" not in words
-    )  # one line needs no legend
+    assert {"70", "71", "72"} <= words and "0" not in words and "flow" not in words  # one line needs no legend
     line = root.find(f"{SVG}polyline")
     assert line is not None
     heights = {pair.partition(",")[2] for pair in line.attrib["points"].split()}

@@ -12,9 +12,7 @@ from levada.storage.compaction.plan import (
     log_to_clean,
 )
 
-BOUNDS = CleaningBounds(
-    log_start_offset=0, log_end_offset=35, stable_offset=35, recovery_point=35, active_base=30
-)
+BOUNDS = CleaningBounds(log_start_offset=0, log_end_offset=35, stable_offset=35, recovery_point=35, active_base=30)
 
 
 NO_LAG = CompactionLag(0, 1 << 60)
@@ -75,10 +73,7 @@ def test_the_dirtiest_log_is_next() -> None:
     half, most, little = LogToClean(0, 1, 50, 50), LogToClean(0, 1, 10, 90), LogToClean(0, 1, 90, 10)
     assert dirtiest([("half", half, 0.4), ("most", most, 0.4), ("little", little, 0.4)]) == "most"
     assert dirtiest([("half", half, 0.5), ("little", little, 0.5)]) is None
-    assert (
-        dirtiest([("half", half, 0.5), ("little", little._replace(need_compaction_now=True), 0.5)])
-        == "little"
-    )
+    assert dirtiest([("half", half, 0.5), ("little", little._replace(need_compaction_now=True), 0.5)]) == "little"
     assert dirtiest([("clean", LogToClean(9, 9, 90, 0, need_compaction_now=True), 0.0)]) is None
     assert dirtiest(list[tuple[str, LogToClean, float]]()) is None
 

@@ -29,14 +29,10 @@ TEXTS = ["", "a", "orders", "é✓", "x" * 126]
 def simple_commit(random: Random, version: int) -> Any:
     """A random commit, mostly one that the fast path takes."""
     request = random_message(random, APIS[OFFSET_COMMIT], version, "request")
-    request = replace(
-        request, group_id=random.choice(TEXTS), member_id=random.choice(TEXTS), group_instance_id=None
-    )
+    request = replace(request, group_id=random.choice(TEXTS), member_id=random.choice(TEXTS), group_instance_id=None)
     topics = request.topics
     if topics and random.random() < 0.9:
-        parts = tuple(
-            replace(part, committed_metadata=random.choice((None, ""))) for part in topics[0].partitions
-        )
+        parts = tuple(replace(part, committed_metadata=random.choice((None, ""))) for part in topics[0].partitions)
         name: dict[str, Any] = {"topic_id": UUID(int=7)} if version >= 10 else {"name": random.choice(TEXTS)}
         topics = (replace(topics[0], partitions=parts, **name),)
     return replace(request, topics=topics)
@@ -63,8 +59,7 @@ def test_simple_commits_are_decoded_as_by_the_codec(version: int) -> None:
         )
         assert (prefix.topic, prefix.topic_id) == (topic.name, topic.topic_id)
         assert [partition[:3] for partition in partitions] == [
-            (part.partition_index, part.committed_offset, part.committed_leader_epoch)
-            for part in topic.partitions
+            (part.partition_index, part.committed_offset, part.committed_leader_epoch) for part in topic.partitions
         ]
         assert not any(part.committed_metadata for part in topic.partitions)
     assert taken > EXAMPLES / 4
@@ -83,9 +78,7 @@ def test_truncated_and_corrupted_commits_are_not_mistaken_for_others(version: in
         found = offset_commit.read(cache, memoryview(frame), 0, len(frame), version)
         if found is not None:
             shape = messages.read_request(OFFSET_COMMIT, version, bytes(frame[1:]))
-            assert [one[1] for one in found[1]] == [
-                one.committed_offset for one in shape.topics[0].partitions
-            ]
+            assert [one[1] for one in found[1]] == [one.committed_offset for one in shape.topics[0].partitions]
             assert (found[0].group_id, found[0].member_id) == (shape.group_id, shape.member_id)
 
 

@@ -41,9 +41,7 @@ def topic_key(version: int) -> bytes:
     return bytes(range(16)) if version >= fetch.TOPIC_IDS_FROM else b"orders"
 
 
-def one_partition(
-    version: int, offset: int, *, session: tuple[int, int] = (0, -1), tags: bytes = b"\0"
-) -> bytes:
+def one_partition(version: int, offset: int, *, session: tuple[int, int] = (0, -1), tags: bytes = b"\0") -> bytes:
     """A body as librdkafka sends it: one partition, no session."""
     topic = topic_key(version)
     name = topic if version >= fetch.TOPIC_IDS_FROM else bytes((len(topic) + 1,)) + topic
@@ -126,7 +124,5 @@ def test_the_response_is_the_same(version: int, aborted: list[tuple[int, int]] |
     assert found is not None
     records: list[bytes | memoryview] = [b"a" * (size - size // 2), memoryview(b"b" * (size // 2))]
     response = found[0].write_response(99, 50, 48, 2, records, size, aborted)
-    data = fetch.PartitionData(
-        topic_key(version), 3, ErrorCode.NONE, 50, 48, 2, records, size, aborted=aborted
-    )
+    data = fetch.PartitionData(topic_key(version), 3, ErrorCode.NONE, 50, 48, 2, records, size, aborted=aborted)
     assert b"".join(response) == b"".join(fetch.write_response(version, 99, 0, 0, [data]))

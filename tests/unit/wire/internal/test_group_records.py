@@ -73,9 +73,7 @@ def test_an_offset_with_a_time_of_its_own_is_written_in_the_version_that_has_it(
 
 def test_a_group_is_written_as_kafka_writes_it() -> None:
     member = MemberMetadata("m", None, "c", "/1", 2, 3, b"sub", b"as")
-    key, value = FORMAT.encode(
-        GroupMetadataKey("g"), GroupMetadataValue("consumer", 1, "range", "m", 7, (member,))
-    )
+    key, value = FORMAT.encode(GroupMetadataKey("g"), GroupMetadataValue("consumer", 1, "range", "m", 7, (member,)))
     assert key.hex() == "0002" + "0001" + b"g".hex()
     assert value is not None
     assert value.hex() == (

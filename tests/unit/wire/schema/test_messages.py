@@ -170,9 +170,7 @@ def test_tagged_fields_of_a_header_are_passed_over() -> None:
     assert messages.read_request_header(data + b"body").body == len(data)
 
 
-@pytest.mark.parametrize(
-    ("api_key", "version"), [(METADATA, 14), (PRODUCE, 2), (4, 0), (-1, 0), (METADATA, -1)]
-)
+@pytest.mark.parametrize(("api_key", "version"), [(METADATA, 14), (PRODUCE, 2), (4, 0), (-1, 0), (METADATA, -1)])
 def test_unknown_versions_are_unsupported(api_key: int, version: int) -> None:
     for read in (messages.read_request, messages.read_response):
         with pytest.raises(KafkaError) as caught:

@@ -98,9 +98,7 @@ def test_no_field_of_any_version_is_lost() -> None:
     for version, path, old, shape in all_structs():
         for field in old.fields:
             place = place_of(field, path, shape)
-            assert place is not None, (
-                f"{path}.{field.name} of v{version} has no place in the shape and no rule"
-            )
+            assert place is not None, f"{path}.{field.name} of v{version} has no place in the shape and no rule"
             moved = MOVED_FIELDS.get(path, {}).get(field.name)
             if moved is None or moved.from_shape is None:
                 assert place.kafka_type == field.kafka_type, f"{path}.{field.name} of v{version}"
@@ -144,9 +142,7 @@ def test_shapes_add_to_the_newest_version() -> None:
         for path, old, ours in structs(f"{api.name}.{kind}", newest, shape):
             for field in old.fields:
                 here = ours.find(field.name)
-                assert here is not None and (field.struct or here.default == field.default), (
-                    f"{path}.{field.name}"
-                )
+                assert here is not None and (field.struct or here.default == field.default), f"{path}.{field.name}"
 
 
 def through(api_name: str, kind: str, version: int, message: Any) -> tuple[Any, Any]:
@@ -195,9 +191,7 @@ def test_leave_group_of_one_member() -> None:
     member = leave_group.response.MemberResponse(
         member_id="m", group_instance_id=None, error_code=ErrorCode.UNKNOWN_MEMBER_ID
     )
-    response = leave_group.LeaveGroupResponse(
-        throttle_time=NO_TIME, error_code=ErrorCode.NONE, members=(member,)
-    )
+    response = leave_group.LeaveGroupResponse(throttle_time=NO_TIME, error_code=ErrorCode.NONE, members=(member,))
     old, _ = through("leave_group", "response", 1, response)
     assert old.error_code == ErrorCode.UNKNOWN_MEMBER_ID
     old, _ = through("leave_group", "response", 3, response)

@@ -248,9 +248,7 @@ class Draft:
             if member.is_new:
                 self.put_member(replace(member, is_new=False))
             self.timers[session_timer(group.id, member.id)] = until_ms + member.session_timeout_ms
-        self.responses += [
-            (handle, self.join_result(member_id)) for member_id, handle in group.pending_joins.items()
-        ]
+        self.responses += [(handle, self.join_result(member_id)) for member_id, handle in group.pending_joins.items()]
         group.pending_joins.clear()
 
     def join_result(self, member_id: str) -> JoinResult:
@@ -262,9 +260,7 @@ class Draft:
                 JoinedMember(member.id, member.instance_id, member.metadata(group.protocol))
                 for member in group.members.values()
             )
-        return JoinResult(
-            group.generation, group.protocol_type, group.protocol, group.leader or "", member_id, members
-        )
+        return JoinResult(group.generation, group.protocol_type, group.protocol, group.leader or "", member_id, members)
 
     def set_assignments(self, assignments: dict[str, bytes]) -> None:
         """Store the leader's assignment, complete pending SyncGroups and make the generation stable."""

@@ -163,9 +163,7 @@ class ClassicGroup:
             if current is None:
                 raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"no member has instance id {instance_id}")
             if current != member_id:
-                raise KafkaError(
-                    ErrorCode.FENCED_INSTANCE_ID, f"another member has instance id {instance_id}"
-                )
+                raise KafkaError(ErrorCode.FENCED_INSTANCE_ID, f"another member has instance id {instance_id}")
         member = self.members.get(member_id)
         if member is None:
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"{member_id!r} is not a member of {self.id!r}")
@@ -181,11 +179,7 @@ class ClassicGroup:
     def validate_offset_commit(self, request: CommitRequest, image: Callable[[], ClusterImage]) -> int | None:
         """A commit is allowed for members of the current generation, and for other clients while the group is empty."""
         generation, member_id, state = request.generation, request.member_id, self.state
-        if (
-            generation == self.generation
-            and request.instance_id is None
-            and state is not COMPLETING_REBALANCE
-        ):
+        if generation == self.generation and request.instance_id is None and state is not COMPLETING_REBALANCE:
             member = self.members.get(member_id)
             if member is not None:
                 return member.session_timeout_ms
@@ -194,9 +188,7 @@ class ClassicGroup:
         if generation < 0 and not member_id and request.instance_id is None:
             if request.is_transactional:
                 return None
-            raise KafkaError(
-                ErrorCode.UNKNOWN_MEMBER_ID, "only members may commit offsets of a group with members"
-            )
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "only members may commit offsets of a group with members")
         member = self.validate_member(member_id, request.instance_id)
         if generation != self.generation:
             raise self.illegal_generation(generation)
@@ -212,9 +204,7 @@ class ClassicGroup:
     def validate_offset_delete(self) -> None:
         """NON_EMPTY_GROUP if the topics of the members are unknown."""
         if not self.is_empty and self.topics is None:
-            raise KafkaError(
-                ErrorCode.NON_EMPTY_GROUP, f"group {self.id!r} has members, and their topics are unknown"
-            )
+            raise KafkaError(ErrorCode.NON_EMPTY_GROUP, f"group {self.id!r} has members, and their topics are unknown")
 
     def subscribes_to(self, topic: str) -> bool:
         """Whether members subscribe to a topic; True if that is unknown."""

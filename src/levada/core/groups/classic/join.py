@@ -123,9 +123,7 @@ def _join(draft: Draft, request: JoinRequest, handle: ResponseHandle, max_size: 
         _reject(draft, request.member_id, handle)
         return
     if not _supports_protocols(group, request):
-        raise KafkaError(
-            ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the member has no protocol in common with the group"
-        )
+        raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the member has no protocol in common with the group")
     if request.member_id == UNKNOWN_MEMBER:
         _join_new(draft, request, handle)
     else:
@@ -153,9 +151,7 @@ def _has_capacity(group: ClassicGroup, member_id: str, max_size: int) -> bool:
 
 def _reject(draft: Draft, member_id: str, handle: ResponseHandle) -> None:
     """Fail with GROUP_MAX_SIZE_REACHED; an existing member is removed, so that the group does not wait for it."""
-    error = KafkaError(
-        ErrorCode.GROUP_MAX_SIZE_REACHED, f"group {draft.group.id!r} has group.max.size members"
-    )
+    error = KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"group {draft.group.id!r} has group.max.size members")
     draft.responses.append((handle, error))
     if member_id in draft.group.members:
         draft.remove_member(member_id)
@@ -274,10 +270,7 @@ def _was_revoking(group: ClassicGroup, member: Member) -> bool:
     return (
         subscription is not None
         and assigned is not None
-        and any(
-            not owned <= assigned.partitions.get(topic, frozenset())
-            for topic, owned in subscription.owned.items()
-        )
+        and any(not owned <= assigned.partitions.get(topic, frozenset()) for topic, owned in subscription.owned.items())
     )
 
 
@@ -297,8 +290,7 @@ def _change_member_id(draft: Draft, old: Member, request: JoinRequest, handle: R
     )
     group.pending_joins[new_id] = handle
     group.members = {
-        new_id if one.id == old.id else one.id: member if one.id == old.id else one
-        for one in group.members.values()
+        new_id if one.id == old.id else one.id: member if one.id == old.id else one for one in group.members.values()
     }
     group.memory_bytes += member.memory_bytes - old.memory_bytes
     group.static_members[old.instance_id] = new_id

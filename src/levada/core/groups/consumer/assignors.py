@@ -153,9 +153,7 @@ class _UniformBuilder:
             self._move(source, path)
             heappush(heap, (load + 1, member_id))
 
-    def _search(
-        self, receiver: str, done: Iterable[str]
-    ) -> tuple[str | None, dict[str, tuple[str, UUID] | None]]:
+    def _search(self, receiver: str, done: Iterable[str]) -> tuple[str | None, dict[str, tuple[str, UUID] | None]]:
         """The nearest member with at least two partitions more, and the path: each member's receiver and topic."""
         limit = self._loads[receiver] + 2
         path: dict[str, tuple[str, UUID] | None] = {receiver: None}

@@ -123,9 +123,7 @@ class ConsumerDraft:
 
     __slots__ = ("events", "group", "image", "limits", "now_ms", "responses", "timers", "topics")
 
-    def __init__(
-        self, group: ConsumerGroup, limits: ConsumerLimits, image: ClusterImage, now_ms: int
-    ) -> None:
+    def __init__(self, group: ConsumerGroup, limits: ConsumerLimits, image: ClusterImage, now_ms: int) -> None:
         self.group = group.copy()
         self.limits = limits
         self.image = image
@@ -237,9 +235,7 @@ class ConsumerDraft:
         if group.has_old_metadata:
             self.put(PartitionMetadataKey(group.id), None)
         metadata_hash = metadata_hash_of(group.subscribed_topics(), self.topics)
-        self.put(
-            ConsumerGroupMetadataKey(group.id), ConsumerGroupMetadataValue(group.epoch + 1, metadata_hash)
-        )
+        self.put(ConsumerGroupMetadataKey(group.id), ConsumerGroupMetadataValue(group.epoch + 1, metadata_hash))
 
     def update_target_assignment(self) -> None:
         """Compute the target assignment of the group's epoch, unless it is up to date."""
@@ -288,9 +284,7 @@ class ConsumerDraft:
         self.put_current(following)
         if not following.is_classic:
             revoking = following.state is MemberState.UNREVOKED_PARTITIONS
-            self.schedule(
-                TimerKind.REVOKE, member_id, following.metadata.rebalance_timeout_ms if revoking else None
-            )
+            self.schedule(TimerKind.REVOKE, member_id, following.metadata.rebalance_timeout_ms if revoking else None)
         return following
 
     def outcome(self) -> Outcome:

@@ -240,9 +240,7 @@ class ConsumerGroup:
         if current is None:
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"no member has instance id {instance_id!r}")
         if member_id is not None and member_id != current:
-            raise KafkaError(
-                ErrorCode.FENCED_INSTANCE_ID, f"instance id {instance_id!r} belongs to member {current!r}"
-            )
+            raise KafkaError(ErrorCode.FENCED_INSTANCE_ID, f"instance id {instance_id!r} belongs to member {current!r}")
         return self.members[current]
 
     def find(self, member_id: str, instance_id: str | None) -> ConsumerMember:
@@ -270,9 +268,9 @@ class ConsumerGroup:
         return {member.regex for member in self.members.values() if member.regex}
 
     def subscribes_to(self, topic: str) -> bool:
-        return any(
-            topic in member.metadata.subscribed_topic_names for member in self.members.values()
-        ) or any(topic in self.regexes[regex].topics for regex in self.used_regexes() & self.regexes.keys())
+        return any(topic in member.metadata.subscribed_topic_names for member in self.members.values()) or any(
+            topic in self.regexes[regex].topics for regex in self.used_regexes() & self.regexes.keys()
+        )
 
     def retained_since_ms(self, topic: str, value: OffsetCommitValue) -> int | None:
         return None if self.subscribes_to(topic) else value.commit_timestamp
@@ -325,9 +323,7 @@ class ConsumerGroup:
         if epoch == member.epoch:
             return
         if member.is_classic:
-            raise KafkaError(
-                ErrorCode.ILLEGAL_GENERATION, f"generation {epoch}, but the member is in {member.epoch}"
-            )
+            raise KafkaError(ErrorCode.ILLEGAL_GENERATION, f"generation {epoch}, but the member is in {member.epoch}")
         raise _stale_epoch(epoch, member)
 
     # Removal.
@@ -349,9 +345,7 @@ class ConsumerGroup:
 
 
 def _stale_epoch(epoch: int, member: ConsumerMember) -> KafkaError:
-    return KafkaError(
-        ErrorCode.STALE_MEMBER_EPOCH, f"member epoch {epoch}, but the member is in {member.epoch}"
-    )
+    return KafkaError(ErrorCode.STALE_MEMBER_EPOCH, f"member epoch {epoch}, but the member is in {member.epoch}")
 
 
 def target_value(partitions: Partitions) -> TargetAssignmentMemberValue:

@@ -104,9 +104,7 @@ def _validate(request: HeartbeatRequest, limits: ConsumerLimits) -> None:
         if request.owned is None or request.owned:
             raise _invalid("TopicPartitions must be empty when (re-)joining.")
         if request.topic_names is None and request.topic_regex is None:
-            raise _invalid(
-                "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
-            )
+            raise _invalid("Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining.")
     elif request.member_epoch == LEAVE_STATIC_EPOCH and request.instance_id is None:
         raise _invalid("InstanceId can't be null.")
     elif request.member_epoch < LEAVE_STATIC_EPOCH:
@@ -123,9 +121,7 @@ def _invalid(why: str) -> KafkaError:
     return KafkaError(ErrorCode.INVALID_REQUEST, why)
 
 
-def heartbeat(
-    machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int, handle: ResponseHandle
-) -> Outcome:
+def heartbeat(machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int, handle: ResponseHandle) -> Outcome:
     """ConsumerGroupHeartbeat."""
     _validate(request, machine.consumer_limits)
     if request.member_epoch in (LEAVE_EPOCH, LEAVE_STATIC_EPOCH):
@@ -192,9 +188,7 @@ def _not_found(group_id: str) -> KafkaError:
 def _heartbeat(draft: ConsumerDraft, request: HeartbeatRequest) -> HeartbeatResult:
     group = draft.group
     if len(group.members) >= draft.limits.max_size and request.member_id not in group.members:
-        raise KafkaError(
-            ErrorCode.GROUP_MAX_SIZE_REACHED, f"{group.id!r} has {draft.limits.max_size} members"
-        )
+        raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"{group.id!r} has {draft.limits.max_size} members")
     former = _member(draft, request)
     topics_changed = draft.refresh_topics()
     if subscribe(draft, request.member_id, former, request.metadata(former.metadata)) or topics_changed:
@@ -208,9 +202,7 @@ def _heartbeat(draft: ConsumerDraft, request: HeartbeatRequest) -> HeartbeatResu
     return _result(draft.limits, member, with_assignment=with_assignment)
 
 
-def subscribe(
-    draft: ConsumerDraft, member_id: str, former: ConsumerMember, metadata: MemberMetadataValue
-) -> bool:
+def subscribe(draft: ConsumerDraft, member_id: str, former: ConsumerMember, metadata: MemberMetadataValue) -> bool:
     """Update the metadata of a member; True if the group needs a new epoch."""
     group = draft.group
     if metadata == former.metadata and member_id in group.members:
@@ -263,14 +255,11 @@ def _check_epoch(member: ConsumerMember, request: HeartbeatRequest) -> None:
     if member.state is MemberState.UNKNOWN and (request.owned is None or request.owned):
         raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, "the member's state is not known: it must rejoin")
     epoch = request.member_epoch
-    is_retry = request.joins or (
-        epoch == member.previous_epoch and _is_subset(request.owned, member.assigned)
-    )
+    is_retry = request.joins or (epoch == member.previous_epoch and _is_subset(request.owned, member.assigned))
     if epoch > member.epoch or (epoch < member.epoch and not is_retry):
         raise KafkaError(
             ErrorCode.FENCED_MEMBER_EPOCH,
-            f"member epoch {epoch}, but the member is in {member.epoch}: "
-            "it must give up its partitions and rejoin",
+            f"member epoch {epoch}, but the member is in {member.epoch}: it must give up its partitions and rejoin",
         )
 
 
@@ -283,9 +272,7 @@ def _is_subset(owned: Partitions | None, assigned: PartitionEpochs) -> bool:
 # Members that leave.
 
 
-def _leave(
-    machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int, handle: ResponseHandle
-) -> Outcome:
+def _leave(machine: "GroupsMachine", request: HeartbeatRequest, now_ms: int, handle: ResponseHandle) -> Outcome:
     group = machine.consumer_group(request.group_id)
     if group is None:
         raise _not_found(request.group_id)

@@ -86,9 +86,7 @@ def _validate_join(machine: "GroupsMachine", group: ConsumerGroup, request: Join
     common = names.intersection(*others)
     subscription = read_subscription(request.protocols[0][1]) if request.protocols else None
     if request.protocol_type != CONSUMER_PROTOCOL_TYPE or not common or subscription is None:
-        raise KafkaError(
-            ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the member has no protocol in common with the group"
-        )
+        raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the member has no protocol in common with the group")
     is_known = request.member_id in (UNKNOWN_MEMBER, *group.members)
     if subscription.owned and request.instance_id is None and not is_known:
         # The member was removed without noticing; its partitions may have another owner by now.
@@ -116,9 +114,7 @@ def _member(group: ConsumerGroup, member_id: str, instance_id: str | None, gener
     member = group.find(member_id, instance_id)
     _classic(member)
     if generation != member.epoch:
-        raise KafkaError(
-            ErrorCode.ILLEGAL_GENERATION, f"generation {generation}, but the member is in {member.epoch}"
-        )
+        raise KafkaError(ErrorCode.ILLEGAL_GENERATION, f"generation {generation}, but the member is in {member.epoch}")
     return member
 
 

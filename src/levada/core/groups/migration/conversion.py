@@ -182,9 +182,7 @@ def downgrade(
     Members keep their target assignments; with `rebalance` they must rejoin, since they may not know them yet.
     """
     group = draft.group
-    members = {
-        member.id: _downgraded(draft, member) for member in group.members.values() if member.id not in leaving
-    }
+    members = {member.id: _downgraded(draft, member) for member in group.members.values() if member.id not in leaving}
     classic = ClassicGroup(
         group.id,
         State.STABLE,
@@ -193,9 +191,7 @@ def downgrade(
         CONSUMER_PROTOCOL_TYPE,
         leader=None if rebalance else next(iter(members)),  # without a leader, a loaded group rebalances
         members=members,
-        static_members={
-            member.instance_id: member.id for member in members.values() if member.instance_id is not None
-        },
+        static_members={member.instance_id: member.id for member in members.values() if member.instance_id is not None},
     )
     classic.protocol = classic.select_protocol()
     classic.topics = classic.compute_topics(classic.protocol)

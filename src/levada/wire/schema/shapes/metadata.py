@@ -16,6 +16,4 @@ class MetadataRequest(request.MetadataRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataResponse(response.MetadataResponse):
-    cluster_authorized_operations: int = field(
-        metadata={"kafka_type": "int32"}, default=OPERATIONS_NOT_REQUESTED
-    )
+    cluster_authorized_operations: int = field(metadata={"kafka_type": "int32"}, default=OPERATIONS_NOT_REQUESTED)

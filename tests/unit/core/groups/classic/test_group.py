@@ -146,9 +146,7 @@ def test_a_session_timeout_out_of_bounds_is_refused(timeout_ms: int) -> None:
     assert world.error(world.join(session_timeout_ms=timeout_ms)) is ErrorCode.INVALID_SESSION_TIMEOUT
 
 
-@pytest.mark.parametrize(
-    "other", [{"protocol_type": "connect"}, {"protocols": (("sticky", b""),)}, {"protocols": ()}]
-)
+@pytest.mark.parametrize("other", [{"protocol_type": "connect"}, {"protocols": (("sticky", b""),)}, {"protocols": ()}])
 def test_a_member_that_shares_no_protocol_is_refused(other: dict[str, Any]) -> None:
     world = World()
     world.stable()

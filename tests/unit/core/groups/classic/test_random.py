@@ -39,13 +39,9 @@ class Many:
 
     def __init__(self, seed: int) -> None:
         self.random = random = Random(seed)
-        self.world = World(
-            initial_rebalance_delay_ms=random.choice((0, 500)), max_size=random.choice((3, 100))
-        )
+        self.world = World(initial_rebalance_delay_ms=random.choice((0, 500)), max_size=random.choice((3, 100)))
         self.clients = [Client(None) for _ in range(3)] + [Client("one"), Client("two")]
-        self.owners: dict[
-            tuple[int, int], str
-        ] = {}  # (generation, partition) to the member that was given it
+        self.owners: dict[tuple[int, int], str] = {}  # (generation, partition) to the member that was given it
         self.offset = 0  # grows with every commit, so that an older one would be seen
         self.committed: int | None = None
         self.past: list[Client] = []  # clients as they were in generations before
@@ -119,9 +115,7 @@ class Many:
             owner = self.owners.setdefault((client.generation, partition), client.member_id)
             if owner != client.member_id:
                 successor = client.instance_id is not None and owner not in self.world.group.members
-                assert successor, (
-                    f"{partition} of generation {client.generation}: {owner}, {client.member_id}"
-                )
+                assert successor, f"{partition} of generation {client.generation}: {owner}, {client.member_id}"
 
     def obey(self, client: Client, error: ErrorCode) -> None:
         if error is ErrorCode.NONE:
@@ -147,9 +141,7 @@ class Many:
             return
         self.offset += 1
         before = self.world.machine.classic_group("g")
-        error = self.world.commit(
-            self.offset, client.member_id, client.generation, instance_id=client.instance_id
-        )
+        error = self.world.commit(self.offset, client.member_id, client.generation, instance_id=client.instance_id)
         if error is ErrorCode.NONE:
             assert before is not None
             assert client.generation == before.generation
@@ -205,9 +197,7 @@ class Many:
 
     def check_shape(self, group: ClassicGroup) -> None:
         assert group.static_members == {
-            member.instance_id: member.id
-            for member in group.members.values()
-            if member.instance_id is not None
+            member.instance_id: member.id for member in group.members.values() if member.instance_id is not None
         }
         assert not group.pending_members & group.members.keys()
         held = [member.memory_bytes for member in group.members.values()] + [

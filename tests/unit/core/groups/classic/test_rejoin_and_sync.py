@@ -126,9 +126,7 @@ class Asking:
         group = self.world.machine.classic_group("g")
         before = deepcopy(group)
         self.world.submit(lambda machine, now_ms, handle: getattr(machine, kind)(request, now_ms, handle))
-        assert group is self.world.machine.classic_group("g") or group == before, (
-            "a draft and its group share"
-        )
+        assert group is self.world.machine.classic_group("g") or group == before, "a draft and its group share"
 
     def order(self, machine: GroupsMachine) -> list[str]:
         """Of members and of those who wait, which equal dicts may not share."""
@@ -146,9 +144,7 @@ class Asking:
         assert machine.groups == self.world.machine.groups, "deciding changes nothing"
         self.went[f"{kind} {'short' if isinstance(outcome.events[0], SHORT) else 'long'}"] += 1
         records = [machine.encode(event) for event in outcome.events]
-        assert not isinstance(outcome, VolatileOutcome) or not any(records), (
-            "nobody would ask for these records"
-        )
+        assert not isinstance(outcome, VolatileOutcome) or not any(records), "nobody would ask for these records"
         for event in outcome.events:
             machine.apply(event)
         responses = [(str(handle), str(reply)) for handle, reply in outcome.responses]

@@ -21,9 +21,7 @@ A, B, C, D = (UUID(int=number) for number in range(1, 5))
 TOPICS = [A, B, C, D]
 
 
-def subscriber(
-    *topics: UUID, assigned: Partitions = NO_PARTITIONS, instance_id: str | None = None
-) -> Subscriber:
+def subscriber(*topics: UUID, assigned: Partitions = NO_PARTITIONS, instance_id: str | None = None) -> Subscriber:
     return Subscriber(frozenset(topics), assigned, instance_id)
 
 
@@ -40,9 +38,9 @@ def check(members: Mapping[str, Subscriber], sizes: Mapping[UUID, int], assignme
     given_out = [part for assigned in assignment.values() for part in parts(assigned)]
     assert len(given_out) == len(set(given_out)), "a partition has two members"
     subscribed = {topic for member in members.values() for topic in member.topics}
-    assert set(given_out) == {
-        (topic, index) for topic in subscribed for index in range(sizes.get(topic, 0))
-    }, "a partition has no member"
+    assert set(given_out) == {(topic, index) for topic in subscribed for index in range(sizes.get(topic, 0))}, (
+        "a partition has no member"
+    )
     for member, assigned in assignment.items():
         assert assigned.keys() <= members[member].topics
         assert all(assigned.values()), "topics without partitions are left out"
@@ -152,12 +150,8 @@ def test_uniform_is_as_equal_as_subscriptions_allow(
 def test_uniform_changes_nothing_when_nothing_changed(
     members: dict[str, tuple[frozenset[UUID], str | None]], sizes: dict[UUID, int]
 ) -> None:
-    first = assign_uniform(
-        {name: Subscriber(topics, NO_PARTITIONS) for name, (topics, _) in members.items()}, sizes
-    )
-    again = assign_uniform(
-        {name: Subscriber(topics, first[name]) for name, (topics, _) in members.items()}, sizes
-    )
+    first = assign_uniform({name: Subscriber(topics, NO_PARTITIONS) for name, (topics, _) in members.items()}, sizes)
+    again = assign_uniform({name: Subscriber(topics, first[name]) for name, (topics, _) in members.items()}, sizes)
     assert first == again
 
 
@@ -181,7 +175,5 @@ def test_large_groups_are_divided_in_a_moment() -> None:
     assignment = assign_uniform(group, sizes)
     check(group, sizes, assignment)
     group |= {"new": subscriber(*everything)}
-    group = {
-        name: member._replace(assigned=assignment.get(name, NO_PARTITIONS)) for name, member in group.items()
-    }
+    group = {name: member._replace(assigned=assignment.get(name, NO_PARTITIONS)) for name, member in group.items()}
     check(group, sizes, assign_uniform(group, sizes))

@@ -135,9 +135,9 @@ def test_the_assignor_that_most_members_ask_for_divides(world: ConsumerWorld) ->
 def test_the_first_assignor_is_the_default() -> None:
     world = ConsumerWorld(ConsumerLimits(assignors=("range",)))
     world.topic("t", 4)
-    assert world.refused(
-        "a", topic_names=("t",), rebalance_timeout_ms=1, owned={}, server_assignor="uniform"
-    ) is (ErrorCode.UNSUPPORTED_ASSIGNOR)
+    assert world.refused("a", topic_names=("t",), rebalance_timeout_ms=1, owned={}, server_assignor="uniform") is (
+        ErrorCode.UNSUPPORTED_ASSIGNOR
+    )
     world.enter("b", "t")
     world.enter("a", "t")
     world.settle("a", "b")
@@ -374,9 +374,7 @@ def test_offsets_are_read_by_members_in_their_epoch_and_by_anybody_else(world: C
         ("", -1, ErrorCode.UNKNOWN_MEMBER_ID),
     ):
         with pytest.raises(KafkaError) as caught:
-            world.machine.fetch(
-                "g", [("t", 0)], require_stable=False, member_id=member_id, member_epoch=epoch
-            )
+            world.machine.fetch("g", [("t", 0)], require_stable=False, member_id=member_id, member_epoch=epoch)
         assert caught.value.code is code
 
 
@@ -463,8 +461,7 @@ def compact_at_every_point(world: ConsumerWorld) -> None:
             world.journal = [
                 entry
                 for place, entry in enumerate(whole)
-                if place >= point
-                or (newest[entry[0][0]] == place and (keep_tombstones or entry[0][1] is not None))
+                if place >= point or (newest[entry[0][0]] == place and (keep_tombstones or entry[0][1] is not None))
             ]
             assert same(world.replayed(), world.machine), point
     world.journal = whole
@@ -610,9 +607,7 @@ def test_a_first_join_is_given_an_id(world: ConsumerWorld) -> None:
     assert world.joined(world.join(given, protocols=cooperative(world, "t"))).member_id == given
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"protocol_type": "connect"}, {"protocols": ()}, {"protocols": (("range", b"\0"),)}]
-)
+@pytest.mark.parametrize("wrong", [{"protocol_type": "connect"}, {"protocols": ()}, {"protocols": (("range", b"\0"),)}])
 def test_classic_members_that_do_not_fit_are_refused(world: ConsumerWorld, wrong: dict[str, Any]) -> None:
     world.enter("new", "t")
     assert world.error(world.join(**wrong)) is ErrorCode.INCONSISTENT_GROUP_PROTOCOL

@@ -311,12 +311,8 @@ class Many:
                         assert (topic, one) not in owners, "two members have one partition"
                         assert epoch <= group.epoch
                         owners[topic, one] = member.id
-        assert owners == {
-            (topic, one): who for topic, all_of in group.owners.items() for one, who in all_of.items()
-        }
-        targets = [
-            (topic, one) for target in group.targets.values() for topic, f in target.items() for one in f
-        ]
+        assert owners == {(topic, one): who for topic, all_of in group.owners.items() for one, who in all_of.items()}
+        targets = [(topic, one) for target in group.targets.values() for topic, f in target.items() for one in f]
         assert len(targets) == len(set(targets)), "one partition is in two targets"
         assert group.targets.keys() <= group.members.keys()
 
