@@ -7,6 +7,7 @@ assignments, is sent for the first time or is the last one that its group waits 
 large group.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
 from struct import error as StructError
@@ -48,7 +49,7 @@ _MISSING: Final[Any] = object()
 _join = b"".join
 
 
-class GroupFastPath:
+class GroupFastPath(ABC):
     """The fast path of one group API: a cache of decoded requests and one of response templates, per broker."""
 
     request_class: type[FastPathRequest]
@@ -78,13 +79,13 @@ class GroupFastPath:
             return False
         return self.request_class(self.templates, connection, correlation_id, version, *decoded).submit(broker)
 
+    @abstractmethod
     def decode(self, body: bytes, version: int) -> tuple[Any, int] | None:
         """The request after its client id, without its generation, and the generation; None for the general path."""
-        raise NotImplementedError
 
+    @abstractmethod
     def template(self, *fields: Any) -> Any:
         """The parts of a response that are the same for all members."""
-        raise NotImplementedError
 
 
 class Heartbeat(NamedTuple):
