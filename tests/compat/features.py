@@ -47,7 +47,7 @@ class Feature(StrEnum):
     FENCING = "transactions: a new producer fences the old, alive or killed"
     TIMEOUT = "transactions: aborted by their timeout"
     TXN_OFFSETS = "transactions: with committed offsets"
-    TXN_MEMBERS = "transactions: offsets of a former member are refused"
+    TXN_MEMBERS = "transactions: offsets of a former member are rejected"
     TXN_ADMIN = "transactions, admin: list, describe, abort"
 
 
@@ -67,32 +67,32 @@ OF_TOPICS = (Feature.TOPICS, Feature.PARTITIONS, Feature.SETTINGS, Feature.DELET
 
 ABSENCES = (
     Absence("has no such call", ("kcat",), (*OF_TOPICS, *OF_GROUP_ADMIN)),
-    Absence("does not tell topic ids", ("aiokafka", "kafkajs"), (Feature.TOPIC_IDS,)),
-    Absence("sends no timestamps of its user's", ("kcat",), (Feature.TIMESTAMPS,)),
-    Absence("reads by groups only; others read what it wrote", ("kafkajs",), (Feature.CONSUME,)),
-    Absence("lives for one command", ("kcat",), (Feature.RESTARTS,)),
+    Absence("does not expose topic ids", ("aiokafka", "kafkajs"), (Feature.TOPIC_IDS,)),
+    Absence("has no option for timestamps", ("kcat",), (Feature.TIMESTAMPS,)),
+    Absence("consumes in groups only; its records are read with another client", ("kafkajs",), (Feature.CONSUME,)),
+    Absence("runs for one command", ("kcat",), (Feature.RESTARTS,)),
     Absence(
-        "leaves it to its librdkafka, which is tried as confluent-kafka",
+        "leaves it to librdkafka, which is tested with confluent-kafka",
         ("kcat",),
         (Feature.COMMITS, Feature.STATIC, Feature.COOPERATIVE, Feature.GROUPS_KILL),
     ),
-    Absence("is tried as Spark uses it, which joins no groups", ("java-3.9",), OF_GROUPS),
+    Absence("is tested as Spark uses it, without groups", ("java-3.9",), OF_GROUPS),
     Absence("has no static members", ("kafkajs",), (Feature.STATIC,)),
     Absence("has only eager assignors", ("aiokafka", "kafkajs"), (Feature.COOPERATIVE,)),
     Absence("has no admin call that changes groups", ("aiokafka",), (Feature.CHANGE_GROUPS,)),
     Absence("has no such admin call", ("confluent-kafka", "aiokafka", "kafkajs"), (Feature.TRIM_GROUPS,)),
     Absence(
-        "speaks only the classic protocol",
+        "supports only the classic protocol",
         ("kafka-python", "aiokafka", "kcat", "kafkajs"),
         OF_CONSUMER_PROTOCOL,
     ),
     Absence(
-        "leaves without its instance id, so that nobody knows it will be back",
+        "leaves without its instance id, as a dynamic member does",
         ("franz-go",),
         (Feature.CONSUMER_STATIC,),
     ),
     Absence("has no transactions", ("kcat",), OF_TRANSACTIONS),
-    Absence("commits without saying as which member", ("aiokafka", "kafkajs"), (Feature.TXN_MEMBERS,)),
+    Absence("commits in a transaction without the member id", ("aiokafka", "kafkajs"), (Feature.TXN_MEMBERS,)),
     Absence("has no admin calls on transactions", ("confluent-kafka", "aiokafka", "kafkajs"), (Feature.TXN_ADMIN,)),
 )
 

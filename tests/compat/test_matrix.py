@@ -1,7 +1,7 @@
 """The tables of docs/compatibility.md agree with this run, whose last test this is.
 
 UPDATE_REFERENCE=1 writes them anew, otherwise they must agree. A run of some of the tests, or without some of the
-clients, speaks only of the cells that it has tried. A cell without a test has the letter of the reason for that.
+clients, checks only the cells that it has tested. A cell without a test has the letter of its reason.
 """
 
 import os
@@ -13,7 +13,6 @@ import pytest
 from tests.compat.drivers.registry import DRIVERS
 from tests.compat.features import ABSENCES, CHOSEN, SHOWN, Feature, Shown
 
-import levada.server  # noqa: F401 (declares all handlers)
 from levada.api.registry import handlers
 
 HERE = Path(__file__).parent
@@ -45,7 +44,7 @@ def absent() -> Cells:
 
 
 def seen(shown: Shown, *, is_whole: bool) -> Cells:
-    """The cells that a run tells of."""
+    """The cells that a run has tested."""
     result: dict[tuple[str, str], str] = {}
     for feature in Feature:
         for client in CLIENTS:
@@ -60,7 +59,7 @@ def seen(shown: Shown, *, is_whole: bool) -> Cells:
 
 
 def clients(result: Cells) -> Iterator[str]:
-    """What each client is tested to do."""
+    """The table of clients and features."""
     yield "| |" + "|".join(f" {client} " for client in CLIENTS) + "|"
     yield "|---|" + ":-:|" * len(CLIENTS)
     reasons = absent()
@@ -73,7 +72,7 @@ def clients(result: Cells) -> Iterator[str]:
 
 
 def apis() -> Iterator[str]:
-    """What the broker serves."""
+    """The table of APIs: the first paragraph of each handler's docstring."""
     yield "| API | versions | |"
     yield "|---|---|---|"
     for handler in sorted(handlers().values()):
