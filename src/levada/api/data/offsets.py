@@ -77,7 +77,7 @@ def _each_once(requested: Sequence[Any]) -> Iterable[Any]:
 
 def _find(partition: Partition, timestamp: int, isolation_level: int) -> tuple[int, int]:
     """(timestamp, offset); the timestamp is -1 for the earliest and latest offset."""
-    partition.settle()
+    partition.publish_queued()
     if partition.offline:
         raise partition.storage_error()
     committed = isolation_level == READ_COMMITTED

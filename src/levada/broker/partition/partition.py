@@ -92,17 +92,17 @@ class Partition:
         topic_id: UUID,
         index: int,
         leader_epoch: int,
-        segments: Log,
+        log: Log,
         context: PartitionContext,
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
         self.leader_epoch = leader_epoch
-        self.log = segments
-        self.producers = load_producers(segments)
+        self.log = log
+        self.producers = load_producers(log)
         self.in_sync_replicas = 1
-        self.high_watermark = segments.log_end_offset
+        self.high_watermark = log.log_end_offset
         self.offline = False
         self.watchers: set[Watcher] = set()
         self.last_stable_watch = LastStableWatch()
@@ -115,9 +115,9 @@ class Partition:
         self._queued = False  # whether the flush queue has this partition
         self._unflushed = 0  # messages since the last fsync
         self._dirty_since_ms = 0  # when unsynced data was first seen; 0 if there is none
-        segments.assign_epoch(leader_epoch)
-        segments.on_roll = self._rolled
-        self.configure(segments.config)
+        log.assign_epoch(leader_epoch)
+        log.on_roll = self._rolled
+        self.configure(log.config)
 
     def configure(self, config: TopicConfig) -> None:
         """Apply the topic's settings."""
@@ -170,7 +170,7 @@ class Partition:
         elif max_timestamp - now_ms > rules.after_max_ms:
             raise rules.invalid_timestamps(decode(batch), now_ms)
         if producer_id < 0:
-            return self.take(batch, length, count, max_timestamp, now_ms)
+            return self.reserve(batch, length, count, max_timestamp, now_ms)
         if sequence < 0:
             raise KafkaError(ErrorCode.INVALID_RECORD, "a producer id without a sequence number")
         if attributes & TRANSACTIONAL_BIT:
@@ -179,7 +179,7 @@ class Partition:
         first = self.producers.check(producer_id, epoch, sequence, count)
         if first >= 0:
             return first
-        base_offset = self.take(batch, length, count, max_timestamp, now_ms)
+        base_offset = self.reserve(batch, length, count, max_timestamp, now_ms)
         self.producers.apply(producer_id, epoch, sequence, base_offset + delta, count, max_timestamp)
         return base_offset
 
@@ -187,7 +187,7 @@ class Partition:
         """Queue a batch that this broker made itself; the log end offset with it."""
         view = memoryview(batch)
         length, max_timestamp, producer_id, count = _unpack_own(batch)
-        self.take(view, length, count, max_timestamp, now_ms)
+        self.reserve(view, length, count, max_timestamp, now_ms)
         if producer_id >= 0:
             try:
                 self.transactions.observe(read_header(batch), view)
@@ -196,15 +196,15 @@ class Partition:
                 raise self.storage_error() from None
         return self.log.next_offset
 
-    def take(self, batch: memoryview, length: int, count: int, max_timestamp: int, now_ms: int) -> int:
+    def reserve(self, batch: memoryview, length: int, count: int, max_timestamp: int, now_ms: int) -> int:
         """Set the batch's offset and leader epoch in place, and queue it for the flush."""
         if self.offline:
             raise self.storage_error()
-        segments = self.log
-        base_offset = segments.next_offset
+        log = self.log
+        base_offset = log.next_offset
         _pack_offset(batch, 0, base_offset, length, self.leader_epoch)
         try:
-            segments.reserve(batch, count, max_timestamp, now_ms)
+            log.reserve(batch, count, max_timestamp, now_ms)
         except OSError as error:
             raise self.failed(error) from None
         self.messages_in += count
@@ -219,17 +219,17 @@ class Partition:
         self._queued = False
         if self.offline:
             return
-        segments = self.log
+        log = self.log
         try:
-            segments.publish()
+            log.publish()
         except OSError as error:
             self._context.failed(self, error)
             return
         if self._waits_for_fsync:
             self._context.sync_soon(self)
             return
-        published = segments.log_end_offset - self.high_watermark
-        self._advance(segments.log_end_offset)
+        published = log.log_end_offset - self.high_watermark
+        self._advance(log.log_end_offset)
         if self._flush_messages <= (unflushed := self._unflushed + published):
             self._context.sync_soon(self)
         else:
@@ -283,8 +283,8 @@ class Partition:
 
     # Reading. Requests take effect in their order: a Fetch finds what was sent before it, acknowledged or not.
 
-    def settle(self) -> None:
-        """Publish now what is queued for the flush."""
+    def publish_queued(self) -> None:
+        """Publish now the batches that are queued for the flush."""
         if self._queued:
             self.publish()
 

@@ -101,7 +101,7 @@ class Transactions:
         if first >= 0:
             return first
         self.check(producer_id, epoch)
-        base_offset = partition.take(batch, length, count, max_timestamp, now_ms)
+        base_offset = partition.reserve(batch, length, count, max_timestamp, now_ms)
         producers.apply(producer_id, epoch, sequence, base_offset + count - 1, count, max_timestamp)
         producers.begin(producer_id, base_offset)
         if self._guards:
