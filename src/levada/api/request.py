@@ -88,7 +88,7 @@ class Request(RequestContext):
         self._content: object = None
 
     def begin(self) -> None:
-        """Handle it now, or inject the fault that a test ordered."""
+        """Handle it now, or inject the fault that a test has requested."""
         fault = self._faults.decide(self.api_key) if self._faults else None
         if fault is None:
             self.handle()
@@ -168,14 +168,14 @@ class Request(RequestContext):
             self.connection.muted = True
             self.broker.call_later(fault.delay_s, self._after_delay, fault._replace(delay_s=0.0))
         elif fault.drop:
-            self.connection.close("dropped by an ordered fault")
+            self.connection.close("dropped by an injected fault")
         elif fault.error is not None:
             request = self._decode()
             if getattr(request, "acks", None) == 0:
-                self.connection.close("an ordered fault of a Produce that expects no response")
+                self.connection.close("an injected fault of a Produce without acks")
                 return
-            ordered = KafkaError(fault.error, "an ordered fault")
-            response = self.encode(error_response(self.api_key, request, ordered))
+            injected = KafkaError(fault.error, "an injected fault")
+            response = self.encode(error_response(self.api_key, request, injected))
             self.connection.respond(response, len(response))
         else:
             self.handle()

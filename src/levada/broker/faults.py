@@ -1,6 +1,6 @@
-"""Fault injection: a test orders faults, and dispatch applies them to the next requests of an API.
+"""Fault injection: a test adds faults, and dispatch applies them to the next requests of an API.
 
-Faults are kept per API key, first in, first out. A broker without ordered faults pays one truth test per request.
+Faults are kept per API key, first in, first out. Without faults they cost a request one truth test.
 """
 
 from collections import deque
@@ -18,32 +18,32 @@ class Fault(NamedTuple):
 
 
 class Faults:
-    """The faults that are ordered and not yet applied."""
+    """The faults that are not applied yet."""
 
-    __slots__ = ("_ordered",)
+    __slots__ = ("_queues",)
 
     def __init__(self) -> None:
-        self._ordered: dict[int, deque[Fault]] = {}  # no key has an empty queue
+        self._queues: dict[int, deque[Fault]] = {}  # no key has an empty queue
 
     def __bool__(self) -> bool:
-        return bool(self._ordered)
+        return bool(self._queues)
 
-    def order(self, api_key: int, fault: Fault, times: int = 1) -> None:
+    def add(self, api_key: int, fault: Fault, times: int = 1) -> None:
         """Apply this fault to the next `times` requests of an API."""
         if times < 1:
             raise ValueError(f"a fault happens at least once, not {times} times")
-        self._ordered.setdefault(api_key, deque()).extend([fault] * times)
+        self._queues.setdefault(api_key, deque()).extend([fault] * times)
 
     def decide(self, api_key: int) -> Fault | None:
         """The fault of this request, which is removed."""
-        queue = self._ordered.get(api_key)
+        queue = self._queues.get(api_key)
         if queue is None:
             return None
         fault = queue.popleft()
         if not queue:
-            del self._ordered[api_key]
+            del self._queues[api_key]
         return fault
 
     def clear(self) -> None:
-        """Drop all ordered faults."""
-        self._ordered.clear()
+        """Drop all faults."""
+        self._queues.clear()

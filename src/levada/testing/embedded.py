@@ -80,7 +80,7 @@ class EmbeddedBroker:
 
     @property
     def bootstrap(self) -> str:
-        """What clients take as `bootstrap.servers`."""
+        """The value of `bootstrap.servers` for clients."""
         _, server = self._started.result()
         return ",".join(f"{endpoint.host}:{endpoint.port}" for endpoint in server.endpoints)
 
@@ -100,29 +100,31 @@ class EmbeddedBroker:
     def committed(self, group: str) -> dict[tuple[str, int], int]:
         """The offsets that a group has committed, by topic and partition."""
 
-        def look() -> dict[tuple[str, int], int]:
+        def read() -> dict[tuple[str, int], int]:
             groups = self._server.broker.groups
             if not groups.exists:
                 return {}
-            return {place: value.offset for place, value in groups.shard(group).ready.offsets.of(group)}
+            return {
+                topic_partition: value.offset for topic_partition, value in groups.shard(group).ready.offsets.of(group)
+            }
 
-        return self._call(look)
+        return self._call(read)
 
     def fail_next(self, api: str, error: ErrorCode | str, times: int = 1) -> None:
-        """Answer the next request of an API with an error in place of handling it."""
+        """Respond to the next request of an API with an error, without handling it."""
         code = _error_code(error) if isinstance(error, str) else error
-        self._order(api, Fault(error=code), times)
+        self._inject(api, Fault(error=code), times)
 
     def delay(self, api: str, seconds: float, times: int = 1) -> None:
-        """Let the next request of an API wait before it is handled."""
-        self._order(api, Fault(delay_s=seconds), times)
+        """Delay the next request of an API before it is handled."""
+        self._inject(api, Fault(delay_s=seconds), times)
 
     def drop(self, api: str, times: int = 1) -> None:
-        """Close the connection that brings the next request of an API, unanswered."""
-        self._order(api, Fault(drop=True), times)
+        """Close the connection of the next request of an API, without a response."""
+        self._inject(api, Fault(drop=True), times)
 
     def forget(self) -> None:
-        """Delete the topics made so far and take back the faults not yet met: ready for the next test."""
+        """Delete the topics created so far and drop the faults not applied yet, before the next test."""
         self._call(self.faults.clear)
         broker = self._server.broker
         while self._topics:
@@ -171,9 +173,9 @@ class EmbeddedBroker:
         loop, _ = self._started.result()
         return asyncio.run_coroutine_threadsafe(work, loop).result(TIMEOUT_S)
 
-    def _order(self, api: str, fault: Fault, times: int) -> None:
+    def _inject(self, api: str, fault: Fault, times: int) -> None:
         key = _api_key(api)
-        self._call(lambda: self.faults.order(key, fault, times))
+        self._call(lambda: self.faults.add(key, fault, times))
 
     def _read(self, topic: str) -> Iterator[ConsumerRecord]:
         broker = self._server.broker

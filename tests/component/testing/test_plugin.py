@@ -99,9 +99,9 @@ def test_an_unknown_api_is_named(levada: EmbeddedBroker) -> None:
 def test_faults_are_used_up_in_order() -> None:
     faults = Faults()
     assert not faults
-    faults.order(0, Fault(drop=True))
-    faults.order(0, Fault(delay_s=1.0), times=2)
-    faults.order(1, Fault(error=ErrorCode.CORRUPT_MESSAGE))
+    faults.add(0, Fault(drop=True))
+    faults.add(0, Fault(delay_s=1.0), times=2)
+    faults.add(1, Fault(error=ErrorCode.CORRUPT_MESSAGE))
     assert [faults.decide(0) for _ in range(4)] == [
         Fault(drop=True),
         Fault(delay_s=1.0),
@@ -115,7 +115,7 @@ def test_faults_are_used_up_in_order() -> None:
 
 def test_a_fault_happens_at_least_once() -> None:
     with pytest.raises(ValueError, match="not 0 times"):
-        Faults().order(0, Fault(drop=True), times=0)
+        Faults().add(0, Fault(drop=True), times=0)
 
 
 def test_brokers_are_apart_and_leave_nothing() -> None:
