@@ -1,7 +1,7 @@
 """Kafka's error codes, and the exception that carries them to the response.
 
-`KafkaError` is an error of the client or a state that the client must handle. Only the dispatcher catches it. Any other
-exception is a bug.
+`KafkaError` is an error of the client or a state that the client must handle. Raised by a handler it becomes the error
+response; raised before the request is decoded it closes the connection. Any other exception is a bug.
 """
 
 from enum import IntEnum

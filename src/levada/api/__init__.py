@@ -1,1 +1,1 @@
-"""One function per API key of Kafka's protocol, in files by noun."""
+"""One function per API key of Kafka's protocol, in modules by noun."""

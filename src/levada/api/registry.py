@@ -1,10 +1,10 @@
-"""Dispatches each frame to the handler of its API key, and encodes the responses.
+"""Declares the handlers of API keys, and dispatches each frame to its handler.
 
 Each API key has one handler, declared where it is written; ApiVersions derives from these declarations. Handlers of
 Produce and Fetch take the frame itself, the others a decoded request in one shape for all versions. An API may also
 have a fast path, which decodes its frequent requests in place; `levada.fast.paths=false` turns all of them off.
 A client's mistake is a `KafkaError`; a frame that cannot be decoded closes its connection, as in Kafka. Every frame
-comes through `dispatch`, whatever path it takes then: a check of all requests stands there.
+passes `dispatch`, so a check of all requests belongs there.
 """
 
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""The joints: runs the decisions of core on the edges."""
+"""Runs a broker: partitions, coordinators, controller, delayed responses and background tasks."""

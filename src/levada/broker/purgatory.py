@@ -2,7 +2,7 @@
 
 Kafka calls the place of such requests the purgatory. A Fetch that found too little waits for bytes to be published in
 its partitions, a Produce waits for the high watermark to pass its records, and a group request waits until its
-coordinator completes it. Partitions and coordinators keep the objects that wait for them; none is looked for.
+coordinator completes it. Partitions and coordinators refer to what waits for them: nothing is searched or polled.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ class Client(Protocol):
     """The connection that a response is sent to."""
 
     def wake(self) -> None:
-        """Collect from the outbox at the next flush."""
+        """Collect from the outbox in the next flush."""
         ...
 
 
 class Watcher(Protocol):
-    """An object that waits at a partition."""
+    """An object that waits for a partition."""
 
     def try_complete(self, published_bytes: int) -> None:
         """The high watermark has advanced over so many bytes; 0 if the partition is offline or deleted."""
@@ -57,7 +57,7 @@ class DelayedResponse:
         self._timer: asyncio.TimerHandle | None = None
 
     def complete(self, result: Any) -> None:
-        """Take the result; the response is sent at the next flush."""
+        """Set the result; the response is sent in the next flush."""
         self.result = result
         self.connection.wake()
 
@@ -77,11 +77,11 @@ class DelayedResponse:
             partition.watchers.add(self)
 
     def try_complete(self, published_bytes: int) -> None:
-        """A watched partition has advanced or failed: look again at the next flush."""
+        """A watched partition has advanced or failed: collect again in the next flush."""
         self.connection.wake()
 
     def expire(self) -> None:
-        """The time is over: complete with what there is."""
+        """The timeout has passed: complete with what is available."""
         self.cancel()
         self.complete(None)
 
@@ -132,7 +132,7 @@ class DelayedResult:
         return self._result is not PENDING
 
     def complete(self, result: Any) -> None:
-        """Take the result; an exception means failure. A second result is ignored."""
+        """Set the result; an exception means failure. A second result is ignored."""
         if self.done:
             return
         if self._convert is not None and not isinstance(result, Exception):

@@ -1,1 +1,1 @@
-"""Decisions as pure machines: no clock, no chance, no input or output; time is an argument."""
+"""Pure decisions and state machines: no clock, no randomness, no I/O; time is an argument."""

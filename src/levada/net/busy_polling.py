@@ -3,7 +3,7 @@
 A client that sends one request at a time (commits, fetches, messages one by one) sends the next some tens of
 microseconds after it has the response. A core that sleeps meanwhile takes as long again to wake up, longer in a
 virtual machine. The poller spins only where that pays: when requests arrive in fewer than two of three spins, or
-other processes want the core, it spins only now and then.
+other processes need the core, it spins rarely.
 """
 
 from collections.abc import Callable

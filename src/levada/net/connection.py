@@ -176,7 +176,7 @@ class Connection(asyncio.BufferedProtocol):
         self._ensure_room(self._frame)
 
     def _ensure_room(self, frame: bytearray) -> bool:
-        """Grow the buffer of a partial frame when it is full; without memory reading pauses, and it is False."""
+        """Grow the buffer of a partial frame when it is full; without memory, pause reading and return False."""
         if self._frame_filled == len(frame):
             larger = self._buffer_pool.grow(self, frame, self._frame_size, self._listener.now())
             if larger is None:
@@ -247,7 +247,7 @@ class Connection(asyncio.BufferedProtocol):
         self.transport.write(response)
 
     def wake(self) -> None:
-        """A response may be complete, or memory free: look in the next flush."""
+        """A response may be complete, or memory free: check in the next flush."""
         if not self._send_queued:
             self._send_queued = True
             self._flush_queue.add_sender(self)

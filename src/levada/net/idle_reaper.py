@@ -1,7 +1,7 @@
 """Closes idle connections and detects dead peers.
 
 The event loop notices that a peer has closed its end only on connections that it reads from. It does not read from a
-connection that has as many requests open as it may, and whose long poll may last for days: the reaper asks the kernel
+connection that has the maximum of requests in flight, and a long poll may last for days: the reaper asks the kernel
 for the TCP state of such connections.
 """
 
@@ -18,8 +18,8 @@ HAS_TCP_INFO: Final = sys.platform == "linux"
 ESTABLISHED: Final = 1  # of TCP's states, the first byte of TCP_INFO
 
 
-class Idler(Protocol):
-    """A connection."""
+class ClientConnection(Protocol):
+    """A connection as the reaper sees it."""
 
     active: bool
     idle_since: float
@@ -43,7 +43,9 @@ class IdleReaper:
 
     __slots__ = ("_connections", "_loop", "_seconds_max", "_timer")
 
-    def __init__(self, connections: Iterable[Idler], idle_ms_max: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, connections: Iterable[ClientConnection], idle_ms_max: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._connections = connections
         self._seconds_max = idle_ms_max / 1000 if idle_ms_max >= 0 else float("inf")
         self._loop = loop

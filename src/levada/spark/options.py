@@ -100,7 +100,7 @@ def declared(kind: type["ConnectionOptions"]) -> dict[str, Option]:
     return {one.name: one.metadata["option"] for one in fields(kind)}
 
 
-# Parsers of values; their ValueError says what would be right.
+# Parsers of values; the message of their ValueError is the expected form.
 
 
 def boolean(text: str) -> bool:

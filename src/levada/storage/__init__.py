@@ -1,1 +1,1 @@
-"""The edge to the disk: segments, indexes and logs in Kafka's layout."""
+"""Logs on disk in Kafka's layout: segments, indexes, checkpoints, compaction."""

@@ -1,9 +1,9 @@
 """A disk in memory that fails the way real ones do, for tests that crash at every step and replay by a seed.
 
-Every call counts as a step, and `crash_at` stops the world at a step: from then on every call raises
-SimCrash, until the test says what the crash was, `kill` or `cut_power`. Calls can fail at random, writes can be
+Every call counts as a step, and `crash_at` crashes the process at a step: from then on every call raises
+SimCrash, until the test calls `kill` or `cut_power`. Calls can fail at random, writes can be
 short, and a failed `fsync` drops what it could not write and marks it clean, as Linux does: a second `fsync`
-succeeds and has saved nothing. All chance comes from one `random.Random`: the same seed gives the same history,
+succeeds and has saved nothing. All randomness comes from one `random.Random`: the same seed gives the same history,
 and `digest` proves it.
 """
 
@@ -20,7 +20,7 @@ TRACE_LINES_KEPT = 60
 
 
 class SimCrash(BaseException):
-    """The process is gone at this step. Only the loop of a test catches it."""
+    """The process crashes at this step. Only the loop of a test catches it."""
 
 
 @dataclass(slots=True)
@@ -44,13 +44,13 @@ class SimDisk:
     now_ms: int = 0
     crash_at: int | None = None
     steps: int = 0
-    trace: list[str] = field(default_factory=list)  # the last calls, for people
+    trace: list[str] = field(default_factory=list)  # the last calls, for messages of failed tests
     _root: SimDirectory = field(default_factory=SimDirectory)
     _open: dict[int, SimFile] = field(default_factory=dict)
     _next_fd: int = 3
     _hash: blake2b = field(default_factory=blake2b)
 
-    # What the log calls
+    # The interface `Disk`.
 
     def open(self, path: str, create: bool = False) -> int:
         self._step("open", path)
@@ -176,20 +176,20 @@ class SimDisk:
         self._may_fail(self.faults.fsync_error, errno.EIO, path)
         directory.fsync()
 
-    # What a test does
+    # For tests.
 
     def kill(self) -> None:
-        """The process is gone (kill -9); the page cache is not."""
+        """Kill the process (kill -9); the page cache survives."""
         self._restart("kill")
 
     def remount(self) -> None:
-        """The process is gone, and what is not dirty will be read from the device: a failed fsync shows."""
+        """Kill the process and drop clean pages: what a failed fsync lost is read back from the device."""
         self._restart("remount")
         for _, file in self._root.files():
             file.drop_clean_pages()
 
     def cut_power(self) -> None:
-        """The machine is gone: of what was not synced any part is left."""
+        """Cut the power: of the unsynced data any part survives."""
         self._restart("cut power")
         self._root.cut_power(self.random)
 
@@ -211,7 +211,7 @@ class SimDisk:
         """A fingerprint of every call so far."""
         return self._hash.hexdigest()
 
-    # Inside
+    # Internals.
 
     def _restart(self, why: str) -> None:
         self._note(why, "")

@@ -1,4 +1,4 @@
-"""Files and directories of the simulated disk: what a running process sees, and what a power cut leaves.
+"""Files and directories of the simulated disk: what a running process reads, and what a power cut leaves.
 
 A written byte is safe only after `fsync` of its file, a name only after `fsync_dir` of its directory. Of the
 rest a cut keeps any part: nothing, all, a prefix torn at any byte, or any subset of the sectors with zeros or
@@ -39,7 +39,7 @@ class SimFile:
         self._dirty.clear()
 
     def drop_clean_pages(self) -> None:
-        """Memory is short: what is not dirty will be read from the device again."""
+        """Drop clean pages, which are then read from the device again."""
         self.data = bytearray(self._on_device(self._dirty, len(self.data)))
 
     def cut_power(self, random: Random) -> None:

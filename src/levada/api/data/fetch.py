@@ -172,7 +172,7 @@ class FetchRead:
         return self.encode()
 
     def encode(self) -> Response:
-        """The frame, with those partitions that have news for the fetch session."""
+        """The frame, with the partitions that changed since the last response of the fetch session."""
         context = self._context
         if context.superseded:
             error = ErrorCode.INVALID_FETCH_SESSION_EPOCH

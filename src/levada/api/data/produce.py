@@ -1,4 +1,4 @@
-"""Produce: from the request to the logs. The response is sent when the records are where acks wants them."""
+"""Produce: appends the batches of a request to their logs, and responds once they are acknowledged as acks demands."""
 
 from asyncio import TimerHandle
 from functools import partial

@@ -1,4 +1,4 @@
-"""The base of fast-path requests to a group coordinator: from the frame to the coordinator and back in few steps."""
+"""The base class of fast-path requests to a group coordinator."""
 
 from abc import abstractmethod
 from typing import Any

@@ -82,7 +82,7 @@ class Verification:
         )
 
     def start(self) -> None:
-        """Ask the coordinator; it may complete at once."""
+        """Submit the verification to the coordinator; it may complete at once."""
         if (
             self._version < TRANSACTION_VERSION_2
             and not self._broker.current_config().transactions.transaction_partition_verification_enable

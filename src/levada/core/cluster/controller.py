@@ -1,7 +1,7 @@
 """The decisions of the controller: a pure function from image and command to the changes to store.
 
 A command returns all its changes or raises KafkaError with Kafka's code and message. Ids and defaults are part of the
-command, because they depend on chance and settings.
+command, because they depend on randomness and settings.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,1 +1,1 @@
-"""Groups of consumers: the machine behind a partition of `__consumer_offsets`."""
+"""Groups of consumers: the state machine of a partition of `__consumer_offsets`."""

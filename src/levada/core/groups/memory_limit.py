@@ -68,7 +68,7 @@ def check_memory(machine: "GroupsMachine", group: "Group", member_id: str = "", 
     """GROUP_MAX_SIZE_REACHED if the group, as this member's request would change it, exceeds a limit.
 
     A group that does not grow is always allowed. So is a member whose own metadata does not grow: other members, or
-    new topics that match a regular expression, are not its fault.
+    new topics that match a regular expression, are not in its control.
     """
     former = machine.groups.get(group.id)
     growth = group.memory_bytes - (0 if former is None else former.memory_bytes)

@@ -1,1 +1,1 @@
-"""The transaction coordinator's decisions: the machine behind a partition of `__transaction_state`."""
+"""The transaction coordinator's decisions: the state machine of a partition of `__transaction_state`."""

@@ -4,7 +4,7 @@ A partition is assigned to a member only after its former owner has revoked it: 
 confirms the revocation. So a partition has at most one owner at any time. The states are Kafka's:
 
     STABLE                 the member has its target assignment
-    UNREVOKED_PARTITIONS   the member was told to revoke partitions and has not confirmed it
+    UNREVOKED_PARTITIONS   the member has to revoke partitions and has not confirmed it
     UNRELEASED_PARTITIONS  the member waits for partitions that other members have not revoked
 """
 

@@ -179,7 +179,7 @@ def _waits_for_release(group: ConsumerGroup, member: ConsumerMember) -> bool:
 def _request_rejoin(
     draft: ConsumerDraft, machine: "GroupsMachine", member: ConsumerMember, handle: ResponseHandle
 ) -> None:
-    """Tell a member to rejoin, within its rebalance timeout from the first time on."""
+    """Request a member to rejoin, within its rebalance timeout from the first time on."""
     timer = draft.timer(TimerKind.MEMBER_JOIN, member.id)
     if machine.deadlines.get(timer) is None:
         draft.schedule(TimerKind.MEMBER_JOIN, member.id, member.metadata.rebalance_timeout_ms)

@@ -1,7 +1,7 @@
 """Online migration of a group between the classic and the consumer protocol (KIP-848).
 
 The first consumer protocol member that joins a classic group upgrades it to a consumer group; its classic members stay
-and are told to rejoin. When the last consumer protocol member leaves, the group is downgraded. So an application is
+and have to rejoin. When the last consumer protocol member leaves, the group is downgraded. So an application is
 upgraded, or rolled back, one process at a time.
 """
 
