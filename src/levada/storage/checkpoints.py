@@ -32,10 +32,11 @@ def _encode(lines: Iterable[str]) -> bytes:
 def _decode(data: bytes) -> list[str]:
     try:
         version, count, *entries = data.decode().splitlines()
-        if int(version) != _VERSION or int(count) != len(entries):
-            raise CorruptCheckpointError(f"version {version} with {len(entries)} entries of {count}")
-    except ValueError as error:
-        raise CorruptCheckpointError(str(error)) from None
+        is_valid = int(version) == _VERSION and int(count) == len(entries)
+    except ValueError:
+        raise CorruptCheckpointError("not a text that begins with a version and a count") from None
+    if not is_valid:
+        raise CorruptCheckpointError(f"version {version} with {len(entries)} entries of {count}")
     return entries
 
 
