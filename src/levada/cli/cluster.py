@@ -23,7 +23,7 @@ def cluster() -> None:
 @output_option
 @connection_options
 def describe(output: Output, bootstrap: str, timeout: float) -> None:
-    """Show the cluster's id, and its brokers with their leaders and replicas.
+    """Show the cluster's id and its brokers.
 
     \b
     Examples:

@@ -141,7 +141,7 @@ def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: fl
 
 @topic.command()
 @topic_argument
-@click.option("-p", "--partitions", type=click.IntRange(min=1), help="Let the topic have so many partitions.")
+@click.option("-p", "--partitions", type=click.IntRange(min=1), help="The new number of partitions.")
 @click.option("-c", "--config", "settings", metavar="KEY=VALUE", multiple=True, help="Change a setting.")
 @click.option("--unset", metavar="KEY", multiple=True, help="Reset a setting to its default.")
 @connection_options
