@@ -36,41 +36,41 @@ VISITORS_MIN, VISITORS_MAX = 100, 400  # on the site at a time
 LEAVES = 0.03  # the probability that a visitor leaves after an event
 
 
-def website(chance: Random, now: Now) -> Iterator[Sample]:
+def website(rng: Random, now: Now) -> Iterator[Sample]:
     """Events of the visitors of a shop, endless. Few pages get most of the views, as on any site."""
     weights = [1 / rank for rank in range(1, len(PAGES) + 1)]
     visitors: list[dict[str, Any]] = []
     for number in count(1):
-        if len(visitors) < VISITORS_MAX or chance.random() < LEAVES:
-            visitors.append(_visitor(chance, number))
-        visitor = chance.choice(visitors)
-        if chance.random() < LEAVES and len(visitors) > VISITORS_MIN:
+        if len(visitors) < VISITORS_MAX or rng.random() < LEAVES:
+            visitors.append(_visitor(rng, number))
+        visitor = rng.choice(visitors)
+        if rng.random() < LEAVES and len(visitors) > VISITORS_MIN:
             visitors.remove(visitor)
-        topic, more = _action(chance, visitor["page"], weights)
+        topic, more = _action(rng, visitor["page"], weights)
         event = {"at": _iso(now())} | visitor | more
         visitor["page"] = event["page"]
         yield Sample(topic, visitor["visitor"], json.dumps(event))
 
 
-def _visitor(chance: Random, number: int) -> dict[str, Any]:
-    screen, country = chance.choice(SCREENS), chance.choice(COUNTRIES)
+def _visitor(rng: Random, number: int) -> dict[str, Any]:
+    screen, country = rng.choice(SCREENS), rng.choice(COUNTRIES)
     return {"visitor": f"v{number:07d}", "screen": screen, "country": country, "page": None}
 
 
-def _action(chance: Random, page: str | None, weights: list[float]) -> tuple[str, dict[str, Any]]:
+def _action(rng: Random, page: str | None, weights: list[float]) -> tuple[str, dict[str, Any]]:
     """A topic, and the fields of its event beside those of the visitor."""
-    kind = chance.random()
+    kind = rng.random()
     if page is None or kind < 0.45:
-        return "page-views", {"page": chance.choices(PAGES, weights)[0], "referrer": page}
+        return "page-views", {"page": rng.choices(PAGES, weights)[0], "referrer": page}
     if kind < 0.65:
-        return "scrolls", {"depth": round(chance.random(), 2)}
+        return "scrolls", {"depth": round(rng.random(), 2)}
     if kind < 0.80:
-        position = {"x": chance.randrange(1280), "y": chance.randrange(2400)}
-        return "clicks", {"element": chance.choice(ELEMENTS)} | position
+        position = {"x": rng.randrange(1280), "y": rng.randrange(2400)}
+        return "clicks", {"element": rng.choice(ELEMENTS)} | position
     if kind < 0.90:
-        return "searches", {"query": chance.choice(QUERIES), "results": chance.randrange(40)}
-    fields = {"placement": chance.choice(PLACEMENTS), "campaign": chance.choice(CAMPAIGNS)}
-    return "ads", fields | {"clicked": chance.random() < 0.02}
+        return "searches", {"query": rng.choice(QUERIES), "results": rng.randrange(40)}
+    fields = {"placement": rng.choice(PLACEMENTS), "campaign": rng.choice(CAMPAIGNS)}
+    return "ads", fields | {"clicked": rng.random() < 0.02}
 
 
 SITES = ("funchal", "porto-moniz", "santana")
@@ -81,15 +81,15 @@ MEASURES = {
 }  # mean and deviation
 
 
-def devices(chance: Random, now: Now, number: int = 60) -> Iterator[Sample]:
+def devices(rng: Random, now: Now, number: int = 60) -> Iterator[Sample]:
     """Readings of devices along the channels, in turn, endless; one in twenty runs hot."""
-    hot = {index for index in range(number) if chance.random() < 0.05} or {0}
-    drift = [chance.gauss(0, 1) for _ in range(number)]
+    hot = {index for index in range(number) if rng.random() < 0.05} or {0}
+    drift = [rng.gauss(0, 1) for _ in range(number)]
     for sequence in count():
         index = sequence % number
-        measure = chance.choice(tuple(MEASURES))
+        measure = rng.choice(tuple(MEASURES))
         mean, spread = MEASURES[measure]
-        drift[index] = drift[index] * 0.9 + chance.gauss(0, 0.3)
+        drift[index] = drift[index] * 0.9 + rng.gauss(0, 0.3)
         value = mean + spread * drift[index] + (25 if index in hot and measure == "temperature" else 0)
         device = f"device-{index:04d}"
         reading = {"at": _iso(now()), "device": device, "site": SITES[index % len(SITES)]}
@@ -110,18 +110,18 @@ ERRORS = {
 }
 
 
-def service_logs(chance: Random, now: Now, failing: str = "payments") -> Iterator[Sample]:
+def service_logs(rng: Random, now: Now, failing: str = "payments") -> Iterator[Sample]:
     """Lines of several services, each in its own format, endless; one service fails more than the others."""
     while True:
-        service = chance.choice(SERVICES)
-        wrong = chance.random() < (0.3 if service == failing else 0.02)
-        level = "ERROR" if wrong else chance.choices(("INFO", "WARN"), (9, 1))[0]
-        message = chance.choice(ERRORS[service] if wrong else NORMAL[level]).format(
-            path=chance.choice(PAGES),
-            ms=chance.randrange(1, 30_000),
-            id=f"{chance.randrange(16**8):08x}",
-            n=chance.randrange(1, 5_000),
-            host=f"10.0.{chance.randrange(4)}.{chance.randrange(255)}:8443",
+        service = rng.choice(SERVICES)
+        wrong = rng.random() < (0.3 if service == failing else 0.02)
+        level = "ERROR" if wrong else rng.choices(("INFO", "WARN"), (9, 1))[0]
+        message = rng.choice(ERRORS[service] if wrong else NORMAL[level]).format(
+            path=rng.choice(PAGES),
+            ms=rng.randrange(1, 30_000),
+            id=f"{rng.randrange(16**8):08x}",
+            n=rng.randrange(1, 5_000),
+            host=f"10.0.{rng.randrange(4)}.{rng.randrange(255)}:8443",
         )
         yield Sample("logs", service, _line(service, level, message, now()))
 
