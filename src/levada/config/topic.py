@@ -201,10 +201,18 @@ class TopicConfig:
             if name not in TOPIC_SETTINGS:
                 hint = did_you_mean(name, TOPIC_SETTINGS)
                 raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {name}{hint}")
-        config = updated(config, TOPIC_SETTINGS, overrides)
+        return updated(config, TOPIC_SETTINGS, overrides)
+
+    @staticmethod
+    def check(overrides: Mapping[str, str]) -> None:
+        """Raise INVALID_CONFIG unless these overrides are valid, on every broker and whatever its defaults.
+
+        Compaction lags are compared here and not in `build`, as in Kafka: defaults that change later may contradict a
+        topic, which must not stop its broker.
+        """
+        config = TopicConfig.build(TOPIC_DEFAULTS, overrides)
         if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
             raise TOPIC_SETTINGS["min.compaction.lag.ms"].invalid("is more than max.compaction.lag.ms")
-        return config
 
 
 TOPIC_SETTINGS: Final[Mapping[str, Setting]] = declared(TopicConfig)

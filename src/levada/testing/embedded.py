@@ -88,7 +88,7 @@ class EmbeddedBroker:
         """Create a topic that no other test has; `retention_ms=1000` sets `retention.ms`."""
         name = f"topic-{next(self._numbers)}"
         broker, settings = self._server.broker, settings_by_kafkas_names(configs)
-        TopicConfig.build(broker.config.topic_defaults, settings)
+        TopicConfig.check(settings)
         self._wait(broker.controller.submit(CreateTopic(name, uuid4(), partitions, configs=settings)))
         self._topics.append(name)
         return name

@@ -339,6 +339,14 @@ class TestConfigs:
             assert alter(wire, BROKER, name, ("log.retention.ms", DELETE, None)) == ErrorCode.NONE
         assert describe(wire, TOPIC, "inherits", "retention.ms")["retention.ms"].value == "360000000"
 
+    def test_a_default_that_contradicts_a_topic(self) -> None:
+        """As in Kafka a topic's lags are compared with each other, not with the defaults of a broker."""
+        settings = {"log.cleaner.max.compaction.lag.ms": "1000"}
+        with EmbeddedBroker(settings) as broker, Connection(broker.bootstrap) as wire:
+            create(wire, "contradicted", configs=[{"name": "min.compaction.lag.ms", "value": "60000"}])
+            (log_dir,) = newest(wire, "describe_log_dirs", topics=None).results
+        assert [topic.name for topic in log_dir.topics] == ["contradicted"]
+
     def test_whole_and_by_key(self, wire: Connection) -> None:
         create(wire, "altered")
         assert alter(wire, TOPIC, "altered", ("segment.ms", SET, "5"), ("cleanup.policy", APPEND, "compact")) == 0

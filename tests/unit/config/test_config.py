@@ -57,7 +57,7 @@ def load(**given: str) -> BrokerConfig:
 
 def refused(overrides: dict[str, str]) -> str:
     with pytest.raises(KafkaError) as caught:
-        TopicConfig.build(TopicDefaults(), overrides)
+        TopicConfig.check(overrides)
     assert caught.value.code == ErrorCode.INVALID_CONFIG
     return caught.value.detail
 

@@ -12,7 +12,7 @@ from levada.config.broker import BROKER_SETTINGS
 from levada.config.groups import GROUP_DEFAULTS, GROUP_SETTINGS, GroupConfig, GroupSettings
 from levada.config.properties import unknown_setting
 from levada.config.settings import ConfigType, Setting
-from levada.config.topic import TOPIC_DEFAULTS, TOPIC_SETTINGS, TopicConfig
+from levada.config.topic import TOPIC_SETTINGS, TopicConfig
 from levada.core.cluster import topic_names
 from levada.core.cluster.image import (
     CLUSTER_DEFAULT,
@@ -93,7 +93,7 @@ def _checked(
 ) -> Change:
     match command.type:
         case ResourceType.TOPIC:
-            TopicConfig.build(TOPIC_DEFAULTS, configs)  # valid on every broker, whatever its defaults
+            TopicConfig.check(configs)
             return TopicChanged(replace(image.topics[command.resource], configs=configs))
         case ResourceType.BROKER:
             _check_broker(configs)

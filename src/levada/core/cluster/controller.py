@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from levada.config.topic import TOPIC_DEFAULTS, TopicConfig
+from levada.config.topic import TopicConfig
 from levada.core.cluster import topic_names
 from levada.core.cluster.config_changes import (
     AlterConfigs,
@@ -118,7 +118,7 @@ def _create_topic(image: ClusterImage, command: CreateTopic) -> list[Change]:
             ErrorCode.INVALID_TOPIC_EXCEPTION,
             f"Topic '{command.name}' collides with existing topic: {collision}",
         )
-    TopicConfig.build(TOPIC_DEFAULTS, command.configs)
+    TopicConfig.check(command.configs)
     if command.assignments:
         _check_assignments(image, command.assignments, replication_factor=len(command.assignments[0]))
         assignments = command.assignments
