@@ -129,7 +129,7 @@ class Broker(ABC):
         self._process = None
 
     def log_tail(self) -> str:
-        """The end of what it printed, for a reader who asks why a load failed."""
+        """The end of the broker's output, for the report of a failed load."""
         return self.log_path.read_text(errors="replace")[-1_500:]
 
     def remove(self) -> None:

@@ -2,7 +2,7 @@
 
 Wall time on a shared virtual machine moves by 30 % with its neighbours; the CPU time of a process is steadier, so
 every row reports it, user and system apart. Memory that the host has taken back costs about 4 ms per MB to
-touch again, whoever touches it: `warm_memory` pays that before a round so that no broker pays it inside one.
+touch again: `warm_memory` pays that before a round so that no broker pays it inside one.
 """
 
 import mmap

@@ -15,7 +15,7 @@ LATEST = DIRECTORY / "latest.json"
 
 BUSY = 0.85  # of a core: such a process is the limit
 NO_IDLE = 0.12  # of all cores: nothing is left to use
-OTHERS = 0.2  # of all cores: somebody else is using the machine
+OTHERS = 0.2  # of all cores: other processes use the machine
 
 Figures = dict[str, float]
 

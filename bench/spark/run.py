@@ -35,7 +35,7 @@ CORES = 2
 QUICK = 0.2  # of the data
 WARM_UP_ROUNDS = 2
 WARM_UP = 0.05  # of the data
-SETTINGS = {"spark.driver.memory": "2g", "spark.log.level": "FATAL"}  # queries that fail are told as rows
+SETTINGS = {"spark.driver.memory": "2g", "spark.log.level": "FATAL"}  # failed queries are reported as rows
 
 
 def jars() -> dict[str, str]:
