@@ -2,12 +2,15 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
 from levada.spark import blocking
 from levada.testing import EmbeddedBroker
+
+TIMEOUT_S = 30.0
 
 
 async def numbers() -> AsyncIterator[int]:
@@ -33,6 +36,27 @@ def test_an_iterator_that_is_left_is_closed() -> None:
     for _ in blocking.iterate(watched()):
         break
     assert closed == [True]
+
+
+def test_the_collector_may_close_an_iterator_on_the_loops_thread() -> None:
+    """An exception may keep a reader in a cycle that the loop's thread collects: the loop must not wait for itself."""
+    closed = threading.Event()
+
+    async def watched() -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            closed.set()
+
+    abandoned = [blocking.iterate(watched())]
+    assert next(abandoned[0]) == 1
+
+    async def collect() -> None:
+        abandoned.clear()
+
+    asyncio.run_coroutine_threadsafe(collect(), blocking._current().loop).result(TIMEOUT_S)
+    assert closed.wait(TIMEOUT_S)
 
 
 def test_what_is_raised_on_the_loop_reaches_the_caller() -> None:

@@ -40,8 +40,13 @@ class _Process:
         self.loop = new_event_loop()
         self.clients: dict[object, Client] = {}
         self.lock = threading.Lock()
+        self.closing: set[asyncio.Task[None]] = set()  # of iterators that were closed on the loop's thread
         self._thread = threading.Thread(target=self.loop.run_forever, name="levada-spark", daemon=True)
         self._thread.start()
+
+    @property
+    def is_loop_thread(self) -> bool:
+        return threading.current_thread() is self._thread
 
     def close(self) -> None:
         async def close_all() -> None:
@@ -56,7 +61,7 @@ class _Process:
 
 
 _process: _Process | None = None
-_process_lock = threading.Lock()
+_process_lock = threading.RLock()  # the collector may close an iterator while its thread holds the lock
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -104,7 +109,7 @@ def iterate(items: AsyncIterator[T]) -> Iterator[T]:
     finally:
         close = getattr(items, "aclose", None)
         if close is not None:
-            run(close())
+            _finish(close())
 
 
 def client(bootstrap: str, **options: Any) -> "Client":
@@ -116,6 +121,19 @@ def client(bootstrap: str, **options: Any) -> "Client":
         if found is None or found.closed:
             found = here.clients[key] = run(_create(bootstrap, options))
         return found
+
+
+def _finish(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine and wait for it, except on the loop's own thread.
+
+    The garbage collector may close an abandoned iterator on any thread; the loop cannot wait for itself.
+    """
+    here = _current()
+    if here.is_loop_thread:
+        here.closing.add(task := here.loop.create_task(work))
+        task.add_done_callback(here.closing.discard)
+    else:
+        run(work)
 
 
 async def _create(bootstrap: str, options: dict[str, Any]) -> "Client":
@@ -139,7 +157,7 @@ def _current() -> _Process:
 def _after_fork() -> None:
     """A child starts with its own state: threads that it does not have may hold the parent's locks."""
     global _process, _process_lock
-    _process, _process_lock = None, threading.Lock()
+    _process, _process_lock = None, threading.RLock()
 
 
 @atexit.register
