@@ -179,7 +179,7 @@ def main(arguments: Sequence[str]) -> int:
         finally:
             broker.remove()
     print(show(every, record))
-    print(f"\nstart {seconds:.2f} s, {memory.anonymous:.0f} MB anonymous, calibration {calibrate():.2f} us a iteration")
+    print(f"\nstart {seconds:.2f} s, {memory.anonymous:.0f} MB anonymous, calibration {calibrate():.2f} us per loop")
     if options.record:
         results.save_results(RECORD, to_record(every, memory))
         print(f"recorded in {RECORD}")
