@@ -46,7 +46,7 @@ def a_stale_epoch_commits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ConsumerGroup, "validate_offset_commit", lambda self, request, image: None)
 
 
-def a_transaction_commits_for_whoever_it_says(patch: pytest.MonkeyPatch) -> None:
+def a_transaction_commits_for_any_member(patch: pytest.MonkeyPatch) -> None:
     """What a member's transaction commits is not checked against its generation (KIP-447)."""
     validate = GroupsMachine._validate_commit
     patch.setattr(
@@ -175,7 +175,7 @@ def a_generation_is_not_journaled(patch: pytest.MonkeyPatch) -> None:
 PLANTS: list[Plant] = [
     a_stale_generation_commits,
     a_stale_epoch_commits,
-    a_transaction_commits_for_whoever_it_says,
+    a_transaction_commits_for_any_member,
     a_partition_is_given_before_it_is_given_back,
     partitions_count_as_given_back_when_asked_for,
     a_generation_is_used_twice,
