@@ -12,7 +12,17 @@ from levada.errors import KafkaError
 from levada.logs import EventLog
 from levada.model import ANONYMOUS
 from levada.net.buffer_pool import PARSED_BYTES_MAX, POSITION_MAX
-from levada.wire.frames import SIZE_BYTES, Buffer, Outbox, PendingResponse, Response, frame_end
+from levada.wire.frames import (
+    FRAME_BYTES_MIN,
+    SIZE,
+    SIZE_BYTES,
+    Buffer,
+    Outbox,
+    PendingResponse,
+    Response,
+    frame_end,
+    invalid_size,
+)
 
 if TYPE_CHECKING:
     from levada.net.listener import Listener
@@ -20,6 +30,8 @@ if TYPE_CHECKING:
 log = EventLog(__name__)
 
 UNSENT_BYTES_HIGH = 256 * 1024  # in the socket's queue: above it no further request of the connection is dispatched
+
+unpack_size = SIZE.unpack_from
 
 Dispatch = Callable[["Connection", memoryview, int, int], None]
 
@@ -145,10 +157,13 @@ class Connection(asyncio.BufferedProtocol):
                 ):
                     self._hold(view[position:stop])
                     return
-                if stop - position < SIZE_BYTES or (end := frame_end(view, position, frame_bytes_max)) > stop:
+                start = position + SIZE_BYTES
+                if start > stop or (end := start + unpack_size(view, position)[0]) > stop:
                     self._begin_frame(view[position:stop])
                     return
-                dispatch(self, view, position + SIZE_BYTES, end)
+                if not FRAME_BYTES_MIN <= end - start <= frame_bytes_max:
+                    raise invalid_size(end - start, frame_bytes_max)
+                dispatch(self, view, start, end)
                 if self.closed:
                     return
                 position = end

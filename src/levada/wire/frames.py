@@ -103,7 +103,12 @@ def frame_end(view: memoryview, position: int, frame_bytes_max: int) -> int:
     (size,) = SIZE.unpack_from(view, position)
     if FRAME_BYTES_MIN <= size <= frame_bytes_max:
         return position + SIZE_BYTES + int(size)
-    raise KafkaError(
+    raise invalid_size(size, frame_bytes_max)
+
+
+def invalid_size(size: int, frame_bytes_max: int) -> KafkaError:
+    """The error of a frame that is too small or too large."""
+    return KafkaError(
         ErrorCode.INVALID_REQUEST,
         f"a request of {size} bytes; socket.request.max.bytes allows {FRAME_BYTES_MIN} to {frame_bytes_max}",
     )
