@@ -56,8 +56,8 @@ format: $(STAMP)  ## rewrite the code in the house style
 bench: $(STAMP)  ## Levada and Apache Kafka side by side: 15 minutes (FULL=1: every row)
 	$(BIN)/python -m bench
 
-bench-quick: $(STAMP)  ## the hot path against its last recorded state: under 2 minutes, no JVM
-	$(BIN)/python -m bench quick
+bench-quick: $(STAMP)  ## the hot path against its last recorded state: under 2 minutes, no JVM (BASE=REV: in turns with a commit, 8)
+	$(BIN)/python -m bench quick $(if $(BASE),--against $(BASE))
 
 bench-spark: $(STAMP)  ## Levada's Spark connector and the stock one, on Levada and on Apache Kafka: 15 minutes
 	$(BIN)/python -m bench spark

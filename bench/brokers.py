@@ -141,6 +141,7 @@ class Levada(Broker):
     """This tree's broker, run by this Python."""
 
     name = "levada"
+    source = SOURCE
     initial_rebalance_delay_ms = 0
 
     def prepare(self) -> None:
@@ -152,7 +153,7 @@ class Levada(Broker):
         return [sys.executable, "-c", PROGRAM, "start", *where]
 
     def environment(self) -> dict[str, str]:
-        path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH", ""))))
+        path = os.pathsep.join(filter(None, (str(self.source), os.environ.get("PYTHONPATH", ""))))
         # An own metrics port, so that it can run beside another broker.
         settings = {
             "LEVADA_METRICS_LISTENER": f"127.0.0.1:{free_port()}",

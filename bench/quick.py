@@ -2,7 +2,7 @@
 
 The figure is the broker's CPU time a request or megabyte, which neighbours disturb least, divided by the CPU time of
 a calibration loop of the same seconds, so that two machines compare. A row that looks worse is measured again before
-it is believed. `--record` makes this run the state to compare with.
+it is believed. `--record` makes this run the state to compare with; `--against REV` compares with a commit instead.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 
 from crc32c import crc32c
 
-from bench import machine, results
+from bench import against, machine, results
 from bench.brokers import Broker, Levada
 from bench.generator import loads
 from bench.report import number, table
@@ -45,6 +45,10 @@ ROWS = (
          loads.fetch(1, 1 << 20, stored_bytes=ROUND_BYTES, seconds=SECONDS)),
     small("latency", "1,000 messages/s, each consumed at once", loads.end_to_end(messages=1_000)),
 )  # fmt: skip
+COORDINATOR_ROWS = (
+    small("commit-8", "commit offsets one by one, 8 connections", loads.commits(8, seconds=SECONDS)),
+    small("rebalance-50", "a group of 50 members rebalances", loads.rebalances(50, times=40)),
+)
 
 
 class _Request:
@@ -162,12 +166,27 @@ def to_record(every: Sequence[Measured], memory: machine.Memory) -> dict[str, An
     }
 
 
+def compare(options: argparse.Namespace) -> int:
+    """1 when a row got worse by more than the tolerance."""
+    keys = set(filter(None, options.rows.split(",")))
+    rows = [row for row in (*ROWS, *COORDINATOR_ROWS) if not keys or row.key in keys]
+    with tempfile.TemporaryDirectory(prefix="levada-bench-", dir=options.data) as root:
+        costs = against.measure(rows, Path(root), options.against, options.rounds)
+    print(against.show(rows, costs, options.against))
+    return 1 if any(median(now / before for before, now in pairs) > 1 + TOLERANCE for pairs in costs.values()) else 0
+
+
 def main(arguments: Sequence[str]) -> int:
     """1 when a row got worse by more than the tolerance."""
     parser = argparse.ArgumentParser(prog="python -m bench quick", description=__doc__)
     parser.add_argument("--record", action="store_true", help="make this run the state to compare with")
     parser.add_argument("--data", type=Path, default=Path("/var/tmp"), help="where the broker keeps its data")
+    parser.add_argument("--against", metavar="REV", help="measure this tree and a commit in turns; records nothing")
+    parser.add_argument("--rounds", type=int, default=20, help="of each row, with --against")
+    parser.add_argument("--rows", default="", help="only these, by key, with commas, with --against")
     options = parser.parse_args(arguments)
+    if options.against:
+        return compare(options)
     record = results.load_results(RECORD)
     with tempfile.TemporaryDirectory(prefix="levada-bench-", dir=options.data) as root:
         broker = Levada(Path(root))
