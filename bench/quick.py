@@ -41,6 +41,8 @@ ROWS = (
     bulk("64K-8", "64 KiB batches, 8 connections", loads.batches(8, 1024, 64 << 10, round_bytes=ROUND_BYTES)),
     bulk("fetch-64K", "fetch 64 KiB, 1 connection",
          loads.fetch(1, 64 << 10, stored_bytes=ROUND_BYTES, seconds=SECONDS)),
+    bulk("seek-64K", "fetch 64 KiB from random offsets, 8 connections",
+         loads.fetch(8, 64 << 10, seeking=True, stored_bytes=ROUND_BYTES, seconds=SECONDS)),
     bulk("fetch-1M", "fetch 1 MiB, 1 connection",
          loads.fetch(1, 1 << 20, stored_bytes=ROUND_BYTES, seconds=SECONDS)),
     small("latency", "1,000 messages/s, each consumed at once", loads.end_to_end(messages=1_000)),

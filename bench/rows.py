@@ -120,6 +120,8 @@ ROWS = (
          *BATCH_GOALS),
     bulk("fetch-64K-1", "fetch 64 KiB, 1 connection", loads.fetch(1, 64 * KIB), FETCH_64K),
     bulk("fetch-64K-8", "fetch 64 KiB, 8 connections", loads.fetch(8, 64 * KIB), FETCH_64K, default=False),
+    bulk("seek-64K-8", "fetch 64 KiB from random offsets, 8 connections",
+         loads.fetch(8, 64 * KIB, seeking=True), Goal("mb_per_s", at_least=1.2)),
     bulk("fetch-1M-1", "fetch 1 MiB, 1 connection", loads.fetch(1, MIB), FETCH),
     bulk("fetch-1M-8", "fetch 1 MiB, 8 connections", loads.fetch(8, MIB), FETCH, default=False),
     bulk("tail-4", "produce 16 KiB batches and tail them, 4 + 4 connections",

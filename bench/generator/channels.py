@@ -1,10 +1,11 @@
-"""The connections of the load generator: producers, sequential readers, and readers of the end of a log.
+"""The connections of the load generator: producers, sequential and random readers, and readers of the end of a log.
 
 Frames are built once, several go out with one `send`, and a response is only checked for an error and counted.
 That keeps the generator far below the CPU of any broker. Fetched bytes are copied out of the socket as any
 consumer must do: dropping them in the kernel would flatter a broker that sends by `sendfile`.
 """
 
+import random
 import select
 import socket
 import time
@@ -34,6 +35,7 @@ class Load:
     partitions: int = 1
     producers: int = 0  # connections
     readers: int = 0  # sequential reads of what is there, over and over
+    seekers: int = 0  # reads of what is there, each from a random offset
     tailers: int = 0  # readers of the end of the log, partition by partition
     records: int = 1  # a batch
     value_bytes: int = 100
@@ -227,6 +229,20 @@ class Reader(Channel):
         self.offset += batches * self.per_batch
         if self.offset // self.per_batch + self.fetched_batches > self.stored:
             self.offset, self.partition = 0, (self.partition + 1) % self.partitions
+
+
+class Seeker(Reader):
+    """Reads each time from another offset, chosen at random among all records: the broker has to search."""
+
+    __slots__ = ("random",)
+
+    def __init__(self, load: Load, partition: int, topic_id: bytes, poller: select.epoll) -> None:
+        super().__init__(load, partition, topic_id, poller)
+        self.random = random.Random(partition)
+
+    def advance(self, record_bytes: int) -> None:
+        super().advance(record_bytes)
+        self.offset = self.random.randrange((self.stored - self.fetched_batches) * self.per_batch)
 
 
 class Tailer(Reader):

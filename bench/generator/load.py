@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from bench.generator import wire
-from bench.generator.channels import Channel, Load, Producer, Reader, Tailer
+from bench.generator.channels import Channel, Load, Producer, Reader, Seeker, Tailer
 from bench.generator.outcome import Meter, Outcome, run_module
 
 DRAIN_TIMEOUT_S = 30.0
@@ -24,6 +24,7 @@ class Run:
         parts = load.partitions
         self.producers = [Producer(load, n % parts, topic_id, self.poller) for n in range(load.producers)]
         self.readers = [Reader(load, n % parts, topic_id, self.poller) for n in range(load.readers)]
+        self.readers += [Seeker(load, n % parts, topic_id, self.poller) for n in range(load.seekers)]
         self.tailers = [Tailer(load, n % parts, topic_id, self.poller) for n in range(load.tailers)]
         channels: list[Channel] = [*self.producers, *self.readers, *self.tailers]
         self.channels = {channel.sock.fileno(): channel for channel in channels}

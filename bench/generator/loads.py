@@ -69,9 +69,14 @@ def batches(
 
 
 def fetch(
-    connections: int, fetch_bytes: int, *, stored_bytes: int = STORED_BYTES, seconds: float = LOAD_SECONDS
+    connections: int,
+    fetch_bytes: int,
+    *,
+    seeking: bool = False,
+    stored_bytes: int = STORED_BYTES,
+    seconds: float = LOAD_SECONDS,
 ) -> LoadOnBroker:
-    """Sequential reads of a topic that the first round fills and all rounds share."""
+    """Reads of a topic that the first round fills and all rounds share: sequential, or each from a random offset."""
     batch_bytes = len(wire.batch(STORED_RECORDS, STORED_VALUE_BYTES))
     stored = stored_bytes // PARTITIONS // batch_bytes
     shape = Load(
@@ -88,7 +93,8 @@ def fetch(
         if not wire.topic_exists(broker.port, shape.topic):
             wire.create_topic(broker.port, shape.topic, PARTITIONS)
             load.run(replace(on_broker, producers=PARTITIONS, requests_max=stored, seconds=LIMIT_SECONDS))
-        return load.run(replace(on_broker, readers=connections, seconds=seconds))
+        on_broker = replace(on_broker, seconds=seconds)
+        return load.run(replace(on_broker, seekers=connections) if seeking else replace(on_broker, readers=connections))
 
     return run
 

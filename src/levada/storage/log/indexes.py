@@ -143,9 +143,9 @@ class SparseIndex:
         return [first for first, _ in entries], [second for _, second in entries]
 
     def _narrow(self, column: int, value: int) -> tuple[int, int]:
-        """Return the first number and the count of few stored entries that contain the last one up to `value`."""
+        """Return the first number and the count of stored entries of one run that contain the last one up to `value`."""
         low, high = 0, self.stored
-        while high - low > TAIL_ENTRIES_MAX:
+        while high - low > RUN_ENTRIES_MIN:
             middle = (low + high) // 2
             found = self.entry(middle)
             if found and found[column] <= value:

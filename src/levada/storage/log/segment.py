@@ -190,24 +190,33 @@ class LogSegment:
     def locate(self, offset: int, interval: int) -> tuple[int, int]:
         """Return the position of the first batch that ends at or after `offset`, and a hint for `floor`.
 
-        The position is `size` if every batch ends before.
+        The position is `size` if every batch ends before. The first batch of the scan validates the index entry.
         """
-        number, start = self._indexed_position(offset, interval)
-        for position, header, _ in self.batches(start):
-            if header.last_offset >= offset:
-                return position, number
-        return self.size, number
+        index, wanted = self.offset_index, offset - self.base_offset
+        number, (relative, start) = index.floor(0, wanted) or (-1, (-1, 0))
+        if not 0 <= number < index.stored or 0 <= start < self.size:  # only stored entries can be wrong
+            try:
+                for position, header, _ in self.batches(start):
+                    if position == start and relative not in (-1, header.last_offset - self.base_offset):
+                        break
+                    if header.last_offset >= offset:
+                        return position, number
+                else:
+                    return self.size, number
+            except CorruptBatchError:
+                if number < 0:
+                    raise
+        number, start = self._valid_entry(number, wanted, interval)
+        scanned = ((position, number) for position, header, _ in self.batches(start) if header.last_offset >= offset)
+        return next(scanned, (self.size, number))
 
-    def _indexed_position(self, offset: int, interval: int) -> tuple[int, int]:
-        """Return number and position of the last valid index entry at or before `offset`."""
-        index, relative = self.offset_index, offset - self.base_offset
-        found = index.floor(0, relative)
-        if found is None:
-            return -1, 0
-        for number in range(found[0], max(-1, found[0] - WRONG_ENTRIES_MAX), -1):
-            entry = index.entry(number)
-            if entry and entry[0] <= relative and (number >= index.stored or self.is_valid_entry(*entry)):
-                return number, entry[1]
+    def _valid_entry(self, number: int, relative: int, interval: int) -> tuple[int, int]:
+        """Return number and position of the last valid index entry up to the one with this number."""
+        index = self.offset_index
+        for earlier in range(number, max(-1, number - WRONG_ENTRIES_MAX), -1):
+            entry = index.entry(earlier)
+            if entry and entry[0] <= relative and self.is_valid_entry(*entry):
+                return earlier, entry[1]
         self.rebuild_indexes(interval)
         found = index.floor(0, relative)
         return (found[0], found[1][1]) if found else (-1, 0)
