@@ -20,7 +20,8 @@ from levada.storage.disk import Disk, fsync_file, read_file, write_all, write_at
 from levada.storage.handles import FileHandle, FileHandleCache
 
 TAIL_ENTRIES_MAX: Final = 64
-RUN_ENTRIES_MIN: Final = 1_024
+SUMMARY_STEP: Final = 64  # entries of the index for one of its summary
+RUN_ENTRIES_MIN: Final = 1_024  # of a sequential reader
 RUN_ENTRIES_MAX: Final = 4_096
 TRANSACTION_VERSION: Final = 0
 TRANSACTION_RUN_ENTRIES: Final = 64
@@ -46,10 +47,20 @@ class Run:
         return bool(numbers) and numbers[0] <= value < numbers[-1]
 
 
+class CachedEntries:
+    """What a reader keeps of the stored entries: every 64th, by column, and the run that was read last."""
+
+    __slots__ = ("run", "summary")
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+        self.summary: tuple[array[int], array[int]] = array("q"), array("q")
+
+
 class SparseIndex:
     """Entries of two increasing numbers. The newest are in memory, all others in the file.
 
-    The file is read on demand, so the memory of an index does not grow with its length.
+    The file is read on demand: while it is open, a summary and one run of it are in memory.
     """
 
     ENTRY: ClassVar[Struct]
@@ -99,7 +110,8 @@ class SparseIndex:
         """Read at most `count` stored entries from `number` on, undecoded."""
         size = self.ENTRY.size
         count = min(count, self.stored - number, RUN_ENTRIES_MAX)
-        return self._disk.pread(self.handles.fd(self.handle), count * size, number * size)
+        data = self._disk.pread(self.handles.fd(self.handle), count * size, number * size)
+        return data[: len(data) // size * size]  # the file may be shorter than it was
 
     def entry(self, number: int) -> Entry | None:
         """Return one entry; None if the file no longer has it."""
@@ -125,34 +137,37 @@ class SparseIndex:
             return self.stored + found, tail[found]
         if not self.stored:
             return None
-        run = self.handle.cached
-        if not isinstance(run, Run) or not run.covers(column, value):
-            low, count = (hint, span) if 0 <= hint < self.stored else self._narrow(column, value)
-            run = self._load_run(low, count)
+        cached = self._cached()
+        run = cached.run
+        if run is None or not run.covers(column, value):
+            is_sequential = 0 <= hint < self.stored
+            low, count = (hint, max(span, RUN_ENTRIES_MIN)) if is_sequential else self._narrow(cached, column, value)
+            cached.run = run = Run(low, self._columns(self._read(low, count)))
         found = bisect_right(run.columns[column], value) - 1
         return None if found < 0 else (run.low + found, (run.columns[0][found], run.columns[1][found]))
 
-    def _load_run(self, low: int, count: int) -> Run:
-        """Read stored entries from `low` on and cache them: most readers are sequential."""
-        data = self._read(low, max(count, RUN_ENTRIES_MIN))
-        self.handle.cached = run = Run(low, self._columns(data[: len(data) // self.ENTRY.size * self.ENTRY.size]))
-        return run
+    def _cached(self) -> CachedEntries:
+        cached = self.handle.cached  # as long as the file is open
+        if not isinstance(cached, CachedEntries):
+            self.handle.cached = cached = CachedEntries()
+        return cached
+
+    def _narrow(self, cached: CachedEntries, column: int, value: int) -> tuple[int, int]:
+        """Return the first number and the count of few stored entries that contain the last one up to `value`."""
+        summary = cached.summary
+        while (start := len(summary[0]) * SUMMARY_STEP) < self.stored:
+            entries = self._columns(self._read(start, RUN_ENTRIES_MAX))
+            if not entries[0]:
+                break  # the file is shorter than it was
+            for known, numbers in zip(summary, entries, strict=True):
+                known.fromlist(list(numbers[::SUMMARY_STEP]))
+        number = max(0, bisect_right(summary[column], value) - 1)
+        return number * SUMMARY_STEP, SUMMARY_STEP
 
     def _columns(self, data: bytes) -> tuple[Sequence[int], Sequence[int]]:
+        """Decode entries into their two columns."""
         entries = list(self.ENTRY.iter_unpack(data))
         return [first for first, _ in entries], [second for _, second in entries]
-
-    def _narrow(self, column: int, value: int) -> tuple[int, int]:
-        """Return the first number and the count of stored entries of one run that contain the last one up to `value`."""
-        low, high = 0, self.stored
-        while high - low > RUN_ENTRIES_MIN:
-            middle = (low + high) // 2
-            found = self.entry(middle)
-            if found and found[column] <= value:
-                low = middle
-            else:
-                high = middle
-        return low, high - low
 
     def reset(self) -> None:
         """Remove every entry, in memory and on disk."""
