@@ -7,15 +7,20 @@ They use the standard library's logging, so that a program with an embedded brok
 import json
 import logging
 import sys
+import threading
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any, Final, TextIO
 
 TEXT: Final = "text"
 JSON: Final = "json"
 _FIELDS: Final = "fields"
 _PEER: Final = "peer"
+_GROUP: Final = "group"
 EVENTS_PER_WINDOW_MAX: Final = 20  # of an event that clients cause
 WINDOW_S: Final = 10.0
+LOGGERS: Final = ("levada", "asyncio", "py.warnings")  # asyncio logs failed callbacks, warnings.warn its texts
+WINDOWS_MAX: Final = 10_000  # events and groups whose lines are counted
 
 
 class EventLog:
@@ -73,17 +78,21 @@ class _Json(logging.Formatter):
 
 
 class _RateLimit(logging.Filter):
-    """Limits the rate of events with a peer: a client cannot fill the disk with log lines."""
+    """Limits the rate of events with a peer, and of those of one group: no client fills the disk with log lines."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._windows: dict[tuple[str, str], tuple[float, int]] = {}  # by event: start of the window, count
+        # By event and group: start of the window, count.
+        self._windows: dict[tuple[str, str, object], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         fields = _fields(record)
-        if _PEER not in fields:
+        group = fields.get(_GROUP)
+        if _PEER not in fields and group is None:
             return True
-        event = (record.name, record.msg)
+        event = (record.name, record.msg, group)
+        if len(self._windows) >= WINDOWS_MAX and event not in self._windows:
+            self._windows.clear()
         since, count = self._windows.get(event, (record.created, 0))
         if not 0 <= record.created - since < WINDOW_S:
             if count > EVENTS_PER_WINDOW_MAX:
@@ -95,16 +104,33 @@ class _RateLimit(logging.Filter):
         return count < EVENTS_PER_WINDOW_MAX
 
 
+def json_line(event: str, **fields: object) -> str:
+    """Return an event as a line of JSON, for what a process prints beside its log."""
+    return _Json().format(logging.makeLogRecord({"name": "levada", "levelname": "INFO", "msg": event, _FIELDS: fields}))
+
+
 def configure(form: str = TEXT, level: str = "info", stream: TextIO | None = None) -> None:
-    """Write events from `level` on to `stream` (stderr)."""
+    """Write events from `level` on, Python's warnings and uncaught exceptions to `stream` (stderr)."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Json() if form == JSON else _Text())
     handler.addFilter(_RateLimit())
-    for name in ("levada", "asyncio"):  # asyncio logs failed callbacks there
+    logging.captureWarnings(True)
+    sys.excepthook = _log_exception
+    threading.excepthook = lambda args: _log_exception(args.exc_type, args.exc_value, args.exc_traceback)
+    sys.unraisablehook = lambda args: _log_exception(args.exc_type, args.exc_value, args.exc_traceback)
+    for name in LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(level.upper())
         logger.propagate = False
+
+
+def _log_exception(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    """Log an exception that nothing has caught: a traceback of its own would not be a line of JSON."""
+    if issubclass(kind, KeyboardInterrupt | SystemExit):
+        return
+    error = error if error is not None else kind()
+    logging.getLogger("levada").error("uncaught exception", exc_info=(kind, error, trace))
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

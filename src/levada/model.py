@@ -60,6 +60,18 @@ class KafkaPrincipal(NamedTuple):
 ANONYMOUS = KafkaPrincipal("User", "ANONYMOUS")  # of a connection without authentication
 
 
+class Requester(NamedTuple):
+    """The client that sent a request, for log lines."""
+
+    client_id: str | None
+    address: str
+    principal: KafkaPrincipal
+
+    def log_fields(self) -> dict[str, object]:
+        """Return the fields of a log line."""
+        return {"client_id": self.client_id or "", "address": self.address, "principal": str(self.principal)}
+
+
 class TimestampType(IntEnum):
     """Whether the producer or the broker set a record's timestamp."""
 

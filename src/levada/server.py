@@ -6,8 +6,9 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 
-from levada import logs
+from levada import __version__, logs
 from levada.api.registry import dispatcher
 from levada.broker.broker import Broker
 from levada.broker.compaction.cleaner import LogCleaner
@@ -17,9 +18,11 @@ from levada.broker.log_dirs import LogDirs
 from levada.broker.metrics import MetricsServer
 from levada.clock import Clock, SystemClock
 from levada.config.broker import BrokerConfig
+from levada.config.listeners import address_text
 from levada.core.cluster.image import BrokerImage
 from levada.core.cluster.topic_names import is_internal
 from levada.errors import KafkaError
+from levada.logs import EventLog
 from levada.loop import new_event_loop
 from levada.metadata.sqlite import SqliteStore
 from levada.metadata.store import StoreError
@@ -31,6 +34,8 @@ from levada.net.flush import FlushQueue
 from levada.net.listener import ConnectionLimits, Listener
 from levada.storage.disk import Disk, OsDisk
 from levada.storage.log_dir import LogDirError
+
+log = EventLog(__name__)
 
 METADATA_FILE = "levada-metadata.db"
 # Reference counts free nearly everything. Cycles are rare, and a collection stops the loop.
@@ -59,7 +64,8 @@ class Server:
         self._log_dirs: LogDirs | None = None
         self._listeners: list[Listener] = []
         self._metrics: MetricsServer | None = None
-        self.endpoints: list[Endpoint] = []  # where clients connect
+        self.endpoints: list[Endpoint] = []  # where the listeners are bound
+        self.advertised: tuple[Endpoint, ...] = ()  # where clients connect
         self.broker: Broker
 
     async def start(self) -> None:
@@ -83,8 +89,8 @@ class Server:
                 self._listeners.append(listener)
                 port = listener.bind(endpoint.host, endpoint.port, config.socket_listen_backlog_size)
                 self.endpoints.append(endpoint._replace(port=port))
-            advertised = _advertised(config, self.endpoints)
-            image = BrokerImage(config.node_id, advertised, config.broker_rack)
+            self.advertised = _advertised(config, self.endpoints)
+            image = BrokerImage(config.node_id, self.advertised, config.broker_rack)
             await broker.controller.start(image, log_dirs.cluster_id)
             log_dirs.join(broker.image.cluster_id)
             broker.open()
@@ -96,6 +102,11 @@ class Server:
         except BaseException:
             await self.stop()
             raise
+
+    @property
+    def bootstrap(self) -> str:
+        """The advertised addresses, as a client's `bootstrap.servers`; a bound one may be every interface."""
+        return ",".join(address_text(endpoint.host, endpoint.port) for endpoint in self.advertised)
 
     @property
     def metrics_address(self) -> str | None:
@@ -171,19 +182,41 @@ def _advertised(config: BrokerConfig, bound: list[Endpoint]) -> tuple[Endpoint, 
 
 async def _serve_until_signal(config: BrokerConfig) -> None:
     server = Server(config)
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    stopping: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(number, _stop_once, stopping, number)
     await server.start()
+    _log_start(server)
     gc.collect()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     gc.freeze()  # what a broker starts with lives as long as this process
-    for line in _startup_lines(server):
+    is_json = config.levada_log_format == logs.JSON
+    for line in [_startup_line(server)] if is_json else _startup_lines(server):
         _print(line)
-    await stopping.wait()
-    _print("Stopping.")
+    received = await stopping
+    log.info("broker stopping", node_id=config.node_id, signal=received.name)
+    _print(logs.json_line("stopping") if is_json else "Stopping.")
     await server.stop()
+    log.info("broker stopped", node_id=config.node_id)
+
+
+def _stop_once(stopping: "asyncio.Future[signal.Signals]", number: signal.Signals) -> None:
+    if not stopping.done():
+        stopping.set_result(number)
+
+
+def _log_start(server: Server) -> None:
+    broker = server.broker
+    log.info(
+        "broker started",
+        node_id=broker.node_id,
+        cluster_id=broker.image.cluster_id,
+        version=__version__,
+        listeners=",".join(map(str, server.endpoints)),
+        advertised=",".join(map(str, server.advertised)),
+        log_dirs=",".join(broker.config.log_dirs),
+        partitions=len(broker.partitions),
+    )
 
 
 def _print(line: str) -> None:
@@ -196,19 +229,29 @@ def _print(line: str) -> None:
 
 
 def _startup_lines(server: Server) -> list[str]:
-    broker = server.broker
-    addresses = ", ".join(f"{endpoint.host}:{endpoint.port}" for endpoint in server.endpoints)
-    own = sum(not is_internal(topic) for topic, _ in broker.partitions)
-    lines = [
-        f"Levada broker {broker.node_id} of cluster {broker.image.cluster_id}",
-        f"  data      {', '.join(broker.config.log_dirs)} ({own} partitions)",
-        f"  connect   bootstrap.servers={addresses}",
+    return [f"Levada broker {server.broker.node_id} of cluster {server.broker.image.cluster_id}"] + [
+        f"  {name:9} {text}" for name, text in _startup_fields(server).items()
     ]
+
+
+def _startup_line(server: Server) -> str:
+    """The same as one line of JSON."""
+    broker = server.broker
+    ids: dict[str, object] = {"node_id": broker.node_id, "cluster_id": broker.image.cluster_id}
+    return logs.json_line("ready", **ids, **_startup_fields(server))
+
+
+def _startup_fields(server: Server) -> dict[str, str]:
+    broker = server.broker
+    own = sum(not is_internal(topic) for topic, _ in broker.partitions)
+    fields = {
+        "data": f"{', '.join(broker.config.log_dirs)} ({own} partitions)",
+        "connect": f"bootstrap.servers={server.bootstrap}",
+    }
     if server.metrics_address:
         taken = server.metrics_port_in_use
-        why = f" ({taken} is in use)" if taken else ""
-        lines.append(f"  metrics   http://{server.metrics_address}/metrics{why}")
-    return lines
+        fields["metrics"] = f"http://{server.metrics_address}/metrics" + (f" ({taken} is in use)" if taken else "")
+    return fields
 
 
 def _raise_open_files_limit() -> None:
@@ -217,10 +260,12 @@ def _raise_open_files_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def run(config: BrokerConfig) -> None:
-    """Run a broker in this process until SIGTERM or SIGINT; raises CannotStartError."""
+def run(config: BrokerConfig, warnings: Sequence[str] = ()) -> None:
+    """Run a broker in this process until SIGTERM or SIGINT; raises CannotStartError. Logs the `warnings` first."""
     _raise_open_files_limit()
     logs.configure(config.levada_log_format, config.levada_log_level)
+    for warning in warnings:
+        log.warning(warning)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_serve_until_signal(config))

@@ -32,7 +32,7 @@ from levada.testing.embedded import EmbeddedBroker, settings_by_kafkas_names
 T = TypeVar("T")
 TIMEOUT_S = 30.0
 READY_S = 120.0  # a machine may have much else to do
-_ADDRESS = re.compile(rb"bootstrap\.servers=(\S+)\s")
+_ADDRESS = re.compile(rb'bootstrap\.servers=([^\s"]+)[\s"]')
 _PROCESS_SETTINGS = {
     "levada.metrics.listener": "",
     "log.retention.check.interval.ms": "86400000",  # records of tests have any timestamps: none expires

@@ -4,6 +4,8 @@ import io
 import json
 import logging
 import re
+import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +21,12 @@ TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
     """Where lines go; the loggers are afterwards as they were."""
-    loggers = [logging.getLogger(name) for name in ("levada", "asyncio")]
+    loggers = [logging.getLogger(name) for name in logs.LOGGERS]
     before = [(one.handlers, one.level, one.propagate) for one in loggers]
+    hooks = sys.excepthook, threading.excepthook, sys.unraisablehook
     yield io.StringIO()
+    logging.captureWarnings(False)
+    sys.excepthook, threading.excepthook, sys.unraisablehook = hooks
     for one, (handlers, level, propagate) in zip(loggers, before, strict=True):
         one.handlers, one.propagate = handlers, propagate
         one.setLevel(level)
@@ -100,6 +105,15 @@ def test_what_clients_cause_is_reported_some_times_and_then_counted(stream: io.S
         "a log is compacted": 100,
     }
     assert lines[-1]["suppressed"] == 100 - logs.EVENTS_PER_WINDOW_MAX
+
+
+def test_a_group_that_rebalances_in_a_loop_leaves_the_lines_of_others(stream: io.StringIO) -> None:
+    logs.configure("json", "info", stream)
+    for generation in range(100):
+        EventLog("levada.test").info("group rebalanced", group="in-a-loop", generation=generation)
+    EventLog("levada.test").info("group rebalanced", group="another", generation=1)
+    groups = [json.loads(line)["group"] for line in stream.getvalue().splitlines()]
+    assert Counter(groups) == {"in-a-loop": logs.EVENTS_PER_WINDOW_MAX, "another": 1}
 
 
 def test_the_loops_own_errors_are_reported_likewise(stream: io.StringIO) -> None:

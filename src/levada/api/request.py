@@ -10,7 +10,7 @@ from levada.broker.faults import Fault, Faults
 from levada.broker.purgatory import DelayedResponse, DelayedResult
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
-from levada.model import KafkaPrincipal
+from levada.model import KafkaPrincipal, Requester
 from levada.net.connection import Connection
 from levada.wire.schema import messages
 
@@ -45,6 +45,11 @@ class RequestContext:
     @property
     def principal(self) -> KafkaPrincipal:
         return self.connection.principal
+
+    @property
+    def requester(self) -> Requester:
+        """The client, for log lines."""
+        return Requester(self.client_id, self.connection.peer, self.principal)
 
 
 class Handler(NamedTuple):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
+from levada.broker.change_log import log_changes
 from levada.core.cluster import metadata_records
 from levada.core.cluster.controller import Command, decide
 from levada.core.cluster.image import (
@@ -34,6 +35,7 @@ from levada.metadata.store import (
     MetadataUpdate,
     StoreError,
 )
+from levada.model import Requester
 
 log = EventLog(__name__)
 
@@ -92,18 +94,25 @@ class Controller:
             raise decision.errors[0]
         return decision.image
 
-    async def submit_all(self, commands: Sequence[Command], *, validate_only: bool = False) -> Decision:
-        """Execute commands in order in one commit; each can fail alone. With `validate_only` nothing is committed."""
+    async def submit_all(
+        self, commands: Sequence[Command], *, validate_only: bool = False, requester: Requester | None = None
+    ) -> Decision:
+        """Execute commands in order in one commit; each can fail alone. With `validate_only` nothing is committed.
+
+        Committed changes are logged with the client that requested them; None is this broker itself.
+        """
         if validate_only:
             return _decide_all(self.image, commands)[0]
-        decision = Decision(self.image, [])
+        decision, former, changes = Decision(self.image, []), self.image, list[Change]()
 
         def decided(image: ClusterImage) -> list[Change]:
-            nonlocal decision
+            nonlocal decision, former, changes
+            former = image
             decision, changes = _decide_all(image, commands)
             return changes
 
         await self._execute(decided)
+        await log_changes(former, changes, requester)
         return decision
 
     async def stop(self) -> None:

@@ -1,11 +1,12 @@
 """`levada start`: runs a broker in the foreground."""
 
 import os
+from collections.abc import Mapping
 
 import click
 
 from levada.cli.errors import EXIT_USAGE, CommandError
-from levada.cli.options import notice, parse_settings
+from levada.cli.options import parse_settings
 
 
 @click.command()
@@ -62,19 +63,29 @@ def _run(properties: str | None, flags: dict[str, str]) -> None:
     from levada.config.properties import merged
     from levada.errors import KafkaError
 
+    given = merged(text=_text(properties), environment=os.environ, flags=flags)
     try:
-        config, warnings = BrokerConfig.load(merged(text=_text(properties), environment=os.environ, flags=flags))
+        config, warnings = BrokerConfig.load(given)
     except KafkaError as error:
-        raise CommandError(error.detail, EXIT_USAGE) from None
-    for warning in warnings:
-        notice(f"warning: {warning}")
+        raise _failure(given, CommandError(error.detail, EXIT_USAGE)) from None
     from levada.server import CannotStartError, run
 
     try:
-        run(config)
+        run(config, warnings)
     except CannotStartError as error:
         hint = "try: another --port; 0 is any free port" if "cannot listen" in str(error) else ""
-        raise CommandError(f"cannot start: {error}", hint=hint) from error
+        raise _failure(given, CommandError(f"cannot start: {error}", hint=hint)) from error
+
+
+def _failure(given: Mapping[str, str], error: CommandError) -> BaseException:
+    """The error for the terminal; with levada.log.format=json a log line and the exit code."""
+    from levada import logs
+
+    if given.get("levada.log.format") != logs.JSON:
+        return error
+    logs.configure(logs.JSON)
+    logs.EventLog(__name__).error("broker cannot start", why=error.message, hint=error.hint)
+    return SystemExit(error.exit_code)
 
 
 def _text(properties: str | None) -> str:

@@ -103,6 +103,11 @@ def address(text: str, setting: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def address_text(host: str, port: int) -> str:
+    """Return `host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches the host. An empty host is every interface."""
     try:

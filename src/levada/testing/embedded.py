@@ -82,7 +82,7 @@ class EmbeddedBroker:
     def bootstrap(self) -> str:
         """The value of `bootstrap.servers` for clients."""
         _, server = self._started.result()
-        return ",".join(f"{endpoint.host}:{endpoint.port}" for endpoint in server.endpoints)
+        return server.bootstrap
 
     def topic(self, partitions: int = 1, **configs: object) -> str:
         """Create a topic that no other test has; `retention_ms=1000` sets `retention.ms`."""

@@ -84,7 +84,7 @@ def test_flags_win_over_variables_over_files(tmp_path: Path) -> None:
         assert [line.split()[1] for line in shown.splitlines()[1:]] == ["3000", "3"]
         process.terminate()
         _, errors = process.communicate(timeout=BATCH_S)
-        assert "warning: num.io.threads has no effect" in errors
+        assert "warning num.io.threads has no effect" in errors
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ async def _create_then_respond(
         CreateTopic(name, new_topic_id(), config.num_partitions, config.default_replication_factor) for name in missing
     ]
     # A topic that could not be created is returned as unknown.
-    await context.broker.controller.submit_all(commands)
+    await context.broker.controller.submit_all(commands, requester=context.requester)
     return _metadata(context, request)
 
 

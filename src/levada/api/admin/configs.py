@@ -293,7 +293,9 @@ async def _alter(
             commands[position] = command_of(_resource_type(context.broker, resource), resource)
         except KafkaError as raised:
             errors[position] = raised.without_traceback()
-    decision = await context.broker.controller.submit_all(list(commands.values()), validate_only=request.validate_only)
+    decision = await context.broker.controller.submit_all(
+        list(commands.values()), validate_only=request.validate_only, requester=context.requester
+    )
     errors.update(zip(commands, decision.errors, strict=True))
     responses = []
     for position, resource in enumerate(request.resources):

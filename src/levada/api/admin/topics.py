@@ -79,7 +79,9 @@ async def _submit(
     validate_only: bool,
 ) -> Decision:
     """Submit the commands to the controller and add the error of each to `errors`."""
-    decision = await context.broker.controller.submit_all(list(commands.values()), validate_only=validate_only)
+    decision = await context.broker.controller.submit_all(
+        list(commands.values()), validate_only=validate_only, requester=context.requester
+    )
     errors.update(zip(commands, decision.errors, strict=True))
     return decision
 

@@ -6,14 +6,24 @@ from levada.broker.coordinator.runtime import CoordinatorMetrics, CoordinatorRun
 from levada.broker.coordinator.shard import CoordinatorShard
 from levada.config.groups import ASSIGNOR_CLASSES, ASSIGNORS, MINUTE_MS, GroupSettings
 from levada.core.cluster.image import ClusterImage
+from levada.core.groups.classic.group import ClassicGroup
 from levada.core.groups.consumer.draft import ConsumerLimits, ConsumerRecord
+from levada.core.groups.consumer.group import ConsumerGroup
 from levada.core.groups.events import GroupChanged, GroupEvent, OffsetPut, VolatileEvent
 from levada.core.groups.group import GroupLimits
 from levada.core.groups.machine import GroupsMachine
-from levada.wire.internal.consumer_group_records import ConsumerGroupMetadataKey
+from levada.logs import EventLog
+from levada.wire.internal.consumer_group_records import (
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    MemberMetadataKey,
+    MemberMetadataValue,
+)
 
 if TYPE_CHECKING:
     from levada.broker.broker import Broker
+
+log = EventLog(__name__)
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 GROUP_KEYS: Final = 0  # FindCoordinator's key type of groups
@@ -22,10 +32,11 @@ GroupCoordinators = CoordinatorRuntime[GroupsMachine]
 
 
 class MeteredGroups(GroupsMachine):
-    """A state machine of groups that counts its events."""
+    """A state machine of groups that counts its events and logs rebalances."""
 
-    __slots__ = ("metrics",)
+    __slots__ = ("_changed", "metrics")
     metrics: CoordinatorMetrics
+    _changed: MemberMetadataValue | None  # of the consumer group member that joined, changed or left last
 
     def apply(self, event: GroupEvent) -> None:
         if isinstance(event, OffsetPut):
@@ -34,11 +45,43 @@ class MeteredGroups(GroupsMachine):
             pass  # the most frequent events have no metric
         elif isinstance(event, GroupChanged):
             former = self.classic_group(event.group.id)
-            self.metrics.classic_rebalances += event.group.generation > (former.generation if former else 0)
+            if event.group.generation > (former.generation if former else 0):
+                self.metrics.classic_rebalances += 1
+                _log_generation(event.group)
         elif isinstance(event, ConsumerRecord):
-            is_epoch = isinstance(event.key, ConsumerGroupMetadataKey) and event.value is not None
-            self.metrics.consumer_rebalances += is_epoch
+            self._apply_record(event)
+            return
         event.apply(self)
+
+    def _apply_record(self, event: ConsumerRecord) -> None:
+        key, value = event.key, event.value
+        if isinstance(key, MemberMetadataKey):
+            group = self.consumer_group(key.group_id)
+            former = group.members.get(key.member_id) if group is not None else None
+            known = None if former is None else former.metadata
+            self._changed = value if isinstance(value, MemberMetadataValue) else known
+        event.apply(self)
+        if isinstance(key, ConsumerGroupMetadataKey) and isinstance(value, ConsumerGroupMetadataValue):
+            self.metrics.consumer_rebalances += 1
+            group = self.consumer_group(key.group_id)
+            _log_epoch(key.group_id, value.epoch, len(group.members) if group else 0, self._changed)
+            self._changed = None
+
+
+def _log_generation(group: ClassicGroup) -> None:
+    """Log that a generation begins, with its leader; a group that rebalances in a loop is rate-limited by the log."""
+    leader = group.members.get(group.leader or "")
+    client = {"client_id": leader.client_id, "address": leader.client_host} if leader else {}
+    size = len(group.members)
+    log.info("group rebalanced", group=group.id, protocol=group.kind, generation=group.generation, members=size,
+             leader=group.leader or "", **client)  # fmt: skip
+
+
+def _log_epoch(group_id: str, epoch: int, members: int, changed: MemberMetadataValue | None) -> None:
+    """Log a new group epoch, with the member that caused it; without one, the subscribed topics have changed."""
+    client = {"client_id": changed.client_id, "address": changed.client_host} if changed else {}
+    kind = ConsumerGroup.kind
+    log.info("group rebalanced", group=group_id, protocol=kind, group_epoch=epoch, members=members, **client)
 
 
 def group_coordinators(broker: "Broker") -> GroupCoordinators:
@@ -60,7 +103,7 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
             image=lambda: broker.image,
             total_memory_bytes=total_memory_bytes,
         )
-        machine.metrics = broker.coordinator_metrics
+        machine.metrics, machine._changed = broker.coordinator_metrics, None
         return machine
 
     coordinators = CoordinatorRuntime(broker, _offsets_topic(config), new_machine, remove_deleted_topics)
