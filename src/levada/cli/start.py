@@ -88,10 +88,10 @@ def _failure(given: Mapping[str, str], error: CommandError) -> BaseException:
     return SystemExit(error.exit_code)
 
 
-def _text(properties: str | None) -> str:
+def _text(properties: str | None) -> str | None:
     """The text of a properties file, in UTF-8 or, as older Java wrote it, in Latin-1."""
     if properties is None:
-        return ""
+        return None
     with open(properties, "rb") as file:
         content = file.read()
     try:

@@ -59,7 +59,10 @@ class GroupSettings:
     group_min_session_timeout_ms: int = setting(6_000, "The least session timeout in a classic group.")
     group_max_session_timeout_ms: int = setting(30 * MINUTE_MS, "The greatest session timeout in a classic group.")
     group_initial_rebalance_delay_ms: int = setting(
-        3_000, "How long a new group waits for more members before its first rebalance.", minimum=0
+        3_000,
+        "How long a new group waits for more members before its first rebalance. `levada start` without a properties "
+        "file sets 0, so that the first consumer starts at once.",
+        minimum=0,
     )
     group_max_size: int = setting(INT_MAX, "The largest number of members of a classic group.", minimum=1)
     levada_group_members_bytes_max: Long = setting(

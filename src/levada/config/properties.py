@@ -17,6 +17,10 @@ ENVIRONMENT_OF_SCRIPTS: Final = frozenset(
     f"KAFKA_{name}" for name in ("HEAP_OPTS", "JVM_PERFORMANCE_OPTS", "OPTS", "HOME", "GC_LOG_OPTS", "DEBUG")
 ) | {"KAFKA_JMX_OPTS", "KAFKA_JMX_PORT", "KAFKA_JMX_HOSTNAME", "KAFKA_LOG4J_OPTS", "KAFKA_VERSION"}
 
+# The settings of a broker that is started without a properties file: somebody tries it out, or tests with it, and the
+# first consumer of a group does not wait three seconds for others.
+WITHOUT_FILE: Final = {"group.initial.rebalance.delay.ms": "0"}
+
 # Settings of Kafka without effect in Levada, by prefix, and the reason.
 IGNORED: Final = {
     "ssl.": "TLS is not available yet, and no listener uses it",
@@ -125,10 +129,14 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def merged(
-    *, text: str = "", environment: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None
+    *, text: str | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Merge all sources: flags override the environment, which overrides the file."""
-    return {**parse(text), **from_environment(environment or {}), **(flags or {})}
+    """Merge all sources: flags override the environment, which overrides the text of the file.
+
+    A broker without a file takes the place of the file from `WITHOUT_FILE`.
+    """
+    file = WITHOUT_FILE if text is None else parse(text)
+    return {**file, **from_environment(environment or {}), **(flags or {})}
 
 
 def parse(text: str) -> dict[str, str]:

@@ -88,6 +88,28 @@ def test_flags_win_over_variables_over_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "variables", "expected"),
+    [
+        (None, {}, "0"),
+        (None, {"KAFKA_GROUP_INITIAL_REBALANCE_DELAY_MS": "500"}, "500"),
+        ("", {}, "3000"),
+        ("group.initial.rebalance.delay.ms=100", {}, "100"),
+    ],
+)
+def test_the_first_consumer_waits_only_for_a_broker_with_a_properties_file(
+    text: str | None, variables: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    arguments = ["--data", str(tmp_path / "data"), "--port", "0"]
+    if text is not None:
+        properties = tmp_path / "server.properties"
+        properties.write_text(text)
+        arguments.append(str(properties))
+    with started(*arguments, **variables) as (_, bootstrap, _):
+        shown = levada(bootstrap, "config", "describe", "broker", "1", "group.initial.rebalance.delay.ms")
+    assert shown.splitlines()[1].split()[1] == expected
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--set", "nonsense"], "is not key=value"),
