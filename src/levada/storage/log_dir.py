@@ -34,6 +34,8 @@ RECOVERY_POINTS_FILE = "recovery-point-offset-checkpoint"
 LOG_STARTS_FILE = "log-start-offset-checkpoint"
 CLEANER_FILE = "cleaner-offset-checkpoint"
 
+KAFKA_FILES = ("bootstrap.checkpoint", "__cluster_metadata-0")  # of KRaft's controller
+
 _log = EventLog("levada.storage")
 
 
@@ -212,11 +214,17 @@ class LogDir:
     def _read_meta_properties(self) -> None:
         path = self._path(META_FILE)
         data = read_file(self._disk, path)
+        fields = parse((data or b"").decode(errors="replace"))
+        if "levada.format" not in fields and self._is_kafkas(fields):
+            raise LogDirError(
+                f"{self.path} is a data directory of Apache Kafka, which Levada does not open: its topics, groups and "
+                "ids are in Kafka's own metadata. Use another directory (log.dirs), and copy the topics while Kafka "
+                "runs, by consuming them from Kafka and producing them to Levada, as MirrorMaker or kcat do"
+            )
         if data is None:
             if self.partitions():
                 raise LogDirError(f"{self.path} holds partitions but no {META_FILE}: restore it or use another")
             return
-        fields = parse(data.decode(errors="replace"))
         stored_format = fields.get("levada.format", "")
         if not stored_format.isdecimal() or int(stored_format) > FORMAT:
             known = f"this version reads up to {FORMAT}"
@@ -231,6 +239,12 @@ class LogDir:
             raise LogDirError(f"{path} has no valid directory.id: restore it from a backup") from None
         if self.cluster_id is None:
             raise LogDirError(f"{path} has no cluster.id: restore it from a backup")
+
+    def _is_kafkas(self, fields: Mapping[str, str]) -> bool:
+        """Whether Apache Kafka has written this directory, by ZooKeeper (broker.id) or by KRaft."""
+        if "cluster.id" in fields and ("broker.id" in fields or "node.id" in fields):
+            return True
+        return any(self._disk.exists(self._path(name)) for name in KAFKA_FILES)
 
     def _write_meta_properties(self, cluster_id: str) -> None:
         fields = {

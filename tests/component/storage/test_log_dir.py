@@ -55,7 +55,7 @@ def test_a_directory_of_another_is_refused_and_left_alone(tmp_path: Path) -> Non
     ("old", "new", "complaint"),
     [
         ("levada.format=1", "levada.format=2", r"levada\.format=2; this version reads up to 1"),
-        ("levada.format=1", "", r"levada\.format=nothing"),
+        ("levada.format=1", "levada.format=", r"levada\.format=nothing"),
         ("levada.format=1", "levada.format=x", r"levada\.format=x"),
         ("node.id=1", "", r"node\.id=nothing"),
         ("cluster.id=cluster-a", "", r"no cluster\.id"),
@@ -77,6 +77,29 @@ def test_partitions_without_meta_properties_are_refused(tmp_path: Path) -> None:
     (tmp_path / "meta.properties").unlink()
     with pytest.raises(LogDirError, match=r"holds partitions but no meta\.properties"):
         open_dir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("meta", "files"),
+    [
+        ("version=1\ncluster.id=abc\nnode.id=1\ndirectory.id=def\n", ()),
+        ("version=0\ncluster.id=abc\nbroker.id=1\n", ()),  # with ZooKeeper
+        (None, ("bootstrap.checkpoint",)),
+        (None, ("__cluster_metadata-0/00000000000000000000.log", "orders-0/00000000000000000000.log")),
+    ],
+)
+def test_a_data_directory_of_apache_kafka_is_recognised_and_left_alone(
+    tmp_path: Path, meta: str | None, files: tuple[str, ...]
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    if meta is not None:
+        (tmp_path / "meta.properties").write_text(meta)
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    with pytest.raises(LogDirError, match=r"data directory of Apache Kafka.*log\.dirs.*MirrorMaker"):
+        open_dir(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.name != ".lock") == before
 
 
 def test_bits_turned_in_the_small_files_are_refused_or_harmless(tmp_path: Path) -> None:
