@@ -62,6 +62,9 @@ def test_changes_of_topics_and_configs_are_logged_with_who_asked(tmp_path: Path)
         admin.delete_topics(["orders"])["orders"].result(20)
         with Connection(server.bootstrap) as wire:  # creates the topic, since it names it
             wire.call("metadata", 12, {"topics": [{"name": "by-itself"}], "allow_auto_topic_creation": True})
+            change = {"name": "num.io.threads", "config_operation": 0, "value": "16"}
+            broker = {"resource_type": 4, "resource_name": "1", "configs": [change]}
+            wire.call("incremental_alter_configs", 1, {"resources": [broker]})
     lines = lines_of(server)
     found = [line for line in lines if line["event"].startswith("topic ") and line["topic"] == "orders"]
     for line in found:
@@ -76,6 +79,9 @@ def test_changes_of_topics_and_configs_are_logged_with_who_asked(tmp_path: Path)
         {"event": "topic deleted", "partitions": 3},
     ]
     assert [line["event"] for line in lines if line.get("topic") == "by-itself"] == ["topic created"]
+    assert [line["set"] for line in lines if line["event"] == "broker configs altered"] == ["num.io.threads=16"]
+    (unused,) = [line for line in lines if line["event"] == "broker setting is stored without effect"]
+    assert (unused["level"], unused["setting"]) == ("warning", "num.io.threads")
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from levada.config.properties import ignored_because
+from levada.config.unused import UNUSED_SETTINGS
 from levada.core.cluster.image import (
     BrokerConfigsChanged,
     Change,
@@ -46,6 +48,9 @@ def _log_change(former: ClusterImage, change: Change, requester: Mapping[str, ob
         case BrokerConfigsChanged(broker, configs):
             before = former.broker_configs.get(broker, {})
             log.info("broker configs altered", broker=broker or "all", **_differences(before, configs), **requester)
+            for name in configs.keys() & UNUSED_SETTINGS.keys():
+                if before.get(name) != configs[name]:
+                    log.warning("broker setting is stored without effect", setting=name, why=ignored_because(name))
         case GroupConfigsChanged(group, configs):
             before = former.group_configs.get(group, {})
             log.info("group configs altered", group=group, **_differences(before, configs), **requester)

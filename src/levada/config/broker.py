@@ -102,11 +102,32 @@ class BrokerConfig:
         if not dirs or "" in dirs or len(set(dirs)) < len(dirs):
             raise BROKER_SETTINGS["log.dirs"].invalid("one or more directories, each named once")
         TopicConfig.build(config.topic_defaults, {})
-        return config, warnings
+        return config, warnings + [_too_many(name, config) for name in REPLICATED if _replicas(name, config) > 1]
 
     def with_overrides(self, dynamic: Mapping[str, str]) -> "BrokerConfig":
-        """Return this config with dynamic settings; `static` remains what the start was given."""
-        return updated(self, BROKER_SETTINGS, dynamic) if dynamic else self
+        """Return this config with dynamic settings, the unused ones left out; `static` is what the start was given."""
+        used = {name: text for name, text in dynamic.items() if name in BROKER_SETTINGS}
+        return updated(self, BROKER_SETTINGS, used) if used else self
+
+
+# Settings for several brokers, and what fails with a value above 1 while there is one.
+REPLICATED: Final = {
+    "default.replication.factor": "topics without a replication factor of their own cannot be created "
+    "(INVALID_REPLICATION_FACTOR)",
+    "min.insync.replicas": "every Produce with acks=all fails (NOT_ENOUGH_REPLICAS)",
+    "offsets.topic.replication.factor": "__consumer_offsets cannot be created, so no consumer group works "
+    "(COORDINATOR_NOT_AVAILABLE)",
+    "transaction.state.log.replication.factor": "__transaction_state cannot be created, so no transaction works "
+    "(COORDINATOR_NOT_AVAILABLE)",
+}
+
+
+def _replicas(name: str, config: BrokerConfig) -> int:
+    return int(BROKER_SETTINGS[name].value_of(config))
+
+
+def _too_many(name: str, config: BrokerConfig) -> str:
+    return f"{name}={_replicas(name, config)} needs more brokers than one: {REPLICATED[name]}; set {name}=1"
 
 
 BROKER_SETTINGS: Final[Mapping[str, Setting]] = declared(BrokerConfig)

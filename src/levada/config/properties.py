@@ -108,10 +108,13 @@ def unknown_setting(name: str, text: str, known: Mapping[str, object]) -> str:
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name}: there is no such setting{hint}")
     if name == "authorizer.class.name" and text.strip():
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name}: access control is not available yet")
-    for prefix, why in IGNORED.items():
-        if name.startswith(prefix):
-            return f"{name} has no effect: {why}"
-    return f"{name} is not a setting and has no effect{hint}"
+    why = ignored_because(name)
+    return f"{name} has no effect: {why}" if why else f"{name} is not a setting and has no effect{hint}"
+
+
+def ignored_because(name: str) -> str:
+    """Return why a setting of Kafka has no effect; empty if Kafka has no such setting."""
+    return next((why for prefix, why in IGNORED.items() if name.startswith(prefix)), "")
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:

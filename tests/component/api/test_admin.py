@@ -400,6 +400,21 @@ class TestConfigs:
             (answer,) = newest(wire, "describe_configs", resources=[asked]).results
             assert answer.error_code == code
 
+    def test_settings_of_brokers_without_effect_are_stored_and_described(self, wire: Connection) -> None:
+        """As Kafka's own tools expect of a broker: num.io.threads can be changed while it runs."""
+        for name, text in (("num.io.threads", "16"), ("follower.replication.throttled.rate", "1000")):
+            for broker in ("1", ""):
+                assert name not in describe(wire, BROKER, broker)
+                assert alter(wire, BROKER, broker, (name, 0, text)) is ErrorCode.NONE
+                assert describe(wire, BROKER, broker)[name].value == text
+            assert alter(wire, BROKER, "1", (name, 0, "many")) is ErrorCode.INVALID_REQUEST
+            assert alter(wire, BROKER, "1", (name, 1, None)) is ErrorCode.NONE
+            assert describe(wire, BROKER, "1")[name].config_source == 3  # for all brokers
+            assert alter(wire, BROKER, "", (name, 1, None)) is ErrorCode.NONE
+            assert name not in describe(wire, BROKER, "1")
+        assert alter(wire, BROKER, "1", ("num.io.threds", 0, "1")) is ErrorCode.INVALID_CONFIG
+        assert alter(wire, BROKER, "1", ("ssl.keystore.password", 0, "x")) is ErrorCode.INVALID_CONFIG
+
     def test_what_has_settings(self, wire: Connection) -> None:
         create(wire, "listed")
         found = newest(wire, "list_config_resources", resource_types=[]).config_resources

@@ -11,7 +11,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tests.support.raw import Connection, batch, produce
 
+from levada.errors import ErrorCode
 from levada.testing import EmbeddedBroker
 
 BATCH_S = 60
@@ -85,6 +87,44 @@ def test_flags_win_over_variables_over_files(tmp_path: Path) -> None:
         process.terminate()
         _, errors = process.communicate(timeout=BATCH_S)
         assert "warning num.io.threads has no effect" in errors
+
+
+def test_it_prints_addresses_that_a_client_accepts(tmp_path: Path) -> None:
+    """The advertised ones: a listener may be bound to every interface."""
+    advertised = ("--set", "advertised.listeners=PLAINTEXT://localhost:0")
+    with started("--data", str(tmp_path), "--port", "0", *advertised) as (_, bootstrap, _):
+        assert re.fullmatch(r"localhost:\d+", bootstrap)
+        assert levada(bootstrap, "topic", "list", "-q") == ""
+
+
+def test_settings_that_one_broker_cannot_satisfy_are_named(tmp_path: Path) -> None:
+    """Each warning names the error that clients get, and the remedy."""
+    settings = ("default.replication.factor", "offsets.topic.replication.factor", "min.insync.replicas",
+                "transaction.state.log.replication.factor")  # fmt: skip
+    properties = tmp_path / "server.properties"
+    properties.write_text("".join(f"{name}=2\n" for name in settings))
+    arguments = (str(properties), "--data", str(tmp_path / "data"), "--port", "0")
+    with started(*arguments) as (process, bootstrap, _):
+        with Connection(bootstrap) as wire:
+            codes = {
+                "default.replication.factor": wire.call(
+                    "create_topics", 7, {"topics": [{"name": "a", "num_partitions": 1, "replication_factor": -1}]}
+                ).topics[0].error_code,
+                "offsets.topic.replication.factor": find_coordinator(wire, 0),
+                "transaction.state.log.replication.factor": find_coordinator(wire, 1),
+            }  # fmt: skip
+            wire.call("create_topics", 7, {"topics": [{"name": "b", "num_partitions": 1, "replication_factor": 1}]})
+            codes["min.insync.replicas"] = produce(wire, "b", batch(b"value")).error_code
+        process.terminate()
+        _, errors = process.communicate(timeout=BATCH_S)
+    for name in settings:
+        (warning,) = [line for line in errors.splitlines() if f" {name}=2 " in line]
+        assert f"({ErrorCode(codes[name]).name})" in warning and warning.endswith(f"; set {name}=1")
+
+
+def find_coordinator(wire: Connection, key_type: int) -> ErrorCode:
+    (found,) = wire.call("find_coordinator", 6, {"key_type": key_type, "coordinator_keys": ["k"]}).coordinators
+    return ErrorCode(found.error_code)
 
 
 @pytest.mark.parametrize(

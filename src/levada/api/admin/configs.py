@@ -17,8 +17,10 @@ from levada.config.broker import BROKER_SETTINGS
 from levada.config.groups import GROUP_SETTINGS, GroupConfig
 from levada.config.settings import Setting
 from levada.config.topic import TOPIC_SETTINGS, TopicConfig
+from levada.config.unused import UNUSED_SETTINGS
 from levada.core.cluster import topic_names
 from levada.core.cluster.config_changes import (
+    SETTINGS,
     AlterConfigs,
     ConfigChange,
     IncrementalAlterConfigs,
@@ -138,8 +140,10 @@ def _with_own(configs: Mapping[str, str], source: Source, inherited: list[Entry]
 
 
 def broker_entries(broker: Broker) -> list[Entry]:
-    """All settings of this broker."""
-    config = broker.current_config()
+    """All settings of this broker, and the unused ones that are set."""
+    config, stored = broker.current_config(), broker.image.broker_configs
+    changed = stored.get(CLUSTER_DEFAULT, {}).keys() | stored.get(str(broker.node_id), {}).keys()
+    unused = {setting: _synonyms(broker, name) for name, setting in UNUSED_SETTINGS.items() if name in changed}
     return [
         Entry(
             setting,
@@ -148,14 +152,14 @@ def broker_entries(broker: Broker) -> list[Entry]:
             _synonyms(broker, setting.name),
         )
         for setting in BROKER_SETTINGS.values()
-    ]
+    ] + [Entry(setting, synonyms[0].text, False, synonyms) for setting, synonyms in unused.items()]
 
 
 def _cluster_entries(broker: Broker) -> list[Entry]:
     """The dynamic settings of all brokers."""
     return [
         Entry(
-            BROKER_SETTINGS[name],
+            SETTINGS[ResourceType.BROKER][name],
             text,
             False,
             [Synonym(name, text, Source.DYNAMIC_DEFAULT_BROKER_CONFIG)],

@@ -13,6 +13,7 @@ from levada.config.groups import GROUP_DEFAULTS, GROUP_SETTINGS, GroupConfig, Gr
 from levada.config.properties import unknown_setting
 from levada.config.settings import ConfigType, Setting
 from levada.config.topic import TOPIC_SETTINGS, TopicConfig
+from levada.config.unused import UNUSED_SETTINGS
 from levada.core.cluster import topic_names
 from levada.core.cluster.image import (
     CLUSTER_DEFAULT,
@@ -35,7 +36,7 @@ class ResourceType(IntEnum):
 
 SETTINGS: Final[Mapping[ResourceType, Mapping[str, Setting]]] = {
     ResourceType.TOPIC: TOPIC_SETTINGS,
-    ResourceType.BROKER: BROKER_SETTINGS,
+    ResourceType.BROKER: {**BROKER_SETTINGS, **UNUSED_SETTINGS},
     ResourceType.GROUP: GROUP_SETTINGS,
 }
 
@@ -152,7 +153,7 @@ def _edited_list(present: str, operation: Operation, value: str) -> str:
 
 def _check_broker(configs: Mapping[str, str]) -> None:
     for name, text in configs.items():
-        known = BROKER_SETTINGS.get(name)
+        known = SETTINGS[ResourceType.BROKER].get(name)
         if known is None:
             raise KafkaError(ErrorCode.INVALID_CONFIG, unknown_setting(name, text, BROKER_SETTINGS))
         if not known.dynamic:
