@@ -149,7 +149,7 @@ class Broker:
         began = time.monotonic()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "levada", "start", "--data", self._data, "--port", str(_free_port()),
-             "--set", "levada.metrics.listener=127.0.0.1:0"],
+             "--set", "levada.metrics.listener=127.0.0.1:0", "--set", "levada.log.level=warning"],
             stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         self.bootstrap, self.metrics = "", ""

@@ -75,7 +75,8 @@ class Server:
         flush_queue = FlushQueue(call_soon)
         pool = BufferPool(config.queued_max_request_bytes, config.levada_receive_buffers_bytes_max)
         flush_queue.after_flush(pool.reset)
-        flush_queue.after_flush(BusyPoller(call_soon, self._clock.monotonic).flushed)
+        busy_poller = BusyPoller(call_soon, self._clock.monotonic)
+        flush_queue.after_flush(busy_poller.flushed)
         open_files_max, connections_max = _shares_of_files(config)
         self._log_dirs = log_dirs = LogDirs(config, self._disk, self._clock, open_files_max)
         try:
@@ -96,7 +97,7 @@ class Server:
             broker.open()
             Housekeeping(broker).start()
             LogCleaner(broker).start()
-            self._metrics = await _metrics(broker, self._listeners)
+            self._metrics = await _metrics(broker, self._listeners, busy_poller)
             for listener in self._listeners:
                 await listener.serve()
         except BaseException:
@@ -141,9 +142,9 @@ def _metadata_file(log_dirs: LogDirs) -> str:
     return path
 
 
-async def _metrics(broker: Broker, listeners: list[Listener]) -> MetricsServer | None:
+async def _metrics(broker: Broker, listeners: list[Listener], busy_poller: BusyPoller) -> MetricsServer | None:
     try:
-        return await MetricsServer.start(broker, listeners)
+        return await MetricsServer.start(broker, listeners, busy_poller)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         where = broker.config.listeners.levada_metrics_listener
@@ -186,13 +187,13 @@ async def _serve_until_signal(config: BrokerConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _stop_once, stopping, number)
     await server.start()
-    _log_start(server)
     gc.collect()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     gc.freeze()  # what a broker starts with lives as long as this process
     is_json = config.levada_log_format == logs.JSON
     for line in [_startup_line(server)] if is_json else _startup_lines(server):
         _print(line)
+    _log_start(server)
     received = await stopping
     log.info("broker stopping", node_id=config.node_id, signal=received.name)
     _print(logs.json_line("stopping") if is_json else "Stopping.")

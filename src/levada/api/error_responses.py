@@ -83,6 +83,10 @@ ITEMS: dict[str, Items] = {
     "describe_transactions": Items("transactional_ids", "transaction_states", (("transactional_id", ""),)),
 }
 
+CODES = ("error_code", "partition_error_code")
+# Lists whose error codes are not counted: they are long, and their responses are cached.
+UNCOUNTED = {"metadata": "partitions", "describe_topic_partitions": "partitions"}
+
 # A rejected member has no protocol, and keeps the id of its request.
 OWN_FIELDS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "join_group": lambda request: {"member_id": request.member_id, "protocol_name": None}
@@ -97,6 +101,45 @@ def error_response(api_key: int, request: Any, error: KafkaError) -> Any:
         response = replace(response, **OWN_FIELDS[name](request))
     items = ITEMS.get(name)
     return response if items is None else _fill(shape, response, items, request, error)
+
+
+def error_codes(api_key: int, response: Any) -> list[int]:
+    """The error codes in a response, of the whole and of its items."""
+    codes: list[int] = []
+    _collect_codes(_code_fields(api_key), response, codes)
+    return codes
+
+
+class _CodeFields(NamedTuple):
+    """The fields of a struct with error codes, and the lists whose items have some."""
+
+    codes: tuple[str, ...]
+    lists: "tuple[tuple[str, _CodeFields], ...]"
+
+
+@cache
+def _code_fields(api_key: int) -> _CodeFields:
+    return _code_fields_of(_shape(api_key), UNCOUNTED.get(APIS[api_key].name, ""))
+
+
+def _code_fields_of(shape: Struct, uncounted: str) -> _CodeFields:
+    lists = []
+    for field in shape.fields:
+        if field.struct is not None and field.is_array and field.name != uncounted:
+            inner = _code_fields_of(field.struct, uncounted)
+            if inner.codes or inner.lists:
+                lists.append((field.name, inner))
+    return _CodeFields(tuple(name for name in CODES if shape.find(name) is not None), tuple(lists))
+
+
+def _collect_codes(fields: _CodeFields, item: Any, codes: list[int]) -> None:
+    for name in fields.codes:
+        code = getattr(item, name)
+        if code:
+            codes.append(code)
+    for name, inner in fields.lists:
+        for each in getattr(item, name) or ():
+            _collect_codes(inner, each, codes)
 
 
 @cache
@@ -127,5 +170,5 @@ def _with_error(shape: Struct, error: KafkaError) -> Any:
 def _blank(cls: type, code: ErrorCode) -> Any:
     """A response with default fields and the code."""
     shape = struct_of(cls)
-    codes = {name: code for name in ("error_code", "partition_error_code") if shape.find(name) is not None}
+    codes = {name: code for name in CODES if shape.find(name) is not None}
     return replace(shape.default(), **codes)

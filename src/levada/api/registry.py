@@ -93,7 +93,7 @@ def handlers() -> dict[int, Handler]:
 def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
     """The function that takes every frame of every connection."""
     frame_handlers = _frame_handlers(broker.config.levada_fast_paths)
-    counts = broker.request_counts
+    counts, begin_iteration = broker.request_metrics.counts, broker.request_metrics.begin_iteration
     unpack = HEADER.unpack_from
     scheduler = RequestScheduler(broker.clock.monotonic, broker.call_later)
 
@@ -102,6 +102,8 @@ def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
         if position > stop:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "a request shorter than its header")
         api_key, version, correlation_id, client_id_bytes = unpack(view, start)
+        if not counts:
+            begin_iteration()
         counts[api_key] += 1
         if client_id_bytes > 0:
             position += client_id_bytes

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from levada.api.error_responses import error_response
+from levada.api.error_responses import error_codes, error_response
 from levada.broker.broker import Broker
 from levada.broker.faults import Fault, Faults
 from levada.broker.purgatory import DelayedResponse, DelayedResult
@@ -67,6 +67,7 @@ class Request(RequestContext):
     """A request on the general path: decoded from a copy of its frame, which may be queued."""
 
     __slots__ = (
+        "_began",
         "_content",
         "_faults",
         "api_key",
@@ -87,6 +88,7 @@ class Request(RequestContext):
         if self.size > DECODED_BYTES_MAX and not handler.takes_frame:
             what = f"{handler.name} with {self.size} bytes; at most {DECODED_BYTES_MAX}"
             raise KafkaError(ErrorCode.INVALID_REQUEST, what)
+        self._began = broker.request_metrics.delay(self.api_key)  # it may be queued
         self.frame = frame
         self._faults = faults
         self.handler = handler
@@ -122,6 +124,7 @@ class Request(RequestContext):
         """Decode the request, call its handler, respond; or have the result complete the response later."""
         function = self.handler.function
         if self.handler.takes_frame:
+            self.broker.request_metrics.resume(self.api_key)
             frame = memoryview(bytearray(self.frame))
             body = HEADER_BYTES + len((self.client_id or "").encode())
             version, correlation_id = self.api_version, self.correlation_id
@@ -153,6 +156,11 @@ class Request(RequestContext):
         return messages.read_request(self.api_key, self.api_version, self.frame, self.position)
 
     def encode(self, response: object) -> bytes:
+        """The frame of the response, which is counted."""
+        metrics = self.broker.request_metrics
+        metrics.complete(self.api_key, self._began)
+        for code in error_codes(self.api_key, response):
+            metrics.error(self.api_key, code)
         return messages.write_response_frame(self.api_key, self.api_version, self.correlation_id, response)
 
     def error_response(self, error: Exception) -> object:

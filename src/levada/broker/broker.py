@@ -18,6 +18,7 @@ from levada.broker.coordinator.runtime import CoordinatorMetrics, CoordinatorRun
 from levada.broker.coordinator.transactions import TRANSACTION_KEYS, transaction_coordinators
 from levada.broker.log_dirs import LogDirs
 from levada.broker.partition.partition import Partition, PartitionContext, PartitionRoutes
+from levada.broker.request_metrics import RequestMetrics
 from levada.broker.tasks import Tasks
 from levada.clock import Clock
 from levada.config.broker import BrokerConfig
@@ -32,6 +33,11 @@ from levada.storage.log.reader import Slice, warm
 
 SESSION_ID_MAX: Final = (1 << 31) - 1
 READ_THREADS: Final = 2
+
+
+def traffic(partition: Partition) -> dict[str, int]:
+    """Return the counters of a partition, by their names in Kafka's BrokerTopicMetrics."""
+    return {"messagesin": partition.messages_in, "bytesin": partition.bytes_in, "bytesout": partition.bytes_out}
 
 
 class Broker:
@@ -66,7 +72,8 @@ class Broker:
         }
         self.cleaner_metrics = CleanerMetrics()
         self.coordinator_metrics = CoordinatorMetrics()
-        self.request_counts: Counter[int] = Counter()  # by API key
+        self.request_metrics = RequestMetrics(clock.monotonic, flush_queue.ensure_scheduled)
+        self.deleted_traffic: Counter[str] = Counter()  # of deleted partitions, which totals include
         self.sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, lambda: random.randint(1, SESSION_ID_MAX)
         )
@@ -151,6 +158,7 @@ class Broker:
         for index in range(len(topic.partitions)):
             partition = self.partitions.pop((topic.name, index), None)
             if partition is not None:
+                self.deleted_traffic.update(traffic(partition))
                 self.log_dirs.delete_partition(partition)
 
     # What partitions need of the broker.

@@ -10,15 +10,22 @@ import errno
 import json
 import os
 import resource
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple
 
-from levada.broker.broker import Broker
+from levada.broker.broker import Broker, traffic
+from levada.broker.request_metrics import BOUNDS_MS
 from levada.config.listeners import address
+from levada.core.cluster.topic_names import is_internal
 from levada.core.groups.classic.group import ClassicGroup, State
 from levada.core.groups.consumer.group import ConsumerGroup, GroupState
+from levada.errors import ErrorCode
 from levada.logs import EventLog
+from levada.model import TopicPartitionKey
+from levada.net.busy_polling import BusyPoller
 from levada.net.listener import Listener
 from levada.wire.internal.transaction_records import Status
 from levada.wire.schema.versions import APIS
@@ -29,22 +36,25 @@ REQUEST_BYTES_MAX: Final = 8 * 1024
 TIMEOUT_S: Final = 5.0
 SETTING: Final = "levada.metrics.listener"
 COUNTER: Final = "counter"
+HISTOGRAM: Final = "histogram"
 GAUGE: Final = "gauge"
 TRAFFIC: Final = {
     "messagesin": "Records produced",
     "bytesin": "Bytes produced",
     "bytesout": "Bytes fetched",
 }
+IDLE_WINDOW_S: Final = 60.0
+IDLE_READING_S: Final = 5.0
 GROUP_STATES: Final = {ClassicGroup.kind: State, ConsumerGroup.kind: GroupState}
 
 
 class Family(NamedTuple):
-    """One metric family in Prometheus' text format; its labels need no escapes."""
+    """One metric family in Prometheus' text format; its labels are escaped where they need it."""
 
     name: str
     kind: str
     description: str
-    samples: Iterable[tuple[str, float]]  # labels and value
+    samples: Iterable[tuple[str, float]]  # labels, of a histogram after the suffix of the name, and value
 
     def text(self) -> str:
         """The lines of the exposition."""
@@ -53,47 +63,99 @@ class Family(NamedTuple):
         return head + "".join([f"{name}{labels} {value}\n" for labels, value in self.samples])
 
 
+class IdleRatio:
+    """The part of the last minute in which the event loop was idle: slept, or spun in busy polling.
+
+    `busy` is the CPU time of its thread without spinning, so the loop itself counts nothing.
+    """
+
+    __slots__ = ("_busy", "_clock", "_readings")
+
+    def __init__(self, clock: Callable[[], float], busy: Callable[[], float]) -> None:
+        self._clock = clock
+        self._busy = busy
+        self._readings = deque([(clock(), busy())])  # at least IDLE_READING_S apart
+
+    def value(self) -> float:
+        """Between 0 (busy) and 1."""
+        now, busy = self._clock(), self._busy()
+        readings = self._readings
+        while len(readings) > 1 and now - readings[1][0] >= IDLE_WINDOW_S:
+            readings.popleft()
+        since, before = readings[0]
+        if now - readings[-1][0] >= IDLE_READING_S:
+            readings.append((now, busy))
+        return max(0.0, min(1.0, 1 - (busy - before) / (now - since))) if now > since else 1.0
+
+
 class Collector:
     """Reads the counters of a broker as metric families."""
 
-    def __init__(self, broker: Broker, listeners: Sequence[Listener]) -> None:
+    def __init__(self, broker: Broker, listeners: Sequence[Listener], idle_ratio: IdleRatio) -> None:
         self._broker = broker
         self._listeners = listeners
+        self._idle_ratio = idle_ratio
+        config = broker.config
+        self._lag_series_max = config.levada_metrics_consumer_lag_series_max
+        self._includes: Callable[[str], bool] = lambda topic: (
+            config.levada_metrics_internal_topics or not (is_internal(topic))
+        )
 
     def collect(self) -> Iterator[Family]:
         """All metric families, one at a time."""
         yield from self._topics()
-        yield self._requests()
+        yield from self._requests()
         yield from self._logs()
         yield from self._cleaner()
         yield from self._groups()
+        yield from self._lags()
         yield from self._transactions()
         yield from self._node()
         yield from self._connections()
         yield from _process()
 
     def _topics(self) -> Iterator[Family]:
+        """By topic, and without a label the totals of all topics, deleted and internal ones included."""
+        totals = Counter(self._broker.deleted_traffic)
         counts: dict[str, Counter[str]] = {name: Counter() for name in TRAFFIC}
         for partition in self._broker.partitions.values():
-            counts["messagesin"][partition.topic] += partition.messages_in
-            counts["bytesin"][partition.topic] += partition.bytes_in
-            counts["bytesout"][partition.topic] += partition.bytes_out
+            for name, count in traffic(partition).items():
+                totals[name] += count
+                counts[name][partition.topic] += count
         for name, by_topic in counts.items():
-            samples = [(f'{{topic="{topic}"}}', count) for topic, count in by_topic.items()]
+            samples = [(f'{{topic="{topic}"}}', count) for topic, count in by_topic.items() if self._includes(topic)]
+            samples.append(("", totals[name]))
             yield Family(f"kafka_server_brokertopicmetrics_{name}_total", COUNTER, TRAFFIC[name], samples)
 
-    def _requests(self) -> Family:
-        samples = [
-            (f'{{request="{"".join(part.title() for part in APIS[api_key].name.split("_"))}"}}', count)
-            for api_key, count in self._broker.request_counts.items()
-            if api_key in APIS
+    def _requests(self) -> Iterator[Family]:
+        prefix, metrics = "kafka_network_requestmetrics", self._broker.request_metrics
+        requests: list[tuple[str, float]] = []
+        times: list[tuple[str, float]] = []
+        for api_key, histogram in metrics.times.items():
+            count = sum(histogram.buckets)
+            if count:
+                label = f'request="{_request_name(api_key)}"'
+                requests.append((f"{{{label}}}", count))
+                for bound, below in zip((*BOUNDS_MS, "+Inf"), accumulate(histogram.buckets), strict=True):
+                    times.append((f'_bucket{{{label},le="{bound}"}}', below))
+                times += [(f"_sum{{{label}}}", histogram.total_s * 1_000), (f"_count{{{label}}}", count)]
+        yield Family(f"{prefix}_requests_total", COUNTER, "Requests answered, by API", requests)
+        description = "Milliseconds from dispatch to response, by API"
+        yield Family(f"{prefix}_totaltimems", HISTOGRAM, description, times)
+        errors = [
+            (f'{{request="{_request_name(api_key)}",error="{ErrorCode(code).name}"}}', count)
+            for (api_key, code), count in metrics.errors.items()
         ]
-        return Family("kafka_network_requestmetrics_requests_total", COUNTER, "Requests by API", samples)
+        yield Family(f"{prefix}_errors_total", COUNTER, "Errors in responses, by API and error code", errors)
+        idle = [("", self._idle_ratio.value())]
+        name = "kafka_network_socketserver_networkprocessoravgidlepercent"
+        yield Family(name, GAUGE, "Idle part of the event loop's time in the last minute, 0 to 1", idle)
 
     def _logs(self) -> Iterator[Family]:
         partitions = [
             (f'{{topic="{partition.topic}",partition="{partition.index}"}}', partition.log)
             for partition in self._broker.partitions.values()
+            if self._includes(partition.topic)
         ]
         sizes = [(labels, log.size_bytes) for labels, log in partitions]
         yield Family("kafka_log_log_size", GAUGE, "Bytes of a partition's segments", sizes)
@@ -140,6 +202,33 @@ class Collector:
             ('{protocol="consumer"}', metrics.consumer_rebalances),
         ]
         yield Family(f"{prefix}_rebalance_total", COUNTER, "Rebalances of groups", rebalances)
+
+    def _lags(self) -> Iterator[Family]:
+        """The consumer lag of each committed offset, up to the configured number of series."""
+        if not self._lag_series_max:
+            return
+        samples: list[tuple[str, float]] = []
+        omitted = 0
+        for group, (topic, index), offset in self._committed():
+            partition = self._broker.partitions.get((topic, index))
+            if partition is None or not self._includes(topic):
+                continue
+            if len(samples) == self._lag_series_max:
+                omitted += 1
+                continue
+            labels = f'{{group="{_escaped(group)}",topic="{topic}",partition="{index}"}}'
+            samples.append((labels, max(partition.high_watermark - offset, 0)))
+        yield Family("kafka_consumergroup_lag", GAUGE, "Records after the committed offset of a group", samples)
+        name = "levada_consumergroup_lag_omitted"
+        yield Family(name, GAUGE, "Lags left out by levada.metrics.consumer.lag.series.max", [("", omitted)])
+
+    def _committed(self) -> Iterator[tuple[str, TopicPartitionKey, int]]:
+        for shard in self._broker.groups:
+            if shard.machine is not None:
+                offsets = shard.machine.offsets
+                for group in offsets.groups():
+                    for topic_partition, value in offsets.of(group):
+                        yield group, topic_partition, value.offset
 
     def _transactions(self) -> Iterator[Family]:
         states = Counter(dict.fromkeys(Status, 0))
@@ -205,6 +294,16 @@ class Collector:
         )
 
 
+def _request_name(api_key: int) -> str:
+    """Kafka's name of an API, such as ListOffsets."""
+    return "".join(part.title() for part in APIS[api_key].name.split("_"))
+
+
+def _escaped(label: str) -> str:
+    """A label's value that clients choose."""
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
 def _process() -> Iterator[Family]:
     """Resource usage of this process, under the names of Prometheus' client libraries."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -233,19 +332,23 @@ def _process() -> Iterator[Family]:
 class MetricsServer:
     """A minimal HTTP server: two pages, one request per connection."""
 
-    def __init__(self, broker: Broker, listeners: Sequence[Listener]) -> None:
+    def __init__(self, broker: Broker, listeners: Sequence[Listener], busy_poller: BusyPoller) -> None:
         self._broker = broker
-        self._collector = Collector(broker, listeners)
+        idle_ratio = IdleRatio(broker.clock.monotonic, lambda: time.thread_time() - busy_poller.spun_s)
+        self._collector = Collector(broker, listeners, idle_ratio)
         self._server: asyncio.Server | None = None
         self.address = ""
         self.port_in_use: int | None = None  # the default port, if another process has it
 
     @classmethod
-    async def start(cls, broker: Broker, listeners: Sequence[Listener]) -> "MetricsServer | None":
-        """Listen on levada.metrics.listener; None if that is empty."""
+    async def start(
+        cls, broker: Broker, listeners: Sequence[Listener], busy_poller: BusyPoller
+    ) -> "MetricsServer | None":
+        """Listen on levada.metrics.listener, and have requests timed; None if that is empty."""
         if not broker.config.listeners.levada_metrics_listener:
             return None
-        pages = cls(broker, listeners)
+        broker.flush_queue.after_flush(broker.request_metrics.flushed)
+        pages = cls(broker, listeners, busy_poller)
         host, port = address(broker.config.listeners.levada_metrics_listener, SETTING)
         try:
             pages._server = await pages._listen(host, port)

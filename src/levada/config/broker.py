@@ -32,6 +32,13 @@ class BrokerConfig:
     levada_log_format: str = setting("text", "The format of log lines.", choices=("text", "json"))
     levada_log_level: str = setting("info", "The lowest level of log lines.", choices=("debug", "info", "warning"))
 
+    levada_metrics_internal_topics: bool = setting(
+        True, "Whether metrics by topic and partition include internal topics; totals always do."
+    )
+    levada_metrics_consumer_lag_series_max: int = setting(
+        0, "How many series kafka_consumergroup_lag may have, one for each committed offset; 0 for none.", minimum=0
+    )
+
     # Limits
     max_connections: int = setting(INT_MAX, "The largest number of connections.", minimum=0)
     max_connections_per_ip: int = setting(INT_MAX, "The largest number of connections from one IP address.", minimum=0)

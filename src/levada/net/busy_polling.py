@@ -19,7 +19,7 @@ FLUSHES_UNTIL_RETRY: Final = 64
 class BusyPoller:
     """Keeps the event loop of a broker awake after its flushes."""
 
-    __slots__ = ("_call_soon", "_clock", "_flushes", "_iteration", "_penalty", "_spinning", "_until")
+    __slots__ = ("_call_soon", "_clock", "_flushes", "_iteration", "_penalty", "_spinning", "_until", "spun_s")
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float]) -> None:
         self._call_soon = call_soon
@@ -29,6 +29,7 @@ class BusyPoller:
         self._iteration = 0.0  # when the last iteration of this spin began
         self._penalty = 0
         self._flushes = 0  # since the last spin
+        self.spun_s = 0.0  # in all spins, without the handling of requests
 
     def flushed(self) -> None:
         """Spin after this flush, if spins have paid; a flush during a spin is a hit."""
@@ -50,9 +51,12 @@ class BusyPoller:
     def _spin(self) -> None:
         """Schedule one more iteration: a loop with a callback ready polls its sockets without waiting."""
         now = self._clock()
-        if now - self._iteration > ITERATION_S_MAX:
+        spent_s = now - self._iteration
+        if spent_s > ITERATION_S_MAX:
             self._end(PENALTY_MAX)
-        elif now > self._until:
+            return
+        self.spun_s += spent_s
+        if now > self._until:
             self._end(MISS_PENALTY)
         else:
             self._iteration = now

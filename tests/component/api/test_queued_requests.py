@@ -17,6 +17,7 @@ from levada.api.request import RequestContext
 from levada.api.scheduler import RequestScheduler
 from levada.core.groups.memory_limit import NAME_BYTES_MAX
 from levada.errors import ErrorCode
+from levada.model import ANONYMOUS
 from levada.wire.schema import messages
 
 
@@ -142,7 +143,7 @@ def test_a_request_for_many_topics_lets_others_be_served(tmp_path: Path) -> None
     topics = [creation(f"t-{number}")["topics"][0] for number in range(count)]
     fields = {"topics": topics, "timeout": 10_000, "validate_only": True}
     request = build(load_request_schema(messages.api_key("create_topics"), 7), fields)
-    client = cast(Any, SimpleNamespace(client_id=None))
+    client = cast(Any, SimpleNamespace(client_id=None, peer="", principal=ANONYMOUS))
 
     async def passes(one: BrokerThread) -> int:
         task = asyncio.ensure_future(create_topics(RequestContext(one.broker, client, 7), request))

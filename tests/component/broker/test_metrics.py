@@ -12,10 +12,11 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.broker import BrokerThread
-from tests.support.raw import batch, fetch, produce
+from tests.support.raw import Connection, batch, fetch, produce
 from tests.support.waiting import until
 
 from levada.broker import metrics
+from levada.errors import ErrorCode
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "metrics.md"
 HEAD = (
@@ -46,7 +47,7 @@ def values(broker: BrokerThread) -> Values:
     assert (status, content_type.partition(";")[0]) == (200, "text/plain")
     found: Values = {}
     for family in text_string_to_metric_families(text):
-        assert family.documentation and family.type in ("counter", "gauge"), family
+        assert family.documentation and family.type in ("counter", "gauge", "histogram"), family
         for sample in family.samples:
             key = (sample.name, tuple(sorted(sample.labels.items())))
             assert key not in found
@@ -78,6 +79,125 @@ def test_values_follow_the_traffic(broker: BrokerThread) -> None:
         connected = ("kafka_server_socketservermetrics_connection_count", (("listener", "PLAINTEXT"),))
         assert after[connected] == 1
     assert {key: after[key] - before.get(key, 0) for key in expected} == expected
+
+
+def test_requests_are_timed_by_api(broker: BrokerThread) -> None:
+    """Those that are answered at once, and those that wait: for records, for the metadata store."""
+    broker.create("timed")
+    times = "kafka_network_requestmetrics_totaltimems"
+    before = values(broker)
+    with broker.connect() as one:
+        assert produce(one, "timed", batch(b"value")).error_code == 0
+        end = {"topic": "timed", "partitions": [{"partition": 0, "fetch_offset": 1, "partition_max_bytes": 100}]}
+        one.call("fetch", 12, {"max_wait": 150, "min_bytes": 1, "max_bytes": 100, "topics": [end]})
+        topic = {"name": "timed-2", "num_partitions": 1, "replication_factor": 1}
+        assert one.call("create_topics", 7, {"topics": [topic]}).topics[0].error_code == 0
+    after = values(broker)
+
+    def rise(suffix: str, request: str, **labels: str) -> float:
+        key = times + suffix, tuple(sorted({"request": request, **labels}.items()))
+        return after.get(key, 0) - before.get(key, 0)
+
+    assert [rise("_count", name) for name in ("Produce", "Fetch", "CreateTopics")] == [1, 1, 1]
+    assert [rise("_bucket", name, le="+Inf") for name in ("Produce", "Fetch", "CreateTopics")] == [1, 1, 1]
+    assert rise("_bucket", "Fetch", le="100") == 0 and rise("_sum", "Fetch") > 100
+    assert rise("_sum", "Produce") > 0 and rise("_sum", "CreateTopics") > 0
+    assert 0 <= after["kafka_network_socketserver_networkprocessoravgidlepercent", ()] <= 1
+
+
+def test_errors_are_counted_by_api_and_code(broker: BrokerThread) -> None:
+    """On fast paths, on the general path, and of single items of a request."""
+    broker.create("errors")
+    before = values(broker)
+    with broker.connect() as one:
+        produce(one, "missing", batch(b"value"))
+        fetch(one, "errors", 99)
+        wait_for_coordinator(one, "g")
+        member = {"group_id": "g", "member_id": "m", "generation_id": 1}
+        until(lambda: one.call("heartbeat", 4, member).error_code == ErrorCode.UNKNOWN_MEMBER_ID)
+        topic = {"num_partitions": 1, "replication_factor": 1}
+        names = ("errors", "new-1", "errors-2")
+        one.call("create_topics", 7, {"topics": [{"name": name, **topic} for name in names]})
+    after = values(broker)
+    for request, error in (
+        ("Produce", "UNKNOWN_TOPIC_OR_PARTITION"),
+        ("Fetch", "OFFSET_OUT_OF_RANGE"),
+        ("Heartbeat", "UNKNOWN_MEMBER_ID"),
+        ("CreateTopics", "TOPIC_ALREADY_EXISTS"),
+    ):
+        key = "kafka_network_requestmetrics_errors_total", (("error", error), ("request", request))
+        assert after[key] - before.get(key, 0) == 1, (request, error)
+
+
+def test_totals_of_all_topics_never_decrease(broker: BrokerThread) -> None:
+    names = [f"kafka_server_brokertopicmetrics_{name}_total" for name in metrics.TRAFFIC]
+    broker.create("counted-then-deleted")
+    before = values(broker)
+    with broker.connect() as one:
+        assert produce(one, "counted-then-deleted", batch(b"value", b"value")).error_code == 0
+        assert fetch(one, "counted-then-deleted", 0).records
+    with_topic = values(broker)
+    broker.delete("counted-then-deleted")
+    without = values(broker)
+    assert with_topic[names[0], ()] == before[names[0], ()] + 2
+    assert all(with_topic[name, ()] > before[name, ()] for name in names)
+    assert [without[name, ()] for name in names] == [with_topic[name, ()] for name in names]
+
+
+def test_lags_and_internal_topics_are_optional(tmp_path: Path) -> None:
+    """At most so many series; a group id may hold any character."""
+    group = 'odd "group"\n\\'
+    with BrokerThread(
+        tmp_path,
+        levada_metrics_listener="127.0.0.1:0",
+        levada_metrics_internal_topics=False,
+        levada_metrics_consumer_lag_series_max=1,
+    ) as broker:
+        broker.create("lagging", partitions=2)
+        with broker.connect() as one:
+            assert produce(one, "lagging", batch(b"value", b"value", b"value")).error_code == 0
+            commit(one, group, "lagging", 1, 0)
+        found = values(broker)
+    lags = {labels: value for (name, labels), value in found.items() if name == "kafka_consumergroup_lag"}
+    assert lags == {(("group", group), ("partition", "0"), ("topic", "lagging")): 2}
+    assert found["levada_consumergroup_lag_omitted", ()] == 1
+    assert not any(dict(labels).get("topic", "").startswith("__") for _, labels in found)
+
+
+def commit(one: Connection, group: str, topic: str, *offsets: int) -> None:
+    """Commit an offset of each partition."""
+    wait_for_coordinator(one, group)
+    partitions = [{"partition_index": index, "committed_offset": offset} for index, offset in enumerate(offsets)]
+    request = {"group_id": group, "generation_id_or_member_epoch": -1}
+
+    def is_committed() -> bool:  # once the coordinator is loaded
+        topics = [{"name": topic, "partitions": partitions}]
+        (answer,) = one.call("offset_commit", 8, {**request, "topics": topics}).topics
+        return not any(item.error_code for item in answer.partitions)
+
+    until(is_committed)
+
+
+def wait_for_coordinator(one: Connection, group: str) -> None:
+    def error() -> int:
+        (found,) = one.call("find_coordinator", 6, {"key_type": 0, "coordinator_keys": [group]}).coordinators
+        return int(found.error_code)
+
+    until(lambda: error() == 0)
+
+
+def test_the_idle_ratio_is_that_of_the_last_minute() -> None:
+    now, busy = 0.0, 0.0
+    ratio = metrics.IdleRatio(lambda: now, lambda: busy)
+    assert ratio.value() == 1
+    now, busy = 10.0, 5.0
+    assert ratio.value() == 0.5
+    for second in range(11, 200):
+        now = float(second)
+        ratio.value()
+    assert ratio.value() == 1
+    now, busy = 210.0, 1_000.0
+    assert ratio.value() == 0
 
 
 def test_what_dashboards_ask_for_is_there(broker: BrokerThread) -> None:
@@ -160,11 +280,16 @@ def transact(bootstrap: dict[str, str], name: str, commit: bool | None) -> Produ
     return producer
 
 
-def test_the_reference_names_every_metric(broker: BrokerThread) -> None:
+def test_the_reference_names_every_metric(tmp_path: Path) -> None:
     """UPDATE_REFERENCE=1 writes it anew."""
-    broker.create("reference")
-    Producer({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10)  # requests are counted by API
-    text = page(broker, "/metrics")[2]
+    with BrokerThread(
+        tmp_path, levada_metrics_listener="127.0.0.1:0", levada_metrics_consumer_lag_series_max=10
+    ) as broker:
+        broker.create("reference")
+        with broker.connect() as one:
+            commit(one, "g", "reference", 0)
+            assert produce(one, "missing", batch(b"value")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        text = page(broker, "/metrics")[2]
     lines = ["# Metrics", "", *HEAD, "", "| metric | kind | labels | |", "|---|---|---|---|"]
     for family in text_string_to_metric_families(text):
         name = family.name + ("_total" if family.type == "counter" else "")

@@ -21,7 +21,9 @@ from levada.wire.fast.fetch import (
     write_response,
 )
 from levada.wire.frames import Response
+from levada.wire.schema import messages
 
+FETCH = messages.api_key("fetch")
 NO_SESSION = 0
 
 
@@ -56,6 +58,7 @@ def begin(broker: Broker, connection: Connection, request: FetchRequest, version
             now_ms=broker.clock.now_ms(),
         )
     except KafkaError as error:
+        broker.request_metrics.error(FETCH, error.code)
         connection.respond(write_response(version, correlation_id, error.code, NO_SESSION, []))
         return
     FetchRead(broker, connection, request, context, version, correlation_id).begin()
@@ -65,6 +68,7 @@ class FetchRead:
     """The read of one Fetch; it is repeated after a wait."""
 
     __slots__ = (
+        "_began",
         "_broker",
         "_connection",
         "_context",
@@ -111,6 +115,7 @@ class FetchRead:
         elif missing <= 0 or self.failed or request.max_wait_ms <= 0 or not self.found:
             self._connection.respond(self.encode(), self.size)
         else:
+            self._began = self._broker.request_metrics.delay(FETCH)
             watched: list[Watched] = list(self.found)
             if request.isolation_level == READ_COMMITTED:
                 watched = [partition.last_stable_watch for partition in self.found]
@@ -168,6 +173,7 @@ class FetchRead:
 
     def read_again(self) -> Response:
         """The response when the wait is over."""
+        self._broker.request_metrics.complete(FETCH, self._began)
         self.read()
         return self.encode()
 
@@ -176,6 +182,7 @@ class FetchRead:
         context = self._context
         if context.superseded:
             error = ErrorCode.INVALID_FETCH_SESSION_EPOCH
+            self._broker.request_metrics.error(FETCH, error)
             return write_response(self._version, self._correlation_id, error, NO_SESSION, [])
         for partition, size in self._served:
             partition.bytes_out += size
@@ -184,10 +191,14 @@ class FetchRead:
             for wanted, data in zip(context.partitions, self._results, strict=True)
             if context.include(wanted, data.high_watermark, data.log_start_offset, data.size, data.error)
         ]
+        if self.failed:
+            for code in filter(None, [data.error for data in included]):
+                self._broker.request_metrics.error(FETCH, code)
         return write_response(self._version, self._correlation_id, 0, context.session_id, included)
 
     def _read_ahead(self) -> None:
         """Have a thread read cold pages, so that the loop does not wait for the disk; respond then."""
+        self._began = self._broker.request_metrics.delay(FETCH)
         delayed = DelayedResponse(self._connection)
         self._connection.respond(delayed)
         self._broker.read_ahead(list(self.cold), lambda: delayed.complete(self.read_again()))

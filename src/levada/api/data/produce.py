@@ -22,7 +22,9 @@ from levada.wire.fast.produce import (
     response_template,
     write_response,
 )
+from levada.wire.schema import messages
 
+PRODUCE = messages.api_key("produce")
 ACKS_ALL = -1
 ACKS_LEADER = 1
 ACKS_NONE = 0
@@ -45,7 +47,7 @@ class AppendedBatch(NamedTuple):
 class DelayedProduce(DelayedResponse):
     """The response to one Produce: complete when each of its batches is committed or has failed."""
 
-    __slots__ = ("_broker", "_correlation_id", "_entries", "_timeout_ms", "_version")
+    __slots__ = ("_began", "_broker", "_correlation_id", "_entries", "_timeout_ms", "_version")
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class DelayedProduce(DelayedResponse):
         correlation_id: int,
         timeout_ms: int,
         entries: list[AppendedBatch | PartitionResult],
+        began: float | None,
     ) -> None:
         # What `super().__init__` would do: there is one for each Produce, so it saves a call.
         self.connection = connection
@@ -65,6 +68,7 @@ class DelayedProduce(DelayedResponse):
         self._correlation_id = correlation_id
         self._timeout_ms = timeout_ms
         self._entries = entries
+        self._began = began  # in an earlier loop iteration; None until it is known to wait
 
     def collect(self) -> bytes | None:
         entries = self._entries
@@ -80,6 +84,8 @@ class DelayedProduce(DelayedResponse):
         entry = entries[0]
         if self._timer is not None:
             self.cancel()
+        if self._began:
+            self._broker.request_metrics.complete(PRODUCE, self._began)
         if not from_template or type(entry) is not AppendedBatch:
             results = [self._result(each) if isinstance(each, AppendedBatch) else each for each in entries]
             return write_response(self._version, self._correlation_id, results)
@@ -93,6 +99,7 @@ class DelayedProduce(DelayedResponse):
 
     def _wait(self) -> None:
         if self._timer is None:
+            self._began = self._began or self._broker.request_metrics.delay(PRODUCE)
             partitions = [entry.partition for entry in self._entries if isinstance(entry, AppendedBatch)]
             self.watch(partitions, max(self._timeout_ms, 0), self._broker.call_later)
 
@@ -101,6 +108,7 @@ class DelayedProduce(DelayedResponse):
         if partition.high_watermark < batch.required_offset:
             failed = partition.offline
             error = ErrorCode.KAFKA_STORAGE_ERROR if failed else ErrorCode.REQUEST_TIMED_OUT
+            self._broker.request_metrics.error(PRODUCE, error)
             return PartitionResult(batch.topic, partition.index, error)
         return PartitionResult(
             batch.topic,
@@ -134,13 +142,15 @@ def append(
     request: ProduceRequest,
     version: int,
     correlation_id: int,
-    verified: bool = False,
+    began: float | None = None,  # of a request that waited for the verification of its transaction
 ) -> None:
     """Append the batches of a request, whose positions are those of `view`; respond as its acks demand."""
     acks, timeout_ms, transactional_id, parts = request
-    if transactional_id is not None and not verified:
-        resume = partial(append, broker, connection, version=version, correlation_id=correlation_id, verified=True)
+    if transactional_id is not None and began is None:
+        since = broker.request_metrics.began
+        resume = partial(append, broker, connection, version=version, correlation_id=correlation_id, began=since)
         if await_verification(broker, connection, view, request, version, resume):
+            broker.request_metrics.delay(PRODUCE)
             return
     now_ms = broker.clock.now_ms()
     entries: list[AppendedBatch | PartitionResult] = []
@@ -153,6 +163,7 @@ def append(
                 _check_codec(view, start, end)
             base_offset = partition.append(view, start, end, now_ms)
         except KafkaError as error:
+            broker.request_metrics.error(PRODUCE, error.code)
             entries.append(_failure(topic, index, error))
         else:
             append_time_ms = now_ms if partition.rules.log_append_time else -1
@@ -160,8 +171,10 @@ def append(
             entries.append(new_tuple(AppendedBatch, batch))
     if acks == ACKS_NONE:
         _close_if_failed(connection, entries)
+        if began:
+            broker.request_metrics.complete(PRODUCE, began)
     elif entries:
-        connection.respond(DelayedProduce(broker, connection, version, correlation_id, timeout_ms, entries))
+        connection.respond(DelayedProduce(broker, connection, version, correlation_id, timeout_ms, entries, began))
     else:
         connection.respond(write_response(version, correlation_id, []))
 

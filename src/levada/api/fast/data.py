@@ -3,8 +3,8 @@
 A request that the connection's cache does not hold is decoded and stored.
 """
 
-from levada.api.data.fetch import begin
-from levada.api.data.produce import append
+from levada.api.data.fetch import FETCH, begin
+from levada.api.data.produce import PRODUCE, append
 from levada.api.registry import FastPath, fast_path
 from levada.broker.broker import Broker
 from levada.broker.partition.partition import READ_COMMITTED
@@ -12,9 +12,6 @@ from levada.errors import KafkaError
 from levada.net.connection import Connection
 from levada.wire.fast import fetch as fetch_codec
 from levada.wire.fast import produce as produce_codec
-from levada.wire.schema import messages
-
-PRODUCE, FETCH = messages.api_key("produce"), messages.api_key("fetch")
 
 
 @fast_path("produce", produce_codec.VERSIONS)

@@ -100,6 +100,7 @@ class FastHeartbeat(FastPathRequest):
     """A Heartbeat."""
 
     __slots__ = ()
+    api_key = HEARTBEAT
 
     def decide(self, machine: GroupsMachine, now_ms: int, handle: ResponseHandle) -> AnyOutcome:
         group_id, member_id, instance_id = self.request
@@ -137,6 +138,7 @@ class FastJoin(FastPathRequest):
     """A JoinGroup of a member that rejoins while others are missing."""
 
     __slots__ = ()
+    api_key = JOIN_GROUP
 
     def decide(self, machine: GroupsMachine, now_ms: int, handle: ResponseHandle) -> VolatileOutcome:
         group = machine.classic_group(self.request.group_id)
@@ -202,6 +204,7 @@ class FastSync(FastPathRequest):
     """A SyncGroup of a follower."""
 
     __slots__ = ()
+    api_key = SYNC_GROUP
 
     def decide(self, machine: GroupsMachine, now_ms: int, handle: ResponseHandle) -> VolatileOutcome:
         group = machine.classic_group(self.request.group_id)

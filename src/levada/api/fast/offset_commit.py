@@ -18,6 +18,9 @@ from levada.net.connection import Connection
 from levada.wire.fast import offset_commit
 from levada.wire.fast.offset_commit import CommitPrefix, Partition
 from levada.wire.internal.group_records import OffsetCommitValue
+from levada.wire.schema import messages
+
+OFFSET_COMMIT = messages.api_key("offset_commit")
 
 
 @fast_path("offset_commit", offset_commit.VERSIONS)
@@ -51,6 +54,7 @@ class FastCommit(FastPathRequest):
     """An OffsetCommit of offsets of one topic, by a member or by a client that is not one."""
 
     __slots__ = ("_partitions", "_topic")
+    api_key = OFFSET_COMMIT
 
     def __init__(
         self,
@@ -79,10 +83,14 @@ class FastCommit(FastPathRequest):
 
     def complete(self, result: Any) -> None:
         """Send at the flush, with all commits of this loop iteration: so clients send the next ones together too."""
+        if self._began:
+            self._metrics.complete(OFFSET_COMMIT, self._began)
         self.result = result
         self.connection.wake()
 
     def encode(self, result: Any) -> bytes:
         partitions = self._partitions
         codes = [result.code] * len(partitions) if isinstance(result, KafkaError) else result
+        for code in filter(None, codes):
+            self._metrics.error(OFFSET_COMMIT, code)
         return offset_commit.write_response(self._correlation_id, self.request, partitions, codes)

@@ -4,7 +4,8 @@ from abc import abstractmethod
 from typing import Any
 
 from levada.broker.broker import Broker
-from levada.broker.purgatory import DelayedResponse
+from levada.broker.purgatory import PENDING, DelayedResponse
+from levada.broker.request_metrics import RequestMetrics
 from levada.core.groups.machine import GroupsMachine
 from levada.core.machine import AnyOutcome, ResponseHandle
 from levada.errors import KafkaError
@@ -20,8 +21,10 @@ class FastPathRequest(DelayedResponse):
     The coordinator has changed nothing then, and the general path submits the request again and reports the error.
     """
 
-    __slots__ = ("_correlation_id", "_templates", "_version", "generation", "request")
+    __slots__ = ("_began", "_correlation_id", "_metrics", "_templates", "_version", "generation", "request")
+    api_key: int
     connection: Connection
+    _metrics: RequestMetrics
 
     def __init__(
         self,
@@ -38,22 +41,30 @@ class FastPathRequest(DelayedResponse):
         self._version = version
         self.request = request  # without its generation, where that is decoded apart
         self.generation = generation
+        self._began = 0.0  # until it is known to wait
 
     def submit(self, broker: Broker) -> bool:
         """Have the coordinator decide; False if it rejects the request."""
-        outbox = self.connection.outbox
+        outbox, self._metrics = self.connection.outbox, broker.request_metrics
         outbox.add(self)  # first, since the coordinator may complete it at once; its size is counted then
         try:
             broker.groups.shard(self.request.group_id).execute(self.decide, self)
         except KafkaError:
             outbox.remove_last()
             return False
+        if self.result is PENDING:
+            self._began = self._metrics.delay(self.api_key)
         return True
 
     def complete(self, result: Any) -> None:
         """Send the response at once where nothing else is to be sent; otherwise count what it holds until the flush."""
         connection = self.connection
+        if self._began:
+            self._metrics.complete(self.api_key, self._began)
+        if isinstance(result, KafkaError):
+            self._metrics.error(self.api_key, result.code)
         if connection.can_send_now:
+            self.result = None
             try:
                 connection.send_now(self.encode(result))
             except Exception as error:  # as in a flush: the coordinator goes on

@@ -209,10 +209,10 @@ def test_responses_are_sent_in_the_order_of_the_requests(broker: BrokerThread) -
         second.enter()  # waits for the first
         first.await_rebalance(generation)
         beat = {"group_id": "g", "generation_id": generation, "member_id": second.member_id}
-        before = broker.broker.request_counts[fast_groups.HEARTBEAT]
+        before = broker.broker.request_metrics.requests(fast_groups.HEARTBEAT)
         sent = [two.send("heartbeat", 1, beat) for _ in range(3)]
         deadline = time.monotonic() + 10.0
-        while broker.broker.request_counts[fast_groups.HEARTBEAT] < before + 3:
+        while broker.broker.request_metrics.requests(fast_groups.HEARTBEAT) < before + 3:
             assert time.monotonic() < deadline, "the heartbeats do not come"
         first.send_join()
         assert second.joined().generation_id == generation + 1
