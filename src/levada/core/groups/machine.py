@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 from levada.core.cluster.image import ClusterImage
 from levada.core.groups.classic import join as classic_join
 from levada.core.groups.classic import requests as classic_requests
-from levada.core.groups.classic.draft import SESSION_SLACK_MS
 from levada.core.groups.classic.group import ClassicGroup, restored
 from levada.core.groups.classic.join import JoinRequest
 from levada.core.groups.classic.requests import LeavingMember, SyncRequest
@@ -130,11 +129,9 @@ class GroupsMachine:
         return group
 
     def renew_session(self, group_id: str, member_id: str, session_timeout_ms: int, now_ms: int) -> list[GroupEvent]:
-        """Restart the session timer of a classic member, unless it was restarted within the slack."""
+        """Restart the session timer of a classic member, unless it was restarted in this millisecond."""
         timer, until_ms = session_timer(group_id, member_id), now_ms + session_timeout_ms
-        if until_ms <= (self.deadlines.get(timer) or 0) <= until_ms + SESSION_SLACK_MS:
-            return []
-        return [TimerScheduled(timer, until_ms + SESSION_SLACK_MS)]
+        return [] if self.deadlines.get(timer) == until_ms else [TimerScheduled(timer, until_ms)]
 
     # Requests of the classic protocol. Those of the consumer protocol: `levada.core.groups.consumer.requests`.
 

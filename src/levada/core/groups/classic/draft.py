@@ -27,7 +27,6 @@ from levada.core.machine import Outcome, ResponseHandle
 from levada.errors import ErrorCode, KafkaError
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 300_000  # a new member cannot heartbeat before its first generation
-SESSION_SLACK_MS: Final = 50  # a session may end this late, so that frequent requests need not move its timer
 
 
 class JoinedMember(msgspec.Struct, frozen=True):
@@ -87,7 +86,7 @@ class Draft:
         self.timers[session_timer(self.group.id, member_id)] = self.now_ms + timeout_ms
 
     def renew_session(self, member: Member) -> None:
-        self.start_session(member.id, member.session_timeout_ms + SESSION_SLACK_MS)
+        self.start_session(member.id, member.session_timeout_ms)
 
     def add_member(self, member: Member, protocol_type: str, handle: ResponseHandle) -> None:
         """Add a new member, whose JoinGroup is pending, and start a rebalance."""
@@ -243,11 +242,10 @@ class Draft:
         group.pending_sync_members = set(group.members)
         self.transition_to(COMPLETING_REBALANCE)
         self.timers[Timer(group.id, TimerKind.SYNC)] = self.now_ms + group.rebalance_timeout_ms
-        until_ms = self.now_ms + SESSION_SLACK_MS
         for member in list(group.members.values()):
             if member.is_new:
                 self.put_member(replace(member, is_new=False))
-            self.timers[session_timer(group.id, member.id)] = until_ms + member.session_timeout_ms
+            self.renew_session(member)
         self.responses += [(handle, self.join_result(member_id)) for member_id, handle in group.pending_joins.items()]
         group.pending_joins.clear()
 
