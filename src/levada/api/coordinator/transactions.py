@@ -7,6 +7,7 @@ when the coordinator's record is committed.
 from collections.abc import Awaitable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
+from time import thread_time
 from typing import Any
 
 from levada.api.coordinator.producers import error_for_version, with_producer_id
@@ -16,7 +17,7 @@ from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.coordinator.transactions import write_marker
 from levada.broker.purgatory import DelayedResult, gather
 from levada.core.machine import Outcome
-from levada.core.regex.matcher import Pattern
+from levada.core.patterns import Pattern
 from levada.core.transactions.machine import EndRequest
 from levada.core.transactions.state import TRANSACTION_VERSION_2, ProducerIdAndEpoch, Transaction
 from levada.errors import ErrorCode, KafkaError
@@ -241,25 +242,31 @@ def list_transactions(
     """List the transactional ids of this broker. v1 filters by duration, v2 by a regular expression."""
     response = list_transactions_v2.response
     unknown = [name for name in request.state_filters if name not in STATE_NAMES | UNLISTED_STATES]
-    pattern = Pattern(request.transactional_id_pattern) if request.transactional_id_pattern else None
     now_ms = context.broker.clock.now_ms()
-    found = [
-        response.TransactionState(
-            transactional_id=name,
-            producer_id=transaction.producer_id,
-            transaction_state=transaction.status.title,
-        )
+    found = {
+        name: transaction
         for name, transaction in _transactions(context)
         if (not request.state_filters or transaction.status.title in request.state_filters)
         and (not request.producer_id_filters or transaction.producer_id in request.producer_id_filters)
         and (request.duration_filter < 0 or now_ms - transaction.start_ms > request.duration_filter)
-        and (pattern is None or pattern.matches(name))
-    ]
+    }
+    if request.transactional_id_pattern:
+        matching = Pattern(request.transactional_id_pattern).matching(found, thread_time)
+        found = {name: transaction for name, transaction in found.items() if name in matching}
     return response.ListTransactionsResponse(
         throttle_time=UNTHROTTLED,
         error_code=ErrorCode.NONE,
         unknown_state_filters=tuple(unknown),
-        transaction_states=tuple(found),
+        transaction_states=tuple(
+            [
+                response.TransactionState(
+                    transactional_id=name,
+                    producer_id=transaction.producer_id,
+                    transaction_state=transaction.status.title,
+                )
+                for name, transaction in found.items()
+            ]
+        ),
     )
 
 

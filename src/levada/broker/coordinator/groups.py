@@ -1,5 +1,6 @@
 """The group coordinators of a broker: the runtime of `__consumer_offsets`, its settings and its metrics."""
 
+from time import thread_time
 from typing import TYPE_CHECKING, Final
 
 from levada.broker.coordinator.runtime import CoordinatorMetrics, CoordinatorRuntime, InternalTopic
@@ -101,6 +102,7 @@ def group_coordinators(broker: "Broker") -> GroupCoordinators:
             limits,
             consumer_limits=consumer_limits,
             image=lambda: broker.image,
+            cpu_time=thread_time,
             total_memory_bytes=total_memory_bytes,
         )
         machine.metrics, machine._changed = broker.coordinator_metrics, None

@@ -38,6 +38,7 @@ from levada.core.machine import (
     ProducerFields,
     ResponseHandle,
 )
+from levada.core.patterns import CpuTime
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.model import TopicPartitionKey
@@ -98,6 +99,7 @@ class GroupsMachine:
     deadlines: Deadlines[Timer] = field(default_factory=Deadlines)
     consumer_limits: ConsumerLimits = field(default_factory=ConsumerLimits)
     image: Callable[[], ClusterImage] = ClusterImage  # the topics that consumer groups assign
+    cpu_time: CpuTime = float  # limits the matching of regular expressions
     total_memory_bytes: Callable[[], int] = int  # of the groups of all shards of the broker
     memory_bytes: int = field(default=0, compare=False)  # of the groups of this shard
 
@@ -115,7 +117,7 @@ class GroupsMachine:
 
     def consumer_draft(self, group: ConsumerGroup, now_ms: int) -> ConsumerDraft:
         """A draft of a consumer group."""
-        return ConsumerDraft(group, self.limits_of(group.id), self.image(), now_ms)
+        return ConsumerDraft(group, self.limits_of(group.id), self.image(), now_ms, self.cpu_time)
 
     def limits_of(self, group_id: str) -> ConsumerLimits:
         """The limits of a consumer group: its group configs override the broker's settings."""

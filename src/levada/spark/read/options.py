@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from levada.client.retry import CLUSTER_RETRIABLE, RetryPolicy
-from levada.core.regex.matcher import Pattern
+from levada.core.patterns import Pattern
 from levada.errors import KafkaError
 from levada.model import TopicPartition
 from levada.spark.errors import OptionError, warn
@@ -35,7 +35,6 @@ from levada.spark.read.planner import SplitOptions
 if TYPE_CHECKING:
     from levada.spark.formats.decoder import Filter
 
-PATTERN_STEPS_MAX = 10_000_000  # some seconds; usual patterns take far less
 TYPES = frozenset(
     {"boolean", "byte", "tinyint", "short", "smallint", "int", "integer", "long", "bigint"}
     | {"float", "real", "double", "decimal", "dec", "numeric", "string", "char", "character", "varchar"}
@@ -55,7 +54,7 @@ def _pattern(text: str) -> str:
 def topic_matcher(pattern: str) -> Callable[[str], bool]:
     """Matches whole names of topics in linear time (RE2); with Python's engine if only that supports the pattern."""
     try:
-        return Pattern(pattern, PATTERN_STEPS_MAX).matches
+        return Pattern(pattern).matches
     except KafkaError:
         own = re.compile(pattern)
         return lambda name: own.fullmatch(name) is not None

@@ -25,7 +25,7 @@ from levada.core.groups.events import FORMAT, GroupEvent, TimersChanged, Volatil
 from levada.core.groups.group import Timer, TimerKind
 from levada.core.groups.memory_limit import put_group, remove_group
 from levada.core.machine import JournalRecord, Outcome, ResponseHandle
-from levada.core.regex.matcher import STEPS_MAX, Pattern
+from levada.core.patterns import CpuTime, Pattern
 from levada.errors import KafkaError
 from levada.logs import EventLog
 from levada.wire.internal.consumer_group_records import (
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = EventLog(__name__)
 
 # Of all regular expressions of a group together: each member may have one, and matching blocks the event loop.
-REFRESH_STEPS_MAX: Final = 10 * STEPS_MAX
+REFRESH_S_MAX: Final = 0.1
 MEMBER_TIMERS: Final = (
     TimerKind.SESSION,
     TimerKind.REVOKE,
@@ -121,9 +121,12 @@ class TopicsEvaluated(VolatileEvent, frozen=True):
 class ConsumerDraft:
     """A copy of a consumer group with the changes of a decision."""
 
-    __slots__ = ("events", "group", "image", "limits", "now_ms", "responses", "timers", "topics")
+    __slots__ = ("_cpu_time", "events", "group", "image", "limits", "now_ms", "responses", "timers", "topics")
 
-    def __init__(self, group: ConsumerGroup, limits: ConsumerLimits, image: ClusterImage, now_ms: int) -> None:
+    def __init__(
+        self, group: ConsumerGroup, limits: ConsumerLimits, image: ClusterImage, now_ms: int, cpu_time: CpuTime
+    ) -> None:
+        self._cpu_time = cpu_time
         self.group = group.copy()
         self.limits = limits
         self.image = image
@@ -196,17 +199,18 @@ class ConsumerDraft:
         group, changed = self.group, False
         evaluated_topics: Iterable[str] = () if group.evaluated_topics is None else group.evaluated_topics
         fresh = self.topics.keys() - evaluated_topics
-        steps_left, skipped = REFRESH_STEPS_MAX, 0
+        until, skipped = self._cpu_time() + REFRESH_S_MAX, 0
         for regex in sorted(group.used_regexes() & group.regexes.keys()):
             former = frozenset(group.regexes[regex].topics)
-            steps_max = max(0, min(steps_left, STEPS_MAX))
-            try:
-                matched, spent = Pattern(regex, steps_max).matching(fresh - former)
-            except KafkaError:
-                matched, spent = frozenset[str](), steps_max
+            matched = frozenset[str]()
+            if self._cpu_time() > until:
                 skipped += 1
-            steps_left -= spent
-            found = (former & self.topics.keys()).union(matched)
+            elif fresh:
+                try:
+                    matched = Pattern(regex).matching(fresh - former, self._cpu_time)
+                except KafkaError:
+                    skipped += 1
+            found = (former & self.topics.keys()) | matched
             if found != former:
                 changed = True
                 self._put_regex(regex, found)
@@ -217,8 +221,7 @@ class ConsumerDraft:
     def resolve(self, regex: str) -> None:
         """Resolve a new regular expression. INVALID_REGULAR_EXPRESSION."""
         if regex not in self.group.regexes:
-            found, _ = Pattern(regex).matching(self.topics)
-            self._put_regex(regex, found)
+            self._put_regex(regex, Pattern(regex).matching(self.topics, self._cpu_time))
 
     def _put_regex(self, regex: str, found: Iterable[str]) -> None:
         value = RegularExpressionValue(tuple(sorted(found)), self.image.revision, self.now_ms)

@@ -1,1 +1,0 @@
-"""RE2 patterns of topic names, matched in linear time."""
