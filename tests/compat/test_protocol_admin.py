@@ -17,6 +17,15 @@ from levada.errors import ErrorCode
 
 TOPIC, BROKER = 2, 4
 SET, DELETE, APPEND, SUBTRACT = range(4)
+TOPIC_SETTINGS_IN_ORDER = """
+compression.type remote.log.delete.on.disable leader.replication.throttled.replicas remote.storage.enable
+min.insync.replicas segment.jitter.ms remote.log.copy.disable local.retention.ms cleanup.policy flush.ms
+follower.replication.throttled.replicas compression.lz4.level segment.bytes retention.ms compression.gzip.level
+flush.messages compression.zstd.level max.compaction.lag.ms file.delete.delay.ms max.message.bytes
+min.compaction.lag.ms message.timestamp.type local.retention.bytes preallocate index.interval.bytes
+min.cleanable.dirty.ratio unclean.leader.election.enable retention.bytes delete.retention.ms
+message.timestamp.after.max.ms message.timestamp.before.max.ms segment.ms segment.index.bytes
+"""
 
 
 class TestApiVersions:
@@ -255,6 +264,13 @@ class TestConfigs:
         synonyms = [(synonym.name, synonym.value, synonym.source) for synonym in config.synonyms]
         assert synonyms == [("cleanup.policy", "compact", 1), ("log.cleanup.policy", "delete", 5)]
 
+    def test_settings_of_a_topic_come_in_the_order_of_a_java_hash_map(self, wire: Connection, topic: str) -> None:
+        names = [config.name for config in self.describe(wire, TOPIC, topic).configs]
+        assert [name for name in names if not name.startswith("levada.")] == TOPIC_SETTINGS_IN_ORDER.split()
+        chosen = ["segment.ms", "compression.type", "retention.ms", "segment.bytes"]
+        names = [config.name for config in self.describe(wire, TOPIC, topic, chosen).configs]
+        assert names == ["compression.type", "segment.bytes", "retention.ms", "segment.ms"]
+
     def test_types(self, wire: Connection, topic: str) -> None:
         kinds = {config.name: config.config_type for config in self.describe(wire, TOPIC, topic).configs}
         expected = {
@@ -352,3 +368,12 @@ class TestCluster:
     def test_find_coordinator(self, wire: Connection, broker: str) -> None:
         (found,) = wire.call("find_coordinator", 4, {"key_type": 0, "coordinator_keys": ["a-group"]}).coordinators
         assert (found.key, found.error_code, f"{found.host}:{found.port}") == ("a-group", 0, broker)
+        assert found.error_message == ""
+
+    @pytest.mark.parametrize("version", [1, 2, 3])
+    def test_find_coordinator_of_one_key_has_a_message_without_an_error(self, wire: Connection, version: int) -> None:
+        def find() -> tuple[int, str]:
+            reply = wire.call("find_coordinator", version, {"key_type": 0, "key": "a-group"})
+            return reply.error_code, reply.error_message
+
+        eventually(find, (ErrorCode.NONE, "NONE"))

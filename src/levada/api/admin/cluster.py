@@ -41,6 +41,7 @@ BROKER_ENDPOINTS = 1
 CONTROLLER_ENDPOINTS = 2
 COORDINATOR_TYPES = frozenset((0, 1, 2))  # groups, transactions, share partitions
 SHARE = 2
+MANY_KEYS_FROM = 4
 
 # By broker and topic: the topic's image, the live brokers and offline log dirs, and the topic's response.
 _topic_responses: WeakKeyDictionary[Broker, dict[str, tuple[TopicImage, Any, Any]]] = WeakKeyDictionary()
@@ -296,8 +297,8 @@ def find_coordinator(
 ) -> "find_coordinator_v6.FindCoordinatorResponse | Awaitable[find_coordinator_v6.FindCoordinatorResponse]":
     """Return the coordinator of a group or transactional id: this broker.
 
-    v1 adds transactional ids, v4 many keys in one request (KIP-699), v6 share groups (KIP-932). The first request
-    creates the internal topic; requests in the meantime wait for it.
+    v1 adds transactional ids and a message, which is NONE without an error, as in Kafka; v4 many keys in one request
+    (KIP-699), v6 share groups (KIP-932). The first request creates the internal topic; requests in the meantime wait.
     """
     coordinators = context.broker.coordinators.get(request.key_type)
     if coordinators is None or coordinators.exists or not request.coordinator_keys:
@@ -328,8 +329,11 @@ def _coordinators(
             error = ErrorCode.COORDINATOR_NOT_AVAILABLE
         else:
             node_id, host, port, _ = here
+        message = "NONE" if error is ErrorCode.NONE and context.api_version < MANY_KEYS_FROM else ""
         coordinators.append(
-            response.Coordinator(key=key, node_id=node_id, host=host, port=port, error_code=error, error_message="")
+            response.Coordinator(
+                key=key, node_id=node_id, host=host, port=port, error_code=error, error_message=message
+            )
         )
     return response.FindCoordinatorResponse(throttle_time=UNTHROTTLED, coordinators=tuple(coordinators))
 

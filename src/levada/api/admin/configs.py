@@ -1,7 +1,8 @@
 """Handlers of DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and ListConfigResources.
 
 A value comes from the first of its sources that sets it: the topic or group, this broker, all brokers, the static
-configuration, the default. DescribeConfigs returns all of them as synonyms, in that order.
+configuration, the default. DescribeConfigs returns all of them as synonyms, in that order. Settings come in
+the order of Kafka, which is that of a Java HashMap.
 """
 
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 from levada.api.registry import handles
 from levada.api.request import UNTHROTTLED, RequestContext
 from levada.broker.broker import Broker
+from levada.broker.coordinator.runtime import java_hash
 from levada.config.broker import BROKER_SETTINGS
 from levada.config.groups import GROUP_SETTINGS, GroupConfig
 from levada.config.settings import Setting
@@ -40,6 +42,16 @@ with lazy_imports():
 
 CLIENT_METRICS = 16
 LISTED_TYPES = (ResourceType.TOPIC, ResourceType.BROKER, ResourceType.GROUP)
+TABLE_SIZES = {ResourceType.TOPIC: 64, ResourceType.BROKER: 512, ResourceType.GROUP: 32}  # of Kafka's hash maps
+# Topic settings that come before others of the same bucket: Kafka defined them first.
+DEFINED_FIRST = (
+    "segment.bytes",
+    "flush.messages",
+    "retention.bytes",
+    "retention.ms",
+    "index.interval.bytes",
+    "max.compaction.lag.ms",
+)
 KNOWN_TYPES = frozenset((2, 4, 8, 16, 32))  # topics, brokers, broker loggers, client metrics, groups
 
 
@@ -180,7 +192,8 @@ def describe_configs(
     for resource in {(item.resource_type, item.resource_name): item for item in request.resources}.values():
         error, entries = None, []
         try:
-            entries = _entries(context.broker, resource.resource_type, resource.resource_name, inherited)
+            found = _entries(context.broker, resource.resource_type, resource.resource_name, inherited)
+            entries = _in_kafkas_order(resource.resource_type, found)
         except KafkaError as raised:
             error = raised
         wanted = resource.configuration_keys
@@ -196,6 +209,18 @@ def describe_configs(
             )
         )
     return response.DescribeConfigsResponse(throttle_time=UNTHROTTLED, results=tuple(results))
+
+
+def _in_kafkas_order(type_: int, entries: list[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: _position(type_, entry.setting.name))
+
+
+@cache
+def _position(type_: int, name: str) -> tuple[int, int]:
+    """The position of a setting in Kafka's responses: the bucket of its hash, then its place in the bucket."""
+    number = java_hash(name) & 0xFFFF_FFFF
+    place = DEFINED_FIRST.index(name) if name in DEFINED_FIRST else len(DEFINED_FIRST)
+    return (number ^ number >> 16) % TABLE_SIZES[ResourceType(type_)], place
 
 
 def _entries(broker: Broker, type_: int, name: str, inherited: list[Entry]) -> list[Entry]:
