@@ -6,6 +6,7 @@ import click
 
 from levada.cli.options import connection_options, output_option, with_client
 from levada.cli.output import Output, emit, emit_one, table, wants_color
+from levada.cli.settings import ClientProperties
 
 
 @click.group()
@@ -22,7 +23,7 @@ def cluster() -> None:
 @cluster.command()
 @output_option
 @connection_options
-def describe(output: Output, bootstrap: str, timeout: float) -> None:
+def describe(output: Output, properties: ClientProperties) -> None:
     """Show the cluster's id and its brokers.
 
     \b
@@ -30,7 +31,7 @@ def describe(output: Output, bootstrap: str, timeout: float) -> None:
       levada cluster describe
       levada cluster describe -o json
     """
-    metadata = with_client(bootstrap, timeout, lambda client: client.metadata())
+    metadata = with_client(properties, lambda client: client.metadata())
     partitions = [part for info in metadata.topics.values() for part in info.partitions]
     brokers: list[dict[str, Any]] = [
         {

@@ -11,11 +11,11 @@ from levada.cli.options import (
     connection_options,
     notice,
     output_option,
-    parse_settings,
     require_topic,
     with_client,
 )
 from levada.cli.output import Output, emit
+from levada.cli.settings import ClientProperties, parse_settings
 
 if TYPE_CHECKING:
     from levada.client.admin.admin import Resource
@@ -59,8 +59,7 @@ def describe(
     keys: tuple[str, ...],
     everything: bool,
     output: Output,
-    bootstrap: str,
-    timeout: float,
+    properties: ClientProperties,
 ) -> None:
     """Show settings: those that differ from the defaults, the named ones, or all.
 
@@ -90,7 +89,7 @@ def describe(
             if (entry.name in keys if keys else everything or entry.source != "default")
         ]
 
-    rows = with_client(bootstrap, timeout, work)
+    rows = with_client(properties, work)
     if not rows and output == "table":
         notice(f"{resource} {name} has only default settings; try: --all")
         return
@@ -102,7 +101,7 @@ def describe(
 @name_argument
 @click.argument("settings", metavar="KEY=VALUE...", nargs=-1, required=True)
 @connection_options
-def set_values(resource: "Resource", name: str, settings: tuple[str, ...], bootstrap: str, timeout: float) -> None:
+def set_values(resource: "Resource", name: str, settings: tuple[str, ...], properties: ClientProperties) -> None:
     """Change settings.
 
     \b
@@ -110,7 +109,7 @@ def set_values(resource: "Resource", name: str, settings: tuple[str, ...], boots
       levada config set topic orders retention.ms=86400000 max.message.bytes=2097152
       levada config set broker 1 log.retention.ms=3600000
     """
-    _alter(resource, name, {**parse_settings(settings, "KEY=VALUE")}, bootstrap, timeout)
+    _alter(resource, name, {**parse_settings(settings, "KEY=VALUE")}, properties)
 
 
 @config.command()
@@ -118,22 +117,22 @@ def set_values(resource: "Resource", name: str, settings: tuple[str, ...], boots
 @name_argument
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @connection_options
-def unset(resource: "Resource", name: str, keys: tuple[str, ...], bootstrap: str, timeout: float) -> None:
+def unset(resource: "Resource", name: str, keys: tuple[str, ...], properties: ClientProperties) -> None:
     """Reset settings to their defaults.
 
     \b
     Examples:
       levada config unset topic orders retention.ms
     """
-    _alter(resource, name, dict.fromkeys(keys), bootstrap, timeout)
+    _alter(resource, name, dict.fromkeys(keys), properties)
 
 
-def _alter(resource: "Resource", name: str, changes: dict[str, str | None], bootstrap: str, timeout: float) -> None:
+def _alter(resource: "Resource", name: str, changes: dict[str, str | None], properties: ClientProperties) -> None:
     async def work(client: "Client") -> None:
         await _check(client, resource, name)
         await client.admin.alter_configs(resource, name, changes)
 
-    with_client(bootstrap, timeout, work)
+    with_client(properties, work)
     notice(f"altered {resource} {name}")
 
 

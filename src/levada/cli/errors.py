@@ -36,6 +36,7 @@ HINTS = {
     ErrorCode.TOPIC_ALREADY_EXISTS: "try: --if-not-exists to leave it unchanged",
     ErrorCode.TOPIC_DELETION_DISABLED: "try: delete.topic.enable=true in the broker's settings",
     ErrorCode.MESSAGE_TOO_LARGE: "try: levada config set topic TOPIC max.message.bytes=...",
+    ErrorCode.NOT_ENOUGH_REPLICAS: "try: levada config set topic TOPIC min.insync.replicas=... (at most the replicas)",
     ErrorCode.OFFSET_OUT_OF_RANGE: "try: --from beginning, or `levada topic describe` for its offsets",
     ErrorCode.INVALID_TOPIC_EXCEPTION: "try: a topic that is not internal, named by at most 249 of a-z A-Z 0-9 . _ -",
 }

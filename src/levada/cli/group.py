@@ -8,6 +8,7 @@ import click
 from levada.cli.errors import EXIT_NOT_FOUND, CommandError, did_you_mean, not_found
 from levada.cli.options import confirm, connection_options, notice, output_option, require_topic, with_client
 from levada.cli.output import Output, Row, emit, emit_each, printable, table, wants_color
+from levada.cli.settings import ClientProperties
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def group() -> None:
 @click.option("-q", "--names", is_flag=True, help="Print only the names.")
 @output_option
 @connection_options
-def list_groups(names: bool, output: Output, bootstrap: str, timeout: float) -> None:
+def list_groups(names: bool, output: Output, properties: ClientProperties) -> None:
     """List groups.
 
     \b
@@ -53,7 +54,7 @@ def list_groups(names: bool, output: Output, bootstrap: str, timeout: float) -> 
     """
     from levada.client.admin.groups import GroupAdmin
 
-    groups = with_client(bootstrap, timeout, lambda client: GroupAdmin(client).list_groups())
+    groups = with_client(properties, lambda client: GroupAdmin(client).list_groups())
     if names:
         # `color` keeps click from removing what looks like colour codes: this is data.
         click.echo("".join(f"{found.group}\n" for found in groups), nl=False, color=True)
@@ -67,7 +68,7 @@ def list_groups(names: bool, output: Output, bootstrap: str, timeout: float) -> 
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True)
 @output_option
 @connection_options
-def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: float) -> None:
+def describe(names: tuple[str, ...], output: Output, properties: ClientProperties) -> None:
     """Show the members of groups, their partitions and their lag.
 
     \b
@@ -79,7 +80,7 @@ def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: fl
     async def work(client: "Client") -> list[dict[str, Any]]:
         return [await _description(client, name) for name in names]
 
-    emit_each(with_client(bootstrap, timeout, work), output, _print_description)
+    emit_each(with_client(properties, work), output, _print_description)
 
 
 @group.command(short_help="Show the lag in records and seconds.")
@@ -87,7 +88,7 @@ def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: fl
 @click.option("--partitions", is_flag=True, help="One row per partition.")
 @output_option
 @connection_options
-def lag(names: tuple[str, ...], partitions: bool, output: Output, bootstrap: str, timeout: float) -> None:
+def lag(names: tuple[str, ...], partitions: bool, output: Output, properties: ClientProperties) -> None:
     """Show the lag of groups in records, and the age of the oldest unread record.
 
     \b
@@ -108,7 +109,7 @@ def lag(names: tuple[str, ...], partitions: bool, output: Output, bootstrap: str
                     raise
         return rows
 
-    rows = with_client(bootstrap, timeout, work)
+    rows = with_client(properties, work)
     if not rows and output == "table":
         notice("no groups have committed offsets")
         return
@@ -143,8 +144,7 @@ def reset(
     shift_by: int | None,
     execute: bool,
     output: Output,
-    bootstrap: str,
-    timeout: float,
+    properties: ClientProperties,
 ) -> None:
     """Reset the committed offsets of a group without members. Shows the changes, and asks unless --execute is given.
 
@@ -167,14 +167,14 @@ def reset(
         partitions = await _partitions(client, name, topics)
         return await plan_reset(client, name, partitions, target, shift=shift_by is not None)
 
-    moves = with_client(bootstrap, timeout, plan)
+    moves = with_client(properties, plan)
     emit([_move_row(move) for move in moves], output, ("topic", "partition", "committed", "new", "lag"))
     _report_limits(name, moves)
     count = "1 offset" if len(moves) == 1 else f"{len(moves)} offsets"
     if not execute:
         confirm(f"reset {count} of {name}?", yes=False, hint="try: --execute")
     new = {move.partition: move.target for move in moves}
-    with_client(bootstrap, timeout, lambda client: GroupAdmin(client).commit(name, new))
+    with_client(properties, lambda client: GroupAdmin(client).commit(name, new))
     notice(f"reset {count} of {name}")
 
 
@@ -182,7 +182,7 @@ def reset(
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @connection_options
-def delete(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) -> None:
+def delete(names: tuple[str, ...], yes: bool, properties: ClientProperties) -> None:
     """Delete groups that have no members, and their offsets.
 
     \b
@@ -196,7 +196,7 @@ def delete(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) ->
         for name in names:
             await _check_unused(client, name)
 
-    with_client(bootstrap, timeout, check)
+    with_client(properties, check)
     confirm(f"delete {', '.join(names)} and all committed offsets?", yes)
 
     async def work(client: "Client") -> None:
@@ -204,7 +204,7 @@ def delete(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) ->
             await GroupAdmin(client).delete(name)
             notice(f"deleted {name}")
 
-    with_client(bootstrap, timeout, work)
+    with_client(properties, work)
 
 
 def _target(

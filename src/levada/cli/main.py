@@ -1,13 +1,12 @@
 """The command `levada`: imports only the command in use, and turns errors into messages and exit codes."""
 
-import os
 import sys
 from importlib import import_module
+from typing import Any
 
 import click
 
 from levada.cli.errors import (
-    EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
     CommandError,
@@ -15,13 +14,14 @@ from levada.cli.errors import (
     from_click,
     from_exception,
 )
+from levada.cli.output import discard_output
 
 # Each command: its module, and a description.
 COMMANDS = {
     "start": ("levada.cli.start", "Start a broker."),
     "topic": ("levada.cli.topic", "List, create, describe, alter and delete topics."),
-    "produce": ("levada.cli.produce", "Send records from standard input or files."),
-    "consume": ("levada.cli.consume", "Print the records of a topic."),
+    "produce": ("levada.cli.records.produce", "Send records from standard input or files."),
+    "consume": ("levada.cli.records.consume", "Print the records of topics."),
     "group": (
         "levada.cli.group",
         "List and describe consumer groups and their lag; reset and delete them.",
@@ -57,6 +57,15 @@ class Commands(click.Group):
             raise CommandError(f"no such command: {args[0]}{did_you_mean(args[0], COMMANDS)}", EXIT_USAGE, hint)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:  # click would exit with 1; `| head` has all that it needs
+            discard_output()
+            return 0
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
@@ -87,7 +96,6 @@ def run(arguments: list[str] | None = None) -> int:
     """Run a command; 0 ok, 1 failed, 2 usage, 3 cannot connect, 4 not found, 5 denied, 6 timeout."""
     try:
         code = levada.main(arguments, prog_name="levada", standalone_mode=False)
-        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
@@ -100,10 +108,6 @@ def run(arguments: list[str] | None = None) -> int:
         return failure.exit_code
     except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader has closed the pipe. Python would flush standard output at exit and print an error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
     except Exception as error:
         explained = from_exception(error)
         if explained is None:

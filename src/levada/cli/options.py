@@ -3,27 +3,44 @@
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
 
 from levada.cli.errors import CommandError, not_found
+from levada.cli.settings import (
+    DEFAULT_BOOTSTRAP,
+    DEFAULT_TIMEOUT_S,
+    ClientProperties,
+    client_properties,
+    complete_properties,
+)
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from levada.client.client import Client
 
-DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
-COMPLETION_TIMEOUT_MS = 400
+COMPLETION_TIMEOUT_S = 0.4
 
 Result = TypeVar("Result")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def bootstrap_option(command: Command) -> Command:
-    """Add -b."""
-    return click.option(
+def client_options(command: Command) -> Command:
+    """Add -b, -X and --config; the command gets them as `properties`."""
+    return _client_options(command, "-F", "--config")
+
+
+def _client_options(command: Command, *file_names: str) -> Command:
+    @wraps(command)
+    def with_properties(**given: Any) -> Any:
+        for name in ("bootstrap", "timeout", "client_settings", "properties_file"):
+            given.pop(name, None)
+        return command(properties=client_properties(click.get_current_context()), **given)
+
+    bootstrap = click.option(
         "-b",
         "--bootstrap",
         metavar="HOST:PORT",
@@ -32,20 +49,44 @@ def bootstrap_option(command: Command) -> Command:
         show_default=True,
         show_envvar=True,
         help="Bootstrap brokers, separated by commas.",
-    )(command)
+    )
+    setting = click.option(
+        "-X",
+        "client_settings",
+        metavar="KEY=VALUE",
+        multiple=True,
+        shell_complete=complete_properties,
+        help="A setting of the client, by Kafka's name; can be repeated.",
+    )
+    file = click.option(
+        *file_names,
+        "properties_file",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False),
+        help="A properties file with settings of the client.",
+    )
+    return cast(Command, bootstrap(setting(file(with_properties))))
 
 
 def connection_options(command: Command) -> Command:
-    """Add -b and --timeout."""
-    timeout = click.option(
+    """Add -b, --timeout, -X and --config; the command gets them as `properties`."""
+    return client_options(_timeout_option(command))
+
+
+def connection_options_beside_config(command: Command) -> Command:
+    """The same for a command whose --config is a setting of a topic: the file is --command-config, as in Kafka."""
+    return _client_options(_timeout_option(command), "-F", "--command-config")
+
+
+def _timeout_option(command: Command) -> Command:
+    return click.option(
         "--timeout",
         metavar="SECONDS",
         type=click.FloatRange(min=0.1),
-        default=10.0,
+        default=DEFAULT_TIMEOUT_S,
         show_default=True,
         help="How long to wait for a broker.",
-    )
-    return bootstrap_option(timeout(command))
+    )(command)
 
 
 def output_option(command: Command) -> Command:
@@ -75,21 +116,15 @@ class TimeType(click.ParamType[datetime]):
             return self.fail(f"{text!r} is not a time: milliseconds since 1970 or 2026-05-01T12:00", param, ctx)
 
 
-def with_client(bootstrap: str, timeout: float, work: Callable[["Client"], Awaitable[Result]]) -> Result:
+def with_client(properties: ClientProperties, work: Callable[["Client"], Awaitable[Result]]) -> Result:
     """Run `work` with a connected client."""
     import asyncio
 
     from levada.client.client import Client
 
     async def connected() -> Result:
-        timeout_ms = int(timeout * 1000)
         try:
-            client = Client(
-                bootstrap,
-                client_id="levada-cli",
-                request_timeout_ms=timeout_ms,
-                connect_timeout_ms=min(timeout_ms, 10_000),
-            )
+            client = Client(**properties.arguments("client"))
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="-b") from None
         async with client:
@@ -110,14 +145,34 @@ async def require_topic(client: "Client", name: str) -> None:
 
 
 def complete_topics(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Topic names for shell completion; empty if no broker responds quickly."""
-    bootstrap = ctx.params.get("bootstrap") or os.environ.get("LEVADA_BOOTSTRAP") or DEFAULT_BOOTSTRAP
+    """Topic names for shell completion."""
 
     async def names(client: "Client") -> Iterable[str]:
         return (await client.metadata()).topics
 
+    return complete_from_broker(ctx, incomplete, names)
+
+
+def complete_groups(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Group names for shell completion."""
+
+    async def names(client: "Client") -> Iterable[str]:
+        from levada.client.admin.groups import GroupAdmin
+
+        return [found.group for found in await GroupAdmin(client).list_groups()]
+
+    return complete_from_broker(ctx, incomplete, names)
+
+
+def complete_from_broker(
+    ctx: click.Context, incomplete: str, names: Callable[["Client"], Awaitable[Iterable[str]]]
+) -> list[CompletionItem]:
+    """Names that the broker knows; none if no broker responds quickly."""
     try:
-        found = with_client(bootstrap, COMPLETION_TIMEOUT_MS / 1000, names)
+        properties = client_properties(ctx)
+        if not ctx.params.get("bootstrap") and "bootstrap.servers" not in properties.given:
+            properties = properties._replace(bootstrap=os.environ.get("LEVADA_BOOTSTRAP") or DEFAULT_BOOTSTRAP)
+        found = with_client(properties._replace(timeout_s=COMPLETION_TIMEOUT_S), names)
     except Exception:  # noqa: BLE001  # completion must not print errors
         return []
     return [CompletionItem(name) for name in sorted(found) if name.startswith(incomplete)]
@@ -126,17 +181,6 @@ def complete_topics(ctx: click.Context, param: click.Parameter, incomplete: str)
 def topic_argument(command: Command) -> Command:
     """Add the argument TOPIC."""
     return click.argument("topic", metavar="TOPIC", shell_complete=complete_topics)(command)
-
-
-def parse_settings(pairs: Iterable[str], hint: str) -> dict[str, str]:
-    """`key=value` pairs."""
-    settings: dict[str, str] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise click.BadParameter(f"{pair!r} is not key=value", param_hint=hint)
-        settings[key.strip()] = value
-    return settings
 
 
 def notice(text: str) -> None:

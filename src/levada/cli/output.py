@@ -1,6 +1,7 @@
 """Data on standard output: aligned columns or JSON."""
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -79,6 +80,11 @@ def _text(value: object) -> str:
 def printable(text: str) -> str:
     """A text without control characters; names come from clients."""
     return text if text.isprintable() else repr(text)[1:-1]
+
+
+def discard_output() -> None:
+    """Discard what is still written to standard output, whose reader has gone; Python flushes it once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def wants_color() -> bool | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import click
 
 from levada.cli.errors import EXIT_USAGE, CommandError
-from levada.cli.options import parse_settings
+from levada.cli.settings import parse_settings, read_properties
 
 
 @click.command()
@@ -63,7 +63,8 @@ def _run(properties: str | None, flags: dict[str, str]) -> None:
     from levada.config.properties import merged
     from levada.errors import KafkaError
 
-    given = merged(text=_text(properties), environment=os.environ, flags=flags)
+    text = read_properties(properties) if properties else None
+    given = merged(text=text, environment=os.environ, flags=flags)
     try:
         config, warnings = BrokerConfig.load(given)
     except KafkaError as error:
@@ -86,15 +87,3 @@ def _failure(given: Mapping[str, str], error: CommandError) -> BaseException:
     logs.configure(logs.JSON)
     logs.EventLog(__name__).error("broker cannot start", why=error.message, hint=error.hint)
     return SystemExit(error.exit_code)
-
-
-def _text(properties: str | None) -> str | None:
-    """The text of a properties file, in UTF-8 or, as older Java wrote it, in Latin-1."""
-    if properties is None:
-        return None
-    with open(properties, "rb") as file:
-        content = file.read()
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return content.decode("latin-1")

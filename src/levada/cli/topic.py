@@ -9,14 +9,15 @@ from levada.cli.options import (
     complete_topics,
     confirm,
     connection_options,
+    connection_options_beside_config,
     notice,
     output_option,
-    parse_settings,
     require_topic,
     topic_argument,
     with_client,
 )
 from levada.cli.output import Output, Row, emit, emit_each, table, wants_color
+from levada.cli.settings import ClientProperties, parse_settings
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def topic() -> None:
 @click.option("--internal", is_flag=True, help="Also show internal topics of brokers and of Levada.")
 @output_option
 @connection_options
-def list_topics(names: bool, internal: bool, output: Output, bootstrap: str, timeout: float) -> None:
+def list_topics(names: bool, internal: bool, output: Output, properties: ClientProperties) -> None:
     """List topics.
 
     \b
@@ -52,7 +53,7 @@ def list_topics(names: bool, internal: bool, output: Output, bootstrap: str, tim
       levada topic list -o json
       levada topic list -q | xargs -n 1 levada topic describe
     """
-    metadata = with_client(bootstrap, timeout, lambda client: client.metadata())
+    metadata = with_client(properties, lambda client: client.metadata())
     topics = [
         metadata.topics[name] for name in sorted(metadata.topics) if internal or not metadata.topics[name].is_hidden
     ]
@@ -72,7 +73,7 @@ def list_topics(names: bool, internal: bool, output: Output, bootstrap: str, tim
 @click.option("-c", "--config", "settings", metavar="KEY=VALUE", multiple=True, help="A setting of the topic.")
 @click.option("--if-not-exists", is_flag=True, help="Leave an existing topic unchanged.")
 @output_option
-@connection_options
+@connection_options_beside_config
 def create(
     names: tuple[str, ...],
     partitions: int | None,
@@ -80,8 +81,7 @@ def create(
     settings: tuple[str, ...],
     if_not_exists: bool,
     output: Output,
-    bootstrap: str,
-    timeout: float,
+    properties: ClientProperties,
 ) -> None:
     """Create topics; defaults come from the broker's settings.
 
@@ -111,7 +111,7 @@ def create(
             rows.append({**_summary(await client.topic(name, create=True)), "created": created})
         return rows
 
-    rows = with_client(bootstrap, timeout, work)
+    rows = with_client(properties, work)
     if output != "table":
         emit(rows, output)
         return
@@ -124,7 +124,7 @@ def create(
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topics)
 @output_option
 @connection_options
-def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: float) -> None:
+def describe(names: tuple[str, ...], output: Output, properties: ClientProperties) -> None:
     """Show partitions with their replicas and offsets, and settings that differ from the defaults.
 
     \b
@@ -136,7 +136,7 @@ def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: fl
     async def work(client: "Client") -> list[dict[str, Any]]:
         return [await _description(client, name) for name in names]
 
-    emit_each(with_client(bootstrap, timeout, work), output, _print_description)
+    emit_each(with_client(properties, work), output, _print_description)
 
 
 @topic.command()
@@ -144,14 +144,13 @@ def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: fl
 @click.option("-p", "--partitions", type=click.IntRange(min=1), help="The new number of partitions.")
 @click.option("-c", "--config", "settings", metavar="KEY=VALUE", multiple=True, help="Change a setting.")
 @click.option("--unset", metavar="KEY", multiple=True, help="Reset a setting to its default.")
-@connection_options
+@connection_options_beside_config
 def alter(
     topic: str,
     partitions: int | None,
     settings: tuple[str, ...],
     unset: tuple[str, ...],
-    bootstrap: str,
-    timeout: float,
+    properties: ClientProperties,
 ) -> None:
     """Add partitions or change settings.
 
@@ -171,7 +170,7 @@ def alter(
         if partitions is not None:
             await client.admin.create_partitions(topic, partitions)
 
-    with_client(bootstrap, timeout, work)
+    with_client(properties, work)
     notice(f"altered {topic}")
 
 
@@ -180,7 +179,7 @@ def alter(
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--if-exists", is_flag=True, help="Ignore topics that do not exist.")
 @connection_options
-def delete(names: tuple[str, ...], yes: bool, if_exists: bool, bootstrap: str, timeout: float) -> None:
+def delete(names: tuple[str, ...], yes: bool, if_exists: bool, properties: ClientProperties) -> None:
     """Delete topics and all their records.
 
     \b
@@ -196,7 +195,7 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, bootstrap: str, t
                 raise not_found("topic", name, known, "try: levada topic list")
         return [name for name in names if name in known]
 
-    existing = with_client(bootstrap, timeout, check)
+    existing = with_client(properties, check)
     if not existing:
         return
     confirm(f"delete {', '.join(existing)} and all records?", yes)
@@ -206,7 +205,7 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, bootstrap: str, t
             await client.admin.delete_topic(name)
             notice(f"deleted {name}")
 
-    with_client(bootstrap, timeout, work)
+    with_client(properties, work)
 
 
 def _summary(info: "TopicInfo") -> dict[str, Any]:

@@ -7,6 +7,7 @@ import click
 from levada.cli.errors import CommandError, not_found
 from levada.cli.options import confirm, connection_options, notice, output_option, require_topic, with_client
 from levada.cli.output import Output, emit, emit_one, table
+from levada.cli.settings import ClientProperties
 from levada.clock import SystemClock
 from levada.errors import ErrorCode, KafkaError
 
@@ -62,8 +63,7 @@ def list_transactions(
     hanging: bool,
     topics: tuple[str, ...],
     output: Output,
-    bootstrap: str,
-    timeout: float,
+    properties: ClientProperties,
 ) -> None:
     """List transactional ids and their open or last transactions.
 
@@ -81,7 +81,7 @@ def list_transactions(
             "--hanging lists transactions that coordinators do not know; omit --open and --longer-than"
         )
     if hanging:
-        found = with_client(bootstrap, timeout, lambda client: _hanging(client, topics))
+        found = with_client(properties, lambda client: _hanging(client, topics))
         if not found and output == "table":
             notice("no hanging transactions")
         else:
@@ -90,7 +90,7 @@ def list_transactions(
     from levada.client.admin.transactions import ACTIVE_STATES, TransactionAdmin
 
     states = ACTIVE_STATES if only_open or longer_than is not None else ()
-    known = with_client(bootstrap, timeout, lambda client: TransactionAdmin(client).list_transactions(states))
+    known = with_client(properties, lambda client: TransactionAdmin(client).list_transactions(states))
     rows = [_row(state) for state in known]
     if longer_than is not None:
         rows = [row for row in rows if (row["open_seconds"] or 0) > longer_than]
@@ -106,7 +106,7 @@ def list_transactions(
 @click.argument("names", metavar="TRANSACTIONAL_ID...", nargs=-1, required=True)
 @output_option
 @connection_options
-def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: float) -> None:
+def describe(names: tuple[str, ...], output: Output, properties: ClientProperties) -> None:
     """Show transactions and the partitions they have written to.
 
     \b
@@ -118,7 +118,7 @@ def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: fl
     async def work(client: "Client") -> "list[TransactionState]":
         return [await _find(client, name) for name in names]
 
-    rows = [_row(state) for state in with_client(bootstrap, timeout, work)]
+    rows = [_row(state) for state in with_client(properties, work)]
     if output == "json" and len(rows) == 1:
         emit_one(rows[0], output)
     elif output != "table":
@@ -137,7 +137,7 @@ def describe(names: tuple[str, ...], output: Output, bootstrap: str, timeout: fl
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @connection_options
 def abort(
-    names: tuple[str, ...], hanging: bool, topics: tuple[str, ...], yes: bool, bootstrap: str, timeout: float
+    names: tuple[str, ...], hanging: bool, topics: tuple[str, ...], yes: bool, properties: ClientProperties
 ) -> None:
     """Abort open and prepared transactions; their producers are fenced.
 
@@ -150,7 +150,7 @@ def abort(
         raise click.UsageError("give transactional ids or --hanging")
     _check_topics(topics, hanging)
     if hanging:
-        _abort_hanging(topics, yes, bootstrap, timeout)
+        _abort_hanging(topics, yes, properties)
         return
     from levada.client.admin.transactions import TransactionAdmin
 
@@ -158,7 +158,7 @@ def abort(
         for name in names:
             _check_open(await _find(client, name))
 
-    with_client(bootstrap, timeout, check)
+    with_client(properties, check)
     confirm(f"abort {', '.join(names)}?", yes)
 
     async def work(client: "Client") -> None:
@@ -166,14 +166,14 @@ def abort(
             await TransactionAdmin(client).abort(name)
             notice(f"aborted {name}")
 
-    with_client(bootstrap, timeout, work)
+    with_client(properties, work)
 
 
 @txn.command(short_help="Commit prepared transactions.")
 @click.argument("names", metavar="TRANSACTIONAL_ID...", nargs=-1, required=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @connection_options
-def commit(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) -> None:
+def commit(names: tuple[str, ...], yes: bool, properties: ClientProperties) -> None:
     """Commit prepared transactions of two-phase commit in place of their owners.
 
     \b
@@ -192,7 +192,7 @@ def commit(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) ->
                     hint=f"try: levada txn abort {name}",
                 )
 
-    with_client(bootstrap, timeout, check)
+    with_client(properties, check)
     confirm(f"commit {', '.join(names)}?", yes)
 
     async def work(client: "Client") -> None:
@@ -200,7 +200,7 @@ def commit(names: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) ->
             await TransactionAdmin(client).commit(name)
             notice(f"committed {name}")
 
-    with_client(bootstrap, timeout, work)
+    with_client(properties, work)
 
 
 def _check_topics(topics: tuple[str, ...], hanging: bool) -> None:
@@ -208,10 +208,10 @@ def _check_topics(topics: tuple[str, ...], hanging: bool) -> None:
         raise click.UsageError("--topic needs --hanging")
 
 
-def _abort_hanging(topics: tuple[str, ...], yes: bool, bootstrap: str, timeout: float) -> None:
+def _abort_hanging(topics: tuple[str, ...], yes: bool, properties: ClientProperties) -> None:
     from levada.client.admin.transactions import TransactionAdmin
 
-    found = with_client(bootstrap, timeout, lambda client: _hanging(client, topics))
+    found = with_client(properties, lambda client: _hanging(client, topics))
     if not found:
         notice("no hanging transactions")
         return
@@ -226,7 +226,7 @@ def _abort_hanging(topics: tuple[str, ...], yes: bool, bootstrap: str, timeout: 
             await TransactionAdmin(client).abort_hanging(one)
             notice(f"aborted the transaction of producer {one.producer_id} in {one.partition}")
 
-    with_client(bootstrap, timeout, work)
+    with_client(properties, work)
 
 
 async def _hanging(client: "Client", topics: tuple[str, ...]) -> "list[OpenTransaction]":

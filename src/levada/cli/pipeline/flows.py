@@ -9,11 +9,10 @@ import click
 from levada.cli.options import (
     Command,
     TimeType,
-    bootstrap_option,
+    client_options,
     complete_topics,
     notice,
     output_option,
-    parse_settings,
 )
 from levada.cli.output import Output, emit
 from levada.cli.pipeline.options import (
@@ -25,6 +24,7 @@ from levada.cli.pipeline.options import (
     topics_option,
 )
 from levada.cli.pipeline.process import check_inputs, new_session, plain_errors, require_spark, run_pipeline
+from levada.cli.settings import ClientProperties, parse_settings
 
 ACTIVITY_TOPICS = ("page-views", "searches", "clicks", "scrolls", "ads")
 WINDOW_HELP = "The length of the windows in which events are counted."
@@ -121,7 +121,7 @@ def logs(**given: Any) -> None:
 
 
 def _run(pipeline: str, given: dict[str, Any]) -> None:
-    outside = ("once", "name", "home", "master", "bootstrap", "more")
+    outside = ("once", "name", "home", "master", "properties", "more")
     shown = {key: value for key, value in given.items() if key not in outside and value is not None}
     shown["topics"] = ", ".join(given["topics"])
     run_pipeline(pipeline, given, shown, topics=given["topics"])
@@ -187,7 +187,7 @@ def sql(query: str, **given: Any) -> None:
 @click.option("--chart", metavar="FILE", help="The SVG file of the chart.  [default: PIPELINE.svg]")
 @master_option
 @format_option("source")
-@bootstrap_option
+@client_options
 def report(
     pipeline: str,
     topics: tuple[str, ...],
@@ -195,7 +195,7 @@ def report(
     chart: str | None,
     master: str | None,
     more: tuple[str, ...],
-    bootstrap: str,
+    properties: ClientProperties,
 ) -> None:
     """Report on all events of topics and of a lake: tables, and a chart as an image.
 
@@ -205,14 +205,14 @@ def report(
       levada pipeline report activity --lake ./lake --chart november.svg
       levada pipeline report devices --topic sensors
     """
-    options = parse_settings(more, "--option")
+    options = properties.spark_options() | parse_settings(more, "--option")
     require_spark()
     module = import_module(f"levada.pipelines.flows.{pipeline}")
     topics = topics or module.TOPICS
     with plain_errors():
-        check_inputs(topics, bootstrap, lake)
+        check_inputs(topics, properties, lake)
         spark = new_session("report", master)
-        found = module.report(topics, lake=lake, bootstrap=bootstrap, spark=spark, **options)
+        found = module.report(topics, lake=lake, bootstrap=properties.bootstrap, spark=spark, **options)
     click.echo(found.text())
     notice(f"chart: {found.write(chart or f'{pipeline}.svg')}")
 
@@ -245,8 +245,15 @@ def report(
 )
 @master_option
 @output_option
-@bootstrap_option
-def search(limit: int, output: Output, master: str | None, more: tuple[str, ...], **given: Any) -> None:
+@client_options
+def search(
+    limit: int,
+    output: Output,
+    master: str | None,
+    more: tuple[str, ...],
+    properties: ClientProperties,
+    **given: Any,
+) -> None:
     """Search the logs of services, in the lake and in the topic: each line once, oldest first.
 
     \b
@@ -254,12 +261,12 @@ def search(limit: int, output: Output, master: str | None, more: tuple[str, ...]
       levada pipeline search --lake ./lake --text timeout --level error
       levada pipeline search --service payments --since 2026-11-15T12:00:00Z -o jsonl
     """
-    options: dict[str, Any] = dict(parse_settings(more, "--option"))
+    options: dict[str, Any] = properties.spark_options() | parse_settings(more, "--option")
     require_spark()
     from levada.pipelines.flows.service_logs import search as find
 
     with plain_errors():
-        check_inputs(given["topics"], given["bootstrap"], given["lake"])
-        found = find(spark=new_session("search", master), **given, **options)
+        check_inputs(given["topics"], properties, given["lake"])
+        found = find(spark=new_session("search", master), bootstrap=properties.bootstrap, **given, **options)
         rows = found.selectExpr("string(at) at", "service", "level", "message").limit(limit).collect()
     emit([row.asDict() for row in rows], output, ("at", "service", "level", "message"))

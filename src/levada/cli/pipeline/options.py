@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import click
 
-from levada.cli.options import Command, bootstrap_option, complete_topics
+from levada.cli.options import Command, client_options, complete_topics
 from levada.pipelines.errors import LakeError, PipelineError, check_durations
 from levada.pipelines.lake.lake import check_path
 from levada.pipelines.runs.run import default_directory
@@ -64,7 +64,7 @@ def master_option(command: Command) -> Command:
 def run_options(command: Command) -> Command:
     """Add the options of every pipeline: --name, --master, --home, -b."""
     name = click.option("--name", metavar="NAME", help="The name of the run; by default the pipeline's.")
-    return name(master_option(home_option(bootstrap_option(command))))
+    return name(master_option(home_option(client_options(command))))
 
 
 def stream_options(command: Command) -> Command:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from levada import pipelines
 from levada.cli.errors import CommandError
-from levada.cli.options import notice, parse_settings, require_topic, with_client
+from levada.cli.options import notice, require_topic, with_client
+from levada.cli.settings import ClientProperties, parse_settings
 from levada.clock import SystemClock
 from levada.pipelines.errors import LakeError, PipelineError, RunError, root_cause
 from levada.pipelines.lake.lake import check_local_lake
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from levada.client.client import Client
 
-CHECK_TIMEOUT_S = 10.0
 FIRST_BATCH_NOTICE_MS = 5_000
 # Their errors are printed by the command, without traces.
 NOISY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
@@ -47,16 +47,17 @@ def run_pipeline(
     `shown` is what `levada pipeline status` shows of them; `function` of `levada.pipelines` is the pipeline's name by
     default; `topics` and `lake` must exist.
     """
-    name, home, master, bootstrap = (given.pop(key) for key in ("name", "home", "master", "bootstrap"))
-    options = parse_settings(given.pop("more"), "--option")
+    name, home, master = (given.pop(key) for key in ("name", "home", "master"))
+    properties: ClientProperties = given.pop("properties")
+    options = properties.spark_options() | parse_settings(given.pop("more"), "--option")
 
     def start(run: Run) -> RunningPipeline:
-        check_inputs(topics, bootstrap, lake)
+        check_inputs(topics, properties, lake)
         spark = new_session(run.name, master, run.spark_log)
         call: Callable[..., RunningPipeline] = getattr(pipelines, function or pipeline)
         if has_checkpoint:
             given["checkpoint"] = run.checkpoint
-        return call(**given, bootstrap=bootstrap, spark=spark, name=run.name, **options)
+        return call(**given, bootstrap=properties.bootstrap, spark=spark, name=run.name, **options)
 
     require_spark()
     with plain_errors():
@@ -114,7 +115,7 @@ def _last_progress(run: Run) -> Progress:
     return status.progress
 
 
-def check_inputs(topics: Iterable[str], bootstrap: str, lake: str | None = None) -> None:
+def check_inputs(topics: Iterable[str], properties: ClientProperties, lake: str | None = None) -> None:
     """Check broker, topics and lake before Spark starts."""
 
     async def check(client: "Client") -> None:
@@ -122,7 +123,7 @@ def check_inputs(topics: Iterable[str], bootstrap: str, lake: str | None = None)
         for topic in topics:
             await require_topic(client, topic)
 
-    with_client(bootstrap, CHECK_TIMEOUT_S, check)
+    with_client(properties, check)
     if lake is not None:
         check_local_lake(lake)
 

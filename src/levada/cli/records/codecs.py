@@ -5,12 +5,20 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from levada.cli.errors import did_you_mean
+
 if TYPE_CHECKING:
     from levada.model import ConsumerRecord
 
 ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"0": b"\0", b"\\": b"\\"}
 _ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _TOKEN = re.compile(rb"%(.)", re.DOTALL)
+
+# The fields of a record in JSON. `consume` writes topic and offset, which `produce` reads over.
+RECORD_FIELDS = frozenset(
+    {"topic", "partition", "offset", "timestamp", "key", "key_base64", "value", "value_base64", "headers"}
+)
+HEADER_FIELDS = frozenset({"name", "value", "value_base64"})
 
 Formatter = Callable[["ConsumerRecord"], bytes]
 
@@ -81,14 +89,20 @@ def _text(name: str, value: bytes | None) -> dict[str, str | None]:
 
 
 def from_json(fields: Any) -> dict[str, Any]:
-    """The arguments of `Producer.send` from a JSON object; ValueError if it is not a record."""
+    """The arguments of `Producer.send` from a JSON object; ValueError if it is not a record.
+
+    A tombstone is an explicit null: an object without a value is more likely a mistake.
+    """
     if not isinstance(fields, dict):
         raise ValueError("not a JSON object")
+    _check_fields(fields, RECORD_FIELDS, "a record")
     headers = fields.get("headers") or []
     if isinstance(headers, dict):
         headers = [{"name": name, "value": value} for name, value in headers.items()]
     if not isinstance(headers, list) or not all(isinstance(one, dict) and "name" in one for one in headers):
         raise ValueError("headers must be objects with name and value")
+    for header in headers:
+        _check_fields(header, HEADER_FIELDS, "a header")
     return {
         "key": _bytes(fields, "key"),
         "value": _bytes(fields, "value"),
@@ -96,6 +110,14 @@ def from_json(fields: Any) -> dict[str, Any]:
         "partition": _number(fields, "partition"),
         "timestamp": _number(fields, "timestamp"),
     }
+
+
+def _check_fields(fields: dict[str, Any], known: frozenset[str], kind: str) -> None:
+    """Raise ValueError for a field that is not known, and without a value."""
+    for name in fields.keys() - known:
+        raise ValueError(f"{kind} has no field {name!r}{did_you_mean(name, known)}")
+    if "value" not in fields and "value_base64" not in fields:
+        raise ValueError(f'{kind} needs the field "value", which may be null')
 
 
 def _number(fields: dict[str, Any], name: str) -> int | None:

@@ -3,21 +3,23 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from levada.cli.codecs import from_json, unescape
-from levada.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CommandError, not_found
-from levada.cli.options import connection_options, notice, parse_settings, topic_argument, with_client
+from levada.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, HINTS, CommandError, did_you_mean
+from levada.cli.options import connection_options, notice, topic_argument, with_client
+from levada.cli.output import discard_output
+from levada.cli.records.codecs import from_json, unescape
+from levada.cli.settings import ClientProperties, parse_acks, parse_settings
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from levada.client.client import Client
     from levada.client.producer.accumulator import RecordMetadata
-    from levada.client.producer.producer import Compression
+    from levada.client.producer.producer import Compression, Producer, ProducerOptions
 
 READ_BYTES = 65_536
 RECORD_BYTES_MAX = 100 * 1024 * 1024
@@ -32,18 +34,18 @@ RECORD_BYTES_MAX = 100 * 1024 * 1024
 @click.option("-D", "--delimiter", metavar="TEXT", default="\\n", help="The end of a record.  [default: \\n]")
 @click.option("-H", "--header", "headers", metavar="NAME=VALUE", multiple=True, help="A header of every record.")
 @click.option("-p", "--partition", type=click.IntRange(min=0), help="The partition; by default by key, or spread.")
-@click.option("-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]), default="none",
-              show_default=True, help="The compression of batches.")  # fmt: skip
+@click.option("-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
+              help="The compression of batches.  [default: none]")  # fmt: skip
 @click.option("-Z", "--null", "empty_is_null", is_flag=True, help="Send empty keys and values as null.")
 @click.option("-c", "--count", type=click.IntRange(min=1), help="Stop after this number of records.")
 @click.option("-T", "--tee", is_flag=True, help="Also print the records.")
-@click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True,
-              help="The acknowledgements that a record needs.")  # fmt: skip
+@click.option("--acks", type=click.Choice(["0", "1", "all"]),
+              help="The acknowledgements that a record needs.  [default: all]")  # fmt: skip
 @click.option("-i", "--input", "input_format", type=click.Choice(["raw", "jsonl"]), default="raw", show_default=True,
               help="jsonl reads what `levada consume -o jsonl` writes.")  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="Do not print the number of records.")
 @connection_options
-def produce(topic: str, bootstrap: str, timeout: float, quiet: bool, acks: str, **given: Any) -> None:
+def produce(topic: str, properties: ClientProperties, quiet: bool, **given: Any) -> None:
     """Send each line of standard input as a record, or each FILE as one.
 
     \b
@@ -55,27 +57,61 @@ def produce(topic: str, bootstrap: str, timeout: float, quiet: bool, acks: str, 
       levada topic create new -p 3  # as many partitions as the old one has
       levada consume old -e -o jsonl | levada produce new -i jsonl
     """
+    flags = {name: given.pop(name) for name in ("acks", "compression")}
     records = RecordReader(**given)
-    level: Literal[0, 1, "all"] = "all" if acks == "all" else (0 if acks == "0" else 1)
+    options = _producer_options(properties, flags)
 
     async def work(client: "Client") -> int:
-        try:
-            await client.topic(topic, create=True)
-        except KafkaError as error:
-            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise
-            known = (await client.metadata()).topics
-            raise not_found("topic", topic, known, f"try: levada topic create {topic}") from None
-        return await _send_all(client, topic, records, level, int(timeout * 1000))
+        await _require_writable(client, topic)
+        return await _send_all(client, topic, records, options)
 
-    sent = with_client(bootstrap, timeout, work)
+    sent = with_client(properties, work)
     if not quiet and sys.stderr.isatty():
-        notice(f"% sent {sent} {'record' if sent == 1 else 'records'} to {topic}")
+        notice(f"% sent {_count(sent)} to {topic}")
 
 
-async def _send_all(
-    client: "Client", topic: str, reader: "RecordReader", acks: Literal[0, 1, "all"], timeout_ms: int
-) -> int:
+def _producer_options(properties: ClientProperties, flags: Mapping[str, str | None]) -> "ProducerOptions":
+    """The options of the producer: those of flags, -X and --config, in this order."""
+    given = {"delivery_timeout_ms": properties.timeout_ms} | properties.arguments("producer")
+    options = cast("ProducerOptions", given)
+    if flags["acks"] is not None:
+        options["acks"] = parse_acks(flags["acks"])
+    if flags["compression"] is not None:
+        options["compression"] = cast("Compression", flags["compression"])
+    return options
+
+
+async def _require_writable(client: "Client", topic: str) -> None:
+    """Let the broker create a missing topic; CommandError with the reason if it does not."""
+    found = (await client.metadata([topic], create=True)).topics.get(topic)
+    if found is None or found.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        await _explain_missing(client, topic)
+    await client.topic(topic, create=True)
+
+
+async def _explain_missing(client: "Client", topic: str) -> None:
+    """Raise CommandError if the broker refuses to create a topic, or creates none by itself."""
+    cluster = await client.metadata()
+    if topic in cluster.topics:
+        return  # created meanwhile
+    try:
+        await client.admin.create_topic(topic, validate_only=True)
+    except KafkaError as error:
+        hint = HINTS.get(error.code, f"try: levada topic create {topic}")
+        if error.code is ErrorCode.INVALID_REPLICATION_FACTOR:
+            hint = f"try: levada topic create {topic} -r {len(cluster.brokers)}"
+        why = f"the broker cannot create it: {error.detail} ({error.code.name})"
+        raise CommandError(f"topic {topic} does not exist, and {why}", EXIT_NOT_FOUND, hint) from None
+    setting = "auto.create.topics.enable"
+    entries = await client.admin.describe_configs("broker", str(min(cluster.brokers)), [setting])
+    if any(entry.value == "false" for entry in entries):
+        why = f"the broker creates none by itself ({setting}=false)"
+        hint = f"try: levada topic create {topic}"
+        message = f"no such topic: {topic}, and {why}{did_you_mean(topic, cluster.topics)}"
+        raise CommandError(message, EXIT_NOT_FOUND, hint)
+
+
+async def _send_all(client: "Client", topic: str, reader: "RecordReader", options: "ProducerOptions") -> int:
     failures: list[BaseException] = []
 
     def delivered(sending: "asyncio.Future[RecordMetadata]") -> None:
@@ -83,30 +119,45 @@ async def _send_all(
             failures.append(error)
 
     sent = 0
-    async with client.producer(acks=acks, compression=reader.compression, delivery_timeout_ms=timeout_ms) as producer:
-        async for record in reader.records():
-            if record["partition"] is not None:
-                await _check_partition(client, topic, record["partition"], sent)
-            sending = await producer.send(topic, **record)
-            sending.add_done_callback(delivered)
-            sent += 1
-            if failures or sent == reader.count:
-                break
-        await producer.flush()
-        await asyncio.sleep(0)  # let the callbacks of the last records run
+    try:
+        new_producer = client.producer(**options)
+    except ValueError as error:  # options that exclude each other
+        raise CommandError(str(error), EXIT_USAGE) from None
+    async with new_producer as producer:
+        try:
+            async for record in reader.records():
+                if record["partition"] is not None:
+                    await _check_partition(client, topic, record["partition"])
+                sending = await producer.send(topic, **record)
+                sending.add_done_callback(delivered)
+                sent += 1
+                if failures or sent == reader.count:
+                    break
+        except CommandError as error:
+            await _flush(producer)
+            error.hint = "\n  ".join(filter(None, (f"sent before it: {_count(sent - len(failures))}", error.hint)))
+            raise
+        await _flush(producer)
     if failures:
         notice(f"% {len(failures)} of {sent} records were not stored")
         raise failures[0]
     return sent
 
 
-async def _check_partition(client: "Client", topic: str, partition: int, sent: int) -> None:
+async def _flush(producer: "Producer") -> None:
+    await producer.flush()
+    await asyncio.sleep(0)  # let the callbacks of the last records run
+
+
+def _count(records: int) -> str:
+    return f"{records} {'record' if records == 1 else 'records'}"
+
+
+async def _check_partition(client: "Client", topic: str, partition: int) -> None:
     """End the command unless the partition exists."""
     info = await client.topic(topic, create=True)
     if partition < len(info.partitions):
         return
-    if sent:
-        notice(f"% stored so far: up to {sent} {'record' if sent == 1 else 'records'}")
     error = info.unknown_partition(partition)
     raise CommandError(
         f"{error.detail} ({error.code.name})",
@@ -128,13 +179,11 @@ class RecordReader:
         delimiter: str,
         headers: tuple[str, ...],
         partition: int | None,
-        compression: "Compression",
         empty_is_null: bool,
         count: int | None,
         tee: bool,
         input_format: str,
     ) -> None:
-        self.compression = compression
         self.count = count
         self._files = files
         self._whole_files = bool(files) and not lines and input_format == "raw"
@@ -154,10 +203,18 @@ class RecordReader:
         number = 0
         async for text in self._texts():
             number += 1
+            record = self._from_json(text, number) if self._json else self._from_text(text)
             if self._tee:
-                sys.stdout.buffer.write(text + self._delimiter)
-                sys.stdout.buffer.flush()
-            yield self._from_json(text, number) if self._json else self._from_text(text)
+                self._print(text)
+            yield record
+
+    def _print(self, text: bytes) -> None:
+        try:
+            sys.stdout.buffer.write(text + self._delimiter)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            discard_output()
+            raise CommandError("the reader of standard output (-T) has closed it") from None
 
     async def _texts(self) -> AsyncIterator[bytes]:
         if not self._files:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from levada.cli.codecs import Formatter, formatter, to_json
 from levada.cli.options import (
     TimeType,
     connection_options,
@@ -17,6 +16,8 @@ from levada.cli.options import (
     with_client,
 )
 from levada.cli.output import printable
+from levada.cli.records.codecs import Formatter, formatter, to_json
+from levada.cli.settings import ClientProperties
 
 if TYPE_CHECKING:
     from levada.client.client import Client
@@ -121,8 +122,7 @@ def consume(
     output: RawOutput | None,
     committed: bool,
     quiet: bool,
-    bootstrap: str,
-    timeout: float,
+    properties: ClientProperties,
 ) -> None:
     """Print the records of a topic until Ctrl-C, the end (-e) or a count (-c).
 
@@ -154,7 +154,7 @@ def consume(
                 ends = ", ".join(f"{part} at {consumer.position(part)}" for part in consumer.assignment)
                 notice(f"% reached the end: {ends}")
 
-    with_client(bootstrap, timeout, work)
+    with_client(properties, work)
 
 
 def _fill(template: str | None, key_delimiter: str | None, delimiter: str, null: bytes) -> Formatter:

@@ -1,0 +1,1 @@
+"""Records on standard input and output: `levada produce` and `levada consume`."""

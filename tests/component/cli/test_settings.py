@@ -1,0 +1,94 @@
+"""Settings of the client by Kafka's names: -X and --config, in every command that connects."""
+
+from pathlib import Path
+
+import click
+import pytest
+from tests.component.cli.test_commands import commands
+from tests.support.broker import BrokerThread, free_port
+from tests.support.shell import Shell
+
+from levada.cli.main import levada as levada_command
+from levada.cli.settings import PROPERTIES
+
+OFFLINE = {"start", "completion", "log"}
+OF_RUNS = {"list", "status", "stop", "forget", "run"}  # of pipelines on this machine
+
+
+def test_every_command_that_connects_has_them() -> None:
+    context = click.Context(levada_command)
+    for noun, *verbs in commands():
+        command = levada_command.get_command(context, noun)
+        for verb in verbs:
+            assert isinstance(command, click.Group)
+            command = command.get_command(context, verb)
+        assert command is not None
+        if noun in OFFLINE or isinstance(command, click.Group) or (noun == "pipeline" and OF_RUNS & set(verbs)):
+            continue
+        names = {name for param in command.params for name in param.opts}
+        assert {"-b", "-X", "-F"} <= names, (noun, verbs)
+        assert "--config" in names, (noun, verbs)
+
+
+def test_brokers_come_from_a_flag_a_pair_a_file_or_a_variable(
+    shell: Shell, broker: BrokerThread, tmp_path: Path
+) -> None:
+    """In this order; the values that are not used name a port that nobody listens on."""
+    shell("topic", "create", "orders")
+    nobody = f"127.0.0.1:{free_port()}"
+    right, wrong = tmp_path / "right.properties", tmp_path / "wrong.properties"
+    right.write_text(f"# of the shop\nbootstrap.servers = {broker.bootstrap}\nclient.id=shop\nacks=all\n")
+    wrong.write_text(f"bootstrap.servers={nobody}\nsecurity.protocol=PLAINTEXT\n")
+    astray = {"LEVADA_BOOTSTRAP": nobody}
+    pair = f"bootstrap.servers={broker.bootstrap}"
+    for words in (
+        ["-b", broker.bootstrap, "-X", f"bootstrap.servers={nobody}"],
+        ["-X", pair, "--config", str(wrong)],
+        ["--config", str(right)],
+        ["-F", str(right)],
+    ):
+        assert shell("topic", "list", "-q", *words, environment=astray).lines() == ["orders"], words
+    assert shell("topic", "list", "--config", str(wrong)).code == 3
+    created = ["topic", "create", "new", "-c", "retention.ms=1000", "--config", "segment.ms=1000"]
+    assert shell(*created, "--command-config", str(right), environment=astray).code == 0
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ("bootstrap.server=x", "no client setting bootstrap.server; did you mean bootstrap.servers?"),
+        ("acsk=1", "no client setting acsk; did you mean acks?"),
+        ("acks=2", "acks=2: write 0, 1, all or -1"),
+        ("request.timeout.ms=soon", "request.timeout.ms=soon: write a whole number, 1 or more"),
+        ("ssl.truststore.location=x", "ssl.truststore.location: the client does not support TLS and SASL yet"),
+        ("sasl.mechanism=PLAIN", "sasl.mechanism: the client does not support TLS and SASL yet"),
+        ("security.protocol=SASL_SSL", "security.protocol: the client does not support TLS and SASL yet"),
+    ],
+)
+def test_wrong_settings_are_refused(shell: Shell, tmp_path: Path, pair: str, message: str) -> None:
+    refused = shell("topic", "list", "-X", pair)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith(f"error: -X: {message}\n")
+    file = tmp_path / "client.properties"
+    file.write_text(pair)
+    assert shell("consume", "orders", "--config", str(file)).err.startswith(f"error: {file}: {message}\n")
+
+
+def test_a_pair_without_a_value_and_a_file_that_is_not_there(shell: Shell) -> None:
+    assert shell("topic", "list", "-X", "acks").code == 2
+    assert shell("topic", "list", "--config", "/no/such/file").code == 2
+
+
+def test_the_timeout_of_requests(shell: Shell, broker: BrokerThread) -> None:
+    broker.delay("metadata", 30)
+    late = shell("topic", "list", "-X", "request.timeout.ms=300")
+    assert late.code == 6
+    assert "did not respond within 0.3 s" in late.err
+    broker.delay("metadata", 30)
+    late = shell("topic", "list", "-X", "request.timeout.ms=60000", "--timeout", "0.2")
+    assert "did not respond within 0.2 s" in late.err
+
+
+def test_the_page_names_every_setting() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "cli.md").read_text()
+    assert [name for name in PROPERTIES if f"`{name}`" not in page] == []
