@@ -15,6 +15,7 @@ from levada.cli.errors import (
     from_exception,
 )
 from levada.cli.output import discard_output
+from levada.cli.records.kcat import ROOT, Hints
 
 # Each command: its module, and a description.
 COMMANDS = {
@@ -37,8 +38,10 @@ COMMANDS = {
 }
 
 
-class Commands(click.Group):
+class Commands(Hints, click.Group):
     """The commands; a command is imported when it is used."""
+
+    hints = ROOT
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -20,6 +20,15 @@ RECORD_FIELDS = frozenset(
 )
 HEADER_FIELDS = frozenset({"name", "value", "value_base64"})
 
+# Tokens of other tools.
+OTHER_TOKENS = {
+    "v": "the value is %s",
+    "V": "the length of the value is %S",
+    "d": "the timestamp is %T",
+    "H": "headers are %h",
+    "n": "a new line is \\n",
+}
+
 Formatter = Callable[["ConsumerRecord"], bytes]
 
 
@@ -55,7 +64,9 @@ def formatter(template: str, null: bytes = b"") -> Formatter:
     parts = _TOKEN.split(unescape(template))
     for token in parts[1::2]:
         if token not in fields:
-            raise ValueError(f"unknown token %{token.decode(errors='replace')}: use {', '.join(_names(fields))}")
+            name = token.decode(errors="replace")
+            hint = OTHER_TOKENS.get(name, f"use {', '.join(_names(fields))}")
+            raise ValueError(f"unknown token %{name}: {hint}")
     steps = [fields[part] if odd else part for index, part in enumerate(parts) for odd in (index % 2,)]
 
     def fill(record: "ConsumerRecord") -> bytes:

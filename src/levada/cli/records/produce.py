@@ -13,6 +13,7 @@ from levada.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, HINTS, CommandError, d
 from levada.cli.options import connection_options, notice, topic_argument, with_client
 from levada.cli.output import discard_output
 from levada.cli.records.codecs import from_json, unescape
+from levada.cli.records.kcat import ProduceCommand
 from levada.cli.settings import ClientProperties, parse_acks, parse_settings
 from levada.errors import ErrorCode, KafkaError
 
@@ -25,7 +26,7 @@ READ_BYTES = 65_536
 RECORD_BYTES_MAX = 100 * 1024 * 1024
 
 
-@click.command()
+@click.command(cls=ProduceCommand)
 @topic_argument
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(exists=True, dir_okay=False))
 @click.option("-l", "--lines", is_flag=True, help="Send each line of the files as a record, not each file.")

@@ -1,0 +1,142 @@
+"""`levada consume`: groups, several topics, ranges, closed pipes, and options of other tools."""
+
+import json
+import signal
+import subprocess
+
+import pytest
+from tests.support.broker import BrokerThread
+from tests.support.shell import TIMEOUT_S, Shell
+
+
+@pytest.fixture
+def orders(shell: Shell) -> str:
+    """A topic with the records 0 to 9."""
+    shell("topic", "create", "orders")
+    shell("produce", "orders", stdin=b"".join(b"%d\n" % number for number in range(10)))
+    return "orders"
+
+
+def groups_end(shell: Shell, *names: str) -> None:
+    for name in names:
+        assert shell("group", "delete", "--yes", name).code == 0
+
+
+def test_a_range_of_offsets(shell: Shell, orders: str) -> None:
+    assert shell("consume", orders, "--from", "3", "--until", "6").lines() == ["3", "4", "5"]
+    assert shell("consume", orders, "--offset", "8", "-e").lines() == ["8", "9"]
+    assert shell("consume", orders, "--until", "2").lines() == ["0", "1"]
+    assert shell("consume", orders, "--from", "8", "--until", "99", "-e").lines() == ["8", "9"]
+    assert shell("consume", orders, "--from", "-2", "--until", "9").lines() == ["8"]
+    for wrong in (["--from", "6", "--until", "6"], ["--until", "soon"], ["--until", "-3"]):
+        assert shell("consume", orders, *wrong).code == 2
+
+
+def test_a_range_of_times(shell: Shell) -> None:
+    shell("topic", "create", "orders")
+    lines = [json.dumps({"value": str(n), "timestamp": 1_700_000_000_000 + n * 60_000}) for n in range(5)]
+    shell("produce", "orders", "-i", "jsonl", stdin="\n".join(lines).encode())
+    between = ["--from", "s@1700000060000", "--until", "s@1700000180000"]
+    assert shell("consume", "orders", *between).lines() == ["1", "2"]
+    assert shell("consume", "orders", "--from", "3", "--until", "s@2199-01-01").lines() == ["3", "4"]
+
+
+def test_an_offset_beyond_the_end_names_the_end(shell: Shell, orders: str) -> None:
+    beyond = shell("consume", orders, "--from", "99")
+    message, hint = beyond.err.splitlines()
+    assert (beyond.code, beyond.out) == (1, "")
+    assert message == "error: offset 99 is beyond the end: orders-0 ends at 10 (OFFSET_OUT_OF_RANGE)"
+    assert "--from end" in hint
+    assert shell("consume", orders, "--from", "10", "-e").out == ""
+
+
+def test_several_topics_and_patterns(shell: Shell, orders: str) -> None:
+    shell("topic", "create", "payments", "ordinary")
+    shell("produce", "payments", stdin=b"paid\n")
+    shell("produce", "ordinary", stdin=b"plain\n")
+    shown = shell("consume", "payments", "ordinary", "-e", "-f", "%t=%s\\n")
+    assert sorted(shown.lines()) == ["ordinary=plain", "payments=paid"]
+    assert len(shell("consume", "--pattern", "ord.*", "-e").lines()) == 11
+    assert len(shell("consume", "payments", "--pattern", "orders|payments", "-e").lines()) == 11
+    assert "TOPIC" in shell("consume", "payments", orders, "-e", "-o", "table").lines()[0]
+    assert "TOPIC" not in shell("consume", "payments", "-e", "-o", "table").lines()[0]
+    missing = shell("consume", "--pattern", "ord", "-e")
+    assert (missing.code, missing.err.splitlines()[0]) == (4, "error: no topic matches ord")
+    assert shell("consume", "--pattern", "(", "-e").code == 2
+    assert "name a topic" in shell("consume", "-e").err
+
+
+def test_a_group_continues_where_it_stopped(shell: Shell, broker: BrokerThread, orders: str) -> None:
+    assert shell("consume", "--group", "billing", orders, "-c", "3").lines() == ["0", "1", "2"]
+    assert broker.committed("billing") == {(orders, 0): 3}
+    (group,) = shell("group", "list", "-o", "json").json()
+    assert (group["group"], group["state"]) == ("billing", "Empty")  # it has left
+    assert shell("consume", "-g", "billing", orders, "-c", "2").lines() == ["3", "4"]
+    assert shell("consume", "-X", "group.id=billing", orders, "-e").lines() == ["5", "6", "7", "8", "9"]
+    assert broker.committed("billing") == {(orders, 0): 10}
+    assert shell("consume", "--group", "billing", orders, "-e").out == ""
+    assert shell("consume", "--group", "late", "--from", "end", orders, "-e").out == ""
+    assert len(shell("consume", "--group", "all", "--pattern", "ord.*", "-e").lines()) == 10
+    for wrong in (["-p", "0"], ["--until", "3"]):
+        assert shell("consume", "--group", "billing", orders, *wrong).code == 2
+    groups_end(shell, "billing", "late", "all")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_makes_a_member_commit_and_leave(
+    shell: Shell, broker: BrokerThread, orders: str, number: signal.Signals
+) -> None:
+    process = shell.start("consume", "--group", "billing", orders, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(10)] == [b"%d\n" % one for one in range(10)]
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, errors.strip()) == (130, b"")
+    described = shell("group", "describe", "billing", "-o", "json").json()
+    assert (described["state"], described["members"]) == ("Empty", [])
+    assert broker.committed("billing") == {(orders, 0): 10}
+    groups_end(shell, "billing")
+
+
+def test_a_reader_that_closes_the_pipe_ends_the_command_without_another_record(shell: Shell, orders: str) -> None:
+    """`consume | head -1`: no further record comes that could not be written."""
+    for words in ([orders], ["--group", "heads", orders]):
+        process = shell.start("consume", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b"0\n"
+        process.stdout.close()
+        assert process.wait(TIMEOUT_S) == 0
+        with process.stderr as errors:
+            assert errors.read() == b""
+    groups_end(shell, "heads")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["consume", "orders", "-o", "beginning"], "--from beginning"),
+        (["consume", "orders", "-o", "-10"], "--from -10"),
+        (["consume", "orders", "-o", "5"], "--from 5"),
+        (["consume", "orders", "-o", "s@1700000000000"], "--from s@1700000000000"),
+        (["consume", "orders", "-o", "e@1700000000000"], "--until s@1700000000000"),
+        (["consume", "orders", "-o", "stored"], "--group GROUP, which continues at the committed offsets"),
+        (["consume", "-C", "-t", "orders"], "levada consume TOPIC..., without -C"),
+        (["consume", "-t", "orders"], "levada consume TOPIC..., without -t"),
+        (["consume", "orders", "-J"], "-o jsonl"),
+        (["consume", "--from-beginning", "orders"], "without it, that is the default"),
+        (["produce", "-t", "orders"], "levada produce TOPIC, without -t"),
+        (["-C", "-t", "orders"], "levada consume TOPIC"),
+        (["-b", "127.0.0.1:9092", "topic", "list"], "levada COMMAND -b HOST:PORT"),
+    ],
+)
+def test_options_of_other_tools_are_answered_with_the_right_one(shell: Shell, words: list[str], hint: str) -> None:
+    failed = shell(*words)
+    message, shown = failed.err.splitlines()
+    assert (failed.code, failed.out) == (2, "")
+    assert message.startswith("error: ")
+    assert shown.startswith(f"  try: {hint}")
+
+
+def test_tokens_of_other_tools(shell: Shell, orders: str) -> None:
+    assert "unknown token %v: the value is %s" in shell("consume", orders, "-f", "%v").err
+    assert "not one of" in shell("consume", orders, "-o", "xml").err
