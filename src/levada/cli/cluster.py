@@ -1,22 +1,31 @@
-"""`levada cluster describe`."""
+"""`levada cluster describe|health|log-dirs`."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from levada.cli.errors import EXIT_FAILED
 from levada.cli.options import connection_options, output_option, with_client
-from levada.cli.output import Output, emit, emit_one, table, wants_color
+from levada.cli.output import Output, Row, emit, emit_each, emit_one, size_text, table, wants_color
 from levada.cli.settings import ClientProperties
+from levada.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from levada.client.admin.logs import LogDir
+    from levada.client.client import Client
+    from levada.client.metadata import ClusterMetadata
 
 
 @click.group()
 def cluster() -> None:
-    """Describe the cluster and its brokers.
+    """Describe the cluster: its brokers, its health and its log dirs.
 
     \b
     Examples:
       levada cluster describe
       levada cluster describe -b broker-1:9092,broker-2:9092 -o json
+      levada cluster health
+      levada cluster log-dirs
     """
 
 
@@ -65,3 +74,115 @@ def describe(output: Output, properties: ClientProperties) -> None:
         click.echo(f"  {key.replace('_', ' ')}: {described[key]}")
     columns = ("node", "host", "port", "rack", "controller", "leads", "replicas")
     click.echo(table(brokers, columns), nl=False, color=wants_color())
+
+
+@cluster.command(short_help="Check partitions, log dirs and brokers.")
+@output_option
+@connection_options
+def health(output: Output, properties: ClientProperties) -> None:
+    """List what is wrong: offline and under-replicated partitions, offline log dirs, brokers that do not respond.
+
+    The exit code is 0 if nothing is wrong, and 1 otherwise.
+
+    \b
+    Examples:
+      levada cluster health
+      levada cluster health -o json
+      levada cluster health || mail -s 'unhealthy' ops@example.com
+    """
+    found, brokers = with_client(properties, _problems)
+    if output == "json":
+        emit_one({"healthy": not found, "brokers": brokers, "problems": found}, output)
+    elif output == "jsonl" or found:
+        emit(found, output)
+    else:
+        click.echo(f"healthy: {brokers} broker{'' if brokers == 1 else 's'}, nothing offline")
+    if found:
+        raise click.exceptions.Exit(EXIT_FAILED)
+
+
+async def _problems(client: "Client") -> tuple[list[dict[str, Any]], int]:
+    """What is wrong in the cluster, and the number of its brokers."""
+    from levada.client.admin.logs import LogAdmin
+    from levada.client.errors import ConnectionFailed, RequestTimedOut
+
+    metadata = await client.metadata()
+    found = _partition_problems(metadata)
+    for node, broker in sorted(metadata.brokers.items()):
+        try:
+            log_dirs = await LogAdmin(client).log_dirs(node, ())
+        except (ConnectionFailed, RequestTimedOut) as failure:
+            where = f"broker {node} ({broker.host}:{broker.port})"
+            found.append({"problem": "broker does not respond", "where": where, "detail": str(failure)})
+            continue
+        found += [
+            {"problem": "offline log dir", "where": f"{one.path} of broker {node}", "detail": one.error.name}
+            for one in log_dirs
+            if one.error is not ErrorCode.NONE
+        ]
+    return found, len(metadata.brokers)
+
+
+def _partition_problems(metadata: "ClusterMetadata") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for name, info in sorted(metadata.topics.items()):
+        for part in info.partitions:
+            where = f"{name}-{part.partition}"
+            missing = ", ".join(str(node) for node in part.replicas if node not in part.isr)
+            if part.leader < 0:
+                replicas = ", ".join(map(str, part.replicas))
+                found.append({"problem": "offline partition", "where": where, "detail": f"no leader of {replicas}"})
+            elif missing:
+                detail = f"not in sync: {missing}"
+                found.append({"problem": "under-replicated partition", "where": where, "detail": detail})
+    return found
+
+
+@cluster.command("log-dirs", short_help="Show log dirs, and the sizes of the topics in them.")
+@output_option
+@connection_options
+def list_log_dirs(output: Output, properties: ClientProperties) -> None:
+    """Show the log dirs of all brokers, the space on their volumes, and the sizes of their topics, largest first.
+
+    \b
+    Examples:
+      levada cluster log-dirs
+      levada cluster log-dirs -o jsonl
+    """
+    from levada.client.admin.logs import LogAdmin
+
+    async def work(client: "Client") -> list[dict[str, Any]]:
+        nodes = sorted((await client.metadata(())).brokers)
+        return [_log_dir_row(one) for node in nodes for one in await LogAdmin(client).log_dirs(node)]
+
+    found = with_client(properties, work)
+    if output == "json":
+        emit(found, output)
+    else:
+        emit_each(found, output, _print_log_dir)
+
+
+def _log_dir_row(found: "LogDir") -> dict[str, Any]:
+    sizes: dict[str, list[int]] = {}
+    for partition, size in found.sizes.items():
+        sizes.setdefault(partition.topic, []).append(size)
+    topics = [{"topic": name, "partitions": len(some), "bytes": sum(some)} for name, some in sizes.items()]
+    return {
+        "node": found.node,
+        "log_dir": found.path,
+        "offline": found.error is not ErrorCode.NONE,
+        "bytes": sum(found.sizes.values()),
+        "usable_bytes": found.usable_bytes,
+        "total_bytes": found.total_bytes,
+        "topics": sorted(topics, key=lambda row: (-row["bytes"], row["topic"])),
+    }
+
+
+def _print_log_dir(info: Row) -> None:
+    space = f"{size_text(info['usable_bytes'])} of {size_text(info['total_bytes'])} free"
+    state = "offline" if info["offline"] else f"{size_text(info['bytes'])}, {space}"
+    title = click.style(info["log_dir"], bold=True)
+    click.echo(f"{title}   broker {info['node']}   {state}", color=wants_color())
+    if info["topics"]:
+        rows = [{**row, "size": size_text(row["bytes"])} for row in info["topics"]]
+        click.echo(table(rows, ("topic", "partitions", "size")), nl=False, color=wants_color())

@@ -1,5 +1,6 @@
 """`levada group list|describe|lag|reset|delete`."""
 
+import sys
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -86,35 +87,66 @@ def describe(names: tuple[str, ...], output: Output, properties: ClientPropertie
 @group.command(short_help="Show the lag in records and seconds.")
 @click.argument("names", metavar="[GROUP...]", nargs=-1)
 @click.option("--partitions", is_flag=True, help="One row per partition.")
+@click.option("-w", "--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option("--every", metavar="SECONDS", type=click.FloatRange(min=0.1), default=2.0, show_default=True,
+              help="With --watch: the interval.")  # fmt: skip
 @output_option
 @connection_options
-def lag(names: tuple[str, ...], partitions: bool, output: Output, properties: ClientProperties) -> None:
+def lag(
+    names: tuple[str, ...],
+    partitions: bool,
+    watch: bool,
+    every: float,
+    output: Output,
+    properties: ClientProperties,
+) -> None:
     """Show the lag of groups in records, and the age of the oldest unread record.
+
+    Partitions of the group's topics without a committed offset have no lag: it depends on where a consumer starts. They
+    are counted as uncommitted.
 
     \b
     Examples:
       levada group lag
       levada group lag billing --partitions
+      levada group lag --watch --every 5
       levada group lag -o jsonl | jq 'select(.lag > 1000)'
     """
+    import asyncio
+
+    async def work(client: "Client") -> None:
+        while True:
+            rows = await _lags(client, names, partitions)
+            if watch and sys.stdout.isatty():
+                click.clear()
+            _print_lags(rows, partitions, output)
+            sys.stdout.flush()
+            if not watch:
+                return
+            await asyncio.sleep(every)
+
+    with_client(properties, work)
+
+
+async def _lags(client: "Client", names: tuple[str, ...], partitions: bool) -> list[dict[str, Any]]:
     from levada.client.admin.groups import GroupAdmin
 
-    async def work(client: "Client") -> list[dict[str, Any]]:
-        rows = []
-        for name in names or [found.group for found in await GroupAdmin(client).list_groups()]:
-            try:
-                rows += await _lag_rows(client, name, partitions)
-            except CommandError as error:
-                if names or error.exit_code != EXIT_NOT_FOUND:  # otherwise it was deleted meanwhile
-                    raise
-        return rows
+    rows = []
+    for name in names or [found.group for found in await GroupAdmin(client).list_groups()]:
+        try:
+            rows += await _lag_rows(client, name, partitions)
+        except CommandError as error:
+            if names or error.exit_code != EXIT_NOT_FOUND:  # otherwise it was deleted meanwhile
+                raise
+    return rows
 
-    rows = with_client(properties, work)
+
+def _print_lags(rows: list[dict[str, Any]], partitions: bool, output: Output) -> None:
     if not rows and output == "table":
         notice("no groups have committed offsets")
         return
-    columns = ("group", *LAG_COLUMNS) if partitions else ("group", "state", "members", "lag", "seconds_behind")
-    emit(rows, output, columns)
+    summary = ("group", "state", "members", "lag", "seconds_behind", "uncommitted")
+    emit(rows, output, ("group", *LAG_COLUMNS) if partitions else summary)
 
 
 @group.command()
@@ -316,6 +348,7 @@ async def _lag_rows(client: "Client", name: str, partitions: bool) -> list[dict[
             "members": len(found.members),
             "lag": sum(lags) if lags else None,  # unknown without committed offsets
             "seconds_behind": max(seconds, default=None),
+            "uncommitted": sum(row["committed"] is None for row in rows),
         }
     ]
 

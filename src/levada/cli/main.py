@@ -20,7 +20,7 @@ from levada.cli.records.kcat import ROOT, Hints
 # Each command: its module, and a description.
 COMMANDS = {
     "start": ("levada.cli.start", "Start a broker."),
-    "topic": ("levada.cli.topic", "List, create, describe, alter and delete topics."),
+    "topic": ("levada.cli.topic", "List, create, describe, alter, trim and delete topics."),
     "produce": ("levada.cli.records.produce", "Send records from standard input or files."),
     "consume": ("levada.cli.records.consume", "Print the records of topics."),
     "group": (
@@ -33,7 +33,7 @@ COMMANDS = {
         "Run pipelines on Spark: topics to lakes and back, topics to topics.",
     ),
     "config": ("levada.cli.config", "Show and change the settings of topics, brokers and groups."),
-    "cluster": ("levada.cli.cluster", "Describe the cluster and its brokers."),
+    "cluster": ("levada.cli.cluster", "Describe the cluster, its health and its log dirs."),
     "completion": ("levada.cli.completion", "Print the completion script of a shell."),
 }
 

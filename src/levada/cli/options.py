@@ -1,6 +1,7 @@
 """The options that commands share, and their connection to a broker."""
 
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from functools import wraps
@@ -176,6 +177,14 @@ def complete_from_broker(
     except Exception:  # noqa: BLE001  # completion must not print errors
         return []
     return [CompletionItem(name) for name in sorted(found) if name.startswith(incomplete)]
+
+
+def compile_pattern(pattern: str, hint: str) -> re.Pattern[str]:
+    """A regular expression over whole names; a usage error if it is none."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise click.BadParameter(f"{pattern!r} is not a regular expression: {error}", param_hint=hint) from None
 
 
 def topic_argument(command: Command) -> Command:

@@ -77,6 +77,18 @@ def _text(value: object) -> str:
     return printable(",".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
 
 
+def size_text(count: int | None) -> str:
+    """Bytes for people: 512 B, 1.5 kB, 20.0 MB."""
+    if count is None:
+        return "-"
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
 def printable(text: str) -> str:
     """A text without control characters; names come from clients."""
     return text if text.isprintable() else repr(text)[1:-1]

@@ -1,11 +1,15 @@
-"""`levada topic list|create|describe|alter|delete`."""
+"""`levada topic list|create|describe|alter|trim|delete`."""
 
+from collections.abc import Collection, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from levada.cli.errors import not_found
+from levada.cli.errors import CommandError, not_found
 from levada.cli.options import (
+    TimeType,
+    compile_pattern,
     complete_topics,
     confirm,
     connection_options,
@@ -16,18 +20,22 @@ from levada.cli.options import (
     topic_argument,
     with_client,
 )
-from levada.cli.output import Output, Row, emit, emit_each, table, wants_color
+from levada.cli.output import Output, Row, emit, emit_each, size_text, table, wants_color
 from levada.cli.settings import ClientProperties, parse_settings
 from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartition
 
 if TYPE_CHECKING:
     from levada.client.client import Client
     from levada.client.metadata import TopicInfo
 
 
+NO_TOPICS = "no topics; try: levada topic create NAME"
+
+
 @click.group()
 def topic() -> None:
-    """List, create, describe, alter and delete topics.
+    """List, create, describe, alter, trim and delete topics.
 
     \b
     Examples:
@@ -35,33 +43,36 @@ def topic() -> None:
       levada topic create orders -p 3 -c retention.ms=86400000
       levada topic describe orders
       levada topic alter orders --partitions 6
+      levada topic trim orders --to-datetime 2026-05-01T12:00
       levada topic delete orders
     """
 
 
 @topic.command("list")
+@click.argument("pattern", metavar="[PATTERN]", required=False, shell_complete=complete_topics)
 @click.option("-q", "--names", is_flag=True, help="Print only the names.")
 @click.option("--internal", is_flag=True, help="Also show internal topics of brokers and of Levada.")
 @output_option
 @connection_options
-def list_topics(names: bool, internal: bool, output: Output, properties: ClientProperties) -> None:
-    """List topics.
+def list_topics(pattern: str | None, names: bool, internal: bool, output: Output, properties: ClientProperties) -> None:
+    """List topics, all or those whose whole names match a regular expression.
 
     \b
     Examples:
       levada topic list
+      levada topic list 'shop-.*'
       levada topic list -o json
       levada topic list -q | xargs -n 1 levada topic describe
     """
+    expression = compile_pattern(pattern or ".*", "PATTERN")
     metadata = with_client(properties, lambda client: client.metadata())
-    topics = [
-        metadata.topics[name] for name in sorted(metadata.topics) if internal or not metadata.topics[name].is_hidden
-    ]
+    visible = [info for name, info in sorted(metadata.topics.items()) if internal or not info.is_hidden]
+    topics = [info for info in visible if expression.fullmatch(info.name)]
     if names:
         click.echo("".join(f"{info.name}\n" for info in topics), nl=False)
         return
     if not topics and output == "table":
-        notice("no topics; try: levada topic create NAME")
+        notice(f"no topic matches {pattern}{_glob_hint(pattern)}" if pattern else NO_TOPICS)
         return
     emit([_summary(info) for info in topics], output, ("name", "partitions", "replicas"))
 
@@ -120,12 +131,15 @@ def create(
         notice(f"{verb} {row['name']} ({_count(row['partitions'], 'partition')})")
 
 
-@topic.command(short_help="Show partitions, offsets and settings.")
+@topic.command(short_help="Show partitions, offsets, sizes and settings.")
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topics)
 @output_option
 @connection_options
 def describe(names: tuple[str, ...], output: Output, properties: ClientProperties) -> None:
-    """Show partitions with their replicas and offsets, and settings that differ from the defaults.
+    """Show partitions with their replicas, offsets and sizes, and settings that differ from the defaults.
+
+    Records are counted by offsets: in a compacted topic, and in one with transactions, there are fewer. Sizes are those
+    of the leaders' logs.
 
     \b
     Examples:
@@ -174,6 +188,50 @@ def alter(
     notice(f"altered {topic}")
 
 
+@topic.command(short_help="Delete the oldest records.")
+@topic_argument
+@click.option("--to-offset", metavar="OFFSET", type=click.IntRange(min=0), help="The records before this offset.")
+@click.option("--to-datetime", metavar="TIME", type=TimeType(), help="The records before this time.")
+@click.option("--all", "everything", is_flag=True, help="All records.")
+@click.option("-p", "--partition", "indexes", type=click.IntRange(min=0), multiple=True, help="Only of this partition.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@output_option
+@connection_options
+def trim(
+    topic: str,
+    to_offset: int | None,
+    to_datetime: datetime | None,
+    everything: bool,
+    indexes: tuple[int, ...],
+    yes: bool,
+    output: Output,
+    properties: ClientProperties,
+) -> None:
+    """Delete the oldest records of a topic: those before an offset or a time, or all. Offsets continue after them.
+
+    \b
+    Examples:
+      levada topic trim orders --to-datetime 2026-05-01T12:00
+      levada topic trim orders -p 0 --to-offset 4200
+      levada topic trim orders --all --yes
+    """
+    from levada.client.admin.logs import LogAdmin
+
+    if (to_offset is not None) + (to_datetime is not None) + everything != 1:
+        raise click.UsageError("give one of --to-offset, --to-datetime and --all")
+    target = to_offset if to_offset is not None else to_datetime
+    plan = with_client(properties, lambda client: _plan_trim(client, topic, indexes, target))
+    emit(plan, output, ("partition", "earliest", "new", "latest", "deleted"))
+    count = sum(row["deleted"] for row in plan)
+    if not count:
+        notice(f"{topic} has no records to delete")
+        return
+    confirm(f"delete {_count(count, 'record')} of {topic}?", yes)
+    offsets = {TopicPartition(topic, row["partition"]): row["new"] for row in plan if row["deleted"]}
+    with_client(properties, lambda client: LogAdmin(client).delete_records(offsets))
+    notice(f"deleted {_count(count, 'record')} of {topic}")
+
+
 @topic.command()
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topics)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -218,19 +276,62 @@ def _summary(info: "TopicInfo") -> dict[str, Any]:
     }
 
 
-async def _description(client: "Client", name: str) -> dict[str, Any]:
-    from levada.client.data import EARLIEST, LATEST
-    from levada.model import TopicPartition
+async def _plan_trim(
+    client: "Client", topic: str, indexes: tuple[int, ...], target: int | datetime | None
+) -> list[dict[str, Any]]:
+    """The new log start offset of each partition; None as the target is the end. CommandError beyond the end."""
+    await require_topic(client, topic)
+    info = await client.topic(topic)
+    for index in indexes:
+        if index >= len(info.partitions):
+            raise info.unknown_partition(index)
+    partitions = [TopicPartition(topic, index) for index in sorted(indexes) or range(len(info.partitions))]
+    wanted = await _trim_offsets(client, partitions, target)
+    rows = []
+    for partition, (first, end) in (await _offset_range(client, partitions)).items():
+        new = max(first, wanted.get(partition, end))
+        if new > end:
+            hint = "try: --all, or -p for one partition"
+            raise CommandError(f"offset {new} is beyond the end: {partition} ends at {end}", hint=hint)
+        row = {"partition": partition.partition, "earliest": first, "new": new, "latest": end, "deleted": new - first}
+        rows.append(row)
+    return rows
 
+
+async def _trim_offsets(
+    client: "Client", partitions: Collection[TopicPartition], target: int | datetime | None
+) -> dict[TopicPartition, int]:
+    """The offset of the target in each partition; a partition whose records are all older has none."""
+    from levada.client.data import timestamp_of
+
+    if not isinstance(target, datetime):
+        return {} if target is None else dict.fromkeys(partitions, target)
+    found = await client.list_offsets(dict.fromkeys(partitions, timestamp_of(target)))
+    return {partition: one.offset for partition, one in found.items() if one.offset >= 0}
+
+
+async def _offset_range(
+    client: "Client", partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, tuple[int, int]]:
+    """The earliest and the latest offset of each partition."""
+    from levada.client.data import EARLIEST, LATEST
+
+    first = await client.list_offsets(dict.fromkeys(partitions, EARLIEST))
+    last = await client.list_offsets(dict.fromkeys(partitions, LATEST))
+    return {partition: (first[partition].offset, last[partition].offset) for partition in partitions}
+
+
+async def _description(client: "Client", name: str) -> dict[str, Any]:
     await require_topic(client, name)
     info = await client.topic(name)
-    with_leader = [TopicPartition(name, part.partition) for part in info.partitions if part.leader >= 0]
-    first = await client.list_offsets(dict.fromkeys(with_leader, EARLIEST))
-    last = await client.list_offsets(dict.fromkeys(with_leader, LATEST))
+    leaders = {TopicPartition(name, part.partition): part.leader for part in info.partitions if part.leader >= 0}
+    ranges = await _offset_range(client, leaders)
+    sizes = await _sizes(client, leaders)
     configs = await client.admin.describe_configs("topic", name)
     partitions = []
     for part in info.partitions:
         key = TopicPartition(name, part.partition)
+        first, last = ranges.get(key, (None, None))
         partitions.append(
             {
                 "partition": part.partition,
@@ -238,20 +339,50 @@ async def _description(client: "Client", name: str) -> dict[str, Any]:
                 "leader_epoch": part.leader_epoch,
                 "replicas": list(part.replicas),
                 "isr": list(part.isr),
-                "earliest": first[key].offset if key in first else None,
-                "latest": last[key].offset if key in last else None,
+                "earliest": first,
+                "latest": last,
+                "records": None if first is None or last is None else last - first,
+                "bytes": sizes.get(key),
             }
         )
     set_here = {entry.name: entry.value for entry in configs if entry.source == "topic"}
     return {**_summary(info), "partitions": partitions, "configs": set_here}
 
 
+async def _sizes(client: "Client", leaders: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """The sizes of the leaders' logs, as far as the brokers give them."""
+    from levada.client.admin.logs import LogAdmin
+
+    sizes: dict[TopicPartition, int] = {}
+    for node in set(leaders.values()):
+        led = [partition for partition, leader in leaders.items() if leader == node]
+        try:
+            log_dirs = await LogAdmin(client).log_dirs(node, led)
+        except KafkaError as error:
+            if error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                raise
+            continue
+        for log_dir in log_dirs:
+            sizes |= log_dir.sizes
+    return sizes
+
+
 def _print_description(info: Row) -> None:
-    click.echo(click.style(info["name"], bold=True) + f"   id {info['id'] or '-'}", color=wants_color())
+    partitions = info["partitions"]
+    records, size = (sum(part[field] or 0 for part in partitions) for field in ("records", "bytes"))
+    total = f"{_count(records, 'record')}, {size_text(size)}"
+    click.echo(f"{click.style(info['name'], bold=True)}   id {info['id'] or '-'}   {total}", color=wants_color())
     for key, value in info["configs"].items():
         click.echo(f"  {key}={value}")
-    columns = ("partition", "leader", "replicas", "isr", "earliest", "latest")
-    click.echo(table(info["partitions"], columns), nl=False, color=wants_color())
+    columns = ("partition", "leader", "replicas", "isr", "earliest", "latest", "records", "size")
+    rows = [{**part, "size": size_text(part["bytes"])} for part in partitions]
+    click.echo(table(rows, columns), nl=False, color=wants_color())
+
+
+def _glob_hint(pattern: str) -> str:
+    """A hint for a pattern of a shell, which is another regular expression than it seems."""
+    wanted = pattern.replace("*", ".*")
+    return f"; it is a regular expression, try: '{wanted}'" if "*" in pattern and ".*" not in pattern else ""
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,12 +1,15 @@
 """`levada group`: output, exit codes and effects."""
 
+import json
+import signal
+import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from tests.support.shell import Shell
+from tests.support.shell import TIMEOUT_S, Shell
 
 from levada.testing import EmbeddedBroker
 
@@ -77,7 +80,7 @@ def test_a_group_at_work(levada: EmbeddedBroker, shell: Shell, topic: str) -> No
     assert 3_590 < first["seconds_behind"] < 3_700
     assert (second["committed"], second["lag"]) == (None, None)
     (row,) = shell("group", "lag", "-o", "json").json()
-    assert (row["group"], row["members"], row["lag"]) == ("billing", 1, 6)
+    assert (row["group"], row["members"], row["lag"], row["uncommitted"]) == ("billing", 1, 6, 1)
     assert row["seconds_behind"] == pytest.approx(first["seconds_behind"], abs=30)
     rows = shell("group", "lag", "billing", "--partitions", "-o", "json").json()
     assert [(one["partition"], one["lag"]) for one in rows] == [(0, 6), (1, None)]
@@ -114,6 +117,31 @@ def test_the_lag_of_a_group_that_has_committed_nothing_is_not_known(
     (row,) = shell("group", "lag", "billing", "-o", "json").json()
     assert (row["members"], row["lag"], row["seconds_behind"]) == (1, None, None)
     member.close()
+
+
+def test_partitions_without_commits_are_counted_also_without_members(
+    levada: EmbeddedBroker, shell: Shell, topic: str
+) -> None:
+    consumer(levada, topic, 4).close()
+    rows = shell("group", "lag", "billing", "--partitions", "-o", "json").json()
+    assert [(row["partition"], row["committed"], row["lag"]) for row in rows] == [(0, 4, 6), (1, None, None)]
+    assert shell("group", "lag", "billing").lines()[0].split()[-1] == "UNCOMMITTED"
+    (row,) = shell("group", "lag", "billing", "-o", "json").json()
+    assert (row["lag"], row["uncommitted"]) == (6, 1)
+
+
+def test_lag_is_watched_until_ctrl_c(levada: EmbeddedBroker, shell: Shell, topic: str) -> None:
+    consumer(levada, topic, 4).close()
+    watch = ["group", "lag", "--watch", "--every", "0.1", "-o", "jsonl"]
+    process = shell.start(*watch, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["lag"] == 6
+    shell("group", "reset", "billing", "--to-offset", "9", "--execute")
+    while (lag := json.loads(process.stdout.readline())["lag"]) == 6:
+        pass
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert (lag, process.returncode, errors.strip()) == (1, 130, b"")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import signal
 import stat
 import sys
@@ -15,6 +14,7 @@ import click
 
 from levada.cli.errors import EXIT_NOT_FOUND, EXIT_TIMEOUT, CommandError
 from levada.cli.options import (
+    compile_pattern,
     complete_groups,
     complete_topics,
     connection_options,
@@ -208,10 +208,7 @@ async def _new_consumer(client: "Client", wanted: Selection) -> "Consumer":
 
 async def _matching(client: "Client", pattern: str) -> list[str]:
     """The topics of a pattern without hidden ones; CommandError if there are none."""
-    try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        raise click.BadParameter(f"{pattern!r} is not a regular expression: {error}", param_hint="--pattern") from None
+    expression = compile_pattern(pattern, "--pattern")
     topics = (await client.metadata()).topics
     found = sorted(name for name, info in topics.items() if expression.fullmatch(name) and not info.is_hidden)
     if not found:

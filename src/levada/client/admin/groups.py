@@ -1,7 +1,7 @@
 """The admin client for groups: list, describe, offsets, lag, delete. Requests go to the group's coordinator."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -197,11 +197,10 @@ def _classic_member(member: Any) -> GroupMember:
 
 
 async def group_lag(client: "Client", group: GroupDescription) -> list[PartitionLag]:
-    """The lag in each partition that the group has committed or that is assigned to a member, by name."""
+    """The lag in each partition of the topics that the group has committed or that its members read, by name."""
     offsets = await GroupAdmin(client).offsets(group.group)
     owners = {partition: member.member_id for member in group.members for partition in member.partitions or ()}
-    partitions = sorted(offsets.keys() | owners.keys())
-    known = await _existing(client, partitions)
+    known = await _partitions_of(client, {partition.topic for partition in offsets.keys() | owners.keys()})
     ends = await _offsets_at(client, known, LATEST)
     starts = await _offsets_at(client, known, EARLIEST)
     behind: dict[TopicPartition, int] = {}
@@ -228,13 +227,14 @@ def _lag(
     return PartitionLag(partition, committed.offset, end, lag, seconds, committed.metadata, owner)
 
 
-async def _existing(client: "Client", partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-    """The partitions that exist."""
+async def _partitions_of(client: "Client", names: Collection[str]) -> list[TopicPartition]:
+    """The partitions of those topics that exist."""
     topics = (await client.metadata()).topics
     return [
-        partition
-        for partition in partitions
-        if partition.topic in topics and partition.partition < len(topics[partition.topic].partitions)
+        TopicPartition(name, part.partition)
+        for name in sorted(names)
+        if name in topics
+        for part in topics[name].partitions
     ]
 
 
