@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from levada.cli.completion import complete_settings
 from levada.cli.errors import EXIT_NOT_FOUND, CommandError, not_found
 from levada.cli.options import (
+    complete_brokers,
+    complete_groups,
     complete_topics,
     connection_options,
     notice,
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
 
 
 def _complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return complete_topics(ctx, param, incomplete) if ctx.params.get("resource") == "topic" else []
+    completions = {"topic": complete_topics, "broker": complete_brokers, "group": complete_groups}
+    found = completions.get(ctx.params.get("resource", ""))
+    return found(ctx, param, incomplete) if found else []
 
 
 resource_argument = click.argument(
@@ -49,7 +54,7 @@ def config() -> None:
 @config.command(short_help="Show settings.")
 @resource_argument
 @name_argument
-@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=complete_settings())
 @click.option("-a", "--all", "everything", is_flag=True, help="Also show default values.")
 @output_option
 @connection_options
@@ -99,7 +104,8 @@ def describe(
 @config.command("set")
 @resource_argument
 @name_argument
-@click.argument("settings", metavar="KEY=VALUE...", nargs=-1, required=True)
+@click.argument("settings", metavar="KEY=VALUE...", nargs=-1, required=True,
+                shell_complete=complete_settings(suffix="=", changes=True))  # fmt: skip
 @connection_options
 def set_values(resource: "Resource", name: str, settings: tuple[str, ...], properties: ClientProperties) -> None:
     """Change settings.
@@ -115,7 +121,7 @@ def set_values(resource: "Resource", name: str, settings: tuple[str, ...], prope
 @config.command()
 @resource_argument
 @name_argument
-@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True, shell_complete=complete_settings(changes=True))
 @connection_options
 def unset(resource: "Resource", name: str, keys: tuple[str, ...], properties: ClientProperties) -> None:
     """Reset settings to their defaults.

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from levada.cli.errors import EXIT_NOT_FOUND, CommandError, did_you_mean, not_found
-from levada.cli.options import confirm, connection_options, notice, output_option, require_topic, with_client
+from levada.cli.options import (
+    complete_groups,
+    confirm,
+    connection_options,
+    notice,
+    output_option,
+    require_topic,
+    with_client,
+)
 from levada.cli.output import Output, Row, emit, emit_each, printable, table, wants_color
 from levada.cli.settings import ClientProperties
 from levada.errors import ErrorCode, KafkaError
@@ -66,7 +74,7 @@ def list_groups(names: bool, output: Output, properties: ClientProperties) -> No
 
 
 @group.command(short_help="Show members, their partitions and lag.")
-@click.argument("names", metavar="GROUP...", nargs=-1, required=True)
+@click.argument("names", metavar="GROUP...", nargs=-1, required=True, shell_complete=complete_groups)
 @output_option
 @connection_options
 def describe(names: tuple[str, ...], output: Output, properties: ClientProperties) -> None:
@@ -85,7 +93,7 @@ def describe(names: tuple[str, ...], output: Output, properties: ClientPropertie
 
 
 @group.command(short_help="Show the lag in records and seconds.")
-@click.argument("names", metavar="[GROUP...]", nargs=-1)
+@click.argument("names", metavar="[GROUP...]", nargs=-1, shell_complete=complete_groups)
 @click.option("--partitions", is_flag=True, help="One row per partition.")
 @click.option("-w", "--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
 @click.option("--every", metavar="SECONDS", type=click.FloatRange(min=0.1), default=2.0, show_default=True,
@@ -150,7 +158,7 @@ def _print_lags(rows: list[dict[str, Any]], partitions: bool, output: Output) ->
 
 
 @group.command()
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", shell_complete=complete_groups)
 @click.option(
     "--topic",
     "topics",
@@ -211,7 +219,7 @@ def reset(
 
 
 @group.command()
-@click.argument("names", metavar="GROUP...", nargs=-1, required=True)
+@click.argument("names", metavar="GROUP...", nargs=-1, required=True, shell_complete=complete_groups)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @connection_options
 def delete(names: tuple[str, ...], yes: bool, properties: ClientProperties) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 from click.shell_completion import CompletionItem
 
+from levada.cli.completion import matching
 from levada.cli.errors import CommandError, not_found
 from levada.cli.settings import (
     DEFAULT_BOOTSTRAP,
@@ -165,6 +166,15 @@ def complete_groups(ctx: click.Context, param: click.Parameter, incomplete: str)
     return complete_from_broker(ctx, incomplete, names)
 
 
+def complete_brokers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Node ids for shell completion."""
+
+    async def names(client: "Client") -> Iterable[str]:
+        return map(str, (await client.metadata(())).brokers)
+
+    return complete_from_broker(ctx, incomplete, names)
+
+
 def complete_from_broker(
     ctx: click.Context, incomplete: str, names: Callable[["Client"], Awaitable[Iterable[str]]]
 ) -> list[CompletionItem]:
@@ -176,7 +186,7 @@ def complete_from_broker(
         found = with_client(properties._replace(timeout_s=COMPLETION_TIMEOUT_S), names)
     except Exception:  # noqa: BLE001  # completion must not print errors
         return []
-    return [CompletionItem(name) for name in sorted(found) if name.startswith(incomplete)]
+    return matching(found, incomplete)
 
 
 def compile_pattern(pattern: str, hint: str) -> re.Pattern[str]:

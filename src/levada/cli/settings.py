@@ -7,6 +7,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from levada.cli.completion import matching
 from levada.cli.errors import EXIT_USAGE, CommandError, did_you_mean
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
@@ -167,4 +168,4 @@ def read_properties(path: str) -> str:
 
 def complete_properties(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of client settings for shell completion."""
-    return [CompletionItem(f"{name}=") for name in PROPERTIES if name.startswith(incomplete)]
+    return matching((f"{name}=" for name in PROPERTIES), incomplete)

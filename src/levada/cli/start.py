@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import click
 
+from levada.cli.completion import complete_settings
 from levada.cli.errors import EXIT_USAGE, CommandError
 from levada.cli.settings import parse_settings, read_properties
 
@@ -26,7 +27,8 @@ from levada.cli.settings import parse_settings, read_properties
     multiple=True,
     help="A listener; can be repeated.",
 )
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any setting, by Kafka's name.")
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any setting, by Kafka's name.",
+              shell_complete=complete_settings("broker", suffix="="))  # fmt: skip
 def start(
     properties: str | None,
     data: str | None,

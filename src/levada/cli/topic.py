@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from levada.cli.completion import complete_settings
 from levada.cli.errors import CommandError, not_found
 from levada.cli.options import (
     TimeType,
@@ -81,7 +82,8 @@ def list_topics(pattern: str | None, names: bool, internal: bool, output: Output
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True)
 @click.option("-p", "--partitions", type=click.IntRange(min=1), help="Number of partitions.")
 @click.option("-r", "--replication-factor", type=click.IntRange(min=1), help="Replicas of each partition.")
-@click.option("-c", "--config", "settings", metavar="KEY=VALUE", multiple=True, help="A setting of the topic.")
+@click.option("-c", "--config", "settings", metavar="KEY=VALUE", multiple=True, help="A setting of the topic.",
+              shell_complete=complete_settings("topic", suffix="="))  # fmt: skip
 @click.option("--if-not-exists", is_flag=True, help="Leave an existing topic unchanged.")
 @output_option
 @connection_options_beside_config
@@ -156,8 +158,10 @@ def describe(names: tuple[str, ...], output: Output, properties: ClientPropertie
 @topic.command()
 @topic_argument
 @click.option("-p", "--partitions", type=click.IntRange(min=1), help="The new number of partitions.")
-@click.option("-c", "--config", "settings", metavar="KEY=VALUE", multiple=True, help="Change a setting.")
-@click.option("--unset", metavar="KEY", multiple=True, help="Reset a setting to its default.")
+@click.option("-c", "--config", "settings", metavar="KEY=VALUE", multiple=True, help="Change a setting.",
+              shell_complete=complete_settings("topic", suffix="="))  # fmt: skip
+@click.option("--unset", metavar="KEY", multiple=True, help="Reset a setting to its default.",
+              shell_complete=complete_settings("topic"))  # fmt: skip
 @connection_options_beside_config
 def alter(
     topic: str,

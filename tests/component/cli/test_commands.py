@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 from tests.support.broker import BrokerThread, free_port
-from tests.support.shell import Ended, Shell
+from tests.support.shell import Shell
 
 from levada.cli.main import levada as levada_command
 
@@ -356,29 +356,6 @@ def test_the_cluster(shell: Shell, broker: BrokerThread) -> None:
     assert (node["host"], node["port"], node["leads"], node["controller"]) == (host, int(port), 3, True)
     assert json.loads(shell("cluster", "describe", "-o", "jsonl").out) == node
     assert described["cluster_id"] in shell("cluster", "describe").out
-
-
-@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
-def test_completion_scripts(shell: Shell, name: str) -> None:
-    script = shell("completion", name)
-    assert script.code == 0
-    assert "_LEVADA_COMPLETE" in script.out
-
-
-def test_completion_knows_topics_and_is_silent_without_a_broker(shell: Shell) -> None:
-    shell("topic", "create", "orders", "payments")
-
-    def complete(words: str, **environment: str) -> Ended:
-        count = str(len(words.split(" ")) - 1)
-        asked = {"_LEVADA_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": count}
-        return shell(environment=asked | environment)
-
-    assert complete("levada topic describe o").out == "plain,orders\n"
-    assert complete("levada consume ").out == "plain,orders\nplain,payments\n"
-    assert complete("levada config describe topic pay").out == "plain,payments\n"
-    assert complete("levada top").out == "plain,topic\n"
-    silent = complete("levada consume ", LEVADA_BOOTSTRAP=f"127.0.0.1:{free_port()}")
-    assert (silent.code, silent.out.strip(), silent.err) == (0, "", "")
 
 
 def test_no_broker_means_no_kafka_classes(shell: Shell) -> None:

@@ -9,7 +9,7 @@ import click
 from levada.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CommandError, did_you_mean
 from levada.cli.options import confirm, notice, output_option
 from levada.cli.output import Output, emit, emit_one
-from levada.cli.pipeline.options import home_option
+from levada.cli.pipeline.options import complete_runs, home_option
 from levada.cli.pipeline.process import plain_errors
 from levada.clock import SystemClock
 from levada.pipelines.runs.run import Run, RunStatus, all_runs
@@ -125,7 +125,7 @@ def list_runs(output: Output, home: str) -> None:
 
 
 @pipeline.command(short_help="Show the options and progress of a run.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_runs)
 @output_option
 @home_option
 def status(name: str, output: Output, home: str) -> None:
@@ -149,7 +149,7 @@ def status(name: str, output: Output, home: str) -> None:
 
 
 @pipeline.command(short_help="Stop a run; the next one continues from there.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_runs)
 @click.option(
     "--wait",
     metavar="SECONDS",
@@ -177,7 +177,7 @@ def stop(name: str, wait: float, home: str) -> None:
 
 
 @pipeline.command(short_help="Forget a run: the next one of its name starts from the beginning.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_runs)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @home_option
 def forget(name: str, yes: bool, home: str) -> None:

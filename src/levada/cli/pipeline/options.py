@@ -3,11 +3,13 @@
 from collections.abc import Callable
 
 import click
+from click.shell_completion import CompletionItem
 
+from levada.cli.completion import matching
 from levada.cli.options import Command, client_options, complete_topics
 from levada.pipelines.errors import LakeError, PipelineError, check_durations
 from levada.pipelines.lake.lake import check_path
-from levada.pipelines.runs.run import default_directory
+from levada.pipelines.runs.run import all_runs, default_directory
 
 
 class PathType(click.ParamType[str]):
@@ -41,6 +43,12 @@ def duration_option(name: str, default: str, text: str) -> Callable[[Command], C
     return click.option(name, metavar="TIME", type=DurationType(), default=default, show_default=True, help=text)
 
 
+def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of runs on this machine for shell completion."""
+    home = ctx.params.get("home") or default_directory()
+    return matching((run.name for run in all_runs(home)), incomplete)
+
+
 def home_option(command: Command) -> Command:
     """Add --home."""
     return click.option(
@@ -63,7 +71,9 @@ def master_option(command: Command) -> Command:
 
 def run_options(command: Command) -> Command:
     """Add the options of every pipeline: --name, --master, --home, -b."""
-    name = click.option("--name", metavar="NAME", help="The name of the run; by default the pipeline's.")
+    name = click.option(
+        "--name", metavar="NAME", shell_complete=complete_runs, help="The name of the run; by default the pipeline's."
+    )
     return name(master_option(home_option(client_options(command))))
 
 
