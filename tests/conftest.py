@@ -80,9 +80,9 @@ def module_broker(request: pytest.FixtureRequest) -> Iterator[BrokerThread]:
 
 @pytest.fixture
 def broker(module_broker: BrokerThread) -> Iterator[BrokerThread]:
-    """The module's broker; topics of `broker.topic()` and faults end with the test."""
-    yield module_broker
-    module_broker.forget()
+    """The module's broker; topics and groups that a test adds end with it, and so do its faults."""
+    with module_broker.cleanup():
+        yield module_broker
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import itertools
 import re
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -21,19 +22,22 @@ from uuid import uuid4
 from levada.api.registry import handlers
 from levada.broker.faults import Fault, Faults
 from levada.broker.partition.partition import Partition
+from levada.client.producer.partitioner import partition_for_key
 from levada.config.broker import BrokerConfig
 from levada.config.topic import TopicConfig
-from levada.core.cluster.controller import CreateTopic, DeleteTopic
+from levada.core.cluster.controller import CreateTopic
 from levada.errors import ErrorCode
 from levada.loop import new_event_loop
 from levada.model import ConsumerRecord
 from levada.server import Server
-from levada.wire import batches
+from levada.testing.cleanup import delete_added, topics_and_groups
+from levada.testing.records import POLL_S, append, describe, read_committed
+from levada.wire.batches import Record
 
 T = TypeVar("T")
 
 TIMEOUT_S = 30.0  # for anything a broker does on its own machine; a timeout is a bug of the broker
-READ_BYTES = 1 << 20
+WAIT_S = 10.0  # for what the code under test does
 SETTINGS = {
     "listeners": "PLAINTEXT://127.0.0.1:0",
     "levada.metrics.listener": "",
@@ -49,7 +53,6 @@ class EmbeddedBroker:
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         self.faults = Faults()
         self._settings = SETTINGS | dict(settings or {})
-        self._topics: list[str] = []  # created by `topic`, deleted by `forget`
         self._numbers = itertools.count(1)
         self._thread = threading.Thread(target=self._run, name="levada", daemon=True)
         self._started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, Server]]
@@ -84,18 +87,67 @@ class EmbeddedBroker:
         _, server = self._started.result()
         return server.bootstrap
 
-    def topic(self, partitions: int = 1, **configs: object) -> str:
-        """Create a topic that no other test has; `retention_ms=1000` sets `retention.ms`."""
-        name = f"topic-{next(self._numbers)}"
+    def topic(self, name: str | None = None, partitions: int = 1, **configs: object) -> str:
+        """Create a topic, with a name that no other topic has unless one is given; returns the name.
+
+        `retention_ms=1000` sets `retention.ms`.
+        """
         broker, settings = self._server.broker, settings_by_kafkas_names(configs)
         TopicConfig.check(settings)
+        if name is None:
+            names = (f"topic-{number}" for number in self._numbers)
+            name = next(one for one in names if one not in broker.image.topics)
         self._wait(broker.controller.submit(CreateTopic(name, uuid4(), partitions, configs=settings)))
-        self._topics.append(name)
         return name
 
+    def produce(
+        self,
+        topic: str,
+        *values: bytes | str | None,
+        key: bytes | str | None = None,
+        partition: int | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp: int | None = None,
+    ) -> list[ConsumerRecord]:
+        """Append a record for each value, in one batch; returns the records as they are stored.
+
+        The key selects the partition as in Kafka's clients; without a key it is the first. Raises KafkaError where the
+        broker refuses the batch.
+        """
+
+        async def on_loop() -> list[ConsumerRecord]:
+            partitions = self._partitions(topic)
+            now_ms = self._server.broker.clock.now_ms()
+            fields = (now_ms if timestamp is None else timestamp, _bytes(key))
+            records = [Record(0, *fields, _bytes(value), tuple(headers)) for value in values]
+            index = 0 if key is None else partition_for_key(_bytes(key) or b"", len(partitions))
+            return await append(partitions[index if partition is None else partition], records, now_ms)
+
+        return self._wait(on_loop())
+
     def records(self, topic: str) -> list[ConsumerRecord]:
-        """Every committed record of a topic, by partition and offset."""
-        return self._call(lambda: list(self._read(topic)))
+        """Every committed record of a topic, by partition and offset, as a read_committed consumer gets them."""
+        return self._call(lambda: [record for one in self._partitions(topic) for record in read_committed(one)])
+
+    def wait_for(self, topic: str, count: int, timeout_s: float = WAIT_S) -> list[ConsumerRecord]:
+        """Wait until a topic has `count` committed records, or more; returns `records`. TimeoutError.
+
+        The topic need not exist yet. In an async test: `await asyncio.to_thread(levada.wait_for, topic, count)`.
+        """
+        _check_no_running_loop()
+        deadline = time.monotonic() + timeout_s
+        ends: list[tuple[int, int]] | None = None
+        records: list[ConsumerRecord] = []
+        while True:
+            former, ends = ends, self._call(lambda: self._ends(topic))
+            if ends != former:
+                records = self.records(topic) if ends is not None else []
+            if len(records) >= count and ends is not None:
+                return records
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(POLL_S)
+        raise TimeoutError(self._call(lambda: self._missing(topic, count, records, timeout_s)))
 
     def committed(self, group: str) -> dict[tuple[str, int], int]:
         """The offsets that a group has committed, by topic and partition."""
@@ -123,14 +175,16 @@ class EmbeddedBroker:
         """Close the connection of the next request of an API, without a response."""
         self._inject(api, Fault(drop=True), times)
 
-    def forget(self) -> None:
-        """Delete the topics created so far and drop the faults not applied yet, before the next test."""
-        self._call(self.faults.clear)
+    @contextmanager
+    def cleanup(self) -> Iterator[None]:
+        """Delete, at the end of the block, the topics and groups that were added in it, and drop its faults."""
         broker = self._server.broker
-        while self._topics:
-            topic = self._topics.pop()
-            if topic in broker.image.topics:  # the test may have deleted it itself
-                self._wait(broker.controller.submit(DeleteTopic(topic)))
+        before = self._call(lambda: topics_and_groups(broker))
+        try:
+            yield
+        finally:
+            self._call(self.faults.clear)
+            self._wait(delete_added(broker, before))
 
     @property
     def _server(self) -> Server:
@@ -177,13 +231,30 @@ class EmbeddedBroker:
         key = _api_key(api)
         self._call(lambda: self.faults.add(key, fault, times))
 
-    def _read(self, topic: str) -> Iterator[ConsumerRecord]:
+    def _partitions(self, topic: str) -> list[Partition]:
         broker = self._server.broker
         topics = broker.image.topics
         if topic not in topics:
             raise ValueError(f"no such topic: {topic}{_did_you_mean(topic, topics)}")
-        for index in range(len(topics[topic].partitions)):
-            yield from _committed(broker.partitions[topic, index])
+        return [broker.partitions[topic, index] for index in range(len(topics[topic].partitions))]
+
+    def _ends(self, topic: str) -> list[tuple[int, int]] | None:
+        """Log start and last stable offsets; None if there is no such topic."""
+        if topic not in self._server.broker.image.topics:
+            return None
+        return [(one.log_start_offset, one.last_stable_offset) for one in self._partitions(topic)]
+
+    def _missing(self, topic: str, count: int, records: list[ConsumerRecord], timeout_s: float) -> str:
+        """Why `wait_for` fails, with what is there."""
+        topics = self._server.broker.image.topics
+        if topic not in topics:
+            return (
+                f"topic {topic!r} does not exist after {timeout_s:g} s; topics: {', '.join(sorted(topics)) or 'none'}"
+            )
+        text = f"topic {topic!r} has {len(records)} of {count} committed records after {timeout_s:g} s"
+        if undecided := sum(one.high_watermark - one.last_stable_offset for one in self._partitions(topic)):
+            text += f"; {undecided} offsets are behind the start of an open transaction"
+        return f"{text}:\n{describe(records)}" if records else text
 
 
 @contextmanager
@@ -222,14 +293,14 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
-def _committed(partition: Partition) -> Iterator[ConsumerRecord]:
-    """The records below the high watermark, markers of transactions left out."""
-    offset, end = partition.log_start_offset, partition.high_watermark
-    while offset < end:
-        piece = memoryview(b"".join(partition.log.read(offset, READ_BYTES, end, minimum_one=True).views))
-        for position, header in batches.iterate_headers(piece):
-            offset = header.last_offset + 1
-            if not header.is_control:
-                for record in batches.decode(piece[position : position + header.size]):
-                    if record.offset >= partition.log_start_offset:
-                        yield ConsumerRecord(partition.topic, partition.index, *record)
+def _bytes(text: bytes | str | None) -> bytes | None:
+    return text.encode() if isinstance(text, str) else text
+
+
+def _check_no_running_loop() -> None:
+    """A wait on the thread of an event loop keeps the loop from doing what is waited for."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError("wait_for blocks the event loop; use: await asyncio.to_thread(levada.wait_for, topic, count)")

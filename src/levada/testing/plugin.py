@@ -1,9 +1,9 @@
 """The pytest plugin: the fixture `levada`, an embedded broker.
 
-One broker serves a whole pytest process, since starting it costs more than a test; every test gets topics of its
-own from `levada.topic()`, and its injected faults end with it. Under pytest-xdist each worker process has its
-own broker on its own free port and directory, so workers share nothing. Nothing of Levada is imported before the
-first test requests the fixture.
+One broker serves a whole pytest process, since starting it costs more than a test. Topics and groups that a test adds,
+itself or through clients of the code under test, are deleted after it, and injected faults end with it. Under
+pytest-xdist each worker process has its own broker on its own free port and directory, so workers share nothing.
+Nothing of Levada is imported before the first test requests the fixture.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,6 +32,6 @@ def levada_broker(levada_settings: Mapping[str, str]) -> Iterator["EmbeddedBroke
 
 @pytest.fixture
 def levada(levada_broker: "EmbeddedBroker") -> Iterator["EmbeddedBroker"]:
-    """The broker, without faults; topics are deleted after the test."""
-    yield levada_broker
-    levada_broker.forget()
+    """The broker, without faults; topics and groups that the test adds are deleted after it."""
+    with levada_broker.cleanup():
+        yield levada_broker

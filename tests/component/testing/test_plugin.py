@@ -1,5 +1,6 @@
 """`levada.testing` in a pytest run of its own, with stock clients."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -153,6 +154,16 @@ def test_a_wrong_setting_is_reported_by_start() -> None:
         pass
 
 
+def run_pytest(folder: Path, *options: str, **environment: str) -> str:
+    """The output of a run that must pass, in a project of a user."""
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *options]
+    result = subprocess.run(
+        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
 USERS_TESTS = """
 import pytest
 from confluent_kafka import Producer
@@ -161,13 +172,22 @@ from confluent_kafka import Producer
 def levada_settings():
     return {"num.partitions": "2"}
 
+@pytest.fixture(scope="module")
+def shared(levada_broker):
+    levada_broker.topic("shared")
+    levada_broker.produce("shared", "tea")
+    return "shared"
+
 @pytest.mark.parametrize("number", range(8))
-def test_orders(levada, number):
-    topic = levada.topic()
+def test_orders(levada, shared, number):
+    levada.topic("orders")
     producer = Producer({"bootstrap.servers": levada.bootstrap})
-    producer.produce(topic, str(number))
+    producer.produce("orders", str(number))
+    producer.produce("auto-created", str(number))
     producer.flush(10)
-    assert [record.value for record in levada.records(topic)] == [str(number).encode()]
+    for topic in ("orders", "auto-created"):
+        assert [record.value for record in levada.records(topic)] == [str(number).encode()]
+    assert [record.value for record in levada.records(shared)] == [b"tea"]
     levada.fail_next("fetch", "CORRUPT_MESSAGE")
 
 def test_that_needs_no_broker():
@@ -178,16 +198,46 @@ def test_that_needs_no_broker():
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_the_fixture_in_a_users_project(tmp_path: Path, workers: str) -> None:
     (tmp_path / "test_orders.py").write_text(USERS_TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-n", workers, "-p", "no:cacheprovider"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "9 passed" in result.stdout
+    assert "9 passed" in run_pytest(tmp_path, "-n", workers)
+
+
+ASYNC_TESTS = """
+import asyncio
+import pytest
+import levada as package
+
+async def send(bootstrap):
+    async with package.Client(bootstrap) as client, client.producer() as producer:
+        await producer.send_and_wait("orders", b"tea")
+
+async def check(levada):
+    levada.topic("orders")
+    levada.produce("orders", "coffee")
+    sending = asyncio.create_task(send(levada.bootstrap))
+    records = await asyncio.to_thread(levada.wait_for, "orders", 2)
+    await sending
+    assert [record.value for record in records] == [b"coffee", b"tea"]
+
+@pytest.mark.anyio
+async def test_with_anyio(levada):
+    await check(levada)
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+def test_without_a_plugin(levada):
+    asyncio.run(check(levada))
+"""
+
+
+def test_the_fixture_in_async_tests(tmp_path: Path) -> None:
+    (tmp_path / "test_async.py").write_text(ASYNC_TESTS)
+    assert "2 passed" in run_pytest(tmp_path)
 
 
 def test_pytest_loads_nothing_of_the_broker_until_it_is_asked(tmp_path: Path) -> None:
     (tmp_path / "test_light.py").write_text(
         "import sys\ndef test_light():\n    assert not {'levada.server', 'uvloop', 'kio'} & set(sys.modules)\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stdout + result.stderr
+    run_pytest(tmp_path)

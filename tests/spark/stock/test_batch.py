@@ -21,7 +21,7 @@ def numbers(frame: DataFrame) -> list[int]:
 @pytest.fixture
 def minutes(stock: Stock) -> str:
     """A topic of two partitions: record n of a partition is n minutes old by the clock of 1970, n < 50."""
-    topic = stock.broker.topic(2)
+    topic = stock.broker.topic(partitions=2)
     for partition in range(2):
         for minute in range(50):
             stock.produce(topic, [100 * partition + minute], partition, timestamp=(minute + 1) * MINUTE_MS)
@@ -29,7 +29,7 @@ def minutes(stock: Stock) -> str:
 
 
 def test_a_record_comes_with_all_that_it_has(stock: Stock) -> None:
-    topic = stock.broker.topic(2)
+    topic = stock.broker.topic(partitions=2)
     producer = Producer({"bootstrap.servers": stock.broker.bootstrap})
     headers: list[tuple[str, str | bytes | None]] = [("a", b"1"), ("a", b"2"), ("none", None)]
     producer.produce(topic, b"v", b"k", partition=1, timestamp=1_700_000_000_123, headers=headers)
@@ -45,7 +45,7 @@ def test_a_record_comes_with_all_that_it_has(stock: Stock) -> None:
 
 
 def test_more_tasks_than_partitions_read_each_record_once(stock: Stock) -> None:
-    topic = stock.broker.topic(2)
+    topic = stock.broker.topic(partitions=2)
     for partition in range(2):
         stock.produce(topic, range(partition, 3_000, 2), partition)
     frame = stock.read(subscribe=topic, minPartitions=6)
@@ -104,7 +104,7 @@ def test_topics_by_pattern(stock: Stock) -> None:
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_rows_become_records(stock: Stock, codec: str) -> None:
-    topic = stock.broker.topic(4)
+    topic = stock.broker.topic(partitions=4)
     frame = stock.spark.range(2_000).selectExpr(
         "cast(id as string) key",
         "repeat(cast(id as string), 20) value",

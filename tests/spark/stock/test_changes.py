@@ -7,7 +7,7 @@ from tests.spark.support.feeds import texts
 
 
 def test_a_running_query_finds_new_partitions(stock: Stock) -> None:
-    source, target = stock.broker.topic(1), stock.broker.topic()
+    source, target = stock.broker.topic(partitions=1), stock.broker.topic()
     query = stock.start(stock.stream(subscribe=source, startingOffsets="earliest"), target, SOON)
     stock.produce(source, [0])
     eventually(lambda: stock.values(target) == texts([0]), query)

@@ -10,7 +10,7 @@ from tests.spark.support.feeds import TIMEOUT_S, texts
 
 
 def test_topic_to_topic_in_several_batches_and_again_from_the_checkpoint(stock: Stock) -> None:
-    source, target = stock.broker.topic(2), stock.broker.topic(3)
+    source, target = stock.broker.topic(partitions=2), stock.broker.topic(partitions=3)
     rows = stock.stream(subscribe=source, startingOffsets="earliest", maxOffsetsPerTrigger=300)
     for number in range(2):
         for partition in range(2):
@@ -21,7 +21,7 @@ def test_topic_to_topic_in_several_batches_and_again_from_the_checkpoint(stock: 
 
 
 def test_a_running_query_takes_what_comes(stock: Stock) -> None:
-    source, target = stock.broker.topic(2), stock.broker.topic()
+    source, target = stock.broker.topic(partitions=2), stock.broker.topic()
     rows = stock.stream(subscribe=source, startingOffsets="earliest", includeHeaders=True)
     query = stock.start(rows.select("value", "headers"), target, SOON, includeHeaders=True)
     for number in range(3):
@@ -70,7 +70,7 @@ def test_topics_that_come_later_belong_to_a_pattern(stock: Stock) -> None:
 
 
 def test_a_stream_begins_at_times(stock: Stock) -> None:
-    source, target = stock.broker.topic(2), stock.broker.topic()
+    source, target = stock.broker.topic(partitions=2), stock.broker.topic()
     for partition in range(2):
         for number in range(10):
             stock.produce(source, [10 * partition + number], partition, timestamp=1_000 * (number + 1))

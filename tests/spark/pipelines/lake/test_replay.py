@@ -48,7 +48,7 @@ def await_a_batch(running: RunningPipeline) -> None:
 
 
 def test_a_topic_comes_back_as_it_was(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
-    lake, topic, again = str(tmp_path / "lake"), broker.topic(partitions=3), broker.topic(3, retention_ms=-1)
+    lake, topic, again = str(tmp_path / "lake"), broker.topic(partitions=3), broker.topic(partitions=3, retention_ms=-1)
     fill(broker, topic, 0, 300, first_ms=DAY_MS)
     archive_once(spark, broker, tmp_path / "lake", topic)
 
