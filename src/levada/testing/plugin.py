@@ -4,15 +4,35 @@ One broker serves a whole pytest process, since starting it costs more than a te
 itself or through clients of the code under test, are deleted after it, and injected faults end with it. Under
 pytest-xdist each worker process has its own broker on its own free port and directory, so workers share nothing.
 Nothing of Levada is imported before the first test requests the fixture.
+
+pytest rewrites the assert statements of every package that registers a plugin, and compiles its modules again for
+that, in each run where bytecode is not written. Levada's modules are found ahead of pytest's import hook instead.
 """
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from levada.testing.embedded import EmbeddedBroker
+
+
+class CompiledModules(MetaPathFinder):
+    """Finds Levada's modules as Python does without pytest."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's spec, None for modules of other packages."""
+        return PathFinder.find_spec(fullname, path, target) if fullname.startswith("levada.") else None
+
+
+sys.meta_path.insert(0, CompiledModules())
 
 
 @pytest.fixture(scope="session")

@@ -241,3 +241,22 @@ def test_pytest_loads_nothing_of_the_broker_until_it_is_asked(tmp_path: Path) ->
         "import sys\ndef test_light():\n    assert not {'levada.server', 'uvloop', 'kio'} & set(sys.modules)\n"
     )
     run_pytest(tmp_path)
+
+
+REWRITTEN = """
+import sys
+from _pytest.assertion.rewrite import AssertionRewritingHook
+
+def test_of_this_project(levada):
+    loaders = {name: module.__loader__ for name, module in sys.modules.items() if name.partition(".")[0] == "levada"}
+    rewritten = {name for name, loader in loaders.items() if isinstance(loader, AssertionRewritingHook)}
+    assert rewritten == {"levada", "levada.testing", "levada.testing.plugin"}, rewritten
+    assert isinstance(__loader__, AssertionRewritingHook)
+    assert len(loaders) > 100
+"""
+
+
+def test_pytest_does_not_compile_the_broker_again(tmp_path: Path) -> None:
+    """It rewrites the asserts of packages with a plugin; of ours only in what it imports up to the plugin."""
+    (tmp_path / "test_rewritten.py").write_text(REWRITTEN)
+    run_pytest(tmp_path, PYTHONDONTWRITEBYTECODE="1")
