@@ -119,19 +119,6 @@ def connect(session_broker: str) -> Iterator[Callable[[type[Driver]], Driver]]:
 
 
 @pytest.fixture(scope="session")
-def available(connect: Callable[[type[Driver]], Driver]) -> list[type[Driver]]:
-    """The clients that can be had on this machine; what is missing is a skip where a test is about it."""
-    found = []
-    for driver in DRIVERS:
-        try:
-            connect(driver)
-        except pytest.skip.Exception:
-            continue
-        found.append(driver)
-    return found
-
-
-@pytest.fixture(scope="session")
 def client(request: pytest.FixtureRequest, connect: Callable[[type[Driver]], Driver]) -> Driver:
     """The client that the test is about."""
     return connect(request.param)

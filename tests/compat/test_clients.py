@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.compat.drivers.base import CODECS, ClientError, Config, Create, Driver, Record, eventually
+from tests.compat.drivers.registry import DRIVERS
 from tests.compat.features import Feature, shows
 from tests.support import raw
 
@@ -362,9 +363,9 @@ class TestConsume:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_every_client_reads_what_every_client_wrote(
-    codec: str, topic: str, available: list[type[Driver]], connect: Callable[[type[Driver]], Driver]
+    codec: str, topic: str, connect: Callable[[type[Driver]], Driver]
 ) -> None:
-    clients = [connect(driver) for driver in available]
+    clients = [connect(driver) for driver in DRIVERS]
     written: list[object] = []
     for client in clients:
         records = [Record(f"{client.name} {number} ".encode() * 20, key=b"k") for number in range(3)]

@@ -1,6 +1,5 @@
 """Compacted topics with real clients: all read the same latest values; Kafka's own tool reads the segments."""
 
-import os
 import re
 import signal
 import time
@@ -13,17 +12,16 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from tests.compat.drivers.base import CODECS, Driver, Record
 from tests.compat.drivers.confluent import Confluent
 from tests.compat.drivers.registry import drivers_with
+from tests.compat.own_broker import own_broker
 from tests.compat.tools import dump_log_segments
 from tests.support import raw
 from tests.support.broker import BrokerProcess
-from tests.support.downloads import Unavailable
+from tests.support.downloads import Unavailable, must_be_had
 from tests.support.waiting import until
 
 from levada.wire import batches
 
-pytestmark = pytest.mark.skipif(
-    bool(os.environ.get("COMPAT_BOOTSTRAP")), reason="looks into the files of a broker of its own"
-)
+pytestmark = own_broker
 
 TIMEOUT_S = 60.0
 ROUNDS = 80
@@ -112,8 +110,8 @@ def test_every_client_reads_the_latest_values(
     """Over gaps, emptied batches and tombstones; with the offsets that the records always had."""
     try:
         client = driver(compacting.bootstrap)
-    except Unavailable as reason:
-        pytest.skip(str(reason))
+    except Unavailable as error:
+        must_be_had(driver.name, error)
     left = compacting.records("latest")
     assert len(left) < ROUNDS * 12 / 2
     try:

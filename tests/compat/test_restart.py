@@ -4,22 +4,20 @@ A killed process loses nothing either, since its writes are in the page cache, a
 numbers survive with the log, so that a retry of what was written before the end is known as a duplicate.
 """
 
-import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.compat.drivers.base import Driver, Record
-from tests.compat.drivers.registry import drivers_with
+from tests.compat.drivers.registry import DRIVERS, drivers_with
 from tests.compat.features import Feature, shows
+from tests.compat.own_broker import own_broker
 from tests.support.broker import BrokerProcess
 from tests.support.raw import Connection
 
-pytestmark = pytest.mark.skipif(
-    bool(os.environ.get("COMPAT_BOOTSTRAP")),
-    reason="restarts a broker of its own, not that of COMPAT_BOOTSTRAP",
-)
+pytestmark = own_broker
 
 ROUNDS = 30
 RECORDS = 20
@@ -56,10 +54,11 @@ class Writer(threading.Thread):
 
 @shows(Feature.RESTARTS, clients=[driver.name for driver in LONG_LIVED])
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["clean", "killed"])
-def test_writers_go_on(tmp_path: Path, how: signal.Signals, available: list[type[Driver]]) -> None:
-    chosen = [driver for driver in LONG_LIVED if driver in available]
+def test_writers_go_on(tmp_path: Path, how: signal.Signals, connect: Callable[[type[Driver]], Driver]) -> None:
+    for driver in LONG_LIVED:
+        connect(driver)  # none of them may be missing
     with BrokerProcess(tmp_path) as server:
-        writers = [Writer(driver(server.bootstrap)) for driver in chosen]
+        writers = [Writer(driver(server.bootstrap)) for driver in LONG_LIVED]
         try:
             for writer in writers:
                 writer.client.create_topic(writer.topic)
@@ -84,9 +83,9 @@ def test_writers_go_on(tmp_path: Path, how: signal.Signals, available: list[type
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["clean", "killed"])
-def test_topics_and_settings_survive(tmp_path: Path, how: signal.Signals, available: list[type[Driver]]) -> None:
+def test_topics_and_settings_survive(tmp_path: Path, how: signal.Signals) -> None:
     with BrokerProcess(tmp_path) as server:
-        client = available[0](server.bootstrap)
+        client = DRIVERS[0](server.bootstrap)
         client.create_topic("kept", partitions=3, configs={"retention.ms": "123456"})
         client.produce("kept", [Record(b"x")] * 5, partition=2)
         client.delete_records("kept", 2, partition=2)
@@ -95,7 +94,7 @@ def test_topics_and_settings_survive(tmp_path: Path, how: signal.Signals, availa
         server.start()
         with Connection(server.bootstrap) as wire:
             assert wire.call("metadata", 12, {"topics": []}).brokers
-        again = available[0](server.bootstrap)
+        again = DRIVERS[0](server.bootstrap)
         assert (again.describe_topic("kept"), again.describe_cluster().cluster_id) == before
         assert again.describe_configs("kept")["retention.ms"].value == "123456"
         first, end = again.offsets("kept", partition=2)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.support.downloads import Unavailable
+from tests.support.downloads import Unavailable, must_be_had
 from tests.support.kafka_jars import java
 
 from levada.config.broker import BROKER_NAMES, BROKER_SETTINGS
@@ -48,8 +48,8 @@ class Declared(NamedTuple):
 def kafkas() -> Mapping[tuple[str, str], Declared]:
     try:
         command = java(str(PROGRAM))
-    except Unavailable as reason:
-        pytest.skip(str(reason))
+    except Unavailable as error:
+        must_be_had("Kafka's settings", error)
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     rows = [line.split("\t") for line in result.stdout.splitlines()]

@@ -33,6 +33,20 @@ IMPURE = {
 }  # fmt: skip
 
 
+SKIPS_BY = "tests/support/downloads.py"  # `must_be_had` fails instead where COMPAT_REQUIRE_ALL is set
+# Tests of what only one platform, or only a broker of their own, has.
+SKIP_MARKS = {
+    ("tests/compat/own_broker.py", "needs a broker of its own, not that of COMPAT_BOOTSTRAP"),
+    ("tests/component/broker/compaction/test_cleaner.py", "the kernel's help is Linux's"),
+    ("tests/component/client/test_client.py", "uvloop is for CPython on Linux and macOS"),
+    ("tests/component/net/test_listener.py", "RssAnon is Linux's"),
+    ("tests/component/net/test_listener.py", "only Linux tells"),
+    ("tests/component/test_crash.py", "looks into /proc"),
+    ("tests/spark/session/test_workers.py", "glibc's allocator"),
+    ("tests/spark/session/test_workers.py", "others acknowledge in other ways"),
+}
+
+
 class LongModule(UserWarning):
     """A module is longer than most need to be."""
 
@@ -132,6 +146,26 @@ def test_unit_tests_need_no_sockets_files_and_processes(path: Path) -> None:
         imports(ast.parse(text))
     ) == set()
     assert not re.findall(r"tmp_path|BrokerThread|EmbeddedBroker|create_connection", text)
+
+
+@pytest.mark.parametrize("path", TESTS, ids=name_of)
+def test_no_test_skips_itself(path: Path) -> None:
+    """What is missing on a machine must be able to fail the run, and no test may pass by catching a skip."""
+    names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    if name_of(path) != SKIPS_BY:
+        assert names & {"importorskip", "skip", "xfail"} == set(), "use `must_be_had` of tests/support/downloads.py"
+
+
+def test_every_platform_skip_is_listed() -> None:
+    found = {
+        (name_of(path), ast.literal_eval(keyword.value))
+        for path in TESTS
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "skipif"
+        for keyword in node.keywords
+        if keyword.arg == "reason"
+    }
+    assert found == SKIP_MARKS
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCE if path.name == "__init__.py"], ids=name_of)

@@ -34,13 +34,13 @@ def produce(wire: raw.Connection, topic: str, count: int) -> set[tuple[int, int]
     return written
 
 
-def wait_for_shares(*members: tuple[Members, str]) -> list[Seen]:
+def wait_for_shares(*members: tuple[Members, str], partitions: int = PARTITIONS) -> list[Seen]:
     """Until every partition has exactly one owner among these members."""
     seen: list[Seen] = []
 
     def look() -> bool:
         seen[:] = [program.look(name) for program, name in members]
-        return shares(seen, PARTITIONS)
+        return shares(seen, partitions)
 
     until(look, lambda: [sorted(one.partitions) for one in seen])
     return list(seen)

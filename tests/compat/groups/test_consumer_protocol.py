@@ -3,7 +3,6 @@
 What single requests are answered is in `test_consumer_protocol_wire`.
 """
 
-import os
 import re
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from tests.compat.groups.members import (
     wait_for_shares,
 )
 from tests.compat.members.base import MEMBERS, ConfluentMembers, Members
+from tests.compat.own_broker import own_broker
 from tests.support import raw
 from tests.support.broker import BrokerProcess
 from tests.support.downloads import Unavailable, must_be_had
@@ -241,14 +241,13 @@ def test_an_application_changes_its_protocol_one_process_at_a_time(
     wait_for_records(produce(wire, topic, 2), (program, "e"))
 
 
+@own_broker
 @shows(Feature.CONSUMER_KILL)
 @clients()
 def test_members_stay_when_the_broker_is_killed(
     start: Start, kind: type[Members], server: BrokerProcess, wire: raw.Connection, group: str, topic: str
 ) -> None:
     """The group comes back from its journal: same members, same partitions, nobody starts over."""
-    if os.environ.get("COMPAT_BOOTSTRAP"):
-        pytest.skip("this broker is not ours to kill")
     program = start(kind)
     a = join(program, "a", group, topic)
     wait_for_shares(a)

@@ -1,6 +1,5 @@
 """A broker killed under open transactions: each is committed or aborted as a whole, once and in order."""
 
-import os
 import signal
 import threading
 from collections import Counter
@@ -11,11 +10,10 @@ from random import Random
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from tests.compat.own_broker import own_broker
 from tests.support.broker import BrokerProcess
 
-pytestmark = pytest.mark.skipif(
-    bool(os.environ.get("COMPAT_BOOTSTRAP")), reason="kills a broker of its own, not that of COMPAT_BOOTSTRAP"
-)
+pytestmark = own_broker
 
 TOPIC = "ledger"
 PARTITIONS = 3

@@ -3,7 +3,6 @@
 All but two-phase commit was written against Apache Kafka and runs against it too (COMPAT_BOOTSTRAP).
 """
 
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -474,8 +473,7 @@ def test_places_are_found_among_what_the_reader_may_see(wire: Connection, name: 
 
 @pytest.fixture(scope="module")
 def own_wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    if os.environ.get("COMPAT_BOOTSTRAP"):
-        pytest.skip("Kafka does not keep prepared transactions yet")
+    """A broker of its own, since Kafka does not keep prepared transactions yet."""
     folder: Path = tmp_path_factory.mktemp("two-phase")
     with BrokerProcess(folder, {"num.partitions": 2}) as server, Connection(server.bootstrap) as connection:
         yield connection

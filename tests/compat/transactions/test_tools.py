@@ -1,17 +1,15 @@
 """Kafka's own tools on transactions of Levada: they list, describe and end them, and read every file."""
 
-import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Producer
+from tests.compat.own_broker import own_broker
 from tests.compat.tools import run_tool
 from tests.support.broker import BrokerProcess
 
-pytestmark = pytest.mark.skipif(
-    bool(os.environ.get("COMPAT_BOOTSTRAP")), reason="looks into the files of a broker of its own"
-)
+pytestmark = own_broker
 
 TOOLS = "org.apache.kafka.tools"
 WAIT_S = 60

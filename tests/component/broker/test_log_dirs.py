@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.broker import BrokerThread, crash_image
+from tests.support.downloads import Unavailable, must_be_had
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import split
 from tests.support.raw import Connection, batch, fetch, produce
@@ -161,7 +162,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     mount = shutil.which("mount")
     command = [mount or "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
     if not mount or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting needs root")
+        must_be_had("A file system of 1 MiB", Unavailable("mounting needs root"))
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 

@@ -1,6 +1,7 @@
 """The public client against a real broker: records arrive once and in order, over faults."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -61,8 +62,12 @@ def test_a_record_comes_back_as_it_was_sent(levada: EmbeddedBroker, codec: Any) 
     assert len(levada.records(topic)) == 3
 
 
+@pytest.mark.skipif(
+    sys.platform == "win32" or sys.implementation.name != "cpython", reason="uvloop is for CPython on Linux and macOS"
+)
 def test_the_client_runs_on_uvloop(levada: EmbeddedBroker) -> None:
-    uvloop = pytest.importorskip("uvloop")
+    import uvloop
+
     topic = levada.topic()
 
     async def work(client: Client) -> None:

@@ -3,9 +3,6 @@
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pyspark")
-
 from bench.spark import report as spark_report
 from bench.spark.rows import SHAPES, growth_key, rows, stored_rows
 from bench.spark.sides import Shape, batches
