@@ -337,6 +337,7 @@ class MetricsServer:
         idle_ratio = IdleRatio(broker.clock.monotonic, lambda: time.thread_time() - busy_poller.spun_s)
         self._collector = Collector(broker, listeners, idle_ratio)
         self._server: asyncio.Server | None = None
+        self._requests: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # being served
         self.address = ""
         self.port_in_use: int | None = None  # the default port, if another process has it
 
@@ -366,19 +367,29 @@ class MetricsServer:
         return await asyncio.start_server(self._serve, host, port, limit=REQUEST_BYTES_MAX)
 
     async def stop(self) -> None:
+        """Close the listener and abort the requests being served."""
         assert self._server is not None
         self._server.close()
+        for writer in self._requests.values():
+            writer.transport.abort()
+        await asyncio.gather(*self._requests, return_exceptions=True)
         await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._requests[task] = writer
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 request = await reader.readuntil(b"\r\n\r\n")
-                writer.write(await self._respond(request.split(b" ", 2)[1].partition(b"?")[0]))
-                await writer.drain()
+                response = await self._respond(request.split(b" ", 2)[1].partition(b"?")[0])
+                if not writer.is_closing():
+                    writer.write(response)
+                    await writer.drain()
         except (TimeoutError, OSError, IndexError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # not HTTP, or the client has closed
         finally:
+            del self._requests[task]
             writer.close()
 
     async def _respond(self, path: bytes) -> bytes:

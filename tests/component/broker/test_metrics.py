@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import time
 import urllib.error
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
-from tests.support.broker import BrokerThread
+from tests.support.broker import BrokerProcess, BrokerThread, free_port
 from tests.support.raw import Connection, batch, fetch, produce
 from tests.support.waiting import until
 
@@ -316,6 +317,19 @@ def test_health(broker: BrokerThread) -> None:
         '{"status": "ok", "offline_log_dirs": []}',
     )
     assert page(broker, "/healthz?verbose")[0] == 200
+
+
+def test_a_stop_with_requests_under_way_leaves_no_traceback(tmp_path: Path) -> None:
+    """One client has sent half a request, others wait for their metrics."""
+    with BrokerProcess(tmp_path, {"levada.metrics.listener": (listener := f"127.0.0.1:{free_port()}")}) as server:
+        host, _, port = listener.rpartition(":")
+        with contextlib.ExitStack() as clients:
+            for request in (b"GET /metr", *[b"GET /metrics HTTP/1.1\r\n\r\n"] * 20):
+                one = clients.enter_context(socket.create_connection((host, int(port)), 20))
+                one.sendall(request)
+            assert server.stop(signal.SIGTERM) == 0
+        assert "Traceback" not in server.log.read_text()
+        server.start()
 
 
 def test_other_pages_are_not_found(broker: BrokerThread) -> None:
