@@ -66,6 +66,10 @@ class Uncleanable(NamedTuple):
     failures: int
 
 
+class LogChangedError(Exception):
+    """Retention, a truncation or a deletion has removed what a cleaning works on, which is normal."""
+
+
 class LogCleaner:
     """Compacts all logs of one broker."""
 
@@ -152,6 +156,8 @@ class LogCleaner:
             found = self._inspect(partition, state.stable_offset)
             if found.dirty_bytes and not partition.offline:
                 await self._clean_segments(partition, found, state, process)
+        except LogChangedError as error:
+            log.info("log cleaning abandoned", partition=str(_topic_partition(partition)), reason=str(error))
         except CleanerDiedError as error:
             self._mark_uncleanable(partition)
             log.warning("log cleaning interrupted", partition=str(_topic_partition(partition)), error=str(error))
@@ -191,12 +197,14 @@ class LogCleaner:
         async with aclosing(process.clean(job)) as reports:
             async for report in reports:
                 if partition.offline or truncations != segments.truncations:
-                    raise CleanerDiedError("the log has changed")
+                    raise LogChangedError("the log is offline, deleted or truncated")
                 match report:
                     case CleanedSegment():
                         self._swap(partition, [by_base[base] for base in report.replaced], report)
                     case CleaningFinished():
                         self._finished(partition, CleanedUpTo(report.end_offset, truncations), report)
+                    case CleaningFailed(errno=errno.ENOENT) if any(segment.deleted for segment in sources):
+                        raise LogChangedError("segments were deleted by retention")
                     case CleaningFailed():
                         self._failed(partition, report)
 
@@ -204,7 +212,7 @@ class LogCleaner:
         try:
             swap(partition.log, replaced, cleaned, self._broker.clock.now_ms())
         except SwapRefusedError as error:
-            raise CleanerDiedError(f"the log has changed: {error}") from None
+            raise LogChangedError(str(error)) from None
         except OSError as error:
             self._broker.log_dirs.failed(partition, error)
             raise CleanerDiedError(f"the log is offline: {error}") from None

@@ -175,6 +175,7 @@ def test_a_broken_log_is_left_alone_and_the_others_go_on(tmp_path: Path, caplog:
 
 
 def test_a_topic_deleted_while_it_is_cleaned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     with BrokerThread(tmp_path, log_cleaner_backoff_ms=20, log_cleaner_io_max_bytes_per_second=3_000) as broker:
         broker.create("doomed", **COMPACT)
         fill(broker, "doomed", 40)
@@ -182,9 +183,24 @@ def test_a_topic_deleted_while_it_is_cleaned(tmp_path: Path, caplog: pytest.LogC
         broker.delete("doomed")
         broker.create("doomed", **COMPACT)
         fill(broker, "doomed", 3)
-        until(lambda: "log cleaning interrupted" in caplog.text or "could not be compacted" in caplog.text)
+        until(lambda: "log cleaning abandoned" in caplog.text or "could not be compacted" in caplog.text)
         assert values(broker, "doomed") == {b"0": b"0", b"1": b"1", b"2": b"2"}
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_retention_of_segments_that_are_being_cleaned_gives_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with BrokerThread(tmp_path, log_cleaner_backoff_ms=20, log_cleaner_io_max_bytes_per_second=3_000) as broker:
+        broker.create("both", **COMPACT | {"cleanup_policy": "compact,delete"})
+        fill(broker, "both", 40)
+        until(lambda: bool(list((tmp_path / "both-0").glob("*.cleaned"))))
+        partition, later_ms = broker.partition("both"), 10**15
+        broker.call(lambda: broker.broker.log_dirs.apply_retention(partition, later_ms))
+        until(lambda: "log cleaning abandoned" in caplog.text)
+        assert broker.broker.cleaner_metrics.uncleanable == 0
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_an_old_active_segment_is_closed_for_max_compaction_lag(tmp_path: Path) -> None:
