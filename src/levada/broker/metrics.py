@@ -378,6 +378,9 @@ class MetricsServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if self._server is not None and not self._server.is_serving():  # accepted just before the stop
+            writer.transport.abort()
+            return
         self._requests[task] = writer
         try:
             async with asyncio.timeout(TIMEOUT_S):
