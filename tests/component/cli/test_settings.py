@@ -9,6 +9,7 @@ from tests.support.broker import BrokerThread, free_port
 from tests.support.shell import Shell
 
 from levada.cli.main import levada as levada_command
+from levada.cli.pipeline.commands import PIPELINES, run
 from levada.cli.settings import PROPERTIES
 
 OFFLINE = {"start", "completion", "log"}
@@ -28,6 +29,13 @@ def test_every_command_that_connects_has_them() -> None:
         names = {name for param in command.params for name in param.opts}
         assert {"-b", "-X", "-F"} <= names, (noun, verbs)
         assert "--config" in names, (noun, verbs)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_pipelines_have_them(name: str) -> None:
+    command = run.get_command(click.Context(run), name)
+    assert command is not None
+    assert {"-b", "-X", "-F", "--config"} <= {name for param in command.params for name in param.opts}
 
 
 def test_brokers_come_from_a_flag_a_pair_a_file_or_a_variable(

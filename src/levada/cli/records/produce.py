@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from levada.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, HINTS, CommandError, did_you_mean
+from levada.cli.errors import DENIED, EXIT_DENIED, EXIT_NOT_FOUND, EXIT_USAGE, CommandError, did_you_mean
 from levada.cli.options import connection_options, notice, topic_argument, with_client
 from levada.cli.output import discard_output
 from levada.cli.records.codecs import from_json, unescape
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from levada.client.producer.accumulator import RecordMetadata
     from levada.client.producer.producer import Compression, Producer, ProducerOptions
 
+AUTO_CREATE = "auto.create.topics.enable"
 READ_BYTES = 65_536
 RECORD_BYTES_MAX = 100 * 1024 * 1024
 
@@ -93,23 +94,32 @@ async def _require_writable(client: "Client", topic: str) -> None:
 async def _explain_missing(client: "Client", topic: str) -> None:
     """Raise CommandError if the broker refuses to create a topic, or creates none by itself."""
     cluster = await client.metadata()
-    if topic in cluster.topics:
-        return  # created meanwhile
+    hint = f"try: levada topic create {topic}"
     try:
         await client.admin.create_topic(topic, validate_only=True)
     except KafkaError as error:
-        hint = HINTS.get(error.code, f"try: levada topic create {topic}")
+        if error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+            return  # another client has created it meanwhile
         if error.code is ErrorCode.INVALID_REPLICATION_FACTOR:
-            hint = f"try: levada topic create {topic} -r {len(cluster.brokers)}"
+            hint += f" -r {len(cluster.brokers)}"
         why = f"the broker cannot create it: {error.detail} ({error.code.name})"
-        raise CommandError(f"topic {topic} does not exist, and {why}", EXIT_NOT_FOUND, hint) from None
-    setting = "auto.create.topics.enable"
-    entries = await client.admin.describe_configs("broker", str(min(cluster.brokers)), [setting])
-    if any(entry.value == "false" for entry in entries):
-        why = f"the broker creates none by itself ({setting}=false)"
-        hint = f"try: levada topic create {topic}"
+        code = EXIT_DENIED if error.code in DENIED else EXIT_NOT_FOUND
+        raise CommandError(f"topic {topic} does not exist, and {why}", code, hint) from None
+    if await _creates_no_topics(client, min(cluster.brokers)):
+        why = f"the broker creates none by itself ({AUTO_CREATE}=false)"
         message = f"no such topic: {topic}, and {why}{did_you_mean(topic, cluster.topics)}"
         raise CommandError(message, EXIT_NOT_FOUND, hint)
+
+
+async def _creates_no_topics(client: "Client", node: int) -> bool:
+    """Whether the broker is known to create no topics by itself; its settings may be hidden."""
+    try:
+        entries = await client.admin.describe_configs("broker", str(node), [AUTO_CREATE])
+    except KafkaError as error:
+        if error.code in DENIED:
+            return False
+        raise
+    return any(entry.name == AUTO_CREATE and entry.value == "false" for entry in entries)
 
 
 async def _send_all(client: "Client", topic: str, reader: "RecordReader", options: "ProducerOptions") -> int:

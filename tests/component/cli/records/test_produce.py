@@ -48,6 +48,10 @@ def test_a_topic_that_the_broker_does_not_create_is_explained(shell: Shell) -> N
             "  try: levada topic create ordrs",
         ]
         assert strict("topic", "list", "-q").lines() == ["orders"]
+        broker.fail_next("create_topics", "TOPIC_AUTHORIZATION_FAILED")
+        denied = strict("produce", "ordrs", stdin=b"a\n")
+        assert denied.code == 5
+        assert "the broker cannot create it" in denied.err
 
 
 def test_a_topic_that_the_broker_cannot_create_is_explained() -> None:
