@@ -144,6 +144,21 @@ def test_the_first_start_may_fail(tmp_path: Path) -> None:
     assert status is not None and (status.state, status.options) == ("failed", {"query": "SELECT shpo"})
 
 
+def test_a_start_that_is_refused_changes_nothing(tmp_path: Path) -> None:
+    run = Run(str(tmp_path), "orders")
+    with run.hold("sql", {"query": "SELECT shop"}, 1):
+        run.record(Progress(rows=141), "finished", 2)
+    before = run.status()
+    again = Run(str(tmp_path), "orders")
+    with again.hold("sql", {"query": "SELECT shpo"}, 3):
+        again.restore()
+    assert before is not None and again.status() == before
+    first = Run(str(tmp_path), "new")
+    with first.hold("sql", {"query": "SELECT shpo"}, 1):
+        first.restore()
+    assert [one.name for one in all_runs(str(tmp_path))] == ["orders"] and not Path(first.directory).exists()
+
+
 def test_a_run_is_forgotten_unless_it_runs(tmp_path: Path) -> None:
     run = Run(str(tmp_path), "orders")
     with run.hold("archive", {}, 1), pytest.raises(RunError, match="levada pipeline stop orders"):

@@ -137,9 +137,43 @@ def test_lines_are_searched_by_level_and_time(pipeline: Command, broker: Embedde
 def test_a_query_that_fails_at_work_says_why(pipeline: Command, readings: str) -> None:
     query = f"SELECT value, raise_error('too hot') AS e FROM `{readings}`"
     code, _, expected = pipeline("sql", query, "--to", "never", "--once")
-    assert code == 1 and expected.strip().endswith("error: pipeline sql failed: too hot")
-    _, out, _ = pipeline("status", "sql")
-    assert "failed: pipeline sql failed: too hot" in out
+    assert code == 1 and expected.strip().endswith("error: pipeline sql-never failed: too hot")
+    _, out, _ = pipeline("status", "sql-never")
+    assert "failed: pipeline sql-never failed: too hot" in out
+
+
+def test_a_query_without_a_topic_is_printed(pipeline: Command, readings: str) -> None:
+    """As a table or JSON, bounded, and no run of it remains."""
+    query = (
+        f"SELECT measure, count(*) AS n, string(null) AS missing FROM `{readings}` GROUP BY measure ORDER BY measure"
+    )
+    code, out, _ = pipeline("sql", query, "-o", "json")
+    rows = json.loads(out)
+    assert code == 0 and sum(row["n"] for row in rows) == 600
+    assert all(row["missing"] is None for row in rows)
+    code, out, expected = pipeline("sql", query, "--limit", "1")
+    assert code == 0 and len(out.splitlines()) == 2
+    assert out.splitlines()[0].split() == ["MEASURE", "N", "MISSING"]
+    assert "there are more than 1 rows" in expected
+    code, out, expected = pipeline("sql", f"SELECT nosuch FROM `{readings}`")
+    assert (code, out) == (1, "") and "`nosuch` cannot be resolved" in expected
+    assert json.loads(pipeline("list", "-o", "json")[1]) == []
+
+
+def test_a_query_that_spark_refuses_leaves_runs_alone(pipeline: Command, readings: str) -> None:
+    query = f"SELECT device FROM `{readings}`"
+    assert pipeline("sql", query, "--to", "devices-seen", "--once")[0] == 0
+    _, before, _ = pipeline("status", "sql-devices-seen", "-o", "json")
+    assert json.loads(before)["state"] == "finished"
+    for words in (
+        [f"SELECT nosuch FROM `{readings}`", "--to", "devices-seen", "--once"],
+        [query, "--to", "devices-seen", "--schema", f"{readings}=device int", "--once"],
+    ):
+        assert pipeline("sql", *words)[0] == 1
+        _, after, _ = pipeline("status", "sql-devices-seen", "-o", "json")
+        assert {**json.loads(after), "seconds_ago": 0} == {**json.loads(before), "seconds_ago": 0}
+    assert pipeline("sql", f"SELECT nosuch FROM `{readings}`", "--to", "new", "--once")[0] == 1
+    assert pipeline("status", "sql-new")[0] == 4
 
 
 WRONG: list[tuple[list[str], int, str]] = [
@@ -167,11 +201,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["report", "devices", "--topic", "READINGS", "--lake", "./no"], 1, "there is no lake at ./no"),
     (["search", "--topic", "READINGS", "--lake", "./no"], 1, "there is no lake at ./no"),
     (["search", "--topic", "READINGS", "--level", "loud"], 2, "'loud' is not one of"),
-    (
-        ["sql", "SELECT a FROM t", "--to", "x", "--schema", "t=a strin"],
-        1,
-        "'a strin' is not a list of columns",
-    ),
+    (["sql", "SELECT a FROM t", "--to", "x"], 4, "no such topic: t"),
     (["status", "nosuch"], 4, "there is no run of the name nosuch"),
 ]
 
@@ -181,6 +211,9 @@ def test_what_is_wrong_is_reported_in_a_sentence(pipeline: Command, readings: st
         ended, _, output = pipeline(*(readings if word == "READINGS" else word for word in words))
         assert (ended, expected in output) == (code, True), f"{words}: {ended} {output}"
         assert "no lake" not in expected or "starting Spark" not in output
+    wrong = ["--schema", f"{readings}=a strin"]
+    ended, _, output = pipeline("sql", f"SELECT a FROM `{readings}`", "--to", "x", *wrong)
+    assert ended == 1 and "'a strin' is not a list of columns" in output
     nobody = f"127.0.0.1:{free_port()}"
     ended, _, output = pipeline("run", "devices", "-b", nobody)
     assert ended == 3 and f"cannot connect to {nobody}" in output and "starting Spark" not in output

@@ -31,11 +31,11 @@ PIPELINES = {
     "activity": ("levada.cli.pipeline.flows", "Events of website visitors: counts, sessions, top pages."),
     "devices": ("levada.cli.pipeline.flows", "Readings of devices: statistics, spells, highest values."),
     "logs": ("levada.cli.pipeline.flows", "Logs of services: rates, alerts, a lake to search."),
-    "sql": ("levada.cli.pipeline.flows", "A streaming query over topics, its results to a topic."),
+    "sql": ("levada.cli.pipeline.sql", "A streaming query over topics, its results to a topic."),
 }
 # Other commands that are imported when they are used.
 COMMANDS = {
-    "sql": ("levada.cli.pipeline.flows", "Run a streaming query over topics, its results to a topic."),
+    "sql": ("levada.cli.pipeline.sql", "Run a query over topics, its results to a topic or the terminal."),
     "report": ("levada.cli.pipeline.flows", "Report on topics or a lake: tables and a chart."),
     "search": ("levada.cli.pipeline.flows", "Search the logs of services."),
 }

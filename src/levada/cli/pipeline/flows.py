@@ -1,4 +1,4 @@
-"""`levada pipeline run activity|devices|logs|sql`, and `levada pipeline report` and `search` over the same topics."""
+"""`levada pipeline run activity|devices|logs`, and `levada pipeline report` and `search` over the same topics."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -10,7 +10,6 @@ from levada.cli.options import (
     Command,
     TimeType,
     client_options,
-    complete_topics,
     notice,
     output_option,
 )
@@ -125,54 +124,6 @@ def _run(pipeline: str, given: dict[str, Any]) -> None:
     shown = {key: value for key, value in given.items() if key not in outside and value is not None}
     shown["topics"] = ", ".join(given["topics"])
     run_pipeline(pipeline, given, shown, topics=given["topics"])
-
-
-@click.command()
-@click.argument("query", metavar="QUERY")
-@click.option("--to", metavar="TOPIC", required=True, shell_complete=complete_topics, help="The topic of the results.")
-@click.option(
-    "--schema",
-    "schemas",
-    metavar="TOPIC='COLUMNS'",
-    multiple=True,
-    help="The columns of a topic's JSON, or `text`; by default inferred from its newest records.",
-)
-@click.option(
-    "--watermark",
-    "watermarks",
-    metavar="COLUMN='TIME'",
-    multiple=True,
-    help="How late records may come, by a timestamp column; TOPIC.COLUMN for one topic only.",
-)
-@click.option(
-    "--mode",
-    type=click.Choice(["append", "update", "complete"]),
-    help="The output mode; by default the first one that fits the query.",
-)
-@click.option("--key", metavar="COLUMN", help="The column of the results that is the key of records.")
-@click.option("--dead-letters", metavar="TOPIC", help="The topic for records that do not fit the columns.")
-@format_option("sources")
-@every_option
-@stream_options
-def sql(query: str, **given: Any) -> None:
-    """Run a streaming query over topics, and write its results to a topic as JSON.
-
-    A topic is a table of its name (in backquotes, if it has more than letters, digits and _). Its columns are the
-    fields of its JSON values, and _key, _partition, _offset and _timestamp.
-
-    \b
-    Examples:
-      levada pipeline sql 'SELECT shop, amount FROM orders WHERE amount > 100' --to large-orders
-      levada pipeline sql "SELECT shop, window.end AS until, sum(amount) AS total
-        FROM orders GROUP BY shop, window(ts, '1 minute')" --to totals --watermark ts='10 minutes'
-      levada pipeline sql 'SELECT shop, count(*) AS n FROM orders GROUP BY shop' --to counts --key shop \\
-        --schema orders='shop string, amount double, ts timestamp'
-    """
-    schemas = parse_settings(given["schemas"], "--schema")
-    watermarks = parse_settings(given["watermarks"], "--watermark")
-    shown = {"query": query, "to": given["to"], "schema": schemas, "watermark": watermarks}
-    given |= {"query": query, "schemas": schemas, "watermarks": watermarks, "notify": notice}
-    run_pipeline("sql", given, shown)
 
 
 @click.command()

@@ -42,11 +42,13 @@ def run_pipeline(
     topics: Iterable[str] = (),
     lake: str | None = None,
     has_checkpoint: bool = True,
+    check: Callable[[Run], None] | None = None,
 ) -> None:
     """Run the pipeline with the options of its command.
 
     `shown` is what `levada pipeline status` shows of them; `function` of `levada.pipelines` is the pipeline's name by
-    default; `topics` and `lake` must exist.
+    default; `topics` and `lake` must exist. `check` raises PipelineError before anything is written, and Spark starts;
+    with it, a PipelineError before the start of the pipeline leaves an earlier run of the name as it was.
     """
     name, home, master = (given.pop(key) for key in ("name", "home", "master"))
     properties: ClientProperties = given.pop("properties")
@@ -62,10 +64,20 @@ def run_pipeline(
 
     require_spark()
     with plain_errors():
-        _execute(Run(home, name or pipeline), pipeline, shown, start)
+        run = Run(home, name or pipeline)
+        if check is not None:
+            check(run)
+        _execute(run, pipeline, shown, start, restores=check is not None)
 
 
-def _execute(run: Run, pipeline: str, shown: Mapping[str, Any], start: Callable[[Run], RunningPipeline]) -> None:
+def _execute(
+    run: Run,
+    pipeline: str,
+    shown: Mapping[str, Any],
+    start: Callable[[Run], RunningPipeline],
+    *,
+    restores: bool,
+) -> None:
     """Hold the run while the pipeline works, and record its progress and how it ended."""
     clock = SystemClock()
     with run.hold(pipeline, shown, clock.now_ms()), Signals() as signals:
@@ -77,7 +89,9 @@ def _execute(run: Run, pipeline: str, shown: Mapping[str, Any], start: Callable[
             run.record(_last_progress(run), "stopped", clock.now_ms())
             raise
         except BaseException as error:
-            if running is None:
+            if running is None and restores and isinstance(error, PipelineError):
+                run.restore()
+            elif running is None:
                 run.record_failed_start(one_sentence(error), clock.now_ms())
             else:
                 run.record(_last_progress(run), "failed", clock.now_ms(), one_sentence(error))
@@ -214,6 +228,8 @@ def plain_errors() -> Iterator[None]:
     """Raise errors of runs, pipelines, options and Spark as CommandError."""
     try:
         yield
+    except CommandError:
+        raise
     except (RunError, PipelineError, LakeError) as error:
         raise CommandError(str(error)) from None
     except Exception as error:

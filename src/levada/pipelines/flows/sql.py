@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 from levada.pipelines.errors import PipelineError, check_durations, explain_query
 from levada.pipelines.flows import flow
 from levada.pipelines.flows.flow import QueryOptions, Result
+from levada.pipelines.flows.sql_text import check_query, reads_its_results, run_name
 from levada.pipelines.lake.files import Files
 from levada.pipelines.runs.queries import RunningPipeline
 from levada.pipelines.runs.run import Run, default_directory, load_arguments
@@ -35,7 +36,6 @@ MODES = {  # in the order of preference
 }
 QUERY_LOGGER = "SQLQueryContextLogger"  # prints errors of queries with their plans to standard error
 TABLE_NOT_FOUND = "TABLE_OR_VIEW_NOT_FOUND"
-SELECT = re.compile(r"\s*(?:--[^\n]*\n\s*|/\*.*?\*/\s*)*(?:SELECT|WITH|FROM|\()", re.IGNORECASE | re.DOTALL)
 SAMPLE_RECORDS = 1_000  # newest records from which columns are inferred
 TEXT = "text"  # instead of columns: values are text, in a column `value`
 RECORD_COLUMNS = {
@@ -63,17 +63,18 @@ def sql(
     once: bool = False,
     every: str = "5 seconds",
     spark: "SparkSession | None" = None,
-    name: str = "sql",
+    name: str | None = None,
     **options: str,
 ) -> RunningPipeline:
-    """Write the results of `query` to the topic `to`, as JSON.
+    """Write the results of `query` to the topic `to`, as JSON; the name of the run is by default that of `run_name`.
 
     `schemas` has the columns of tables (`{"orders": "id bigint, amount double, ts timestamp"}`), `watermarks` the delay
     of late rows by a timestamp column (`{"ts": "10 minutes"}`, or `orders.ts` for one table). `notify` gets notices
     about inferred columns and the output mode.
     """
     check_durations(every=every)
-    spark = session_or(spark)
+    check_query(query, to, watermarks or {})
+    spark, name = session_or(spark), name or run_name(to)
     checkpoint = checkpoint or Run(default_directory(), name).checkpoint
     known = load_arguments(Files(spark, checkpoint))
     tables = Tables(spark, bootstrap, options, dead_letters, notify)
@@ -81,25 +82,38 @@ def sql(
     tables.watermarks = dict(watermarks or {})
     rows = select(spark, query, tables)
     if to in tables.created:
-        raise PipelineError(f"the query reads {to}, the topic of its results: it would read its own output")
+        raise reads_its_results(to)
     chosen = output_mode(spark, rows, mode, notify)
     if key is not None and key not in rows.columns:
         raise PipelineError(f"no column {key} for the key; the query has {', '.join(rows.columns)}")
-    arguments = {
-        "query": query,
-        "to": to,
-        "watermarks": tables.watermarks,
-        "mode": chosen,
-        "schemas": tables.schemas,
-    }
+    arguments = {"query": query, "to": to, "watermarks": tables.watermarks, "mode": chosen, "schemas": tables.schemas}
     query_options = QueryOptions(name, bootstrap, checkpoint, once, every, chosen, arguments)
     return flow.start([Result(to, rows, key)], query_options)
 
 
+def query_topics(
+    query: str,
+    *,
+    schemas: Mapping[str, str] | None = None,
+    watermarks: Mapping[str, str] | None = None,
+    notify: Notify = lambda text: None,
+    bootstrap: str = flow.BOOTSTRAP,
+    spark: "SparkSession | None" = None,
+    **options: str,
+) -> DataFrame:
+    """The results of `query` over the records that topics have now; the arguments are those of `sql`.
+
+    Watermarks are only checked: no record is late for a query that ends.
+    """
+    check_query(query, None, watermarks or {})
+    spark = session_or(spark)
+    tables = Tables(spark, bootstrap, options, None, notify, streaming=False)
+    tables.schemas, tables.watermarks = dict(schemas or {}), dict(watermarks or {})
+    return select(spark, query, tables)
+
+
 def select(spark: "SparkSession", query: str, tables: "Tables") -> DataFrame:
     """The query as a DataFrame; a table that Spark does not know is a topic."""
-    if not SELECT.match(query):
-        raise PipelineError(f"only queries can be run (SELECT ..., WITH ... SELECT ...), this is: {query[:60]}")
     logger = PySparkLogger.getLogger(QUERY_LOGGER)
     logger.disabled = True  # a missing table is expected here
     try:
@@ -108,7 +122,7 @@ def select(spark: "SparkSession", query: str, tables: "Tables") -> DataFrame:
     finally:
         logger.disabled = False
         tables.drop_views()
-    if not rows.isStreaming:
+    if not tables.created:
         raise PipelineError("the query reads no topic; name one after FROM")
     return rows
 
@@ -178,6 +192,8 @@ class Tables:
         options: Mapping[str, str],
         dead_letters: str | None,
         notify: Notify,
+        *,
+        streaming: bool = True,
     ) -> None:
         self.schemas: dict[str, str] = {}  # by topic: given or inferred
         self.watermarks: Mapping[str, str] = {}  # by column, or topic.column
@@ -187,6 +203,7 @@ class Tables:
         self._options = options
         self._dead_letters = dead_letters
         self._notify = notify
+        self._read = flow.read_stream if streaming else flow.read_batch
 
     def create(self, topic: str) -> None:
         """Create the view of a topic; PipelineError if the topic does not exist."""
@@ -221,13 +238,13 @@ class Tables:
     def _rows(self, topic: str, schema: str) -> DataFrame:
         options = {"includeHeaders": "false"} | dict(self._options)
         if schema == TEXT:
-            raw = flow.read_stream(self._spark, self._bootstrap, [topic], options)
+            raw = self._read(self._spark, self._bootstrap, [topic], options)
             return raw.selectExpr("string(value) value", *_record_columns({"value"}))
         options |= {"valueFormat": "json", "valueSchema": schema}
         if self._dead_letters is not None:
             options["deadLetterTopic"] = self._dead_letters
             create_topics(self._bootstrap, [self._dead_letters])
-        raw = flow.read_stream(self._spark, self._bootstrap, [topic], options)
+        raw = self._read(self._spark, self._bootstrap, [topic], options)
         names = set(raw.select("value.*").columns)
         return raw.where("value IS NOT NULL").selectExpr("value.*", *_record_columns(names))
 

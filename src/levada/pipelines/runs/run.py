@@ -18,7 +18,7 @@ import shutil
 import signal
 import time
 from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from levada.pipelines.errors import PipelineError, RunError
@@ -72,6 +72,7 @@ class Run:
         self.name = name
         self.directory = os.path.join(parent, name)
         self._previous: RunStatus | None = None  # the status before this process took the lock
+        self._previous_files: dict[str, bytes] = {}  # and the files
 
     @property
     def checkpoint(self) -> str:
@@ -96,6 +97,7 @@ class Run:
                     f"{self.name} is the name of a run of {known['pipeline']}; choose another name with --name"
                 )
             self._previous = self.status() if known else None
+            self._previous_files = self._read_files()
             about = {"pipeline": pipeline, "pid": os.getpid(), "started_ms": now_ms, "options": dict(options)}
             self._write("run.json", about)
             self.record(Progress(), "running", now_ms)
@@ -115,6 +117,32 @@ class Run:
     def record(self, progress: Progress, state: str, now_ms: int, error: str = "") -> None:
         """Write the state and progress for `status`."""
         self._write("progress.json", {"state": state, "at_ms": now_ms, "why": error} | progress._asdict())
+
+    def restore(self) -> None:
+        """Write back what was there before this process took the lock; a run that was not there is not there again."""
+        if not self._previous_files:
+            shutil.rmtree(self.directory)
+        for name, content in self._previous_files.items():
+            with open(self._path(name + ".new"), "wb") as file:
+                file.write(content)
+            os.replace(self._path(name + ".new"), self._path(name))
+
+    def _read_files(self) -> dict[str, bytes]:
+        found = {}
+        for name in REQUIRED_FIELDS:
+            with suppress(FileNotFoundError), open(self._path(name), "rb") as file:
+                found[name] = file.read()
+        return found
+
+    def check_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Raise PipelineError if the checkpoint on this machine was started with other values of these arguments."""
+        try:
+            with open(os.path.join(self.checkpoint, ARGUMENTS_FILE), encoding="utf-8") as file:
+                known = json.load(file)
+        except (FileNotFoundError, ValueError):
+            return
+        if os.path.exists(os.path.join(self.checkpoint, SPARK_METADATA)):
+            check_changes(known, {**known, **arguments}, self.name)
 
     def record_failed_start(self, error: str, now_ms: int) -> None:
         """Write that the start failed; the options and progress of the previous run stay."""
@@ -258,7 +286,11 @@ def save_arguments(checkpoint: Files, arguments: Mapping[str, Any], name: str) -
     if known is None:
         checkpoint.write(ARGUMENTS_FILE, text)
         return
-    new = json.loads(text)
+    check_changes(known, json.loads(text), name)
+
+
+def check_changes(known: Mapping[str, Any], new: Mapping[str, Any], name: str) -> None:
+    """Raise PipelineError if the arguments of a run have changed."""
     changed = sorted(field for field in known.keys() | new.keys() if known.get(field) != new.get(field))
     if changed:
         old = "; ".join(f"{field} was {_argument_text(known.get(field))}" for field in changed)
