@@ -54,6 +54,7 @@ def test_a_topic_that_the_broker_does_not_create_is_explained(shell: Shell) -> N
         assert "the broker cannot create it" in denied.err
 
 
+@pytest.mark.filterwarnings("ignore:default.replication.factor=3 needs more brokers:UserWarning")
 def test_a_topic_that_the_broker_cannot_create_is_explained() -> None:
     with BrokerThread(default_replication_factor=3) as broker:
         shell = Shell(broker.bootstrap)
