@@ -1,37 +1,34 @@
 """`levada group list|describe|lag|reset|delete`."""
 
-import sys
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from levada.cli.errors import EXIT_NOT_FOUND, CommandError, did_you_mean, not_found
+from levada.cli.errors import EXIT_NOT_FOUND, CommandError, did_you_mean
+from levada.cli.lag import LAG_COLUMNS, lag, lag_row
 from levada.cli.options import (
     complete_groups,
     confirm,
     connection_options,
     notice,
     output_option,
+    require_group,
     require_topic,
     with_client,
 )
 from levada.cli.output import Output, Row, emit, emit_each, printable, table, wants_color
 from levada.cli.settings import ClientProperties
-from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from levada.client.admin.groups import (
-        GroupDescription,
         GroupMember,
         OffsetReset,
-        PartitionLag,
         ResetTarget,
     )
     from levada.client.client import Client
     from levada.model import TopicPartition
 
-LAG_COLUMNS = ("topic", "partition", "committed", "end", "lag", "seconds_behind", "member")
 UNUSED = ("Empty", "Dead")
 
 
@@ -92,69 +89,7 @@ def describe(names: tuple[str, ...], output: Output, properties: ClientPropertie
     emit_each(with_client(properties, work), output, _print_description)
 
 
-@group.command(short_help="Show the lag in records and seconds.")
-@click.argument("names", metavar="[GROUP...]", nargs=-1, shell_complete=complete_groups)
-@click.option("--partitions", is_flag=True, help="One row per partition.")
-@click.option("-w", "--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
-@click.option("--every", metavar="SECONDS", type=click.FloatRange(min=0.1), default=2.0, show_default=True,
-              help="With --watch: the interval.")  # fmt: skip
-@output_option
-@connection_options
-def lag(
-    names: tuple[str, ...],
-    partitions: bool,
-    watch: bool,
-    every: float,
-    output: Output,
-    properties: ClientProperties,
-) -> None:
-    """Show the lag of groups in records, and the age of the oldest unread record.
-
-    Partitions of the group's topics without a committed offset have no lag: it depends on where a consumer starts. They
-    are counted as uncommitted.
-
-    \b
-    Examples:
-      levada group lag
-      levada group lag billing --partitions
-      levada group lag --watch --every 5
-      levada group lag -o jsonl | jq 'select(.lag > 1000)'
-    """
-    import asyncio
-
-    async def work(client: "Client") -> None:
-        while True:
-            rows = await _lags(client, names, partitions)
-            if watch and sys.stdout.isatty():
-                click.clear()
-            _print_lags(rows, partitions, output)
-            sys.stdout.flush()
-            if not watch:
-                return
-            await asyncio.sleep(every)
-
-    with_client(properties, work)
-
-
-async def _lags(client: "Client", names: tuple[str, ...], partitions: bool) -> list[dict[str, Any]]:
-    from levada.client.admin.groups import GroupAdmin
-
-    rows = []
-    for name in names or [found.group for found in await GroupAdmin(client).list_groups()]:
-        try:
-            rows += await _lag_rows(client, name, partitions)
-        except CommandError as error:
-            if names or error.exit_code != EXIT_NOT_FOUND:  # otherwise it was deleted meanwhile
-                raise
-    return rows
-
-
-def _print_lags(rows: list[dict[str, Any]], partitions: bool, output: Output) -> None:
-    if not rows and output == "table":
-        notice("no groups have committed offsets")
-        return
-    summary = ("group", "state", "members", "lag", "seconds_behind", "uncommitted")
-    emit(rows, output, ("group", *LAG_COLUMNS) if partitions else summary)
+group.add_command(lag)
 
 
 @group.command()
@@ -265,21 +200,8 @@ def _target(
         ) from None
 
 
-async def _find(client: "Client", name: str) -> "GroupDescription":
-    """The group; ends the command with exit code 4 if it does not exist."""
-    from levada.client.admin.groups import GroupAdmin
-
-    try:
-        return await GroupAdmin(client).describe(name)
-    except KafkaError as error:
-        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
-            raise
-    known = [found.group for found in await GroupAdmin(client).list_groups()]
-    raise not_found("group", name, known, "try: levada group list")
-
-
 async def _check_unused(client: "Client", name: str) -> None:
-    found = await _find(client, name)
+    found = await require_group(client, name)
     if found.state not in UNUSED:
         raise CommandError(
             f"{name} is in use ({found.state}, members: {len(found.members)})",
@@ -327,8 +249,8 @@ async def _partitions(client: "Client", name: str, topics: tuple[str, ...]) -> "
 async def _description(client: "Client", name: str) -> dict[str, Any]:
     from levada.client.admin.groups import group_lag
 
-    found = await _find(client, name)
-    rows = [_lag_row(one) for one in await group_lag(client, found)]
+    found = await require_group(client, name)
+    rows = [lag_row(one) for one in await group_lag(client, found)]
     return {
         "group": found.group,
         "state": found.state,
@@ -337,40 +259,6 @@ async def _description(client: "Client", name: str) -> dict[str, Any]:
         "coordinator": found.coordinator,
         "members": [_member_row(member) for member in found.members],
         "offsets": rows,
-    }
-
-
-async def _lag_rows(client: "Client", name: str, partitions: bool) -> list[dict[str, Any]]:
-    from levada.client.admin.groups import group_lag
-
-    found = await _find(client, name)
-    rows = [_lag_row(one) for one in await group_lag(client, found)]
-    if partitions:
-        return [{"group": name, **row} for row in rows]
-    lags = [row["lag"] for row in rows if row["lag"] is not None]
-    seconds = [row["seconds_behind"] for row in rows if row["seconds_behind"] is not None]
-    return [
-        {
-            "group": name,
-            "state": found.state,
-            "members": len(found.members),
-            "lag": sum(lags) if lags else None,  # unknown without committed offsets
-            "seconds_behind": max(seconds, default=None),
-            "uncommitted": sum(row["committed"] is None for row in rows),
-        }
-    ]
-
-
-def _lag_row(one: "PartitionLag") -> dict[str, Any]:
-    return {
-        "topic": one.partition.topic,
-        "partition": one.partition.partition,
-        "committed": one.committed,
-        "end": one.end,
-        "lag": one.lag,
-        "seconds_behind": None if one.lag_s is None else round(one.lag_s, 1),
-        "metadata": one.metadata,
-        "member": one.member,
     }
 
 

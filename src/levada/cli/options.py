@@ -22,6 +22,7 @@ from levada.cli.settings import (
 from levada.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
+    from levada.client.admin.groups import GroupDescription
     from levada.client.client import Client
 
 COMPLETION_TIMEOUT_S = 0.4
@@ -144,6 +145,19 @@ async def require_topic(client: "Client", name: str) -> None:
             raise
         known = (await client.metadata()).topics
         raise not_found("topic", name, known, f"try: levada topic create {name}") from None
+
+
+async def require_group(client: "Client", name: str) -> "GroupDescription":
+    """The group; ends the command with exit code 4 if it does not exist."""
+    from levada.client.admin.groups import GroupAdmin
+
+    try:
+        return await GroupAdmin(client).describe(name)
+    except KafkaError as error:
+        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+            raise
+    known = [found.group for found in await GroupAdmin(client).list_groups()]
+    raise not_found("group", name, known, "try: levada group list")
 
 
 def complete_topics(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
