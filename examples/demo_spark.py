@@ -80,9 +80,10 @@ class Analysis:
             yield topic, count, newest
         consumer.close()
 
-    def report(self, chart: str) -> str:
-        """Run the report and draw the chart; return the tables."""
-        with self._levada("report", "activity", "--chart", chart, stdout=subprocess.PIPE) as process:
+    def report(self, chart: str, page: str) -> str:
+        """Run the report and draw the chart as an image and as a page; return the tables."""
+        files = ("--chart", chart, "--chart", page)
+        with self._levada("report", "activity", *files, stdout=subprocess.PIPE) as process:
             tables, _ = process.communicate()
         if process.returncode != 0:
             raise SystemExit(f"the report failed:\n{self.log_tail()}")
@@ -112,10 +113,11 @@ def conclude(analysis: Analysis, ends: dict[TopicPartition, int], console: Conso
     for topic, count, newest in analysis.results():
         console.print(f"{topic:17}  {count:5,} records, such as\n  {newest}", markup=False, soft_wrap=True)
     console.print("\nAll of it counted at once, by `levada pipeline report activity`:\n")
-    chart = os.path.join("levada-demo", "activity.svg")
-    tables = analysis.report(chart)
+    chart, page = (os.path.join("levada-demo", name) for name in ("activity.svg", "activity.html"))
+    tables = analysis.report(chart, page)
     console.print(tables, markup=False, soft_wrap=True)
     console.print(f"chart: {chart}", soft_wrap=True)
+    console.print(f"page: {page} (to open in a browser and zoom)", soft_wrap=True)
     sent = sum(ends.values())
     kinds = tables.split("\n\n")[0].splitlines()[2:]  # after the title and the column names
     counted = sum(int(line.split()[1].replace(",", "")) for line in kinds)

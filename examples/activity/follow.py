@@ -24,3 +24,4 @@ newest.show(3, truncate=100)
 found = report(bootstrap=BOOTSTRAP, gap="5 seconds", top=5)
 print(found.text())
 print("chart:", found.write("activity.svg"))
+print("page:", found.write("activity.html"))  # to open in a browser and zoom

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.demo import DEMO, run_demo
+from tests.support.svg import Drawing
 
 
 @pytest.mark.slow
@@ -20,7 +21,9 @@ def test_the_demo_sums_up_and_ends_cleanly(tmp_path: Path) -> None:
     assert re.search(r"events sent, [0-9,]+ received: nothing lost", process.stdout)
     assert re.search(r"events sent, [0-9,]+ counted by Spark: nothing lost", process.stdout)
     (chart,) = re.findall(r"^chart: (.+)$", process.stdout, re.MULTILINE)
-    assert "polyline" in (tmp_path / chart).read_text()
+    assert Drawing((tmp_path / chart).read_text()).ids("panel-0-line-.*")
+    (page,) = re.findall(r"^page: (\S+)", process.stdout, re.MULTILINE)
+    assert "Plotly.newPlot" in (tmp_path / page).read_text()
     assert "The broker stopped cleanly" in process.stdout
     assert process.stderr == ""
 

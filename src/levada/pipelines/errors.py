@@ -38,6 +38,12 @@ def check_durations(**durations: str) -> None:
             raise PipelineError(f"{name}: {text!r} is not a duration, such as '10 seconds' or '1 hour 30 minutes'")
 
 
+def check_chart_file(path: str) -> None:
+    """Raise PipelineError for a name that is not one of an image or a page."""
+    if not path.endswith((".svg", ".html")):
+        raise PipelineError(f"{path!r} must end in .svg, an image, or in .html, a page to open in a browser and zoom")
+
+
 def root_cause(trace: str) -> str:
     """The message of the deepest cause in an error of Spark."""
     python = _python_errors(trace)

@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from tests.spark.support.feeding import feed, made, results
 from tests.support.broker import free_port
+from tests.support.svg import Drawing
 
 from levada.cli.main import run
 from levada.pipelines.flows import samples
@@ -110,10 +111,15 @@ def test_a_topic_goes_to_a_lake_and_comes_back(
     assert len(broker.records(again)) == 600
     _, _, expected = pipeline("run", "history", "--topic", readings, "--lake", lake, "--sql", "SELECT x FROM history")
     assert re.search(r"error: .*`x` cannot be resolved.*\(line 1, position 7\)$", expected.strip().splitlines()[-1])
-    code, out, expected = pipeline("report", "devices", "--topic", readings, "--lake", lake, "--chart", "d.svg")
+    report = ["report", "devices", "--topic", readings, "--lake", lake]
+    code, _, expected = pipeline(*report, "--chart", "d.png")
+    assert code == 2 and "'d.png' must end in .svg" in expected and "starting Spark" not in expected
+    code, out, expected = pipeline(*report, "--chart", "d.svg", "--chart", "d.html")
     assert code == 0 and out.startswith("Measures:\n") and "Most often silent: none" in out
-    assert (tmp_path / "d.svg").read_text().startswith("<svg") and str(tmp_path / "d.svg") in expected
+    assert Drawing((tmp_path / "d.svg").read_text()).ids("panel-0") and str(tmp_path / "d.svg") in expected
+    assert "Plotly.newPlot" in (tmp_path / "d.html").read_text() and str(tmp_path / "d.html") in expected
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "d.html",
         "d.svg",
         "lake",
         "mine",

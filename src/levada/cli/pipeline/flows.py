@@ -15,6 +15,7 @@ from levada.cli.options import (
 )
 from levada.cli.output import Output, emit
 from levada.cli.pipeline.options import (
+    ChartType,
     PathType,
     duration_option,
     format_option,
@@ -135,7 +136,15 @@ def _run(pipeline: str, given: dict[str, Any]) -> None:
     type=PathType(),
     help="A lake of `levada pipeline run archive`: adds records that the log has deleted.",
 )
-@click.option("--chart", metavar="FILE", help="The SVG file of the chart.  [default: PIPELINE.svg]")
+@click.option(
+    "--chart",
+    "charts",
+    metavar="FILE",
+    type=ChartType(),
+    multiple=True,
+    help="The file of the chart: an image (.svg), or a page to open in a browser and zoom (.html); can be repeated."
+    "  [default: PIPELINE.svg]",
+)
 @master_option
 @format_option("source")
 @client_options
@@ -143,17 +152,17 @@ def report(
     pipeline: str,
     topics: tuple[str, ...],
     lake: str | None,
-    chart: str | None,
+    charts: tuple[str, ...],
     master: str | None,
     more: tuple[str, ...],
     properties: ClientProperties,
 ) -> None:
-    """Report on all events of topics and of a lake: tables, and a chart as an image.
+    """Report on all events of topics and of a lake: tables, and a chart as an image or a page.
 
     \b
     Examples:
       levada pipeline report activity
-      levada pipeline report activity --lake ./lake --chart november.svg
+      levada pipeline report activity --lake ./lake --chart november.svg --chart november.html
       levada pipeline report devices --topic sensors
     """
     options = properties.spark_options() | parse_settings(more, "--option")
@@ -165,7 +174,8 @@ def report(
         spark = new_session("report", master)
         found = module.report(topics, lake=lake, bootstrap=properties.bootstrap, spark=spark, **options)
     click.echo(found.text())
-    notice(f"chart: {found.write(chart or f'{pipeline}.svg')}")
+    for chart in charts or (f"{pipeline}.svg",):
+        notice(f"chart: {found.write(chart)}")
 
 
 @click.command()

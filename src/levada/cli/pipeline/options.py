@@ -7,7 +7,7 @@ from click.shell_completion import CompletionItem
 
 from levada.cli.completion import matching
 from levada.cli.options import Command, client_options, complete_topics
-from levada.pipelines.errors import LakeError, PipelineError, check_durations
+from levada.pipelines.errors import LakeError, PipelineError, check_chart_file, check_durations
 from levada.pipelines.lake.lake import check_path
 from levada.pipelines.runs.run import all_runs, default_directory
 
@@ -23,6 +23,19 @@ class PathType(click.ParamType[str]):
         except LakeError as error:
             self.fail(str(error), param, ctx)
         return str(value)
+
+
+class ChartType(click.ParamType[str]):
+    """The file of a chart."""
+
+    name = "chart"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            check_chart_file(value)
+        except PipelineError as error:
+            self.fail(str(error), param, ctx)
+        return value
 
 
 class DurationType(click.ParamType[str]):

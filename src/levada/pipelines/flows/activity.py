@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from levada.pipelines.errors import check_durations
 from levada.pipelines.flows import flow
 from levada.pipelines.flows.flow import QueryOptions, Result
-from levada.pipelines.reports import charts
 from levada.pipelines.reports import report as reports
+from levada.pipelines.reports.panels import Bars, Counts, Panel
 from levada.pipelines.reports.report import Report
 from levada.pipelines.runs.queries import RunningPipeline
 from levada.spark.session.session import session_or
@@ -126,15 +126,18 @@ def report(
     check_durations(gap=gap)
     parsed = events(reports.records(session_or(spark), topics, bootstrap, lake, options)).cache()
     try:
-        window = reports.window_for(*reports.time_range(parsed))
-        lines = reports.series(counts(parsed, window), "kind", "events")
+        windows = reports.windows(parsed)
+        found = reports.series(counts(parsed, windows.duration), "kind", "events")
         kinds = reports.table("Events", totals(parsed))
         pages = reports.table(f"Top {top} pages", pages_by_views(parsed).limit(top))
         visits = reports.table("Sessions", session_averages(sessions(parsed, gap)))
     finally:
         parsed.unpersist()
-    bars = charts.Bars("Views of pages", [(str(row[0]), float(row[1])) for row in pages.rows])
-    panels: list[charts.Panel] = [charts.Lines(f"Events, each {reports.window_words(window)}", lines), bars]
+    lines = {kind: {start: events for start, (events,) in values.items()} for kind, values in found.items()}
+    panels: list[Panel] = [
+        Counts("Events", "events", windows, lines),
+        Bars("Views of pages", "views", [(page, float(views)) for page, views, _ in pages.rows]),
+    ]
     return Report("Activity of a website", [kinds, pages, visits], panels)
 
 

@@ -5,6 +5,7 @@ result per window. A spell is a session window of a device: it ends when the dev
 """
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame
@@ -13,8 +14,8 @@ from pyspark.sql import functions as F
 from levada.pipelines.errors import check_durations
 from levada.pipelines.flows import flow
 from levada.pipelines.flows.flow import QueryOptions, Result
-from levada.pipelines.reports import charts
 from levada.pipelines.reports import report as reports
+from levada.pipelines.reports.panels import Bars, Panel, Ranges
 from levada.pipelines.reports.report import Report
 from levada.pipelines.runs.queries import RunningPipeline
 from levada.spark.session.session import session_or
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TOPICS = ("readings",)
+CHARTS_MAX = 12  # of measures in a report
 SCHEMA = "at string, device string, site string, measure string, value double"
 
 
@@ -124,26 +126,28 @@ def report(
     check_durations(gap=gap)
     parsed = readings(reports.records(session_or(spark), topics, bootstrap, lake, options)).cache()
     try:
-        window = reports.window_for(*reports.time_range(parsed))
-        lines = reports.series(means(parsed, window), "measure", "mean")
+        windows = reports.windows(parsed)
+        found = reports.series(ranges(parsed, windows.duration), "measure", "mean", "least", "greatest")
         measures = reports.table("Measures", parsed.groupBy("measure").agg(*_aggregates()).orderBy("measure"))
         peaks = reports.table("Farthest above the usual", peaks_by_measure(parsed).limit(top))
         silent = reports.table("Most often silent", silences(spells(parsed, gap)).limit(top))
     finally:
         parsed.unpersist()
-    panels: list[charts.Panel] = [
-        charts.Lines(f"Mean of {name}, each {reports.window_words(window)}", {name: points}, from_zero=False)
-        for name, points in lines.items()
+    panels: list[Panel] = [
+        Ranges(f"Range of {name}, each {windows.words}", f"{name} (unit of the readings)", windows, values)
+        for name, values in list(found.items())[:CHARTS_MAX]
     ]
-    bars = [(f"{device} ({measure})", float(far or 0)) for device, measure, _, far in peaks.rows]
-    panels.append(charts.Bars("Farthest above the usual, in standard deviations of the measure", bars))
-    return Report("Readings of devices", [measures, peaks, silent], panels)
+    note = f"the charts show {CHARTS_MAX} of {len(found)} measures" if len(found) > CHARTS_MAX else ""
+    bars = [(f"{device} ({measure})", far or 0.0) for device, measure, _, far in peaks.rows if isfinite(far or 0)]
+    panels.append(Bars("Farthest above the usual", "standard deviations of the measure above its mean", bars))
+    return Report("Readings of devices", [measures, peaks, silent], panels, note)
 
 
-def means(readings: DataFrame, window: str) -> DataFrame:
-    """The mean of each measure in each window, over all devices."""
-    grouped = readings.groupBy(F.window("at", window).alias("window"), "measure").agg(F.avg("value").alias("mean"))
-    return grouped.select(*flow.window_bounds(), "measure", "mean")
+def ranges(readings: DataFrame, window: str) -> DataFrame:
+    """The mean, least and greatest value of each measure in each window, over all devices."""
+    grouped = readings.groupBy(F.window("at", window).alias("window"), "measure")
+    found = grouped.agg(F.avg("value").alias("mean"), F.min("value").alias("least"), F.max("value").alias("greatest"))
+    return found.select(*flow.window_bounds(), "measure", "mean", "least", "greatest")
 
 
 def peaks_by_measure(readings: DataFrame) -> DataFrame:

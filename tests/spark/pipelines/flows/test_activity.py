@@ -6,10 +6,10 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
 import pytest
 from tests.spark.support.feeding import as_table, feed, forget_the_last_commit, made, results
+from tests.support.svg import Drawing
 
 from levada.pipelines.errors import PipelineError
 from levada.pipelines.flows import activity
@@ -147,9 +147,12 @@ def test_a_report_has_tables_and_a_chart(
     assert {row[0]: row[1] for row in kinds.rows} == counted
     assert visits.rows[0][0] == len({sample.key for sample in samples})
     assert f"{counted[topics['clicks']]:,}" in found.text()
-    root = ElementTree.parse(found.write(str(tmp_path / "charts" / "activity.svg"))).getroot()
-    lines = root.findall("{http://www.w3.org/2000/svg}polyline")
-    assert len(lines) == len(activity.TOPICS)
+    drawing = Drawing(Path(found.write(str(tmp_path / "charts" / "activity.svg"))).read_text())
+    assert len(drawing.ids("panel-0-line-.*")) == len(activity.TOPICS)
+    assert {"events per 2 seconds", *topics.values()} <= set(drawing.texts())
+    assert "no data" in drawing.texts()  # no topic is called page-views
+    page = Path(found.write(str(tmp_path / "charts" / "activity.html"))).read_text()
+    assert all(f"<td>{topic}</td>" in page for topic in topics.values())
 
 
 def test_a_report_of_nothing_says_so(spark: "SparkSession", broker: EmbeddedBroker, topics: dict[str, str]) -> None:

@@ -4,14 +4,15 @@ import json
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
 import pytest
 from tests.spark.support.feeding import as_table, feed, forget_the_last_commit, made, results
+from tests.support.svg import Drawing
 
 from levada.pipelines.flows import devices
 from levada.pipelines.flows.samples import Sample
 from levada.pipelines.flows.samples import devices as made_up
+from levada.pipelines.reports.panels import Ranges
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -102,5 +103,22 @@ def test_a_report_finds_the_hot_ones(
     assert sum(row[1] for row in measures.rows) == len(samples)
     assert all(measure == "temperature" and value > 40 and far > 3 for _, measure, value, far in peaks.rows)
     assert silences.rows == []  # each device is heard of every twelve seconds
-    root = ElementTree.parse(found.write(str(tmp_path / "devices.svg"))).getroot()
-    assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 3
+    drawing = Drawing(Path(found.write(str(tmp_path / "devices.svg"))).read_text())
+    assert len(drawing.ids("panel-[0-2]-range")) == 3 and len(drawing.ids("panel-3-bar-.*")) == 4
+    ranges = [panel for panel in found.panels if isinstance(panel, Ranges)]
+    for (measure, _, _, least, greatest), panel in zip(measures.rows, ranges, strict=True):
+        assert measure in panel.title
+        _, *extremes = zip(*panel.values.values(), strict=True)
+        assert (min(extremes[0]), max(extremes[1])) == (least, greatest)
+
+
+def test_a_report_of_many_measures_draws_some_of_them(spark: "SparkSession", broker: EmbeddedBroker) -> None:
+    topic = broker.topic()
+    values = [
+        {"at": "2026-11-15T12:00:00Z", "measure": f"measure-{number:02}", "value": number} for number in range(20)
+    ]
+    values.append({"measure": "broken", "value": "NaN"})
+    feed(broker, [Sample("readings", "a", json.dumps(value)) for value in values], {"readings": topic})
+    found = devices.report([topic], bootstrap=broker.bootstrap, spark=spark)
+    assert len([panel for panel in found.panels if isinstance(panel, Ranges)]) == devices.CHARTS_MAX
+    assert found.note == "the charts show 12 of 20 measures" and len(found.tables[0].rows) >= 20
