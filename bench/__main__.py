@@ -1,11 +1,11 @@
-"""The commands `python -m bench [quick | profile ROW | spark]`; without a command it compares with Kafka."""
+"""The commands `python -m bench [quick | profile ROW | spark | chart]`; without a command it compares with Kafka."""
 
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from bench import profiling, quick, run
+from bench import profiling, quick, report, results, run
 from bench.generator.wire import BrokerError
 
 
@@ -16,7 +16,17 @@ def _spark(arguments: Sequence[str]) -> int:
     return spark.main(arguments)
 
 
-COMMANDS = {"quick": quick.main, "profile": profiling.main, "spark": _spark}
+def _chart(_arguments: Sequence[str]) -> int:
+    """Draws the chart from the recorded results, without a run."""
+    found = results.load_results(results.LATEST)
+    if found is None:
+        print(f"{results.LATEST} is missing: make bench records it", file=sys.stderr)
+        return 1
+    report.CHART.write_text(report.picture(found))
+    return 0
+
+
+COMMANDS = {"quick": quick.main, "profile": profiling.main, "spark": _spark, "chart": _chart}
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:

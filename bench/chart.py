@@ -1,110 +1,73 @@
-"""The chart of docs/benchmarks.md: Levada's rate as a multiple of Kafka's, and its CPU as a part of Kafka's, by row.
+"""Draws the rows of the README as ratios to Kafka: for each of them, a longer bar is better for Levada.
 
-Written by hand so that drawing needs no library. Bars are on a logarithmic scale around 1 x, which is Kafka: twice as
-fast and half as costly look equally good. The colours follow the reader's light or dark page.
+Latencies, times and memory are inverted, Kafka : Levada, and their names say so. The axis begins at zero and is linear.
+A bar beyond its end is cut, which is marked: otherwise the longest one would hide what the others differ in.
 """
 
-from html import escape
-from math import log2
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench import results
+from bench.rows import LABELS
 
-WIDTH, ROW_HEIGHT, TOP, BOTTOM = 890, 34, 64, 44
-LABEL_WIDTH = 410
-OCTAVES_LEFT, OCTAVES_RIGHT = 5, 5  # 1/32 x to 32 x
-STYLE = """
-text { font: 13px system-ui, -apple-system, 'Segoe UI', sans-serif; fill: #1f2328 }
-.title { font-size: 16px; font-weight: 600 }
-.dim { fill: #59636e; font-size: 12px }
-.grid { stroke: #d1d9e0; stroke-width: 1 }
-.one { stroke: #59636e; stroke-width: 1.5 }
-.rate { fill: #0a7d6c }
-.cost { fill: #c77700 }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 }
-  .dim { fill: #9198a1 }
-  .grid { stroke: #3d444d }
-  .one { stroke: #9198a1 }
-  .rate { fill: #3fb8a3 }
-  .cost { fill: #e3a341 }
-}
-"""
+TITLE = "Levada compared with Apache Kafka: longer is better for Levada"
+UNIT = "times as good as Kafka (Levada : Kafka; inverted rows Kafka : Levada)"
+RATIO_MAX = 10  # the end of the axis
+WIDTH_IN, HEIGHT_IN, ROW_IN = 9.6, 1.3, 0.3
+Ratios = dict[str, float | None]
 
 
-def svg(found: dict[str, Any]) -> str:
-    """The whole picture. Rows without both brokers are left out."""
-    bars = [bar for bar in map(_ratios, _entries(found)) if bar is not None]
-    height = TOP + ROW_HEIGHT * len(bars) + BOTTOM
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        'role="img" aria-label="Levada compared with Apache Kafka">',
-        f"<style>{STYLE}</style>",
-        '<text class="title" x="12" y="24">Levada compared with Apache Kafka (= 1 x)</text>',
-        _legend(),
-        *(_grid_line(octave, height) for octave in range(-OCTAVES_LEFT, OCTAVES_RIGHT + 1)),
-    ]
-    for index, (title, rate, cost) in enumerate(bars):
-        parts += _row(TOP + ROW_HEIGHT * index, title, rate, cost)
-    when = f"{found['when']}, Apache Kafka {found['kafka']}, {found['machine']['cores']} cores, one run, medians"
-    parts.append(f'<text class="dim" x="12" y="{height - 8}">{escape(when)}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+def svg(found: dict[str, Any], keys: Sequence[str], process: Mapping[str, str]) -> str:
+    """The picture of these rows, and of these figures of the process by their titles."""
+    rows = ratios(found, keys, process)
+    missing = [name for name, ratio in rows.items() if ratio is None]
+    about = f"{found['when']}, Apache Kafka {found['kafka']}, {found['machine']['cores']} cores, one run, medians"
+    note = f"{about}; not measured: {', '.join(missing)}" if missing else about
+    return _draw({name: ratio for name, ratio in rows.items() if ratio is not None}, note)
 
 
-def _entries(found: dict[str, Any]) -> list[dict[str, Any]]:
-    process = found["process"]
-    more = [
-        {"title": "start to first response (time)", "metric": "", "cost": "start_s", **process},
-        {"title": "anonymous memory, loaded", "metric": "", "cost": "rss_anon_loaded_mb", **process},
-    ]
-    return [*found["rows"].values(), *more]
+def ratios(found: dict[str, Any], keys: Sequence[str], process: Mapping[str, str]) -> Ratios:
+    """How many times as good as Kafka's each row is, None where it was not measured for both."""
+    rows = [found["rows"].get(key, {"title": key, "metric": "mb_per_s"}) for key in keys]
+    named = [(row["title"], row["metric"], row) for row in rows]
+    named += [(title, metric, found["process"]) for metric, title in process.items()]
+    shown: Ratios = {}
+    for title, metric, row in named:
+        ratio = results.ratio(row, metric)
+        if metric.endswith("_per_s"):
+            shown[title] = ratio
+        else:
+            figure = f"{LABELS[metric]}, " if metric.endswith("_ms") else ""
+            shown[f"{title} ({figure}inverted)"] = 1 / ratio if ratio else None
+    return shown
 
 
-def _ratios(row: dict[str, Any]) -> tuple[str, float | None, float | None] | None:
-    """Title, how much more is better, how much less is better."""
-    if row["metric"].endswith("_ms"):
-        title = f"{row['title']}: p99" if row["metric"] == "p99_ms" else row["title"]
-        rate, cost = None, results.ratio(row, row["metric"])
-    else:
-        title, rate, cost = row["title"], results.ratio(row, row["metric"]), results.ratio(row, row["cost"])
-    return None if rate is None and cost is None else (title, rate, cost)
+def _draw(rows: dict[str, float], note: str) -> str:
+    # A benchmark needs matplotlib only when it ends.
+    from matplotlib.figure import Figure
 
+    from levada.pipelines.reports.image import style, to_svg
+    from levada.pipelines.reports.panels import COLOURS
 
-def _x(ratio: float) -> float:
-    octaves = max(-OCTAVES_LEFT, min(OCTAVES_RIGHT, log2(ratio)))
-    return LABEL_WIDTH + (octaves + OCTAVES_LEFT) * (WIDTH - LABEL_WIDTH - 30) / (OCTAVES_LEFT + OCTAVES_RIGHT)
-
-
-def _row(y: int, title: str, rate: float | None, cost: float | None) -> list[str]:
-    both = rate is not None and cost is not None
-    parts = [f'<text x="12" y="{y + 20}">{escape(title)}</text>']
-    for row, (kind, ratio) in enumerate((("rate", rate), ("cost", cost))):
-        if ratio:
-            top = y + 4 + (13 * row if both else 7)
-            parts.append(_bar(kind, ratio, top))
-    return parts
-
-
-def _bar(kind: str, ratio: float, top: int) -> str:
-    left, right = sorted((_x(1), _x(ratio)))
-    shape = f'<rect class="{kind}" x="{left:.1f}" y="{top}" width="{max(1.0, right - left):.1f}" height="11" rx="2"/>'
-    at, anchor = (right + 4, "start") if ratio >= 1 else (left - 4, "end")
-    text = f"{ratio:.1f} x" if ratio >= 1 else f"{ratio:.2f} x"
-    return f'{shape}<text class="dim" x="{at:.1f}" y="{top + 10}" text-anchor="{anchor}">{text}</text>'
-
-
-def _grid_line(octave: int, height: int) -> str:
-    x = _x(2.0**octave)
-    label = f"{2**octave} x" if octave >= 0 else f"1/{2**-octave}"
-    kind = "grid" if octave else "one"
-    line = f'<line class="{kind}" x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{height - BOTTOM}"/>'
-    return f'{line}<text class="dim" x="{x:.1f}" y="{height - BOTTOM + 16}" text-anchor="middle">{label}</text>'
-
-
-def _legend() -> str:
-    return (
-        '<rect class="rate" x="12" y="36" width="11" height="11" rx="2"/>'
-        '<text class="dim" x="28" y="46">rate: longer to the right is better</text>'
-        '<rect class="cost" x="262" y="36" width="11" height="11" rx="2"/>'
-        '<text class="dim" x="278" y="46">broker CPU, latency, start, memory: longer to the left is better</text>'
-    )
+    with style():
+        figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN + ROW_IN * len(rows)))
+        figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
+        figure.suptitle(TITLE, x=0.01, ha="left", fontsize=13, fontweight="bold")
+        figure.supxlabel(note, x=0.01, ha="left", color="#59636e", fontsize=9)
+        axes = figure.subplots()
+        bars = axes.barh(range(len(rows)), [min(ratio, RATIO_MAX) for ratio in rows.values()], 0.66, color=COLOURS[0])
+        for index, (bar, ratio) in enumerate(zip(bars, rows.values(), strict=True)):
+            bar.set_gid(f"bar-{index}")
+            if ratio > RATIO_MAX:
+                cut = axes.text(RATIO_MAX * 0.97, index, "//", color="white", fontsize=15, ha="right", va="center")
+                cut.set_gid(f"cut-{index}")
+        labels = [f"{ratio:.2f} x" if ratio <= RATIO_MAX else f"{ratio:.1f} x, cut" for ratio in rows.values()]
+        axes.bar_label(bars, labels, padding=4)
+        axes.axvline(1, color=COLOURS[1], linewidth=1.6).set_gid("kafka")
+        axes.text(1, 1.01, "Kafka = 1 x", transform=axes.get_xaxis_transform(), color=COLOURS[1], va="bottom")
+        axes.set_yticks(range(len(rows)), list(rows))
+        axes.set(xlim=(0, RATIO_MAX * 1.12), ylim=(len(rows) - 0.4, -0.6), xlabel=UNIT)
+        axes.set_xticks(range(0, RATIO_MAX + 1, 2), [f"{ratio} x" for ratio in range(0, RATIO_MAX + 1, 2)])
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        return to_svg(figure, TITLE)

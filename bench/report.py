@@ -191,7 +191,12 @@ def publish(found: dict[str, Any], previous: dict[str, Any] | None) -> None:
     """Writes the tables between the markers of the pages, and the chart."""
     put_between_markers(DOCS, markdown(found, previous))
     put_between_markers(README, short_markdown(found))
-    CHART.write_text(chart.svg(found))
+    CHART.write_text(picture(found))
+
+
+def picture(found: dict[str, Any]) -> str:
+    """The rows of the README as an SVG document."""
+    return chart.svg(found, README_ROWS, {metric: PROCESS_TITLES[metric] for metric in README_PROCESS})
 
 
 def put_between_markers(path: Path, text: str, mark: str = "bench") -> None:

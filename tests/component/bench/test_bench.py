@@ -6,7 +6,6 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from bench import chart, machine, report, results
@@ -16,6 +15,7 @@ from bench.generator.outcome import Outcome
 from bench.rows import ROWS, Goal, Row
 from bench.run import alone, measure_row
 from tests.load import figures
+from tests.support.svg import Drawing
 
 
 def outcome(*, seconds: float = 2.0, broker: float = 1.8, generator: float = 0.4, idle: float = 0.4) -> Outcome:
@@ -128,9 +128,53 @@ def test_the_readme_gets_only_its_rows() -> None:
     assert len(shown) == 2 + len(chosen) + len(report.README_PROCESS)
 
 
-def test_the_chart_is_well_formed() -> None:
-    drawn = ElementTree.fromstring(chart.svg(found(kafka_fails=True)))
-    assert drawn.tag.endswith("svg")
+PROCESS = {"start_s": "start", "rss_anon_loaded_mb": "memory"}
+
+
+def with_ratios(rate: float, latency: float, start: float) -> dict[str, Any]:
+    """A run in which Levada's figures are these multiples of Kafka's."""
+    changed = found()
+    changed["rows"]["one-8"]["levada"]["requests_per_s"] *= rate
+    changed["rows"]["latency"]["levada"]["p99_ms"] *= latency
+    changed["process"]["levada"]["start_s"] = changed["process"]["kafka"]["start_s"] * start
+    return changed
+
+
+def test_in_the_chart_a_longer_bar_is_better_in_every_row() -> None:
+    drawing = Drawing(chart.svg(with_ratios(3.0, 0.25, 0.05), ("one-8", "latency"), PROCESS))
+    bars = [drawing.points(f"bar-{index}") for index in range(4)]
+    kafka = drawing.points("kafka")[0][0]
+    zero = min(x for x, _ in bars[0])
+    lengths = [(max(x for x, _ in bar) - zero) / (kafka - zero) for bar in bars]
+    assert all(min(x for x, _ in bar) == pytest.approx(zero) for bar in bars)  # the axis begins at zero, Kafka is at 1
+    assert lengths == pytest.approx([3, 4, chart.RATIO_MAX, 1], abs=0.01)
+    assert drawing.ids("cut-.*") == ["cut-2"] and "20.0 x, cut" in drawing.texts()
+    names = ["end to end at 1,000 messages/s (p99, inverted)", "start (inverted)", "memory (inverted)", "Kafka = 1 x"]
+    assert {*names, "3.00 x", "4.00 x", "1.00 x", "0 x"} <= set(drawing.texts())
+
+
+def test_a_worse_row_is_shorter_than_kafkas() -> None:
+    shown = chart.ratios(with_ratios(0.5, 2.0, 4.0), ("one-8", "latency"), {"start_s": "start"})
+    assert list(shown.values()) == pytest.approx([0.5, 0.5, 0.25])
+
+
+def test_the_chart_names_rows_that_were_not_measured() -> None:
+    drawing = Drawing(chart.svg(found(kafka_fails=True), ("one-8", "latency", "new-row"), {}))
+    (note,) = (text for text in drawing.texts() if "not measured" in text)
+    assert note.endswith("not measured: produce one 100 B message a request, 8 connections, new-row")
+    assert drawing.ids("bar-.*") == ["bar-0"]
+
+
+def test_the_chart_of_the_documents_shows_the_recorded_results() -> None:
+    """If not: python -m bench chart"""
+    recorded = results.load_results(results.LATEST)
+    assert recorded is not None
+    shown = Drawing(report.CHART.read_text())
+    assert shown.texts() == Drawing(report.picture(recorded)).texts()
+    assert len(shown.ids("bar-.*")) == len(report.README_ROWS) + len(report.README_PROCESS) == 8
+    readme = report.README.read_text()
+    for row in (recorded["rows"][key]["title"] for key in report.README_ROWS):
+        assert f"| {row} |" in readme and any(text.startswith(row) for text in shown.texts())
 
 
 def test_only_the_place_between_the_markers_changes(tmp_path: Any) -> None:

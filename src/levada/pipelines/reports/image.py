@@ -60,16 +60,20 @@ Entry = tuple[Artist, str]  # of a legend
 
 def svg(title: str, panels: Sequence[Panel], note: str = "") -> str:
     """The chart as an SVG document; `note` is a line at its end."""
+    with style():
+        return to_svg(_figure(title, panels, note), title)
+
+
+def to_svg(figure: Figure, title: str) -> str:
+    """The figure as an SVG document without the time of its drawing."""
     text = StringIO()
-    with _style():
-        figure = _figure(title, panels, note)
-        figure.savefig(text, format="svg", metadata={"Title": title, "Date": None, "Creator": None})
+    figure.savefig(text, format="svg", metadata={"Title": title, "Date": None, "Creator": None})
     return text.getvalue()
 
 
 @contextmanager
-def _style() -> Iterator[None]:
-    """Matplotlib's defaults with STYLE, whatever the user has set."""
+def style() -> Iterator[None]:
+    """Use matplotlib's defaults with STYLE, whatever the user has set."""
     with mpl.rc_context(), warnings.catch_warnings():
         # The viewer's fonts may have letters that matplotlib's font does not have.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from font", category=UserWarning)
@@ -144,8 +148,6 @@ def _bars(axes: Axes, panel: Bars, gid: str) -> None:
     axes.grid(visible=False, axis="y")
     _number_axis(axes.xaxis, whole=all(value == int(value) for value in values))
     axes.set_xlabel(panel.unit)
-    if panel.reference is not None:
-        axes.axvline(panel.reference, color=COLOURS[1], linewidth=1.4).set_gid(f"{gid}-reference")
 
 
 def _time_axis(axes: Axes, panel: Counts | Ranges, gid: str) -> list[Entry]:

@@ -155,12 +155,11 @@ class Ranges(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """Values by name, in the given order, on an axis from zero; `reference` is a value to compare them with."""
+    """Values by name, in the given order, on an axis from zero."""
 
     title: str
     unit: str
     values: Sequence[tuple[str, float]]
-    reference: float | None = None
 
 
 Panel = Counts | Ranges | Bars
