@@ -64,3 +64,13 @@ def test_pipelines_without_spark_print_it(monkeypatch: pytest.MonkeyPatch) -> No
     refused = Shell("127.0.0.1:1")("pipeline", "run", "archive", "--topic", "orders", "--to", "./lake")
     assert refused.code == 1
     assert refused.err == f"error: pyspark is not installed\n  try: {extras.install_command('spark')}\n"
+
+
+@pytest.mark.parametrize("missing", ["matplotlib", "plotly"])
+def test_a_report_that_cannot_be_drawn_is_refused_before_spark_starts(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "find_spec", lambda name: None if name == missing else name)
+    refused = Shell("127.0.0.1:1")("pipeline", "report", "activity")
+    assert refused.code == 1
+    assert refused.err == f"error: {missing} is not installed\n  try: {extras.install_command('spark')}\n"

@@ -166,7 +166,7 @@ def report(
       levada pipeline report devices --topic sensors
     """
     options = properties.spark_options() | parse_settings(more, "--option")
-    require_spark()
+    require_spark("matplotlib", "plotly")  # before Spark starts
     module = import_module(f"levada.pipelines.flows.{pipeline}")
     topics = topics or module.TOPICS
     with plain_errors():

@@ -165,10 +165,11 @@ class Signals:
         self.received = True
 
 
-def require_spark() -> None:
-    """Raise CommandError if pyspark is not installed."""
-    if find_spec("pyspark") is None:
-        raise CommandError("pyspark is not installed", hint=f"try: {install_command('spark')}")
+def require_spark(*more: str) -> None:
+    """Raise CommandError if pyspark or one of these packages is not installed."""
+    for name in ("pyspark", *more):
+        if find_spec(name) is None:
+            raise CommandError(f"{name} is not installed", hint=f"try: {install_command('spark')}")
 
 
 def new_session(name: str, master: str | None, log: str | None = None) -> "SparkSession":
