@@ -135,7 +135,7 @@ def report(
         parsed.unpersist()
     lines = {kind: {start: events for start, (events,) in values.items()} for kind, values in found.items()}
     panels: list[Panel] = [
-        Counts("Events", "events", windows, lines),
+        Counts("Events", f"events per {windows.words}", windows, lines),
         Bars("Views of pages", "views", [(page, float(views)) for page, views, _ in pages.rows]),
     ]
     return Report("Activity of a website", [kinds, pages, visits], panels)

@@ -139,7 +139,7 @@ def report(
     ]
     note = f"the charts show {CHARTS_MAX} of {len(found)} measures" if len(found) > CHARTS_MAX else ""
     bars = [(f"{device} ({measure})", far or 0.0) for device, measure, _, far in peaks.rows if isfinite(far or 0)]
-    panels.append(Bars("Farthest above the usual", "standard deviations of the measure above its mean", bars))
+    panels.append(Bars("Farthest above the usual", "standard deviations above the mean", bars))
     return Report("Readings of devices", [measures, peaks, silent], panels, note)
 
 

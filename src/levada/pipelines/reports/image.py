@@ -19,22 +19,11 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from levada.pipelines.reports.panels import (
-    COLOURS,
-    Bars,
-    Counts,
-    Panel,
-    Ranges,
-    clipped,
-    colour,
-    has_data,
-    labelled,
-    short,
-)
+from levada.pipelines.reports.panels import COLOURS, Bars, Counts, Panel, Ranges, clipped, has_data, labelled, short
 
 WIDTH_IN = 9.6
 TITLE_IN, LINES_IN, BARS_IN, BAR_IN = 0.5, 2.7, 1.0, 0.28
-LEGEND_WIDTH = 22
+LEGEND_WIDTH, UNIT_WIDTH = 22, 34
 MARKERS_MAX = 200  # of a line; more cannot be told apart
 STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -112,10 +101,9 @@ def _counts(axes: Axes, panel: Counts, gid: str) -> None:
     edges = date2num(panel.windows.edges())
     entries: list[Entry] = []
     for index, (name, counts) in enumerate(panel.lines().items()):
-        line = axes.stairs(counts, edges, baseline=None, color=colour(index), linewidth=1.6)
+        line = axes.stairs(counts, edges, baseline=None, color=COLOURS[index], linewidth=1.6)
         line.set_gid(f"{gid}-line-{index}")
         entries.append((line, clipped(name, LEGEND_WIDTH)))
-    axes.set_ylabel(f"{panel.unit} per {panel.windows.words}")
     _legend(axes, entries + _time_axis(axes, panel, gid))
 
 
@@ -127,7 +115,6 @@ def _ranges(axes: Axes, panel: Ranges, gid: str) -> None:
     marker = "o" if len(times) <= MARKERS_MAX else ""
     (line,) = axes.plot(times, means, color=COLOURS[0], linewidth=1.6, marker=marker, markersize=2.5)
     line.set_gid(f"{gid}-line-0")
-    axes.set_ylabel(clipped(panel.unit, 34))
     entries: list[Entry] = [(line, "mean"), (spread, "least to greatest")]
     _legend(axes, entries + _time_axis(axes, panel, gid))
 
@@ -159,6 +146,7 @@ def _time_axis(axes: Axes, panel: Counts | Ranges, gid: str) -> list[Entry]:
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))
     axes.set_xlabel("time (UTC)")
+    axes.set_ylabel(clipped(panel.unit, UNIT_WIDTH))
     _number_axis(axes.yaxis, whole=isinstance(panel, Counts))
     entries: list[Entry] = []
     for index, (start, end) in enumerate(panel.windows.partial()):

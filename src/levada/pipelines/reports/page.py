@@ -12,18 +12,7 @@ from typing import Any
 
 import plotly.io
 
-from levada.pipelines.reports.panels import (
-    COLOURS,
-    Bars,
-    Counts,
-    Panel,
-    Ranges,
-    clipped,
-    colour,
-    has_data,
-    labelled,
-    short,
-)
+from levada.pipelines.reports.panels import COLOURS, Bars, Counts, Panel, Ranges, clipped, has_data, labelled, short
 from levada.pipelines.reports.table import Table
 
 LINES_PX, BARS_PX, BAR_PX = 340, 110, 28
@@ -62,7 +51,7 @@ def html(title: str, panels: Sequence[Panel], tables: Sequence[Table], note: str
             f"<body><h1>{escape(title)}</h1>",
             "<p>Drag in a chart to zoom in, double-click to zoom out, click a name to hide its line.</p>",
             *charts,
-            f"<p>{escape(note)}</p>",
+            *([f"<p>{escape(note)}</p>"] if note else []),
             *(table.html() for table in tables),
             "</body></html>",
             "",
@@ -73,9 +62,9 @@ def html(title: str, panels: Sequence[Panel], tables: Sequence[Table], note: str
 def _figure(panel: Panel) -> Figure:
     match panel:
         case Counts():
-            figure = _over_time(panel, _lines(panel), f"{panel.unit} per {panel.windows.words}")
+            figure = _over_time(panel, _lines(panel))
         case Ranges():
-            figure = _over_time(panel, [_range(panel)], panel.unit)
+            figure = _over_time(panel, [_range(panel)])
         case Bars():
             figure = _bars(panel)
     if not has_data(panel):
@@ -90,7 +79,7 @@ def _lines(panel: Counts) -> list[Figure]:
     times = list(map(_time, panel.windows.edges()))
     traces: list[Figure] = []
     for index, (name, counts) in enumerate(panel.lines().items()):
-        line = {"color": colour(index), "shape": "hv", "width": 2}
+        line = {"color": COLOURS[index], "shape": "hv", "width": 2}
         shared = {"type": "scatter", "mode": "lines", "name": _text(name), "legendgroup": str(index), "line": line}
         end = {"x": times[-2:], "y": counts[-1:] * 2, "hoverinfo": "skip", "showlegend": False}
         traces += [shared | {"x": times[:-1], "y": counts}, shared | end]
@@ -121,7 +110,7 @@ def _range(panel: Ranges) -> Figure:
     }
 
 
-def _over_time(panel: Counts | Ranges, traces: list[Figure], unit: str) -> Figure:
+def _over_time(panel: Counts | Ranges, traces: list[Figure]) -> Figure:
     low, high = panel.limits()
     edges = panel.windows.edges()
     mark = {"type": "rect", "name": "partial window", "layer": "below", "fillcolor": "#e4e7ea", "line": {"width": 0}}
@@ -139,7 +128,7 @@ def _over_time(panel: Counts | Ranges, traces: list[Figure], unit: str) -> Figur
         panel.title,
         LINES_PX,
         xaxis={"type": "date", "title": _title("time (UTC)"), "range": [_time(edges[0]), _time(edges[-1])]},
-        yaxis={"title": _title(unit), "range": [low, high]},
+        yaxis={"title": _title(panel.unit), "range": [low, high]},
         hovermode="x unified",
         shapes=partial,
         annotations=outliers,
@@ -160,14 +149,13 @@ def _bars(panel: Bars) -> Figure:
         "marker": {"color": COLOURS[0]},
         "showlegend": False,
     }
-    names = {"tickvals": trace["y"], "ticktext": [_text(name) for name, _ in panel.values], "autorange": "reversed"}
-    names["showgrid"] = False
+    names = {"tickvals": trace["y"], "ticktext": [_text(name) for name, _ in panel.values]}
     return _with_layout(
         [trace],
         panel.title,
         BARS_PX + BAR_PX * max(1, len(values)),
         xaxis={"title": _title(panel.unit), "rangemode": "tozero"},
-        yaxis=names,
+        yaxis=names | {"autorange": "reversed", "showgrid": False},
     )
 
 

@@ -6,7 +6,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from math import ceil, isfinite, nan
+from math import ceil, nan
 from statistics import median
 from typing import NamedTuple
 from unicodedata import east_asian_width
@@ -21,10 +21,11 @@ WINDOWS_S = (
 )
 EPOCH, MICROSECOND = datetime.fromtimestamp(0, UTC), timedelta(microseconds=1)
 EARLIEST, LATEST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+MICROS_MIN, MICROS_MAX = (EARLIEST - EPOCH) // MICROSECOND, (LATEST - EPOCH) // MICROSECOND
 COVERED = 0.95  # of a window: if the records cover less, the window is partial
 # Okabe and Ito's colours, which people with any colour vision can tell apart, without yellow.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
-OTHERS_COLOUR = "#767676"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#767676")
+NAMES_MAX = len(COLOURS) - 1  # the last colour is for all other names
 LABEL_WIDTH = 44
 OUTLIER_DISTANCES = 20  # a value is an outlier beyond this multiple of the distance of other values from the median
 OUTLIER_VALUES_MIN = 8  # fewer values have no outliers
@@ -51,7 +52,7 @@ class Windows(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The length of a window as in `events per ...`: `second`, `15 minutes`."""
+        """The length of a window, as in `events per second` and `each 15 minutes`."""
         count, unit = self.seconds, "second"
         for longer, size in (("minute", 60), ("hour", 60), ("day", 24)):
             if count % size:
@@ -88,7 +89,7 @@ class Outlier(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Counts in each window, a line for each name; a window without a count has none."""
+    """Counts by the start of their window, a line for each name; a window without a count has none."""
 
     title: str
     unit: str
@@ -96,11 +97,11 @@ class Counts(NamedTuple):
     series: Mapping[str, Mapping[datetime, float]]
 
     def lines(self) -> dict[str, list[float]]:
-        """The counts of all windows by name, the greatest totals first; names beyond the colours are one line."""
+        """The counts of all windows by name, the greatest totals first; names beyond NAMES_MAX are one line."""
         starts = self.windows.edges()[:-1]
         names = sorted(self.series, key=lambda name: (-sum(self.series[name].values()), name))
-        found = {name: [self.series[name].get(start, 0.0) for start in starts] for name in names[: len(COLOURS)]}
-        rest = [self.series[name] for name in names[len(COLOURS) :]]
+        found = {name: [self.series[name].get(start, 0.0) for start in starts] for name in names[:NAMES_MAX]}
+        rest = [self.series[name] for name in names[NAMES_MAX:]]
         if rest:
             found[f"{len(rest)} others"] = [sum(counts.get(start, 0.0) for counts in rest) for start in starts]
         return found
@@ -115,7 +116,7 @@ class Counts(NamedTuple):
         _, high = self.limits()
         middles = self.windows.middles()
         return [
-            Outlier(when, count, colour(index))
+            Outlier(when, count, COLOURS[index])
             for index, counts in enumerate(self.lines().values())
             for when, count in zip(middles, counts, strict=True)
             if count > high
@@ -123,7 +124,7 @@ class Counts(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """The mean, the least and the greatest value of each window; a window without values is a gap."""
+    """The mean, the least and the greatest value by the start of their window; a window without values is a gap."""
 
     title: str
     unit: str
@@ -138,7 +139,7 @@ class Ranges(NamedTuple):
 
     def limits(self) -> tuple[float, float]:
         """The axis: all values that are not outliers. It does not begin at zero, as there is no bar or area."""
-        low, high = ordinary_range([value for values in self.values.values() for value in values if isfinite(value)])
+        low, high = ordinary_range([value for values in self.values.values() for value in values])
         margin = (high - low) / 20 or abs(high) / 20 or 1.0
         return low - margin, high + margin
 
@@ -147,7 +148,7 @@ class Ranges(NamedTuple):
         low, high = self.limits()
         _, *extremes = self.columns()
         return [
-            Outlier(when, value, colour(0))
+            Outlier(when, value, COLOURS[0])
             for values in extremes
             for when, value in zip(self.windows.middles(), values, strict=True)
             if value < low or value > high
@@ -188,8 +189,7 @@ def ordinary_range(values: Sequence[float]) -> tuple[float, float]:
 
 def instant(micros: int) -> datetime:
     """A time from microseconds since 1970, or the nearest one that Python can name."""
-    least, greatest = ((limit - EPOCH) // MICROSECOND for limit in (EARLIEST, LATEST))
-    return EPOCH + min(max(micros, least), greatest) * MICROSECOND
+    return EPOCH + min(max(micros, MICROS_MIN), MICROS_MAX) * MICROSECOND
 
 
 def labelled(outliers: Sequence[Outlier], windows: Windows) -> list[Outlier]:
@@ -201,11 +201,6 @@ def labelled(outliers: Sequence[Outlier], windows: Windows) -> list[Outlier]:
         if len(found) < OUTLIER_LABELS_MAX and all(abs(outlier.when - other.when) > room for other in found):
             found.append(outlier)
     return found
-
-
-def colour(index: int) -> str:
-    """The colour of a line."""
-    return COLOURS[index] if index < len(COLOURS) else OTHERS_COLOUR
 
 
 def clipped(name: str, width: int = LABEL_WIDTH) -> str:
@@ -224,6 +219,5 @@ def _width(text: str) -> int:
 
 def short(value: float) -> str:
     """A number with few digits."""
-    if not isfinite(value):
-        return "no number"
-    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.3g}"
+    is_plain = (value == int(value) or abs(value) >= 100) and abs(value) < 1e15
+    return f"{value:,.0f}" if is_plain else f"{value:,.3g}"

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import reduce
-from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import DataFrame
@@ -22,6 +21,8 @@ from levada.pipelines.reports.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+VALUE_MAX = 1e300  # of a chart: the numbers of an axis are multiplied
 
 
 class Report(NamedTuple):
@@ -82,7 +83,7 @@ def series(rows: DataFrame, name: str, *values: str) -> dict[str, dict[datetime,
     columns = [F.col(value).cast("double") for value in values]
     lines: dict[str, dict[datetime, tuple[float, ...]]] = {}
     for found, start, *numbers in rows.select(name, F.unix_micros("from"), *columns).orderBy(name, "from").collect():
-        if all(number is not None and isfinite(number) for number in numbers):
+        if all(number is not None and abs(number) < VALUE_MAX for number in numbers):  # not NaN either
             lines.setdefault("(none)" if found is None else found, {})[instant(start)] = tuple(numbers)
     return lines
 

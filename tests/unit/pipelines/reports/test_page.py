@@ -68,7 +68,9 @@ def page(*panels: Panel, tables: list[Table] | None = None, note: str = "") -> P
 
 
 def counts(value: float = 5.0, *names: str) -> Counts:
-    return Counts("Events", "events", WINDOWS, {name: dict.fromkeys(STARTS, value) for name in names or ["clicks"]})
+    return Counts(
+        "Events", "events per 10 seconds", WINDOWS, {name: dict.fromkeys(STARTS, value) for name in names or ["clicks"]}
+    )
 
 
 def test_the_page_is_one_file_that_asks_for_nothing() -> None:
@@ -110,7 +112,7 @@ def test_bars_begin_at_zero() -> None:
 def test_an_outlier_is_named_beyond_the_axis() -> None:
     values = dict.fromkeys(STARTS, (20.0, 19.0, 21.0)) | {STARTS[5]: (20.0, -9999.0, 21.0)}
     spiked = dict.fromkeys(STARTS, 100.0) | {STARTS[9]: 100_000.0}
-    ((_, above, _),) = page(Counts("Events", "events", WINDOWS, {"a": spiked})).figures()
+    ((_, above, _),) = page(Counts("Events", "events per 10 seconds", WINDOWS, {"a": spiked})).figures()
     ((_, below, _),) = page(Ranges("Range", "temperature", WINDOWS, values)).figures()
     assert [mark["text"] for mark in above["annotations"]] == ["▲ 100,000"] and above["yaxis"]["range"][1] < 200
     assert [mark["text"] for mark in below["annotations"]] == ["▼ -9,999"] and below["yaxis"]["range"][0] > 0
@@ -138,7 +140,7 @@ def test_names_are_texts_whatever_they_are() -> None:
 
 @pytest.mark.parametrize(
     "panel",
-    [Counts("", "events", WINDOWS, {}), Ranges("", "temperature", WINDOWS, {}), Bars("", "views", [])],
+    [Counts("", "events per 10 seconds", WINDOWS, {}), Ranges("", "temperature", WINDOWS, {}), Bars("", "views", [])],
     ids=["counts", "ranges", "bars"],
 )
 def test_a_panel_of_nothing_says_so(panel: Panel) -> None:

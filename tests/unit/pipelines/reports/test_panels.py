@@ -6,13 +6,12 @@ import pytest
 
 from levada.pipelines.reports.panels import (
     COLOURS,
-    OTHERS_COLOUR,
+    NAMES_MAX,
     POINTS,
     Counts,
     Ranges,
     Windows,
     clipped,
-    colour,
     labelled,
     ordinary_range,
     short,
@@ -68,16 +67,16 @@ def test_a_window_is_partial_where_records_begin_or_end(
 
 
 def test_a_window_without_events_has_a_count_of_zero() -> None:
-    panel = Counts("", "events", MINUTE, {"clicks": {second(0): 3.0, second(20): 4.0}})
+    panel = Counts("", "events per 10 seconds", MINUTE, {"clicks": {second(0): 3.0, second(20): 4.0}})
     assert panel.lines() == {"clicks": [3, 0, 4, 0, 0, 0]}
 
 
 def test_more_names_than_colours_are_one_line_of_the_same_total() -> None:
     series = {f"topic-{number:02}": {second(10): float(number), second(20): 1.0} for number in range(40)}
-    lines = Counts("", "events", MINUTE, series).lines()
+    lines = Counts("", "events per 10 seconds", MINUTE, series).lines()
     *named, others = lines
-    assert named == [f"topic-{number}" for number in range(39, 39 - len(COLOURS), -1)]
-    assert others == f"{40 - len(COLOURS)} others" and colour(len(named)) == OTHERS_COLOUR
+    assert named == [f"topic-{number}" for number in range(39, 39 - NAMES_MAX, -1)]
+    assert others == f"{40 - NAMES_MAX} others" and len(lines) == len(COLOURS)
     assert [sum(counts) for counts in zip(*lines.values(), strict=True)] == [0, sum(range(40)), 40, 0, 0, 0]
 
 
@@ -89,7 +88,7 @@ def test_an_outlier_is_beyond_the_axis_and_does_not_flatten_the_rest() -> None:
     windows = ten_minutes()
     series = {start: 100.0 + index % 7 for index, start in enumerate(windows.edges()[:-1])}
     series[second(300)] = 100_000.0
-    panel = Counts("", "events", windows, {"clicks": series, "rare": {second(0): 1.0}})
+    panel = Counts("", "events per 10 seconds", windows, {"clicks": series, "rare": {second(0): 1.0}})
     low, high = panel.limits()
     assert low == 0 and 106 <= high < 120
     (outlier,) = panel.outliers()
@@ -99,7 +98,7 @@ def test_an_outlier_is_beyond_the_axis_and_does_not_flatten_the_rest() -> None:
 def test_a_line_far_above_the_others_is_no_outlier() -> None:
     starts = ten_minutes().edges()[:-1]
     series = {name: dict.fromkeys(starts, count) for name, count in (("few", 1.0), ("many", 1000.0))}
-    panel = Counts("", "events", ten_minutes(), series)
+    panel = Counts("", "events per 10 seconds", ten_minutes(), series)
     assert panel.limits()[1] >= 1000 and panel.outliers() == []
 
 
@@ -156,7 +155,8 @@ def test_a_long_name_is_cut(name: str, width: int, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(0, "0"), (1_000_000, "1,000,000"), (0.1234, "0.123"), (1234.5, "1,234"), (4.54, "4.54")]
+    ("value", "shown"),
+    [(0, "0"), (1_000_000, "1,000,000"), (0.1234, "0.123"), (1234.5, "1,234"), (4.54, "4.54"), (1e299, "1e+299")],
 )
 def test_numbers_are_short(value: float, shown: str) -> None:
     assert short(value) == shown
