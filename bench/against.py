@@ -8,7 +8,7 @@ true median in 95 of 100 runs.
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import comb
 from pathlib import Path
@@ -24,7 +24,8 @@ from bench.run import alone
 CONFIDENCE = 0.95
 ROUNDS_PER_START = 4
 
-Costs = dict[str, list[tuple[float, float]]]  # CPU of the earlier state and of this one, by row
+Costs = dict[str, list[tuple[float, float]]]  # CPU of the first broker and of the second, by row
+Pair = tuple[Levada, Levada]
 
 
 class EarlierLevada(Levada):
@@ -41,9 +42,8 @@ class EarlierLevada(Levada):
 
 
 @contextmanager
-def both(root: Path, base: str) -> Iterator[tuple[Levada, Levada]]:
-    """The earlier broker and this tree's, running."""
-    brokers = (EarlierLevada(root, base), Levada(root))
+def running(brokers: Pair) -> Iterator[Pair]:
+    """Both brokers, running."""
     try:
         for broker in brokers:
             broker.prepare()
@@ -65,16 +65,21 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def measure(rows: Sequence[Row], root: Path, base: str, rounds: int) -> Costs:
-    """The costs of all rounds; the first round after a start is not counted."""
+    """The costs of an earlier commit's broker and of this tree's."""
+    return measure_pairs(rows, lambda: (EarlierLevada(root, base), Levada(root)), rounds)
+
+
+def measure_pairs(rows: Sequence[Row], make: Callable[[], Pair], rounds: int) -> Costs:
+    """The costs of all rounds of two brokers; the first round after a start is not counted."""
     costs: Costs = {row.key: [] for row in rows}
     for done in range(0, rounds, ROUNDS_PER_START):
-        with both(root, base) as brokers:
+        with running(make()) as brokers:
             for number_of_round in range(done, min(done + ROUNDS_PER_START, rounds) + 1):
                 print(f"round {number_of_round} of {rounds}", file=sys.stderr, flush=True)
                 for row in rows:
                     cost = _measure_row(row, brokers if number_of_round % 2 else brokers[::-1])
                     if number_of_round > done:
-                        costs[row.key].append((cost[EarlierLevada.name], cost[Levada.name]))
+                        costs[row.key].append((cost[brokers[0].name], cost[brokers[1].name]))
     return costs
 
 

@@ -80,6 +80,10 @@ class Broker(ABC):
     def prepare(self) -> None:
         """Do what is done once before the first start and does not count as starting."""
 
+    @abstractmethod
+    def topic_list_command(self) -> list[str]:
+        """The command that lists the topics of this broker."""
+
     @property
     def pid(self) -> int:
         assert self._process is not None, "the broker is not running"
@@ -152,6 +156,9 @@ class Levada(Broker):
         where = ("--data", str(self.directory / "data"), "--port", str(self.port))
         return [sys.executable, "-c", PROGRAM, "start", *where]
 
+    def topic_list_command(self) -> list[str]:
+        return [sys.executable, "-c", PROGRAM, "topic", "list", "-b", self.bootstrap]
+
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, (str(self.source), os.environ.get("PYTHONPATH", ""))))
         # An own metrics port, so that it can run beside another broker.
@@ -212,6 +219,9 @@ class Kafka(Broker):
 
     def command(self) -> list[str]:
         return java_command("kafka.Kafka", str(self._settings), options=KAFKA_JVM)
+
+    def topic_list_command(self) -> list[str]:
+        return java_command("org.apache.kafka.tools.TopicCommand", "--bootstrap-server", self.bootstrap, "--list")
 
     @property
     def _settings(self) -> Path:

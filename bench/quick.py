@@ -19,10 +19,10 @@ from typing import Any
 
 from crc32c import crc32c
 
-from bench import against, machine, results
+from bench import against, machine, overhead, results, start_times
 from bench.brokers import Broker, Levada
 from bench.generator import loads
-from bench.report import number, table
+from bench.report import number, overhead_table, table
 from bench.rows import Row, bulk, small
 from bench.run import revision
 
@@ -184,11 +184,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--record", action="store_true", help="make this run the state to compare with")
     parser.add_argument("--data", type=Path, default=Path("/var/tmp"), help="where the broker keeps its data")
     parser.add_argument("--against", metavar="REV", help="measure this tree and a commit in turns; records nothing")
-    parser.add_argument("--rounds", type=int, default=20, help="of each row, with --against")
+    parser.add_argument("--overhead", action="store_true", help="what metrics and logs cost; records nothing")
+    parser.add_argument("--rounds", type=int, default=20, help="of each row, with --against and --overhead")
     parser.add_argument("--rows", default="", help="only these, by key, with commas, with --against")
     options = parser.parse_args(arguments)
     if options.against:
         return compare(options)
+    if options.overhead:
+        with tempfile.TemporaryDirectory(prefix="levada-bench-", dir=options.data) as root:
+            print(overhead_table({"overhead": overhead.measure(Path(root), options.rounds)}))
+        return 0
     record = results.load_results(RECORD)
     with tempfile.TemporaryDirectory(prefix="levada-bench-", dir=options.data) as root:
         broker = Levada(Path(root))
@@ -197,10 +202,12 @@ def main(arguments: Sequence[str]) -> int:
             seconds = broker.start()
             every = measure_all(broker, record)
             memory = machine.memory(broker.pid)
+            started = start_times.measure(broker)
         finally:
             broker.remove()
     print(show(every, record))
     print(f"\nstart {seconds:.2f} s, {memory.anonymous:.0f} MB anonymous, calibration {calibrate():.2f} us per loop")
+    print(f"levada topic list {started['topic_list_s']:.2f} s, pytest fixture {started['fixture_s']:.2f} s")
     if options.record:
         results.save_results(RECORD, to_record(every, memory))
         print(f"recorded in {RECORD}")

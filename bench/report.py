@@ -20,6 +20,8 @@ UNITS = {"requests_per_s": "/s", "mb_per_s": " MB/s", "average_ms": " ms"}
 PROCESS_TITLES = {
     "start_s": "start to first response",
     "first_record_s": "a fresh broker's first consumer to its first record",
+    "topic_list_s": "`topic list`, from the start of its process to its end",
+    "fixture_s": "a pytest run with the fixture, beyond one without",
     "rss_anon_idle_mb": "anonymous memory, idle",
     "rss_anon_loaded_mb": "anonymous memory, loaded",
     "rss_idle_mb": "resident memory, idle",
@@ -127,6 +129,17 @@ def process_table(found: dict[str, Any]) -> str:
     return table(("process", "Levada", "Kafka", "Levada : Kafka", "goal"), lines)
 
 
+def overhead_table(found: dict[str, Any]) -> str:
+    """What metrics and logs cost."""
+    lines = []
+    for row in found["overhead"].values():
+        spread = f"{row['low']:+.1%} to {row['high']:+.1%}"
+        costs = (f"{number(row[name])} us/request" for name in ("without_us", "with_us"))
+        lines.append((row["title"], *costs, f"{row['change']:+.1%}", spread))
+    head = ("broker CPU", "without metrics and logs", "with both", "change (goal: at most +2 %)", "95 %")
+    return table(head, lines)
+
+
 def changes_table(found: dict[str, Any], previous: dict[str, Any]) -> str:
     """Ratios to Kafka then and now: what survives a change of machine and of neighbours."""
     lines = []
@@ -162,6 +175,8 @@ def markdown(found: dict[str, Any], previous: dict[str, Any] | None) -> str:
         costs_table(found),
         process_table(found),
     ]
+    if "overhead" in found:
+        parts.append(overhead_table(found))
     if previous is not None:
         parts.append(changes_table(found, previous))
     return "\n\n".join(parts)

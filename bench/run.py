@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from tests.support.downloads import Unavailable
 from tests.support.kafka_jars import KAFKA_VERSION
 
-from bench import machine, report, results
+from bench import machine, overhead, report, results, start_times
 from bench.brokers import Broker, Kafka, Levada
 from bench.generator import loads
 from bench.generator.consumer_starts import first_consumer
@@ -156,6 +156,9 @@ def measure(rows: Sequence[Row], brokers: Sequence[Broker], root: Path, options:
     time.sleep(IDLE_S)
     read_memory(brokers, process, "idle")
     for broker in brokers:
+        process[broker.name] |= start_times.measure(broker)
+        progress(f"{broker.name} lists its topics in {process[broker.name]['topic_list_s']:.2f} s")
+    for broker in brokers:
         progress(f"warming {broker.name} up")
         warm_up(broker, WARM_UP_S[broker.name])
     measured: dict[str, Any] = {}
@@ -212,6 +215,9 @@ def main(arguments: Sequence[str]) -> int:
         finally:
             for broker in brokers:
                 broker.remove()
+        if not wanted and options.only != "kafka":
+            progress("what metrics and logs cost")
+            measured["overhead"] = overhead.measure(Path(root))
     found = {
         "when": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "minutes": (time.perf_counter() - BEGAN) / 60,

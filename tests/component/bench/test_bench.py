@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import chart, machine, report, results
+from bench import chart, machine, overhead, report, results, start_times
 from bench.brokers import Levada
-from bench.generator import wire
+from bench.generator import loads, wire
 from bench.generator.outcome import Outcome
-from bench.rows import ROWS, Goal, Row
+from bench.rows import ROWS, Goal, Row, small
 from bench.run import alone, measure_row
 from tests.load import figures
 from tests.support.svg import Drawing
@@ -247,3 +247,38 @@ def test_the_figures_of_loads_are_recorded_beside_their_goals(tmp_path: Any, mon
     text = page.read_text()
     assert text.startswith("before\n<!-- load:begin -->\n") and text.endswith("\n<!-- load:end -->\nafter\n")
     assert "≥ 1,900 /s: met" in text and "≤ 100 ms: **missed**" in text
+
+
+def test_the_cost_of_metrics_and_logs_is_that_of_two_brokers(tmp_path: Path) -> None:
+    row = small("one-1", "one message a request", loads.one_message(1, seconds=0.05))
+    measured = overhead.measure(tmp_path, rounds=1, rows=[row])
+    assert measured["one-1"]["with_us"] > 0 and measured["one-1"]["without_us"] > 0
+    text = report.markdown(found() | {"overhead": measured}, None)
+    assert "| one message a request |" in text and "without metrics and logs" in text
+
+
+def test_the_broker_to_compare_with_has_neither(tmp_path: Path) -> None:
+    printed = {}
+    for kind in (Levada, overhead.Unobserved):
+        broker = kind(tmp_path)
+        try:
+            broker.start()
+            printed[kind] = broker.log_path.read_text()
+        finally:
+            broker.remove()
+    assert "/metrics" in printed[Levada] and "broker started" in printed[Levada]
+    assert "/metrics" not in printed[overhead.Unobserved] and "broker started" not in printed[overhead.Unobserved]
+
+
+def test_start_times_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_times, "RUNS", 1)
+    broker = Levada(tmp_path)
+    try:
+        broker.start()
+        times = start_times.measure(broker)
+    finally:
+        broker.remove()
+    assert times["topic_list_s"] > 0
+    run = found()
+    run["process"]["levada"] |= times
+    assert all(f"| {report.PROCESS_TITLES[name]} |" in report.markdown(run, None) for name in times)
