@@ -72,7 +72,7 @@ class Server:
         """Open the logs, join the cluster, then accept connections."""
         config = self._config
         call_soon = asyncio.get_running_loop().call_soon
-        flush_queue = FlushQueue(call_soon)
+        flush_queue = FlushQueue(call_soon, self._clock.monotonic)
         pool = BufferPool(config.queued_max_request_bytes, config.levada_receive_buffers_bytes_max)
         flush_queue.after_flush(pool.reset)
         busy_poller = BusyPoller(call_soon, self._clock.monotonic)

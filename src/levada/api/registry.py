@@ -93,7 +93,7 @@ def handlers() -> dict[int, Handler]:
 def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
     """The function that takes every frame of every connection."""
     frame_handlers = _frame_handlers(broker.config.levada_fast_paths)
-    counts, begin_iteration = broker.request_metrics.counts, broker.request_metrics.begin_iteration
+    counts = broker.request_metrics.counts
     unpack = HEADER.unpack_from
     scheduler = RequestScheduler(broker.clock.monotonic, broker.call_later)
 
@@ -102,16 +102,15 @@ def dispatcher(broker: Broker, faults: Faults) -> Dispatch:
         if position > stop:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "a request shorter than its header")
         api_key, version, correlation_id, client_id_bytes = unpack(view, start)
-        if not counts:
-            begin_iteration()
-        counts[api_key] += 1
         if client_id_bytes > 0:
             position += client_id_bytes
         handler = frame_handlers.get((api_key, version))
         if handler is not None and not faults and (stop - start < FAST_BYTES_MAX or api_key == PRODUCE):
+            counts[api_key] += 1
             taken = handler(broker, connection, view, position, stop, version, correlation_id)
             if taken is not False:
                 return
+            counts[api_key] -= 1
         declared = _handlers.get(api_key)
         if declared is None:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown API key {api_key}")

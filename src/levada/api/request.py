@@ -88,7 +88,7 @@ class Request(RequestContext):
         if self.size > DECODED_BYTES_MAX and not handler.takes_frame:
             what = f"{handler.name} with {self.size} bytes; at most {DECODED_BYTES_MAX}"
             raise KafkaError(ErrorCode.INVALID_REQUEST, what)
-        self._began = broker.request_metrics.delay(self.api_key)  # it may be queued
+        self._began = broker.request_metrics.begin()
         self.frame = frame
         self._faults = faults
         self.handler = handler
@@ -124,7 +124,7 @@ class Request(RequestContext):
         """Decode the request, call its handler, respond; or have the result complete the response later."""
         function = self.handler.function
         if self.handler.takes_frame:
-            self.broker.request_metrics.resume(self.api_key)
+            self.broker.request_metrics.counts[self.api_key] += 1
             frame = memoryview(bytearray(self.frame))
             body = HEADER_BYTES + len((self.client_id or "").encode())
             version, correlation_id = self.api_version, self.correlation_id

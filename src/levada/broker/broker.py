@@ -72,7 +72,7 @@ class Broker:
         }
         self.cleaner_metrics = CleanerMetrics()
         self.coordinator_metrics = CoordinatorMetrics()
-        self.request_metrics = RequestMetrics(clock.monotonic, flush_queue.ensure_scheduled)
+        self.request_metrics = RequestMetrics(clock.monotonic, flush_queue)
         self.deleted_traffic: Counter[str] = Counter()  # of deleted partitions, which totals include
         self.sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, lambda: random.randint(1, SESSION_ID_MAX)

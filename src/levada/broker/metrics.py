@@ -129,6 +129,7 @@ class Collector:
 
     def _requests(self) -> Iterator[Family]:
         prefix, metrics = "kafka_network_requestmetrics", self._broker.request_metrics
+        metrics.fold()
         requests: list[tuple[str, float]] = []
         times: list[tuple[str, float]] = []
         for api_key, histogram in metrics.times.items():

@@ -1,20 +1,23 @@
-"""Counts requests, their times and their errors by API, with one clock reading per loop iteration.
+"""Counts requests, their times and their errors by API, with two clock readings per loop iteration.
 
-A request that is answered in the loop iteration that received it is only counted. The flush at the end of the iteration
-reads the clock once and adds all of them to the histograms of their APIs: their responses leave together. A request
-whose response is delayed is taken out of the count, and timed alone when it is complete. See
-docs/decisions/0024-request-times-by-loop-iteration.md.
+A request on a fast path that is answered in the loop iteration that received it is only counted. The flush sends the
+responses of an iteration together, so one time counts for all of them; as long as the iterations fall into the same
+bucket, they are added to the histograms together as well. A request on the general path, or one whose response is
+delayed, is timed alone. See docs/decisions/0024-request-times-by-loop-iteration.md.
 """
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
+from levada.net.flush import FlushQueue
 from levada.wire.schema.versions import APIS
 
 BOUNDS_MS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
 BOUNDS_S: Final = tuple(bound / 1_000 for bound in BOUNDS_MS)
+FAST_KEYS_MAX: Final = 14  # the greatest API key with a fast path: SyncGroup
 
 
 class Histogram:
@@ -27,61 +30,82 @@ class Histogram:
         self.total_s = 0.0
 
     def add(self, seconds: float, count: int = 1) -> None:
+        """Add requests that took so long."""
         self.buckets[bisect_left(BOUNDS_S, seconds)] += count
         self.total_s += seconds * count
 
 
 class RequestMetrics:
-    """The requests of one broker. `dispatch` counts in `counts` itself, since every request passes it."""
+    """The requests of one broker. `dispatch` counts those on fast paths in `counts` itself, since they are many."""
 
-    __slots__ = ("_clock", "_ensure_flush", "began", "counts", "errors", "times")
+    __slots__ = (
+        "_clock",
+        "_flushed",
+        "_high_s",
+        "_iterations",
+        "_low_s",
+        "_seconds",
+        "counts",
+        "errors",
+        "flush_queue",
+        "times",
+    )
 
-    def __init__(self, clock: Callable[[], float], ensure_flush: Callable[[], None]) -> None:
+    def __init__(self, clock: Callable[[], float], flush_queue: FlushQueue) -> None:
         self._clock = clock
-        self._ensure_flush = ensure_flush
-        self.began = 0.0  # when the first request of this loop iteration was dispatched
-        self.counts: defaultdict[int, int] = defaultdict(int)  # of this loop iteration, by API key
+        self.flush_queue = flush_queue
         self.times = {api_key: Histogram() for api_key in APIS}
         self.errors: Counter[tuple[int, int]] = Counter()  # by API key and error code
+        self.counts = [0] * (FAST_KEYS_MAX + 1)  # on fast paths and not in the histograms yet, by API key
+        self._flushed = self.counts[:]  # of these, the ones answered up to the last flush
+        self._low_s, self._high_s = -1.0, BOUNDS_S[0]  # the bucket of their iterations
+        self._seconds, self._iterations = 0.0, 0  # of these iterations
 
-    def begin_iteration(self) -> None:
-        """The first request of a loop iteration is dispatched."""
-        self.began = self._clock()
-        self._ensure_flush()  # also if the request gets no response
-
-    def flushed(self) -> None:
+    def flushed(self, now: float) -> None:
         """The responses of this loop iteration are sent."""
-        counts = self.counts
-        if not counts:
+        seconds = now - self.flush_queue.began
+        if not self._low_s < seconds <= self._high_s:
+            self.fold()
+            bucket = bisect_left(BOUNDS_S, seconds)
+            self._low_s, self._high_s = (-1.0, *BOUNDS_S)[bucket], (*BOUNDS_S, inf)[bucket]
+        self._seconds += seconds
+        self._iterations += 1
+        self._flushed = self.counts[:]
+
+    def fold(self) -> None:
+        """Add what was answered up to the last flush to the histograms."""
+        if not self._iterations:
             return
-        seconds = self._clock() - self.began
-        bucket = bisect_left(BOUNDS_S, seconds)
-        for api_key, count in counts.items():
-            times = self.times.get(api_key)
-            if times is not None:  # an unknown API closes its connection
-                times.buckets[bucket] += count
-                times.total_s += seconds * count
-        counts.clear()
+        mean_s = self._seconds / self._iterations
+        for api_key, count in enumerate(self._flushed):
+            if count:
+                self.times[api_key].add(mean_s, count)
+                self.counts[api_key] -= count
+        self._flushed = [0] * len(self.counts)
+        self._seconds, self._iterations = 0.0, 0
+
+    def begin(self) -> float:
+        """Return the time of this loop iteration, for `complete`."""
+        self.flush_queue.ensure_scheduled()
+        return self.flush_queue.began
 
     def delay(self, api_key: int) -> float:
-        """A request of this loop iteration is not answered in it; return when it began, for `complete`."""
-        if self.counts[api_key] > 0:
-            self.counts[api_key] -= 1
-            return self.began
-        return 0.0  # it waited behind an earlier response of its connection, and is counted already
-
-    def resume(self, api_key: int) -> None:
-        """A delayed request is dispatched again."""
-        if not self.counts:
-            self.begin_iteration()
-        self.counts[api_key] += 1
+        """A request on a fast path is not answered in this loop iteration; return its time, for `complete`."""
+        if self.counts[api_key] <= self._flushed[api_key]:
+            return 0.0  # it waited behind an earlier response of its connection, and stays counted
+        self.counts[api_key] -= 1
+        return self.begin()
 
     def complete(self, api_key: int, began: float) -> None:
-        """The response of a delayed request is complete."""
-        if began is self.began and self.counts:
-            self.counts[api_key] += 1
-        elif began:
+        """The response of a request that is timed alone is complete."""
+        if began:
             self.times[api_key].add(self._clock() - began)
+
+    def late(self, api_key: int, began: float) -> None:
+        """A request that stayed counted is complete only now, in a later loop iteration."""
+        if self.counts[api_key] > self._flushed[api_key]:
+            self.counts[api_key] -= 1  # another one of its kind, so that each is counted once
+            self.complete(api_key, began)
 
     def error(self, api_key: int, code: int) -> None:
         """A response has this error code, perhaps for one of its items."""
@@ -89,4 +113,5 @@ class RequestMetrics:
 
     def requests(self, api_key: int) -> int:
         """How many requests of an API were answered."""
-        return sum(self.times[api_key].buckets) + self.counts[api_key]
+        counted = self.counts[api_key] if api_key <= FAST_KEYS_MAX else 0
+        return sum(self.times[api_key].buckets) + counted

@@ -87,7 +87,7 @@ class BufferPool:
             return self.arena[self.position : self.position + RECEIVE_BYTES_AT_LIMIT]
         return self.arena[self.position :]
 
-    def reset(self) -> None:
+    def reset(self, _now: float = 0.0) -> None:
         """Reuse everything, after a flush: nothing refers to received bytes any more."""
         self.position = 0
         for buffer in self._parsed:

@@ -31,21 +31,21 @@ class BusyPoller:
         self._flushes = 0  # since the last spin
         self.spun_s = 0.0  # in all spins, without the handling of requests
 
-    def flushed(self) -> None:
+    def flushed(self, now: float) -> None:
         """Spin after this flush, if spins have paid; a flush during a spin is a hit."""
         if self._spinning:
-            self._begin()
+            self._begin(now)
             self._penalty = max(self._penalty - 1, 0)
             return
         self._flushes += 1
         if self._penalty < PENALTY_MAX or self._flushes >= FLUSHES_UNTIL_RETRY:
             self._flushes = 0
             self._spinning = True
-            self._begin()
+            self._begin(now)
             self._call_soon(self._spin)
 
-    def _begin(self) -> None:
-        self._iteration = now = self._clock()
+    def _begin(self, now: float) -> None:
+        self._iteration = now
         self._until = now + SPIN_S
 
     def _spin(self) -> None:

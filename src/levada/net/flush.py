@@ -5,6 +5,7 @@ writes once per partition, completes what waits for the written records, and sen
 """
 
 from collections.abc import Callable
+from time import monotonic
 from typing import Protocol
 
 from levada.logs import EventLog
@@ -39,17 +40,21 @@ class Sender(Protocol):
 class FlushQueue:
     """What the flush at the end of this loop iteration writes and sends."""
 
-    __slots__ = ("_after_flush", "_call_soon", "_publishers", "_scheduled", "_senders")
+    __slots__ = ("_after_flush", "_call_soon", "_clock", "_publishers", "_scheduled", "_senders", "began")
 
-    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(
+        self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float] = monotonic
+    ) -> None:
         self._call_soon = call_soon
+        self._clock = clock
+        self.began = 0.0  # when this loop iteration had its first request to flush for
         self._publishers: list[Publisher] = []
         self._senders: list[Sender] = []
-        self._after_flush: list[Callable[[], None]] = []
+        self._after_flush: list[Callable[[float], None]] = []
         self._scheduled = False
 
-    def after_flush(self, action: Callable[[], None]) -> None:
-        """Call `action` after every flush, when received bytes are no longer needed."""
+    def after_flush(self, action: Callable[[float], None]) -> None:
+        """Call `action` with the time after every flush, when received bytes are no longer needed."""
         self._after_flush.append(action)
 
     def add_publisher(self, publisher: Publisher) -> None:
@@ -71,6 +76,7 @@ class FlushQueue:
 
     def _schedule(self) -> None:
         self._scheduled = True
+        self.began = self._clock()
         self._call_soon(self.flush)
 
     def flush(self) -> None:
@@ -92,8 +98,9 @@ class FlushQueue:
                 except Exception as error:  # noqa: BLE001 (logged with its trace)
                     _crashed(sender, error)
         self._scheduled = False
+        now = self._clock()
         for action in self._after_flush:
-            action()
+            action(now)
 
 
 def _crashed(component: Publisher | Sender, error: Exception) -> None:

@@ -36,7 +36,7 @@ class Loop:
         """The rounds of so many turns, each followed by as long a wait."""
         before = self.rounds
         for _ in range(count):
-            self.poller.flushed()
+            self.poller.flushed(self.now)
             self.wait(apart_s)
         return self.rounds - before
 

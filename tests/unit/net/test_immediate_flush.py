@@ -57,7 +57,7 @@ class World:
         self.connection = Connection(listener)
         self.connection.connection_made(cast(asyncio.Transport, self.client))
 
-    def count(self) -> None:
+    def count(self, _now: float) -> None:
         self.iterations += 1
 
     def end_iteration(self) -> None:

@@ -147,7 +147,7 @@ def append(
     """Append the batches of a request, whose positions are those of `view`; respond as its acks demand."""
     acks, timeout_ms, transactional_id, parts = request
     if transactional_id is not None and began is None:
-        since = broker.request_metrics.began
+        since = broker.clock.monotonic()
         resume = partial(append, broker, connection, version=version, correlation_id=correlation_id, began=since)
         if await_verification(broker, connection, view, request, version, resume):
             broker.request_metrics.delay(PRODUCE)

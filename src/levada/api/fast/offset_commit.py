@@ -81,10 +81,14 @@ class FastCommit(FastPathRequest):
         )
         return machine.commit(request, now_ms, handle)
 
+    def _wait(self) -> None:
+        """The flush of this loop iteration commits its records, as a rule: it stays counted."""
+        self._began = self._metrics.flush_queue.began
+
     def complete(self, result: Any) -> None:
         """Send at the flush, with all commits of this loop iteration: so clients send the next ones together too."""
-        if self._began:
-            self._metrics.complete(OFFSET_COMMIT, self._began)
+        if self._began and self._began is not self._metrics.flush_queue.began:
+            self._metrics.late(OFFSET_COMMIT, self._began)
         self.result = result
         self.connection.wake()
 

@@ -53,8 +53,12 @@ class FastPathRequest(DelayedResponse):
             outbox.remove_last()
             return False
         if self.result is PENDING:
-            self._began = self._metrics.delay(self.api_key)
+            self._wait()
         return True
+
+    def _wait(self) -> None:
+        """The coordinator completes it later."""
+        self._began = self._metrics.delay(self.api_key)
 
     def complete(self, result: Any) -> None:
         """Send the response at once where nothing else is to be sent; otherwise count what it holds until the flush."""
