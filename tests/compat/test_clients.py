@@ -208,6 +208,20 @@ class TestProduce:
         assert codec in stored
         assert stored <= {codec, "none"}, "librdkafka leaves a batch alone that compression makes longer"
 
+    @shows(Feature.CODECS)
+    @pytest.mark.parametrize("target", ["uncompressed", *CODECS[1:]])
+    def test_a_topic_with_a_codec_of_its_own(
+        self, client: Driver, target: str, name: str, create: Create, broker: str, reference: Driver
+    ) -> None:
+        """The broker recompresses what it gets; the client reads what the broker compressed."""
+        create(name, configs={"compression.type": target})
+        many = VARIED + [Record(b"%d " % number * 20) for number in range(300)]
+        client.produce(name, many, codec="none" if target != "uncompressed" else "gzip")
+        assert contents(reference.consume(name, len(many))) == contents(many)
+        assert {batch.codec for batch in raw.batches(broker, name)} == {"none" if target == "uncompressed" else target}
+        if "consume" not in client.lacks:
+            assert contents(client.consume(name, len(many))) == contents(many)
+
     @shows(Feature.RECORDS)
     @pytest.mark.needs("empty_values")
     def test_empty_is_not_null(self, client: Driver, topic: str, reference: Driver) -> None:

@@ -11,13 +11,14 @@ from tests.support.logs import NOW_MS, make_batch, open_log
 from levada.core.partition.producer_state import ProducerStates
 from levada.model import Codec
 from levada.storage.log.log import Log
-from levada.wire.batches import read_header
+from levada.wire.batches import read_header, recompress
 
 CODECS = list(Codec)
+TARGETS = [(Codec.NONE, None), (Codec.GZIP, 9), (Codec.SNAPPY, None), (Codec.LZ4, 9), (Codec.LZ4, 12), (Codec.ZSTD, 19)]
 
 
 def fill(log: Log) -> None:
-    """A few hundred batches of every codec and many sizes, with timestamps that also go back."""
+    """A few hundred batches of every codec, some recompressed, of many sizes and with timestamps that also go back."""
     chance = random.Random(4)
     producers = ProducerStates()
     for number in range(400):
@@ -25,6 +26,8 @@ def fill(log: Log) -> None:
         timestamp = NOW_MS + number * 10 - chance.randrange(2_000)
         value = chance.randbytes(chance.choice([10, 300, 3_000]) // count)
         batch = make_batch(log.next_offset, count, value, timestamp, number // 200, CODECS[number % 5])
+        if number % 3 == 0:
+            batch = bytes(recompress(memoryview(batch), *chance.choice(TARGETS)))
         log.assign_epoch(number // 200)
         header = read_header(batch)
         producers.apply(chance.randrange(5), 0, number, log.next_offset + count - 1, count, header.max_timestamp)

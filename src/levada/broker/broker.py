@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from levada.broker.compaction.cleaner import CleanerMetrics
 from levada.broker.controller import Controller
@@ -17,7 +17,8 @@ from levada.broker.coordinator.groups import GROUP_KEYS, group_coordinators
 from levada.broker.coordinator.runtime import CoordinatorMetrics, CoordinatorRuntime
 from levada.broker.coordinator.transactions import TRANSACTION_KEYS, transaction_coordinators
 from levada.broker.log_dirs import LogDirs
-from levada.broker.partition.partition import Partition, PartitionContext, PartitionRoutes
+from levada.broker.partition.partition import Partition, PartitionContext
+from levada.broker.partition.routes import PartitionRoutes
 from levada.broker.request_metrics import RequestMetrics
 from levada.broker.tasks import Tasks
 from levada.clock import Clock
@@ -33,6 +34,9 @@ from levada.storage.log.reader import Slice, warm
 
 SESSION_ID_MAX: Final = (1 << 31) - 1
 READ_THREADS: Final = 2
+COMPRESSION_THREADS: Final = 2
+
+T = TypeVar("T")
 
 
 def traffic(partition: Partition) -> dict[str, int]:
@@ -82,6 +86,7 @@ class Broker:
         self._open = False  # partitions are opened once the log dirs have this cluster's id
         self._producer_ids = range(0)
         self._readers = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read-ahead")
+        self._compressors = ThreadPoolExecutor(COMPRESSION_THREADS, thread_name_prefix="compression")
 
     # Finding partitions.
 
@@ -176,6 +181,15 @@ class Broker:
 
         self._loop.run_in_executor(self._readers, read).add_done_callback(lambda _: done())
 
+    def run_in_thread(self, work: Callable[[], T], done: Callable[[Callable[[], T]], None]) -> None:
+        """Compress or decompress in a thread; then call `done` on the event loop with what gives the result."""
+
+        def finished(result: asyncio.Future[T]) -> None:
+            if not result.cancelled():
+                done(result.result)
+
+        self._loop.run_in_executor(self._compressors, work).add_done_callback(finished)
+
     # Producer ids.
 
     async def next_producer_id(self) -> int:
@@ -195,4 +209,5 @@ class Broker:
         await self.tasks.stop()
         await self.controller.stop()
         self._readers.shutdown(wait=True, cancel_futures=True)
+        self._compressors.shutdown(wait=True, cancel_futures=True)
         self.log_dirs.close(self.partitions.values())

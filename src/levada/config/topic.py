@@ -60,9 +60,7 @@ class TopicDefaults:
     log_message_timestamp_before_max_ms: Long = topic_default("message.timestamp.before.max.ms", LONG_MAX, minimum=0)
     log_message_timestamp_after_max_ms: Long = topic_default("message.timestamp.after.max.ms", HOUR_MS, minimum=0)
     log_preallocate: bool = setting(False, "Default of preallocate.", supported=("false",))
-    compression_type: str = topic_default(
-        "compression.type", "producer", choices=COMPRESSION_TYPES, supported=("producer",)
-    )
+    compression_type: str = topic_default("compression.type", "producer", choices=COMPRESSION_TYPES)
     compression_gzip_level: int = topic_default("compression.gzip.level", -1, minimum=1, maximum=9, special=-1)
     compression_lz4_level: int = topic_default("compression.lz4.level", 9, minimum=1, maximum=17)
     compression_zstd_level: int = topic_default("compression.zstd.level", 3, minimum=-131_072, maximum=22)
@@ -86,14 +84,19 @@ class TopicConfig:
     compression_gzip_level: int = override(
         TOPIC_DEFAULTS,
         "compression.gzip.level",
-        "Compression level of gzip where the broker compresses; -1 for the codec's default.",
+        "Compression level of gzip where the broker recompresses; -1 for the codec's default.",
     )
     compression_lz4_level: int = override(
-        TOPIC_DEFAULTS, "compression.lz4.level", "Compression level of lz4 where the broker compresses."
+        TOPIC_DEFAULTS, "compression.lz4.level", "Compression level of lz4 where the broker recompresses."
     )
-    compression_type: str = override(TOPIC_DEFAULTS, "compression.type", "Batches keep the codec of the producer.")
+    compression_type: str = override(
+        TOPIC_DEFAULTS,
+        "compression.type",
+        "The codec of the topic's batches: the broker recompresses those that have another one. `producer` keeps the "
+        "codec of the producer, which costs the broker nothing.",
+    )
     compression_zstd_level: int = override(
-        TOPIC_DEFAULTS, "compression.zstd.level", "Compression level of zstd where the broker compresses."
+        TOPIC_DEFAULTS, "compression.zstd.level", "Compression level of zstd where the broker recompresses."
     )
     delete_retention_ms: Long = override(
         TOPIC_DEFAULTS,

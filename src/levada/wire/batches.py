@@ -129,6 +129,20 @@ def set_log_append_time(batch: memoryview, now_ms: int) -> None:
     _CRC.pack_into(batch, _CRC_OFFSET, crc32c(batch[ATTRIBUTES_OFFSET:]))
 
 
+def recompress(batch: memoryview, codec: Codec, level: int | None, limit_bytes: int = DECODED_BYTES_MAX) -> bytearray:
+    """Return a valid batch with another codec; records and all other fields of the header stay. CORRUPT_MESSAGE."""
+    header = read_header(batch)
+    records = decompress(header.codec, batch[HEADER_BYTES:], limit_bytes)
+    target = bytearray(batch[:HEADER_BYTES])
+    target += compress(codec, records, level)
+    OFFSET_LENGTH_EPOCH.pack_into(
+        target, 0, header.base_offset, len(target) - LOG_OVERHEAD, header.partition_leader_epoch
+    )
+    _ATTRIBUTES.pack_into(target, ATTRIBUTES_OFFSET, header.attributes & ~CODEC_MASK | codec)
+    _CRC.pack_into(target, _CRC_OFFSET, crc32c(memoryview(target)[ATTRIBUTES_OFFSET:]))
+    return target
+
+
 def decode(batch: memoryview, limit_bytes: int = DECODED_BYTES_MAX) -> list[Record]:
     """Decode the records of one whole batch; raise CORRUPT_MESSAGE if they are malformed."""
     header = read_header(batch)

@@ -1,8 +1,8 @@
 """Compresses and decompresses record batches with Kafka's four codecs.
 
-The broker stores and sends compressed records as received; the client, the tools and record validation use these
-functions. A small malicious batch can decompress to gigabytes, so every function checks `limit_bytes` before it
-allocates.
+The broker stores and sends compressed records as received, unless their topic has another codec; the client, the tools
+and record validation use these functions as well. A small malicious batch can decompress to gigabytes, so every
+function checks `limit_bytes` before it allocates.
 """
 
 import struct
@@ -23,23 +23,29 @@ _LZ4_HEADER = b"\x04\x22\x4d\x18\x60\x40\x82"
 _LZ4_BLOCK_BYTES = 64 * 1024
 _LZ4_UNCOMPRESSED_BIT = 0x8000_0000
 _LZ4_BLOCK_SIZE = struct.Struct("<I")
+_LZ4_CONTENT_SIZE_BIT = 0x08  # of the flags in a frame's header: 8 more bytes follow
+_LZ4_LEVEL_MAX = 12  # Kafka's levels end at 17, as those of lz4-java, which compress the same
 _FIRST_BUFFER_BYTES = 64 * 1024
+# Kafka's defaults. LZ4's 9 is the fast mode; every other level is one of the high-compression mode.
+DEFAULT_LEVELS = {Codec.GZIP: -1, Codec.LZ4: 9, Codec.ZSTD: 3}
 
 
-def compress(codec: Codec, data: bytes | bytearray | memoryview) -> bytes:
-    """Compress the records of a batch."""
+def compress(codec: Codec, data: bytes | bytearray | memoryview, level: int | None = None) -> bytes:
+    """Compress the records of a batch, at Kafka's default level unless another one is given."""
+    if level is None:
+        level = DEFAULT_LEVELS.get(codec, 0)
     match codec:
         case Codec.NONE:
             return bytes(data)
         case Codec.GZIP:
-            packer = zlib.compressobj(6, wbits=_GZIP_WBITS)
+            packer = zlib.compressobj(level, wbits=_GZIP_WBITS)
             return packer.compress(data) + packer.flush()
         case Codec.SNAPPY:
             return _compress_snappy(data)
         case Codec.LZ4:
-            return _compress_lz4(data)
+            return _compress_lz4(data, level)
         case Codec.ZSTD:
-            return bytes(cramjam.zstd.compress(data, level=3))
+            return bytes(cramjam.zstd.compress(data, level=level))
 
 
 def decompress(codec: Codec, data: memoryview, limit_bytes: int) -> bytes | memoryview:
@@ -90,11 +96,14 @@ def _compress_snappy(data: bytes | bytearray | memoryview) -> bytes:
     return b"".join(parts)
 
 
-def _compress_lz4(data: bytes | bytearray | memoryview) -> bytes:
+def _compress_lz4(data: bytes | bytearray | memoryview, level: int) -> bytes:
     parts = [_LZ4_HEADER]
     view = memoryview(data)
     for start in range(0, len(data), _LZ4_BLOCK_BYTES):
         block = view[start : start + _LZ4_BLOCK_BYTES]
+        if level != DEFAULT_LEVELS[Codec.LZ4]:
+            parts.append(_compress_lz4_block(block, level))
+            continue
         packed = bytes(cramjam.lz4.compress_block(block, store_size=False))
         if len(packed) < len(block):
             parts.append(len(packed).to_bytes(4, "little"))
@@ -104,6 +113,14 @@ def _compress_lz4(data: bytes | bytearray | memoryview) -> bytes:
             parts.append(bytes(block))
     parts.append(b"\0\0\0\0")
     return b"".join(parts)
+
+
+def _compress_lz4_block(block: memoryview, level: int) -> bytes:
+    """Compress a block, with its size, in the high-compression mode, which cramjam has for whole frames only."""
+    frame = bytes(cramjam.lz4.compress(block, level=min(level, _LZ4_LEVEL_MAX)))
+    start = len(_LZ4_HEADER) + (8 if frame[4] & _LZ4_CONTENT_SIZE_BIT else 0)
+    (size,) = _LZ4_BLOCK_SIZE.unpack_from(frame, start)
+    return frame[start : start + _LZ4_BLOCK_SIZE.size + (size & ~_LZ4_UNCOMPRESSED_BIT)]
 
 
 def _decompress_gzip(data: memoryview, limit_bytes: int) -> bytes:

@@ -141,7 +141,6 @@ def test_what_a_topic_sets_itself_wins() -> None:
         ("cleanup.policy", "shred"),
         ("cleanup.policy", "delete,shred"),
         ("compression.type", "brotli"),
-        ("compression.type", "zstd"),
         ("compression.gzip.level", "0"),
         ("compression.gzip.level", "10"),
         ("message.timestamp.type", "createtime"),

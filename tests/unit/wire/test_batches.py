@@ -2,9 +2,11 @@
 
 import gzip
 import os
+from pathlib import Path
 from random import Random
 
 import cramjam
+import lz4.frame
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -158,3 +160,45 @@ def test_more_records_than_bytes_are_refused_before_any_is_made() -> None:
     batch[HEADER_BYTES - 4 : HEADER_BYTES] = (2**31 - 1).to_bytes(4, "big")
     with pytest.raises(KafkaError, match="2147483647 records"):
         batches.decode(memoryview(batch))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    records,
+    st.sampled_from(Codec),
+    st.sampled_from(
+        [
+            (Codec.NONE, None),
+            (Codec.SNAPPY, None),
+            *((Codec.GZIP, level) for level in (-1, 1, 9)),
+            *((Codec.LZ4, level) for level in (1, 9, 12, 17)),
+            *((Codec.ZSTD, level) for level in (-131_072, 3, 22)),
+        ]
+    ),
+)
+def test_a_recompressed_batch_has_the_same_records_and_header(
+    given_records: list[Record], codec: Codec, target: tuple[Codec, int | None]
+) -> None:
+    more = {"base_offset": 9, "leader_epoch": 2, "producer_id": 7, "producer_epoch": 3, "base_sequence": 5}
+    batch = memoryview(batches.encode(given_records, codec=codec, attributes=batches.TRANSACTIONAL_BIT, **more))
+    recompressed = memoryview(batches.recompress(batch, *target))
+    header = batches.read_header(recompressed)
+    assert header.codec is target[0] and header.is_transactional
+    assert header.size == len(recompressed) and batches.crc_is_valid(recompressed)
+    former = batches.read_header(batch)
+    assert header == former._replace(
+        batch_length=header.batch_length, crc=header.crc, attributes=batches.TRANSACTIONAL_BIT | target[0]
+    )
+    assert batches.decode(recompressed) == batches.decode(batch)
+    body = recompressed[HEADER_BYTES:]
+    if target[0] is Codec.LZ4:
+        plain = bytes(compression.decompress(codec, batch[HEADER_BYTES:], 1 << 20))
+        assert lz4.frame.decompress(bytes(body)) == plain
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
+def test_a_higher_level_makes_a_batch_smaller(codec: Codec) -> None:
+    text = Path(batches.__file__).read_bytes() * 8
+    low, high = {Codec.GZIP: (1, 9), Codec.LZ4: (9, 12), Codec.ZSTD: (-7, 19)}[codec]  # 9 is the fast mode of LZ4
+    assert len(compression.compress(codec, text, high)) < 0.9 * len(compression.compress(codec, text, low))
+    assert compression.decompress(codec, memoryview(compression.compress(codec, text, high)), 1 << 20) == text

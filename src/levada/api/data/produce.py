@@ -2,12 +2,14 @@
 
 from asyncio import TimerHandle
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+from levada.api.data.recompression import recompress_in_thread
 from levada.api.data.unverified_produce import await_verification
 from levada.api.registry import handles_frames
 from levada.broker.broker import Broker
 from levada.broker.partition.partition import Partition
+from levada.broker.partition.recompression import RecompressionRequiredError
 from levada.broker.partition.validation import InvalidRecordsError
 from levada.broker.purgatory import PENDING, DelayedResponse
 from levada.errors import ErrorCode, KafkaError
@@ -31,6 +33,7 @@ ACKS_NONE = 0
 ZSTD_FROM = 7
 CODEC_AT = 22  # the byte of a batch that names its codec
 
+Entries: TypeAlias = "list[AppendedBatch | PartitionResult]"
 new_tuple = tuple.__new__  # makes a named tuple without a Python call, for each batch
 
 
@@ -56,7 +59,7 @@ class DelayedProduce(DelayedResponse):
         version: int,
         correlation_id: int,
         timeout_ms: int,
-        entries: list[AppendedBatch | PartitionResult],
+        entries: Entries,
         began: float | None,
     ) -> None:
         # What `super().__init__` would do: there is one for each Produce, so it saves a call.
@@ -73,20 +76,20 @@ class DelayedProduce(DelayedResponse):
     def collect(self) -> bytes | None:
         entries = self._entries
         from_template = len(entries) == 1
-        for entry in entries:
-            if type(entry) is not AppendedBatch:
+        for each in entries:
+            if type(each) is not AppendedBatch:
                 from_template = False
-            elif entry.partition.high_watermark < entry.required_offset:
-                if not entry.partition.offline and self.result is PENDING:
+            elif each.partition.high_watermark < each.required_offset:
+                if not each.partition.offline and self.result is PENDING:
                     self._wait()
                     return None
                 from_template = False
-        entry = entries[0]
+        entry = entries[0] if from_template else None
         if self._timer is not None:
             self.cancel()
         if self._began:
             self._broker.request_metrics.complete(PRODUCE, self._began)
-        if not from_template or type(entry) is not AppendedBatch:
+        if type(entry) is not AppendedBatch:
             results = [self._result(each) if isinstance(each, AppendedBatch) else each for each in entries]
             return write_response(self._version, self._correlation_id, results)
         _, partition, base_offset, _, append_time_ms = entry
@@ -142,7 +145,8 @@ def append(
     request: ProduceRequest,
     version: int,
     correlation_id: int,
-    began: float | None = None,  # of a request that waited for the verification of its transaction
+    began: float | None = None,  # this and the next: of a request that was parked
+    entries: Entries | None = None,
 ) -> None:
     """Append the batches of a request, whose positions are those of `view`; respond as its acks demand."""
     acks, timeout_ms, transactional_id, parts = request
@@ -153,34 +157,52 @@ def append(
             broker.request_metrics.delay(PRODUCE)
             return
     now_ms = broker.clock.now_ms()
-    entries: list[AppendedBatch | PartitionResult] = []
+    entries = [] if entries is None else entries
     for topic, index, start, end in parts:
         try:
             partition = broker.route(topic, index, version)
             if acks != ACKS_LEADER and (acks != ACKS_ALL or partition.in_sync_replicas < partition.min_insync_replicas):
                 _check_acks(acks, partition)
             if version < ZSTD_FROM:
-                _check_codec(view, start, end)
+                _check_codec(view, start, end, partition)
             base_offset = partition.append(view, start, end, now_ms)
         except KafkaError as error:
-            broker.request_metrics.error(PRODUCE, error.code)
-            entries.append(_failure(topic, index, error))
+            _fail(broker, entries, topic, index, error)
+        except RecompressionRequiredError:
+            rest = request._replace(partitions=parts[parts.index((topic, index, start, end)) :])
+            _park(broker, connection, view, rest, version, correlation_id, began, entries)
+            return
         else:
             append_time_ms = now_ms if partition.rules.log_append_time else -1
-            batch = (topic, partition, base_offset, partition.log.next_offset, append_time_ms)
+            batch = topic, partition, base_offset, partition.log.next_offset, append_time_ms
             entries.append(new_tuple(AppendedBatch, batch))
     if acks == ACKS_NONE:
-        _close_if_failed(connection, entries)
-        if began:
-            broker.request_metrics.complete(PRODUCE, began)
-    elif entries:
-        connection.respond(DelayedProduce(broker, connection, version, correlation_id, timeout_ms, entries, began))
+        _close_if_failed(broker, connection, entries, began)
     else:
-        connection.respond(write_response(version, correlation_id, []))
+        connection.respond(DelayedProduce(broker, connection, version, correlation_id, timeout_ms, entries, began))
 
 
-def _close_if_failed(connection: Connection, entries: list[AppendedBatch | PartitionResult]) -> None:
+def _park(
+    broker: Broker,
+    connection: Connection,
+    view: memoryview,
+    request: ProduceRequest,
+    version: int,
+    correlation_id: int,
+    began: float | None,
+    entries: Entries,
+) -> None:
+    """Recompress the rest of a request in a thread, then append it."""
+    since = broker.request_metrics.delay(PRODUCE) if began is None else began
+    resume = partial(append, broker, connection, version=version, correlation_id=correlation_id, began=since)
+    fail = partial(_fail, broker, entries)
+    recompress_in_thread(broker, connection, view, request, version, partial(resume, entries=entries), fail)
+
+
+def _close_if_failed(broker: Broker, connection: Connection, entries: Entries, began: float | None) -> None:
     """Without acks there is no response: as in Kafka, closing the connection reports the error."""
+    if began:
+        broker.request_metrics.complete(PRODUCE, began)
     for entry in entries:
         if isinstance(entry, PartitionResult):
             connection.close(f"a Produce without acks failed: {ErrorCode(entry.error).name}")
@@ -198,12 +220,15 @@ def _check_acks(acks: int, partition: Partition) -> None:
         raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks}; 0, 1 and -1 (all) are possible")
 
 
-def _check_codec(view: memoryview, start: int, end: int) -> None:
-    if end - start > HEADER_BYTES and view[start + CODEC_AT] & CODEC_MASK == Codec.ZSTD:
+def _check_codec(view: memoryview, start: int, end: int, partition: Partition) -> None:
+    own = partition.rules.recompression  # the batch may be recompressed already
+    is_zstd = end - start > HEADER_BYTES and view[start + CODEC_AT] & CODEC_MASK == Codec.ZSTD
+    if is_zstd and (own is None or own.codec is not Codec.ZSTD):
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7 or later")
 
 
-def _failure(topic: bytes, index: int, error: KafkaError) -> PartitionResult:
+def _fail(broker: Broker, entries: Entries, topic: bytes, index: int, error: KafkaError) -> None:
+    broker.request_metrics.error(PRODUCE, error.code)
     record_errors = tuple(error.record_errors) if isinstance(error, InvalidRecordsError) else ()
-    message = error.detail or None
-    return PartitionResult(topic, index, error.code, error_message=message, record_errors=record_errors)
+    result = PartitionResult(topic, index, error.code, error_message=error.detail or None, record_errors=record_errors)
+    entries.append(result)

@@ -1,27 +1,21 @@
 """A transactional Produce that waits for its verification by the transaction coordinator (KIP-890).
 
-It keeps a copy of its batches. Its connection is muted meanwhile, as in Kafka: the producer's next requests stay behind
-it. A Produce whose transaction is open in all its partitions needs no verification.
+A Produce whose transaction is open in all its partitions needs no verification.
 """
 
-from collections.abc import Callable
 from functools import partial
 from struct import Struct
 from typing import Final
 
+from levada.api.data.parked_produce import Append, ParkedProduce
 from levada.broker.broker import Broker
 from levada.broker.partition.partition import Partition
 from levada.broker.partition.verification import VERSION_2_FROM, Verification, produce_error
 from levada.core.transactions.state import ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
-from levada.logs import EventLog
 from levada.net.connection import Connection
 from levada.wire.batches import HEADER_BYTES, TRANSACTIONAL_BIT
 from levada.wire.fast.produce import ProduceRequest
-
-log = EventLog(__name__)
-
-Append = Callable[[memoryview, ProduceRequest], None]
 
 _unpack_producer: Final = Struct(">21xh20xqh").unpack_from  # attributes, producer id, epoch
 
@@ -41,7 +35,7 @@ def await_verification(
     producer = unverified[0][1]  # a request is of one producer
     partitions = [partition for partition, writer in unverified if writer == producer]
     transaction_version = 2 if version >= VERSION_2_FROM else 1
-    waiting = _UnverifiedProduce(connection, append)
+    unverified_produce = _UnverifiedProduce()
     Verification(
         broker,
         request.transactional_id or "",
@@ -49,9 +43,9 @@ def await_verification(
         partitions,
         transaction_version,
         partial(produce_error, version=version),
-        waiting.verified,
+        unverified_produce.verified,
     ).start()
-    return waiting.hold(view, request)
+    return unverified_produce.park(connection, view, request, append)
 
 
 def _unverified(
@@ -75,42 +69,22 @@ def _unverified(
 
 
 class _UnverifiedProduce:
-    """The copy of one Produce."""
+    """A Produce that is parked unless its verification is done at once."""
 
-    __slots__ = ("_append", "_batches", "_connection", "_done", "_request")
+    __slots__ = ("_done", "_parked")
 
-    def __init__(self, connection: Connection, append: Append) -> None:
-        self._connection = connection
-        self._append = append
-        self._batches = bytearray()
-        self._request: ProduceRequest | None = None
+    def __init__(self) -> None:
+        self._parked: ParkedProduce | None = None
         self._done = False
 
-    def hold(self, view: memoryview, request: ProduceRequest) -> bool:
-        """Copy the batches and mute the connection, unless the verification is done already."""
-        if self._done:
-            return False
-        parts = []
-        for topic, index, start, end in request.partitions:
-            at = len(self._batches)
-            self._batches += view[start:end]
-            parts.append((topic, index, at, len(self._batches)))
-        self._request = request._replace(partitions=parts)
-        self._connection.muted = True
-        return True
+    def park(self, connection: Connection, view: memoryview, request: ProduceRequest, append: Append) -> bool:
+        """Park the Produce; False if the verification is done already."""
+        if not self._done:
+            self._parked = ParkedProduce(connection, view, request, append)
+        return not self._done
 
     def verified(self, errors: list[ErrorCode]) -> None:
-        """Append the copy; the partitions' verification guards have the errors."""
+        """Append the batches; the partitions' verification guards have the errors."""
         self._done = True
-        if self._request is None:
-            return
-        connection = self._connection
-        connection.muted = False
-        if connection.closed:
-            return
-        try:
-            self._append(memoryview(self._batches), self._request)
-        except Exception as error:  # a bug costs this client its connection, not the coordinator its journal
-            log.error("a verified Produce failed", peer=connection.peer, exc_info=error)
-            connection.crashed(error)
-        connection.wake()
+        if self._parked is not None:
+            self._parked.resume()

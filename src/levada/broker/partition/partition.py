@@ -13,10 +13,10 @@ from uuid import UUID
 from crc32c import crc32c
 
 from levada.broker.partition.transactions import LastStableWatch, Transactions, load_producers
-from levada.broker.partition.validation import CODEC_MAX, ValidationRules, check_deletable, not_appendable
+from levada.broker.partition.validation import CODEC_MAX, ValidationRules, not_appendable
 from levada.broker.purgatory import Watcher
 from levada.config.topic import TopicConfig
-from levada.core.cluster.topic_names import is_internal
+from levada.core.cluster.topic_names import check_deletable, is_internal
 from levada.errors import ErrorCode, KafkaError
 from levada.net.flush import FlushQueue
 from levada.storage.log.log import Log
@@ -34,7 +34,7 @@ from levada.wire.batches import (
     read_header,
     set_log_append_time,
 )
-from levada.wire.fast.produce import TOPIC_IDS_FROM, ResponseTemplate
+from levada.wire.fast.produce import ResponseTemplate
 
 READ_COMMITTED = 1
 
@@ -161,9 +161,11 @@ class Partition:
             or not 0 < count < size
             or attributes & _NOT_PLAIN
             or attributes & CODEC_MASK > CODEC_MAX
-            or rules.checks_records
+            or rules.checks_batches
         ):
-            rules.check(batch, attributes, delta, count, producer_id, now_ms)
+            recompressed = rules.check(batch, attributes, delta, count, producer_id, now_ms)
+            if recompressed is not None:
+                return self.append(recompressed, 0, len(recompressed), now_ms)
         if rules.log_append_time:
             set_log_append_time(batch, now_ms)
             max_timestamp = now_ms
@@ -309,7 +311,7 @@ class Partition:
         """Advance the log start offset; returns it."""
         if self.offline:
             raise self.storage_error()
-        check_deletable(self.topic, self._internal, self.log.config.cleanup_policy)
+        check_deletable(self.topic, self.log.config.cleanup_policy)
         if not 0 <= offset <= self.high_watermark:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is not in the log")
         self.log.delete_records(offset)
@@ -341,36 +343,3 @@ class Partition:
         """Write a producer snapshot as of `offset`, the base offset of the next batch."""
         if offset and offset not in self.log.producer_snapshots.offsets():
             self.log.producer_snapshots.write(offset, self.producers.encode_snapshot())
-
-
-class PartitionRoutes:
-    """Finds partitions as Produce and Fetch name them: by the topic's name or, in newer versions, its id."""
-
-    __slots__ = ("_by_id", "_by_name", "_not_served")
-
-    def __init__(self, not_served: Callable[[str, int], KafkaError]) -> None:
-        self._not_served = not_served  # the error of a partition that exists but is not open here
-        self._by_name: dict[bytes, tuple[str, list[Partition | None]]] = {}
-        self._by_id: dict[bytes, tuple[str, list[Partition | None]]] = {}
-
-    def find(self, topic: bytes, index: int, version: int) -> Partition:
-        """The open partition; raises KafkaError."""
-        found = (self._by_id if version >= TOPIC_IDS_FROM else self._by_name).get(topic)
-        if found is not None:
-            name, partitions = found
-            if 0 <= index < len(partitions):
-                partition = partitions[index]
-                if partition is not None:
-                    return partition
-                raise self._not_served(name, index)
-        elif version >= TOPIC_IDS_FROM:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "no topic has this id")
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic or partition")
-
-    def set(self, topic: str, topic_id: UUID, partitions: list[Partition | None]) -> None:
-        """Replace the partitions of a topic; None stands for one that is not open here."""
-        self._by_name[topic.encode()] = self._by_id[topic_id.bytes] = (topic, partitions)
-
-    def remove(self, topic: str, topic_id: UUID) -> None:
-        self._by_name.pop(topic.encode(), None)
-        self._by_id.pop(topic_id.bytes, None)

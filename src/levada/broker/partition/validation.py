@@ -1,12 +1,13 @@
 """Record validation: the rules that a topic has for batches, and the errors of those that break them.
 
 `Partition.append` compares the fields of each batch on the hot path. Only a batch that fails there, or whose topic has
-rules for single records, comes here.
+rules for single records or a codec of its own, comes here.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from levada.broker.partition.recompression import Recompression
 from levada.config.settings import LONG_MAX
 from levada.config.topic import TopicConfig
 from levada.errors import ErrorCode, KafkaError
@@ -41,19 +42,22 @@ class ValidationRules:
     after_max_ms: int
     log_append_time: bool  # the broker sets the timestamps
     needs_keys: bool
-    checks_records: bool  # each record is decoded
+    recompression: Recompression | None
+    checks_batches: bool  # `check` is needed for every batch
 
     @staticmethod
     def of(config: TopicConfig) -> "ValidationRules":
         """The rules of a topic with these settings."""
         needs_keys = "compact" in config.cleanup_policy
+        recompression = Recompression.of(config)
         return ValidationRules(
             config.max_message_bytes,
             config.message_timestamp_before_max_ms,
             config.message_timestamp_after_max_ms,
             config.message_timestamp_type == "LogAppendTime",
             needs_keys,
-            needs_keys or config.message_timestamp_before_max_ms < LONG_MAX,
+            recompression,
+            needs_keys or config.message_timestamp_before_max_ms < LONG_MAX or recompression is not None,
         )
 
     def check(
@@ -64,16 +68,21 @@ class ValidationRules:
         count: int,
         producer_id: int,
         now_ms: int,
-    ) -> None:
-        """Check a batch that is not plain: control, transactional, odd counts, or rules for single records."""
+    ) -> memoryview | None:
+        """Check a batch that is not plain; return it with its topic's codec if it has another, else None."""
         if attributes & CONTROL_BIT:
             raise KafkaError(ErrorCode.INVALID_RECORD, "clients may not write control records")
         if attributes & TRANSACTIONAL_BIT and producer_id < 0:
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, "a transactional batch without a producer id")
         if count <= 0 or count != last_offset_delta + 1:
             raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records, but offsets for {last_offset_delta + 1}")
-        if count < len(batch) and attributes & CODEC_MASK <= CODEC_MAX and not self.checks_records:
-            return
+        codec = attributes & CODEC_MASK
+        if count >= len(batch) or codec > CODEC_MAX or self.needs_keys or self.before_max_ms < LONG_MAX:
+            self._check_records(batch, now_ms)
+        recompression = self.recompression
+        return None if recompression is None or codec == recompression.codec else recompression.on_loop(batch)
+
+    def _check_records(self, batch: memoryview, now_ms: int) -> None:
         records = decode(batch)
         if self.needs_keys:
             _check_keys(records)
@@ -118,13 +127,3 @@ def not_appendable(topic: str, internal: bool, size: int) -> KafkaError:
     if internal:
         return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {topic}")
     return KafkaError(ErrorCode.INVALID_RECORD, f"{size} bytes are no record batch; a Produce must carry one")
-
-
-def check_deletable(topic: str, internal: bool, cleanup_policy: Sequence[str]) -> None:
-    """DeleteRecords is not for internal topics, nor for topics that are only compacted."""
-    if internal:
-        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot delete records of internal topic {topic}")
-    if "delete" not in cleanup_policy:
-        raise KafkaError(
-            ErrorCode.POLICY_VIOLATION, f"the cleanup.policy of {topic} does not allow records to be deleted"
-        )

@@ -1,6 +1,7 @@
 """Validates topic names by Kafka's rules: a name is part of a directory and of metrics."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from levada.errors import ErrorCode, KafkaError
@@ -30,3 +31,13 @@ def is_internal(name: str) -> bool:
 
 def _invalid(why: str) -> KafkaError:
     return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {why}")
+
+
+def check_deletable(topic: str, cleanup_policy: Sequence[str]) -> None:
+    """DeleteRecords is not for internal topics, nor for topics that are only compacted."""
+    if is_internal(topic):
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot delete records of internal topic {topic}")
+    if "delete" not in cleanup_policy:
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION, f"the cleanup.policy of {topic} does not allow records to be deleted"
+        )
