@@ -146,7 +146,7 @@ def append(
     version: int,
     correlation_id: int,
     began: float | None = None,  # this and the next: of a request that was parked
-    entries: Entries | None = None,
+    entries: "Entries | None" = None,
 ) -> None:
     """Append the batches of a request, whose positions are those of `view`; respond as its acks demand."""
     acks, timeout_ms, transactional_id, parts = request
