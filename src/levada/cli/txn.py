@@ -26,6 +26,7 @@ COLUMNS = (
 )
 HANGING_COLUMNS = ("topic", "partition", "producer_id", "epoch", "start_offset", "silent_seconds")
 ENDING = ("PrepareCommit", "PrepareAbort")
+TWO_PHASE_TIMEOUT = "levada.transaction.two.phase.commit.timeout.ms"
 
 
 @click.group()
@@ -67,7 +68,8 @@ def list_transactions(
 ) -> None:
     """List transactional ids and their open or last transactions.
 
-    A transaction without a timeout uses two-phase commit: once prepared, only its owner or you can end it.
+    A transaction of two-phase commit has the timeout of its broker, which counts from its last renewal; until then
+    only its owner or you can end it.
 
     \b
     Examples:
@@ -90,8 +92,11 @@ def list_transactions(
     from levada.client.admin.transactions import ACTIVE_STATES, TransactionAdmin
 
     states = ACTIVE_STATES if only_open or longer_than is not None else ()
-    known = with_client(properties, lambda client: TransactionAdmin(client).list_transactions(states))
-    rows = [_row(state) for state in known]
+
+    async def work(client: "Client") -> list[dict[str, Any]]:
+        return await _rows(client, await TransactionAdmin(client).list_transactions(states))
+
+    rows = with_client(properties, work)
     if longer_than is not None:
         rows = [row for row in rows if (row["open_seconds"] or 0) > longer_than]
     if not rows and output == "table":
@@ -115,10 +120,10 @@ def describe(names: tuple[str, ...], output: Output, properties: ClientPropertie
       levada txn describe billing-7 -o json
     """
 
-    async def work(client: "Client") -> "list[TransactionState]":
-        return [await _find(client, name) for name in names]
+    async def work(client: "Client") -> list[dict[str, Any]]:
+        return await _rows(client, [await _find(client, name) for name in names])
 
-    rows = [_row(state) for state in with_client(properties, work)]
+    rows = with_client(properties, work)
     if output == "json" and len(rows) == 1:
         emit_one(rows[0], output)
     elif output != "table":
@@ -257,9 +262,25 @@ def _check_open(state: "TransactionState") -> None:
         raise CommandError(f"{state.transactional_id} has no open transaction ({state.state})")
 
 
-def _row(state: "TransactionState") -> dict[str, Any]:
+async def _rows(client: "Client", states: "list[TransactionState]") -> list[dict[str, Any]]:
+    is_needed = any(state.is_two_phase for state in states)
+    two_phase_timeout_ms = await _two_phase_timeout_ms(client) if is_needed else None
+    return [_row(state, two_phase_timeout_ms) for state in states]
+
+
+async def _two_phase_timeout_ms(client: "Client") -> int | None:
+    """The timeout of two-phase transactions; None if they never time out, as with brokers other than Levada."""
+    node = next(iter((await client.metadata(())).brokers))
+    for entry in await client.admin.describe_configs("broker", str(node), [TWO_PHASE_TIMEOUT]):
+        if entry.value is not None and int(entry.value) >= 0:
+            return int(entry.value)
+    return None
+
+
+def _row(state: "TransactionState", two_phase_timeout_ms: int | None) -> dict[str, Any]:
     from levada.client.admin.transactions import ACTIVE_STATES
 
+    timeout_ms = two_phase_timeout_ms if state.is_two_phase else state.timeout_ms
     open_seconds = None
     if state.state in ACTIVE_STATES and state.started_ms is not None:
         open_seconds = _seconds_since(state.started_ms)
@@ -269,7 +290,7 @@ def _row(state: "TransactionState") -> dict[str, Any]:
         "producer_id": state.producer_id,
         "epoch": state.producer_epoch,
         "open_seconds": open_seconds,
-        "timeout_seconds": None if state.timeout_ms is None else state.timeout_ms / 1000,
+        "timeout_seconds": None if timeout_ms is None else timeout_ms / 1000,
         "two_phase": state.is_two_phase,
         "partitions": [str(partition) for partition in sorted(state.partitions)],
     }

@@ -7,7 +7,7 @@ internal topics.
 from dataclasses import dataclass
 from typing import Final
 
-from levada.config.settings import Short, setting
+from levada.config.settings import Long, Short, setting
 
 _MINUTE_MS: Final = 60_000
 _WEEK_MS: Final = 7 * 24 * 60 * _MINUTE_MS
@@ -34,8 +34,15 @@ class TransactionSettings:
     )
     transaction_two_phase_commit_enable: bool = setting(
         True,
-        "Whether producers can use two-phase commit (KIP-939), with transactions that never time out. Kafka's default "
-        "is false; the Spark sink requires it for exactly_once.",
+        "Whether producers can use two-phase commit (KIP-939), whose transactions wait for their owner. Kafka's "
+        "default is false; the Spark sink requires it for exactly_once.",
+    )
+    levada_transaction_two_phase_commit_timeout_ms: Long = setting(
+        _WEEK_MS,
+        "The time after which a transaction of two-phase commit is aborted, unless its producer renews it: with "
+        "InitProducerId that keeps it, or with a new partition. -1 for never, as in Kafka.",
+        minimum=1,
+        special=-1,
     )
     add_partitions_to_txn_retry_backoff_ms: int = setting(
         20, "The backoff of a Produce while the previous transaction is completing.", minimum=1

@@ -6,6 +6,7 @@ import uuid
 import pytest
 from tests.support import raw
 from tests.support.shell import Shell
+from tests.support.waiting import until
 
 from levada.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE
 from levada.client.admin import transactions as txn_admin
@@ -117,7 +118,7 @@ def test_an_open_transaction_is_aborted_and_its_producer_fenced(
 def test_a_prepared_transaction_is_ended_in_the_place_of_its_owner(
     shell: Shell, wire: raw.Connection, broker: EmbeddedBroker, name: str, verb: str
 ) -> None:
-    """KIP-939: it never times out, so somebody must be able to end it."""
+    """KIP-939: it waits for its owner, so an operator must be able to end it."""
     topic = broker.topic()
     producer = begin(wire, name, topic, two_phase=True)
     assert shell("txn", "describe", name, "-o", "json").json()["two_phase"] is True
@@ -130,6 +131,27 @@ def test_a_prepared_transaction_is_ended_in_the_place_of_its_owner(
     expected = "CompleteCommit" if verb == "commit" else ("Empty", "CompleteAbort")
     assert shell("txn", "describe", name, "-o", "json").json()["state"] in expected
     assert end(wire, name, producer, commit=True) is ErrorCode.PRODUCER_FENCED
+
+
+def test_a_prepared_transaction_without_an_owner_times_out(name: str) -> None:
+    timeout = {"levada.transaction.two.phase.commit.timeout.ms": "300"}
+    with EmbeddedBroker(timeout) as own, raw.Connection(own.bootstrap) as wire:
+        wire.call("find_coordinator", 4, {"key_type": 1, "coordinator_keys": [name]})
+        topic, shell = own.topic(), Shell(own.bootstrap)
+        begin(wire, name, topic, two_phase=True)
+        until(lambda: stable_offset(wire, topic) == 2, "the transaction holds the last stable offset")
+        (row,) = shell("txn", "list", "-o", "json").json()
+        assert (row["state"], row["timeout_seconds"], row["two_phase"]) == ("CompleteAbort", 0.3, True)
+
+
+@pytest.mark.parametrize(("setting", "shown"), [(None, 7 * 24 * 3600.0), ("-1", None)])
+def test_the_timeout_of_prepared_transactions_is_shown(name: str, setting: str | None, shown: float | None) -> None:
+    timeout = {} if setting is None else {"levada.transaction.two.phase.commit.timeout.ms": setting}
+    with EmbeddedBroker(timeout) as own, raw.Connection(own.bootstrap) as wire:
+        wire.call("find_coordinator", 4, {"key_type": 1, "coordinator_keys": [name]})
+        begin(wire, name, own.topic(), two_phase=True)
+        described = Shell(own.bootstrap)("txn", "describe", name, "-o", "json").json()
+        assert (described["timeout_seconds"], described["two_phase"]) == (shown, True)
 
 
 def test_the_longest_timeout_of_a_broker_does_not_bind_operators() -> None:

@@ -48,10 +48,12 @@ def transaction_coordinators(broker: "Broker") -> TransactionCoordinators:
             "unclean.leader.election.enable": "false",
         },
     )
+    two_phase_timeout_ms = config.levada_transaction_two_phase_commit_timeout_ms
     limits = TransactionLimits(
         config.transaction_max_timeout_ms,
         config.transactional_id_expiration_ms,
         config.transaction_two_phase_commit_enable,
+        two_phase_timeout_ms if two_phase_timeout_ms >= 0 else None,
     )
 
     def write_markers(shard: CoordinatorShard[TransactionsMachine], markers: TransactionMarkers) -> None:

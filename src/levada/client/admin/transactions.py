@@ -41,7 +41,7 @@ class TransactionState(NamedTuple):
     state: str
     producer_id: int
     producer_epoch: int
-    timeout_ms: int | None  # None: it never times out (two-phase commit)
+    timeout_ms: int | None  # None: it has no timeout of its own (two-phase commit)
     started_ms: int | None
     partitions: tuple[TopicPartition, ...]
 

@@ -23,6 +23,7 @@ from levada.core.transactions.state import (
     restored,
 )
 from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
 from levada.model import TopicPartitionKey
 from levada.wire.batches import BatchHeader
 from levada.wire.internal.transaction_records import (
@@ -34,7 +35,11 @@ from levada.wire.internal.transaction_records import (
     TransactionLogValue,
 )
 
+log = EventLog(__name__)
+
 EXPIRIES_MAX: Final = 100  # transactional ids handled by one `expire`
+# After a restart, two-phase transactions wait at least so long: their owners could not renew them before.
+LOADED_GRACE_MS: Final = 3_600_000
 UNKNOWN_PRODUCER: Final = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_EPOCH)
 
 
@@ -44,6 +49,7 @@ class TransactionLimits(NamedTuple):
     max_timeout_ms: int = 15 * 60_000
     id_expiration_ms: int = 7 * 24 * 3_600_000
     two_phase_commit: bool = False
+    two_phase_timeout_ms: int | None = None  # None: never
 
 
 class InitRequest(NamedTuple):
@@ -96,6 +102,14 @@ class TransactionChanged:
 
     transactional_id: str
     transaction: Transaction | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineMoved:
+    """A transaction has another deadline, until it changes; kept in memory only."""
+
+    transactional_id: str
+    at_ms: int
 
 
 @dataclass(slots=True)
@@ -274,8 +288,14 @@ class TransactionsMachine:
 
     def on_loaded(self, now_ms: int) -> Outcome:
         """Write the markers of all prepared transactions, again if they were written before."""
+        renewed_ms = now_ms + min(self.limits.two_phase_timeout_ms or 0, LOADED_GRACE_MS)
         return Outcome(
-            effects=[_markers(name, current) for name, current in self.transactions.items() if current.is_completing]
+            [
+                DeadlineMoved(name, max(self.deadlines.get(name) or 0, renewed_ms))
+                for name, current in self.transactions.items()
+                if current.status is Status.ONGOING and current.is_two_phase and self.deadlines.get(name) is not None
+            ],
+            effects=[_markers(name, current) for name, current in self.transactions.items() if current.is_completing],
         )
 
     def next_deadline_ms(self) -> int | None:
@@ -287,6 +307,9 @@ class TransactionsMachine:
         for name in self.deadlines.due(now_ms)[:EXPIRIES_MAX]:
             current = self.transactions[name]
             if current.status is Status.ONGOING:
+                if current.is_two_phase:
+                    idle_ms = now_ms - current.last_update_ms
+                    log.warning("two-phase transaction aborted", transactional_id=name, not_renewed_for_ms=idle_ms)
                 aborted = current.prepared_timeout(now_ms)
                 events.append(TransactionChanged(name, aborted))
                 effects.append(_markers(name, aborted)._replace(timed_out=True))
@@ -296,18 +319,23 @@ class TransactionsMachine:
 
     # Applying and replaying events.
 
-    def encode(self, event: TransactionChanged) -> JournalRecord | None:
+    def encode(self, event: TransactionChanged | DeadlineMoved) -> JournalRecord | None:
+        if isinstance(event, DeadlineMoved):
+            return None
         value = None if event.transaction is None else event.transaction.record()
         return TRANSACTIONS.encode(TransactionLogKey(event.transactional_id), value)
 
-    def apply(self, event: TransactionChanged) -> None:
+    def apply(self, event: TransactionChanged | DeadlineMoved) -> None:
+        if isinstance(event, DeadlineMoved):
+            self.deadlines.set(event.transactional_id, event.at_ms)
+            return
         name, transaction = event.transactional_id, event.transaction
         if transaction is None:
             self.transactions.pop(name, None)
             self.deadlines.cancel(name)
             return
         self.transactions[name] = transaction
-        deadline_ms = transaction.deadline_ms(self.limits.id_expiration_ms)
+        deadline_ms = transaction.deadline_ms(self.limits.id_expiration_ms, self.limits.two_phase_timeout_ms)
         if deadline_ms is None:
             self.deadlines.cancel(name)
         else:

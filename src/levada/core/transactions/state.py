@@ -73,13 +73,15 @@ class Transaction:
 
     @property
     def is_two_phase(self) -> bool:
-        """Whether it is a two-phase commit transaction, which never times out."""
+        """Whether it is a two-phase commit transaction, which has no timeout of its own."""
         return self.timeout_ms == NO_TIMEOUT_MS
 
-    def deadline_ms(self, expiration_ms: int) -> int | None:
-        """When the transaction is aborted, or the transactional id expires."""
+    def deadline_ms(self, expiration_ms: int, two_phase_timeout_ms: int | None) -> int | None:
+        """When the transaction is aborted, or the transactional id expires. New owners renew two-phase transactions."""
         if self.status is Status.ONGOING:
-            return None if self.is_two_phase else self.start_ms + self.timeout_ms
+            if not self.is_two_phase:
+                return self.start_ms + self.timeout_ms
+            return None if two_phase_timeout_ms is None else self.last_update_ms + two_phase_timeout_ms
         return None if self.is_completing else self.last_update_ms + expiration_ms
 
     # Transitions.

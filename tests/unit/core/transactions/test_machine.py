@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from levada.core.machine import Outcome
 from levada.core.transactions import machine as transaction
 from levada.core.transactions.machine import (
+    LOADED_GRACE_MS,
     UNKNOWN_PRODUCER,
+    DeadlineMoved,
     EndRequest,
     InitRequest,
     NeedsProducerIdError,
@@ -47,8 +49,9 @@ class Shard:
     def carry_out(self, outcome: Outcome) -> Any:
         for event in outcome.events:
             record = self.machine.encode(event)
-            assert record is not None, "all that a transaction is must survive"
-            self.journal.append(record)
+            if not isinstance(event, DeadlineMoved):
+                assert record is not None, "all that a transaction is must survive"
+                self.journal.append(record)
             self.machine.apply(event)
         self.endings += outcome.effects
         assert len(outcome.responses) <= 1
@@ -388,6 +391,58 @@ def test_the_owner_of_a_prepared_transaction_gets_a_new_id_when_epochs_are_used_
     shard.add(ProducerIdAndEpoch(102, 1), A)
 
 
+@pytest.fixture
+def bounded() -> Shard:
+    return Shard(TransactionLimits(two_phase_commit=True, two_phase_timeout_ms=24 * LOADED_GRACE_MS))
+
+
+def test_a_prepared_transaction_is_aborted_unless_its_owner_renews_it(bounded: Shard) -> None:
+    shard, timeout_ms = bounded, 24 * LOADED_GRACE_MS
+    client = ProducerIdAndEpoch(*shard.init(two_phase=True).client)
+    shard.add(client, A)
+    shard.now_ms += timeout_ms - 1
+    shard.add(client, B)
+    shard.now_ms += timeout_ms - 1
+    shard.expire()
+    assert shard.status() is Status.ONGOING, "a new partition renews it"
+    owner = ProducerIdAndEpoch(*shard.init(two_phase=True, keep_prepared=True).client)
+    shard.now_ms += timeout_ms - 1
+    shard.expire()
+    assert shard.status() is Status.ONGOING, "so does a new owner"
+    assert shard.machine.next_deadline_ms() == shard.now_ms + 1
+    shard.now_ms += 1
+    shard.expire()
+    assert shard.status() is Status.PREPARE_ABORT
+    assert [(ending.committed, ending.timed_out) for ending in shard.endings] == [(False, True)]
+    shard.write_markers()
+    assert refused(lambda: shard.end(owner, True)) == ErrorCode.PRODUCER_FENCED
+    assert shard.init(two_phase=True, keep_prepared=True).ongoing == UNKNOWN_PRODUCER, "its owner learns of it"
+
+
+def test_an_owner_can_renew_its_transaction_after_a_long_outage_of_the_broker(bounded: Shard) -> None:
+    shard, timeout_ms = bounded, 24 * LOADED_GRACE_MS
+    shard.add(ProducerIdAndEpoch(*shard.init(two_phase=True).client), A)
+    shard.now_ms += 10 * timeout_ms
+    shard.restart()
+    shard.now_ms += LOADED_GRACE_MS - 1
+    shard.expire()
+    owner = ProducerIdAndEpoch(*shard.init(two_phase=True, keep_prepared=True).client)
+    shard.now_ms += timeout_ms - 1
+    shard.expire()
+    shard.end(owner, True)
+    assert [ending.committed for ending in shard.endings] == [True]
+
+
+def test_a_restart_does_not_renew_a_transaction_beyond_the_grace_period(bounded: Shard) -> None:
+    shard, timeout_ms = bounded, 24 * LOADED_GRACE_MS
+    shard.add(ProducerIdAndEpoch(*shard.init(two_phase=True).client), A)
+    shard.now_ms += timeout_ms - 1
+    shard.restart()
+    shard.now_ms += LOADED_GRACE_MS
+    shard.expire()
+    assert shard.status() is Status.PREPARE_ABORT
+
+
 # Time.
 
 
@@ -485,7 +540,8 @@ def play(seed: int, version: int) -> None:
     appends (7), no record of transaction n is decided by the end of n-1 (9), replaying the journal gives the state.
     """
     chance = Random(seed)
-    shard = Shard(TransactionLimits(two_phase_commit=True))
+    bound_ms = chance.choice((None, TIMEOUT_MS))
+    shard = Shard(TransactionLimits(two_phase_commit=True, two_phase_timeout_ms=bound_ms))
     logs: dict[TopicPartitionKey, Log] = {(f"p{n}", 0): Log() for n in range(3)}
     clients = [Client() for _ in range(3)]
     asked: dict[int, bool] = {}  # transaction number -> what its client asked for last
@@ -586,7 +642,7 @@ def play(seed: int, version: int) -> None:
     for number, how in kinds.items():
         assert how == {False} or asked.get(number) is True, "committed, but nobody asked for it"
     current = shard.machine.transactions.get("t")
-    if current is None or not current.is_two_phase:
+    if current is None or not current.is_two_phase or bound_ms is not None:
         assert not any(log.open for log in logs.values()), "a transaction hangs"
     assert shard.replayed().transactions == shard.machine.transactions
 
