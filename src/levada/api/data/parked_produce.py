@@ -4,25 +4,38 @@ Its connection is muted meanwhile, as in Kafka: the producer's next requests sta
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+from levada.broker.broker import Broker
 from levada.logs import EventLog
 from levada.net.connection import Connection
 from levada.wire.fast.produce import ProduceRequest
+from levada.wire.schema import messages
 
 log = EventLog(__name__)
 
-Append: TypeAlias = Callable[[memoryview, ProduceRequest], None]
+PRODUCE: Final = messages.api_key("produce")
+
+Append: TypeAlias = Callable[..., None]  # with the batches, the request, and when it began
 Prepare: TypeAlias = Callable[[], tuple[memoryview, ProduceRequest]]
 
 
 class ParkedProduce:
     """The copy of one Produce."""
 
-    __slots__ = ("_append", "_connection", "request", "view")
+    __slots__ = ("_append", "_began", "_connection", "request", "view")
 
-    def __init__(self, connection: Connection, view: memoryview, request: ProduceRequest, append: Append) -> None:
-        """Copy the batches and mute the connection."""
+    def __init__(
+        self,
+        broker: Broker,
+        connection: Connection,
+        view: memoryview,
+        request: ProduceRequest,
+        append: Append,
+        began: float | None = None,
+    ) -> None:
+        """Copy the batches and mute the connection. `began` is given if it was parked before."""
+        self._began = broker.request_metrics.delay(PRODUCE) if began is None else began
         self._append = append
         self._connection = connection
         batches = bytearray()
@@ -42,7 +55,8 @@ class ParkedProduce:
         if connection.closed:
             return
         try:
-            self._append(*(prepare() if prepare is not None else (self.view, self.request)))
+            view, request = (self.view, self.request) if prepare is None else prepare()
+            self._append(view, request, began=self._began)
         except Exception as error:  # a bug costs this client its connection, not the coordinator its journal
             log.error("a parked Produce failed", peer=connection.peer, exc_info=error)
             connection.crashed(error)

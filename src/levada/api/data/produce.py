@@ -4,7 +4,8 @@ from asyncio import TimerHandle
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from levada.api.data.recompression import recompress_in_thread
+from levada.api.data.parked_produce import PRODUCE, Append
+from levada.api.data.recompression import park_and_recompress
 from levada.api.data.unverified_produce import await_verification
 from levada.api.registry import handles_frames
 from levada.broker.broker import Broker
@@ -24,9 +25,7 @@ from levada.wire.fast.produce import (
     response_template,
     write_response,
 )
-from levada.wire.schema import messages
 
-PRODUCE = messages.api_key("produce")
 ACKS_ALL = -1
 ACKS_LEADER = 1
 ACKS_NONE = 0
@@ -151,10 +150,8 @@ def append(
     """Append the batches of a request, whose positions are those of `view`; respond as its acks demand."""
     acks, timeout_ms, transactional_id, parts = request
     if transactional_id is not None and began is None:
-        since = broker.clock.monotonic()
-        resume = partial(append, broker, connection, version=version, correlation_id=correlation_id, began=since)
+        resume = _resume(broker, connection, version, correlation_id)
         if await_verification(broker, connection, view, request, version, resume):
-            broker.request_metrics.delay(PRODUCE)
             return
     now_ms = broker.clock.now_ms()
     entries = [] if entries is None else entries
@@ -170,7 +167,8 @@ def append(
             _fail(broker, entries, topic, index, error)
         except RecompressionRequiredError:
             rest = request._replace(partitions=parts[parts.index((topic, index, start, end)) :])
-            _park(broker, connection, view, rest, version, correlation_id, began, entries)
+            resume = _resume(broker, connection, version, correlation_id, entries)
+            park_and_recompress(broker, connection, view, rest, version, resume, partial(_fail, broker, entries), began)
             return
         else:
             append_time_ms = now_ms if partition.rules.log_append_time else -1
@@ -182,21 +180,11 @@ def append(
         connection.respond(DelayedProduce(broker, connection, version, correlation_id, timeout_ms, entries, began))
 
 
-def _park(
-    broker: Broker,
-    connection: Connection,
-    view: memoryview,
-    request: ProduceRequest,
-    version: int,
-    correlation_id: int,
-    began: float | None,
-    entries: Entries,
-) -> None:
-    """Recompress the rest of a request in a thread, then append it."""
-    since = broker.request_metrics.delay(PRODUCE) if began is None else began
-    resume = partial(append, broker, connection, version=version, correlation_id=correlation_id, began=since)
-    fail = partial(_fail, broker, entries)
-    recompress_in_thread(broker, connection, view, request, version, partial(resume, entries=entries), fail)
+def _resume(
+    broker: Broker, connection: Connection, version: int, correlation_id: int, entries: "Entries | None" = None
+) -> Append:
+    """Return how a parked Produce continues."""
+    return partial(append, broker, connection, version=version, correlation_id=correlation_id, entries=entries)
 
 
 def _close_if_failed(broker: Broker, connection: Connection, entries: Entries, began: float | None) -> None:

@@ -17,7 +17,7 @@ Fail = Callable[[bytes, int, KafkaError], None]
 Failures = list[tuple[bytes, int, KafkaError]]
 
 
-def recompress_in_thread(
+def park_and_recompress(
     broker: Broker,
     connection: Connection,
     view: memoryview,
@@ -25,9 +25,10 @@ def recompress_in_thread(
     version: int,
     append: Append,
     fail: Fail,
+    began: float | None,
 ) -> None:
     """Recompress all batches that need it, `fail` those that cannot be decompressed, then `append` the others."""
-    parked = ParkedProduce(connection, view, request, append)
+    parked = ParkedProduce(broker, connection, view, request, append, began)
     recompressions = [_recompression(broker, topic, index, version) for topic, index, _, _ in request.partitions]
 
     failures: Failures = []

@@ -45,7 +45,7 @@ def await_verification(
         partial(produce_error, version=version),
         unverified_produce.verified,
     ).start()
-    return unverified_produce.park(connection, view, request, append)
+    return unverified_produce.park(broker, connection, view, request, append)
 
 
 def _unverified(
@@ -77,10 +77,12 @@ class _UnverifiedProduce:
         self._parked: ParkedProduce | None = None
         self._done = False
 
-    def park(self, connection: Connection, view: memoryview, request: ProduceRequest, append: Append) -> bool:
+    def park(
+        self, broker: Broker, connection: Connection, view: memoryview, request: ProduceRequest, append: Append
+    ) -> bool:
         """Park the Produce; False if the verification is done already."""
         if not self._done:
-            self._parked = ParkedProduce(connection, view, request, append)
+            self._parked = ParkedProduce(broker, connection, view, request, append)
         return not self._done
 
     def verified(self, errors: list[ErrorCode]) -> None:

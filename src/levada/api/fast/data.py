@@ -4,7 +4,8 @@ A request that the connection's cache does not hold is decoded and stored.
 """
 
 from levada.api.data.fetch import FETCH, begin
-from levada.api.data.produce import PRODUCE, append
+from levada.api.data.parked_produce import PRODUCE
+from levada.api.data.produce import append
 from levada.api.registry import FastPath, fast_path
 from levada.broker.broker import Broker
 from levada.broker.partition.partition import READ_COMMITTED
