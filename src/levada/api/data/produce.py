@@ -198,13 +198,12 @@ def _close_if_failed(broker: Broker, connection: Connection, entries: Entries, b
 
 def _check_acks(acks: int, partition: Partition) -> None:
     if acks == ACKS_ALL:
-        if partition.in_sync_replicas < partition.min_insync_replicas:
-            raise KafkaError(
-                ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"{partition.in_sync_replicas} in-sync replicas; {partition.topic} needs "
-                f"{partition.min_insync_replicas} (min.insync.replicas)",
-            )
-    elif acks != ACKS_NONE:
+        raise KafkaError(
+            ErrorCode.NOT_ENOUGH_REPLICAS,
+            f"{partition.in_sync_replicas} in-sync replicas; {partition.topic} needs "
+            f"{partition.min_insync_replicas} (min.insync.replicas)",
+        )
+    if acks != ACKS_NONE:
         raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks}; 0, 1 and -1 (all) are possible")
 
 
