@@ -7,6 +7,7 @@ coordinator completes it. Partitions and coordinators refer to what waits for th
 
 import asyncio
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from levada.errors import KafkaError
@@ -174,18 +175,15 @@ def gather(results: Sequence[DelayedResult], convert: Callable[[list[Any]], Any]
     values: list[Any] = [None] * len(results)
     missing = len(results)
 
-    def callback(position: int) -> Callable[[Any], None]:
-        def take(value: Any) -> None:
-            nonlocal missing
-            values[position] = value
-            missing -= 1
-            if not missing:
-                gathered.complete(values)
-
-        return take
+    def take(position: int, value: Any) -> None:
+        nonlocal missing
+        values[position] = value
+        missing -= 1
+        if not missing:
+            gathered.complete(values)
 
     for position, result in enumerate(results):
-        result.add_done_callback(callback(position))
+        result.add_done_callback(partial(take, position))
     if not results:
         gathered.complete(values)
     return gathered

@@ -11,6 +11,7 @@ from typing import Protocol
 from levada.logs import EventLog
 
 log = EventLog(__name__)
+CallSoon = Callable[[Callable[[], None]], object]
 
 
 class Publisher(Protocol):
@@ -42,9 +43,7 @@ class FlushQueue:
 
     __slots__ = ("_after_flush", "_call_soon", "_clock", "_publishers", "_scheduled", "_senders", "began")
 
-    def __init__(
-        self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float] = monotonic
-    ) -> None:
+    def __init__(self, call_soon: CallSoon, clock: Callable[[], float] = monotonic) -> None:
         self._call_soon = call_soon
         self._clock = clock
         self.began = 0.0  # when this loop iteration had its first request to flush for
@@ -80,11 +79,8 @@ class FlushQueue:
         self._call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write, then send, until nothing is left: publishing completes responses, sending may resume held requests.
-
-        A bug in one publisher or sender does not keep the others from theirs.
-        """
-        while self._publishers or self._senders:
+        """Write, then send, until nothing is left. A bug in one publisher or sender does not affect the others."""
+        while self._publishers or self._senders:  # publishing completes responses, sending may resume held requests
             publishers, self._publishers = self._publishers, []
             for publisher in publishers:
                 try:
