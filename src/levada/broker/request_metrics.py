@@ -15,7 +15,8 @@ from typing import Final
 from levada.net.flush import FlushQueue
 from levada.wire.schema.versions import APIS
 
-BOUNDS_MS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
+BOUNDS_MS: Final = (0.2, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
+# Iterations of less than the first bound are many: they are in one bucket, and are seldom added to the histograms.
 BOUNDS_S: Final = tuple(bound / 1_000 for bound in BOUNDS_MS)
 FAST_KEYS_MAX: Final = 14  # the greatest API key with a fast path: SyncGroup
 
