@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from levada.config.topic import TopicConfig, TopicDefaults
 from levada.model import Codec
@@ -49,10 +50,11 @@ def make_batch(
 
 def open_log(folder: Path | str, clean: bool = True, handles: FileHandleCache | None = None, **options: object) -> Log:
     """A log of small segments and close index entries, unless the options say otherwise."""
-    places = {"recovery_point": 0, "log_start_offset": 0}
-    places |= {name: int(str(options.pop(name))) for name in list(places) if name in options}
+    known: dict[str, Any] = {
+        name: options.pop(name) for name in ("recovery_point", "log_start_offset", "power_lost") if name in options
+    }
     config = topic_config(**({"index_interval_bytes": 100} | options))
-    return Log.open(str(folder), config, QuickDisk(), now_ms=NOW_MS, clean=clean, handles=handles, **places)
+    return Log.open(str(folder), config, QuickDisk(), now_ms=NOW_MS, clean=clean, handles=handles, **known)
 
 
 def append(log: Log, count: int = 1, value: bytes = b"v", timestamp: int = NOW_MS, leader_epoch: int = 0) -> bytes:

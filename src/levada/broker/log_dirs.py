@@ -19,6 +19,7 @@ from levada.core.cluster.image import TopicImage
 from levada.errors import KafkaError
 from levada.logs import EventLog
 from levada.model import TopicPartition
+from levada.storage.checkpoints import NEW_LOG
 from levada.storage.compaction.swap import complete_swap
 from levada.storage.disk import Disk
 from levada.storage.handles import FileHandleCache
@@ -175,16 +176,9 @@ class LogDirs:
     def _open_log(
         self, log_dir: LogDir, name: TopicPartition, topic: TopicImage, config: TopicConfig, existed: bool
     ) -> Log:
-        return Log.open(
-            log_dir.create_partition(name, topic.id),
-            config,
-            self.disk,
-            now_ms=self._clock.now_ms(),
-            clean=log_dir.was_clean or not existed,
-            recovery_point=log_dir.recovery_points.get(name, 0) if existed else 0,
-            log_start_offset=log_dir.log_start_offsets.get(name, 0) if existed else 0,
-            handles=self._handles,
-        )
+        checkpoint = log_dir.checkpoint_of(name) if existed else NEW_LOG
+        directory, now_ms = log_dir.create_partition(name, topic.id), self._clock.now_ms()
+        return Log.open(directory, config, self.disk, now_ms=now_ms, handles=self._handles, **checkpoint._asdict())
 
     def _least_used(self) -> LogDir | None:
         counts = {log_dir.path: 0 for log_dir in self._dirs}
@@ -279,7 +273,10 @@ class LogDirs:
         return self._unopened + [log_dir.path for log_dir in self._dirs if log_dir.offline]
 
     def checkpoint(self, partitions: Iterable[Partition]) -> None:
-        """Checkpoint recovery points and log start offsets in a thread."""
+        """Checkpoint recovery points and log start offsets in a thread; no log start is beyond its recovery point."""
+        for partition in partitions:
+            if partition.log.log_start_offset > partition.log.recovery_point:
+                self.request_flush(partition)
         self._in_thread(self._checkpoint_of(partitions))
 
     def _checkpoint_of(self, partitions: Iterable[Partition]) -> Callable[[], None]:
@@ -307,13 +304,13 @@ class LogDirs:
         starts: dict[TopicPartition, int] = {}
         for name, owner in self._corrupt.copy().items():
             if owner is log_dir:
-                points[name] = owner.recovery_points.get(name, 0)
-                starts[name] = owner.log_start_offsets.get(name, 0)
+                points |= {name: owner.recovery_points[name]} if name in owner.recovery_points else {}
+                starts |= {name: owner.log_start_offsets[name]} if name in owner.log_start_offsets else {}
         for partition, recovery_point, log_start_offset in offsets:
             if self._partitions.get(partition) is log_dir:
                 name = TopicPartition(partition.topic, partition.index)
                 points[name] = recovery_point
-                starts[name] = log_start_offset
+                starts[name] = min(log_start_offset, recovery_point)
         log_dir.write_recovery_points(points)
         log_dir.write_log_start_offsets(starts)
 
@@ -361,7 +358,8 @@ class LogDirs:
         for log_dir in self._dirs:
             unused = log_dir.was_clean and not self._partitions  # the start failed before it changed anything
             try:
-                log_dir.close(clean=unused or not self._starting)
+                unclean = [name for name, owner in self._corrupt.items() if owner is log_dir]
+                log_dir.close(unused or not self._starting, unclean)
             except OSError as error:
                 self._take_offline(log_dir, error)
         self._handles.close_all()

@@ -1,13 +1,16 @@
 """Files that save work at the next start: Kafka's checkpoints and producer snapshots.
 
-A checkpoint is a text file: a version, a count, and a line for each entry. A damaged or missing file costs a longer
-recovery, never data.
+A checkpoint is a text file: a version, the CRC-32C of all that follows, a count, and a line for each entry. Kafka's
+version 0, which has no CRC, is read as well. A damaged or missing file costs a longer recovery, never data.
 """
 
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
 
 from levada.model import TopicPartition
 from levada.storage.disk import Disk, fsync_file, read_file, write_atomically
@@ -16,7 +19,7 @@ from levada.storage.file_names import EPOCHS_FILE, SNAPSHOT_SUFFIX, file_name, p
 SNAPSHOTS_KEPT = 3
 UNDEFINED_EPOCH_OFFSET = (-1, -1)
 
-_VERSION = 0
+_VERSION, _KAFKA_VERSION = "1", "0"
 _EPOCH, _START_OFFSET = itemgetter(0), itemgetter(1)
 
 
@@ -24,19 +27,39 @@ class CorruptCheckpointError(ValueError):
     """The content of a checkpoint file is invalid. The logs hold everything that it held."""
 
 
+class LogCheckpoint(NamedTuple):
+    """What a log dir knows about one of its logs. None: no checkpoint contains it."""
+
+    clean: bool = False  # the log was closed cleanly, so it ends at the recovery point
+    recovery_point: int | None = None  # every batch below is fsynced
+    log_start_offset: int | None = None
+    power_lost: bool = True  # possibly, since the last start: batches that were not fsynced may be lost
+
+
+NEW_LOG: Final = LogCheckpoint(clean=True, recovery_point=0, log_start_offset=0)
+
+
 def _encode(lines: Iterable[str]) -> bytes:
     entries = list(lines)
-    return "".join(f"{line}\n" for line in (str(_VERSION), str(len(entries)), *entries)).encode()
+    body = "".join(f"{line}\n" for line in (str(len(entries)), *entries)).encode()
+    return f"{_VERSION}\n{crc32c(body):08x}\n".encode() + body
 
 
 def _decode(data: bytes) -> list[str]:
+    version, _, body = data.partition(b"\n")
+    if version == _VERSION.encode():
+        crc, _, body = body.partition(b"\n")
+        if crc != b"%08x" % crc32c(body):
+            raise CorruptCheckpointError("its CRC differs")
+    elif version != _KAFKA_VERSION.encode():
+        raise CorruptCheckpointError(f"version {version[:20]!r}; {_KAFKA_VERSION} and {_VERSION} are known")
     try:
-        version, count, *entries = data.decode().splitlines()
-        is_valid = int(version) == _VERSION and int(count) == len(entries)
+        count, *entries = body.decode().splitlines()
+        is_complete = int(count) == len(entries)
     except ValueError:
-        raise CorruptCheckpointError("not a text that begins with a version and a count") from None
-    if not is_valid:
-        raise CorruptCheckpointError(f"version {version} with {len(entries)} entries of {count}")
+        raise CorruptCheckpointError("not a text with a count of its lines") from None
+    if not is_complete:
+        raise CorruptCheckpointError(f"{len(entries)} entries of {count}")
     return entries
 
 
@@ -101,13 +124,17 @@ class LeaderEpochFileCache:
             return False
         return data is not None
 
+    def exists(self) -> bool:
+        """Whether there is a file."""
+        return self._disk.exists(self._path)
+
     def store(self) -> None:
         """Replace the file."""
         write_atomically(self._disk, self._path, encode_epochs(self.entries), durable=False)
 
     def fsync(self) -> None:
         """Make the file durable, before the recovery point passes the batches of its epochs. Runs in a thread."""
-        if self._disk.exists(self._path):
+        if self.exists():
             fsync_file(self._disk, self._path)
 
     def assign(self, epoch: int, start_offset: int) -> bool:

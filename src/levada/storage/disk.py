@@ -6,13 +6,26 @@ contract: a written byte survives a crash only after `fsync` of its file; a crea
 kills the process.
 """
 
+import errno
 import mmap
 import os
-from collections.abc import Sequence
-from typing import Protocol
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Protocol
+
+from levada.errors import ErrorCode, KafkaError
 
 IOVECS_MAX = 1_000  # IOV_MAX is 1,024
 TEMPORARY_SUFFIX = ".tmp"
+# Errors of one file, not of the device. Too few descriptors or too little memory is no failure of a device either.
+FILE_ERRORS: Final = frozenset(
+    (
+        *(errno.EACCES, errno.EEXIST, errno.EFBIG, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
+        *(errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENXIO, errno.EOVERFLOW, errno.EPERM, errno.ESPIPE),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    )
+)
 
 
 class Disk(Protocol):
@@ -52,6 +65,10 @@ class Disk(Protocol):
 
     def listdir(self, path: str) -> list[str]: ...
 
+    def odd_files(self, path: str) -> list[str]:
+        """List the names in a directory that are not regular files."""
+        ...
+
     def mkdir(self, path: str) -> None:
         """Create a directory unless it exists."""
         ...
@@ -86,7 +103,7 @@ class OsDisk:
         self._probing = hasattr(os, "RWF_NOWAIT")
 
     def open(self, path: str, create: bool = False) -> int:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+        return open_regular(path, os.O_RDWR | (os.O_CREAT if create else 0))
 
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
@@ -111,6 +128,10 @@ class OsDisk:
     def set_modified_ms(self, path: str, modified_ms: int) -> None:
         os.utime(path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000))
 
+    def odd_files(self, path: str) -> list[str]:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if not _is_regular(entry)]
+
     def mkdir(self, path: str) -> None:
         os.makedirs(path, exist_ok=True)
 
@@ -120,6 +141,34 @@ class OsDisk:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def _is_regular(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a loop of symbolic links
+        return False
+
+
+def open_regular(path: str, flags: int) -> int:
+    """Open a regular file; anything else raises EINVAL. Opening a fifo does not block."""
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is not a regular file", path)
+    return fd
+
+
+@contextmanager
+def errors_of_one_log(directory: str) -> Iterator[None]:
+    """Turn the OSErrors of single files into KAFKA_STORAGE_ERROR of one log; errors of the device pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FILE_ERRORS:
+            raise
+        detail = f"{error.filename or directory}: {error.strerror}"
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, detail) from error
 
 
 def write_all(disk: Disk, fd: int, views: Sequence[bytes | memoryview], position: int) -> int:

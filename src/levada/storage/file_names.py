@@ -21,6 +21,8 @@ METADATA_FILE = "partition.metadata"
 _DIRECTORY_NAME_MAX = 255
 _DELETE_SUFFIX = "-delete"
 _STRAY_SUFFIX = "-stray"
+_DAMAGED_SUFFIX = "-damaged"
+_REPAIRED_SUFFIX = "-repaired"
 
 
 def file_name(offset: int, suffix: str) -> str:
@@ -59,6 +61,16 @@ def deleted_directory(name: str) -> str:
 def stray_directory(name: str) -> str:
     """Return the name of the directory of a stray partition, which is kept until an operator removes it."""
     return _renamed(name, _STRAY_SUFFIX)
+
+
+def damaged_directory(name: str) -> str:
+    """Return the name of the directory for the damaged files of a repaired partition, which the broker ignores."""
+    return _renamed(name, _DAMAGED_SUFFIX)
+
+
+def repaired_directory(name: str) -> str:
+    """Return the name of the directory in which a partition is repaired, which the broker ignores."""
+    return _renamed(name, _REPAIRED_SUFFIX)
 
 
 def _renamed(name: str, suffix: str) -> str:

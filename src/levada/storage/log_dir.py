@@ -1,8 +1,8 @@
 """One log dir: its identity, its lock, its checkpoints and the partitions in it.
 
 `meta.properties` ties the directory to a cluster and a node, the lock to a process: two brokers with the same files
-would destroy them. The checkpoints only shorten recovery. After an I/O error the directory is offline until the next
-start.
+would destroy them. The checkpoints say what the logs must contain; without them every log is read completely. After an
+I/O error the directory is offline until the next start.
 """
 
 import errno
@@ -11,14 +11,16 @@ import json
 import os
 import uuid
 from base64 import b64decode, urlsafe_b64encode
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import NamedTuple, Self
+
+from crc32c import crc32c
 
 from levada.config.properties import parse
 from levada.logs import EventLog
 from levada.model import TopicPartition
-from levada.storage.checkpoints import CorruptCheckpointError, decode_offsets, encode_offsets
-from levada.storage.disk import Disk, read_file, remove_tree, write_atomically
+from levada.storage.checkpoints import CorruptCheckpointError, LogCheckpoint, decode_offsets, encode_offsets
+from levada.storage.disk import FILE_ERRORS, Disk, errors_of_one_log, read_file, remove_tree, write_atomically
 from levada.storage.file_names import (
     METADATA_FILE,
     is_deleted_directory,
@@ -33,6 +35,13 @@ CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 RECOVERY_POINTS_FILE = "recovery-point-offset-checkpoint"
 LOG_STARTS_FILE = "log-start-offset-checkpoint"
 CLEANER_FILE = "cleaner-offset-checkpoint"
+BOOT_ID_FILE = ".boot-id"
+KERNEL_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+UNREADABLE = {  # what a missing or corrupt checkpoint means
+    RECOVERY_POINTS_FILE: "every log is recovered completely",
+    LOG_STARTS_FILE: "records that DeleteRecords has deleted may be visible again",
+    CLEANER_FILE: "compacted logs are cleaned from their start",
+}
 
 KAFKA_FILES = ("bootstrap.checkpoint", "__cluster_metadata-0")  # of KRaft's controller
 
@@ -69,47 +78,68 @@ class LogDir:
         "_lock",
         "_node_id",
         "_stored",
+        "_unclean",
         "cleaner_offsets",
         "cluster_id",
         "directory_id",
         "log_start_offsets",
         "offline",
+        "owner",
         "path",
+        "power_lost",
         "recovery_points",
+        "unreadable",
         "was_clean",
     )
 
-    def __init__(self, path: str, disk: Disk, node_id: int, lock: int) -> None:
+    def __init__(self, path: str, disk: Disk, node_id: int | None, lock: int) -> None:
         self.path = path
         self._disk = disk
         self._node_id = node_id
         self._lock = lock
         self.cluster_id: str | None = None  # None in a new directory
+        self.owner: str | None = None  # the node id in its meta.properties
         self.directory_id = uuid.uuid4()
         self.offline = False
         self.was_clean = False  # the last shutdown was clean: recovery is not necessary
         self.recovery_points: dict[TopicPartition, int] = {}  # as of the last checkpoint
         self.log_start_offsets: dict[TopicPartition, int] = {}
         self.cleaner_offsets: dict[TopicPartition, int] = {}  # the end offsets of the last cleanings
+        self.power_lost = True  # possibly, since the last start: the page cache may be lost
+        self._unclean: set[str] = set()  # partitions that were not open at the clean shutdown
         self._stored: dict[str, Mapping[TopicPartition, int]] = {}  # the content of each checkpoint file
+        self.unreadable: dict[str, str] = {}  # missing or corrupt checkpoints, and why
 
     @classmethod
-    def open(cls, path: str, disk: Disk, *, node_id: int) -> Self:
-        """Lock the directory, read its identity and checkpoints. Raises LogDirError if it belongs to another node."""
+    def open(cls, path: str, disk: Disk, *, node_id: int | None) -> Self:
+        """Lock the directory, read its identity and checkpoints. Raises LogDirError if it belongs to another node.
+
+        Without a node id it is only inspected: no file is created, changed or deleted.
+        """
         path = os.path.abspath(path)
-        disk.mkdir(path)
-        log_dir = cls(path, disk, node_id, _acquire_lock(path))
+        if node_id is not None:
+            disk.mkdir(path)
+        try:
+            lock = _acquire_lock(path, create=node_id is not None)
+        except IsADirectoryError as error:
+            raise LogDirError(f"{error.filename}: {error.strerror}") from error
+        log_dir = cls(path, disk, node_id, lock)
         try:
             log_dir._read_meta_properties()
             log_dir._read_checkpoints()
-        except BaseException:
+            log_dir._compare_boot_id()
+        except BaseException as error:
             os.close(log_dir._lock)
+            if isinstance(error, OSError) and error.errno in FILE_ERRORS and error.filename:
+                raise LogDirError(f"{error.filename}: {error.strerror}") from error
             raise
         return log_dir
 
     def join(self, cluster_id: str) -> None:
         """Assign a new directory to the cluster. Raises LogDirError if it belongs to another."""
         if self.cluster_id is None:
+            for file in (RECOVERY_POINTS_FILE, LOG_STARTS_FILE):  # from now on a missing one is damage
+                self._write_offsets(file, self._stored.get(file, {}))
             self._write_meta_properties(cluster_id)
         elif self.cluster_id != cluster_id:
             raise LogDirError(
@@ -128,11 +158,22 @@ class LogDir:
     def create_partition(self, partition: TopicPartition, topic_id: uuid.UUID) -> str:
         """Create the directory of a partition unless it exists; return its path. The first flush makes it durable."""
         directory = self._path(str(partition))
-        self._disk.mkdir(directory)
-        if self._topic_id(str(partition)) != topic_id:
-            text = f"version: 0\ntopic_id: {encode_uuid(topic_id)}"
-            write_atomically(self._disk, os.path.join(directory, METADATA_FILE), text.encode(), durable=False)
+        with errors_of_one_log(directory):
+            self._disk.mkdir(directory)
+            if self._topic_id(str(partition)) != topic_id:
+                data = encode_partition_metadata(topic_id)
+                write_atomically(self._disk, os.path.join(directory, METADATA_FILE), data, durable=False)
         return directory
+
+    def checkpoint_of(self, partition: TopicPartition) -> LogCheckpoint:
+        """Return what the checkpoints and the last shutdown say about an existing log."""
+        recovery_point = self.recovery_points.get(partition)
+        return LogCheckpoint(
+            clean=self.was_clean and recovery_point is not None and str(partition) not in self._unclean,
+            recovery_point=recovery_point,
+            log_start_offset=self.log_start_offsets.get(partition),
+            power_lost=self.power_lost,
+        )
 
     def mark_stray(self, found: FoundPartition) -> None:
         """Rename the directory of a stray partition, which is not in the cluster metadata.
@@ -191,11 +232,11 @@ class LogDir:
         _log.error("log dir is offline", log_dir=self.path, error=str(error))
         return True
 
-    def close(self, clean: bool) -> None:
-        """Unlock. `clean`: every log was closed cleanly and the checkpoints are written."""
+    def close(self, clean: bool, unclean: Collection[TopicPartition] = ()) -> None:
+        """Unlock. `clean`: every log but the `unclean` ones was closed cleanly and the checkpoints are written."""
         try:
             if clean and not self.offline:
-                content = json.dumps({"version": 0, "brokerEpoch": -1})
+                content = json.dumps({"version": 0, "brokerEpoch": -1, "unclean": sorted(map(str, unclean))})
                 write_atomically(self._disk, self._path(CLEAN_SHUTDOWN_FILE), content.encode())
         finally:
             os.close(self._lock)
@@ -204,12 +245,13 @@ class LogDir:
         return os.path.join(self.path, name)
 
     def _topic_id(self, name: str) -> uuid.UUID | None:
-        data = read_file(self._disk, os.path.join(self.path, name, METADATA_FILE))
-        fields = dict(line.partition(": ")[::2] for line in (data or b"").decode(errors="replace").splitlines())
         try:
-            return decode_uuid(fields["topic_id"]) if fields.get("version") == "0" else None
-        except (KeyError, ValueError):
+            data = read_file(self._disk, os.path.join(self.path, name, METADATA_FILE))
+        except OSError as error:
+            if error.errno not in FILE_ERRORS:
+                raise
             return None
+        return decode_partition_metadata(data or b"")
 
     def _read_meta_properties(self) -> None:
         path = self._path(META_FILE)
@@ -229,10 +271,10 @@ class LogDir:
         if not stored_format.isdecimal() or int(stored_format) > FORMAT:
             known = f"this version reads up to {FORMAT}"
             raise LogDirError(f"{path} has levada.format={stored_format or 'nothing'}; {known}")
-        if fields.get("node.id") != str(self._node_id):
+        if fields.get("node.id") != str(self._node_id) and self._node_id is not None:
             found = fields.get("node.id", "nothing")
             raise LogDirError(f"{path} has node.id={found}, but this is node {self._node_id}: check log.dirs")
-        self.cluster_id = fields.get("cluster.id") or None
+        self.owner, self.cluster_id = fields.get("node.id"), fields.get("cluster.id") or None
         try:
             self.directory_id = decode_uuid(fields["directory.id"])
         except (KeyError, ValueError):
@@ -260,28 +302,79 @@ class LogDir:
 
     def _read_checkpoints(self) -> None:
         """Read the checkpoints; the marker of a clean shutdown is valid for one start only."""
-        marker = self._path(CLEAN_SHUTDOWN_FILE)
-        self.was_clean = self._disk.exists(marker)
-        if self.was_clean:
-            self._disk.unlink(marker)
-            self._disk.fsync_dir(self.path)
+        self._read_marker()
         self.recovery_points = self._read_offsets(RECOVERY_POINTS_FILE)
         self.log_start_offsets = self._read_offsets(LOG_STARTS_FILE)
         self.cleaner_offsets = self._read_offsets(CLEANER_FILE)
+        if RECOVERY_POINTS_FILE not in self._stored:
+            self.was_clean = False
+            self.power_lost = False  # nothing may be taken for lost by a power failure
+
+    def _read_marker(self) -> None:
+        marker = self._path(CLEAN_SHUTDOWN_FILE)
+        data = read_file(self._disk, marker)
+        if data is None:
+            return
+        try:
+            fields = json.loads(data)
+            self._unclean = set(map(str, fields.get("unclean", ())))
+            self.was_clean = fields["version"] == 0
+        except (ValueError, TypeError, KeyError, AttributeError):
+            _log.error("marker of a clean shutdown is corrupt; every log is recovered", file=marker)
+        if self._node_id is not None:
+            self._disk.unlink(marker)
+            self._disk.fsync_dir(self.path)
 
     def _read_offsets(self, name: str) -> dict[TopicPartition, int]:
+        """Read a checkpoint; one that is missing or corrupt is `unreadable`, not in `_stored`, and empty."""
         data = read_file(self._disk, self._path(name))
         try:
-            self._stored[name] = offsets = decode_offsets(data) if data is not None else {}
+            if data is None:
+                raise CorruptCheckpointError("it is missing")
+            self._stored[name] = offsets = decode_offsets(data)
             return offsets
         except CorruptCheckpointError as error:
-            _log.warning("checkpoint is corrupt", file=self._path(name), reason=str(error))
+            if data is not None or (self.cluster_id is not None and name != CLEANER_FILE):
+                self.unreadable[name] = f"{error}: {UNREADABLE[name]}"
+                if self._node_id is not None:
+                    _log.error("checkpoint cannot be read", file=self._path(name), error=self.unreadable[name])
             return {}
 
+    def _compare_boot_id(self) -> None:
+        """Find out whether the page cache survived since the last start, and remember this boot of the machine."""
+        try:
+            with open(KERNEL_BOOT_ID, "rb") as file:
+                current = file.read()
+        except OSError:
+            return  # not Linux: a power failure is always possible
+        if read_file(self._disk, self._path(BOOT_ID_FILE)) == current:
+            self.power_lost = False
+        elif self._node_id is not None:
+            write_atomically(self._disk, self._path(BOOT_ID_FILE), current)
 
-def _acquire_lock(path: str) -> int:
+
+def encode_partition_metadata(topic_id: uuid.UUID) -> bytes:
+    """Encode `partition.metadata`: Kafka's two lines, and their CRC."""
+    text = f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n".encode()
+    return text + b"crc32c: %08x\n" % crc32c(text)
+
+
+def decode_partition_metadata(data: bytes) -> uuid.UUID | None:
+    """Return the topic id of a `partition.metadata`, which may lack the CRC; None if it is corrupt."""
+    text, found, crc = data.partition(b"crc32c: ")
+    fields = dict(line.partition(": ")[::2] for line in text.decode(errors="replace").splitlines())
+    if found and crc.strip() != b"%08x" % crc32c(text):
+        return None
+    try:
+        return decode_uuid(fields["topic_id"]) if fields.get("version") == "0" else None
+    except (KeyError, ValueError):
+        return None
+
+
+def _acquire_lock(path: str, create: bool) -> int:
     """Lock the directory; the lock ends with this process."""
-    lock = os.open(os.path.join(path, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
+    lock = os.open(os.path.join(path, LOCK_FILE), flags | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -135,6 +135,9 @@ class SimDisk:
         self.random.shuffle(names)
         return names
 
+    def odd_files(self, path: str) -> list[str]:
+        return [name for name, node in self._directory(path).entries.items() if isinstance(node, SimDirectory)]
+
     def mkdir(self, path: str) -> None:
         self._step("mkdir", path)
         directory = self._root

@@ -165,10 +165,70 @@ def test_checkpoints_are_found_again_or_forgotten(tmp_path: Path) -> None:
     assert log_dir.recovery_points == points
     assert log_dir.log_start_offsets == {TopicPartition("x", 0): 4}
     log_dir.close(clean=False)
-    (tmp_path / "recovery-point-offset-checkpoint").write_bytes(b"0\n9\ntorn")
+
+
+@pytest.mark.parametrize("content", [b"0\n9\ntorn", b"", None], ids=["torn", "empty", "missing"])
+@pytest.mark.parametrize("name", ["recovery-point-offset-checkpoint", "log-start-offset-checkpoint"])
+def test_a_checkpoint_that_cannot_be_read_is_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: bytes | None
+) -> None:
+    """A clean shutdown counts only with its recovery points, and then no batch counts as lost by a power failure."""
+    partition = TopicPartition("x", 0)
     log_dir = open_dir(tmp_path)
-    assert log_dir.recovery_points == {}
+    log_dir.write_recovery_points({partition: 7})
+    log_dir.write_log_start_offsets({partition: 4})
+    log_dir.close(clean=True)
+    if content is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / ".boot-id").unlink(missing_ok=True)
+    caplog.clear()
+    log_dir = open_dir(tmp_path)
+    (error,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert error.message == "checkpoint cannot be read" and list(log_dir.unreadable) == [name]
+    if name.startswith("recovery"):
+        assert log_dir.checkpoint_of(partition) == (False, None, 4, False)
+    else:
+        assert log_dir.checkpoint_of(partition) == (True, 7, None, True)
     log_dir.close(clean=False)
+
+
+def test_partitions_that_were_not_open_are_not_clean(tmp_path: Path) -> None:
+    log_dir = open_dir(tmp_path)
+    names = [TopicPartition("x", 0), TopicPartition("x", 1)]
+    log_dir.write_recovery_points(dict.fromkeys(names, 7))
+    log_dir.close(clean=True, unclean=names[1:])
+    log_dir = open_dir(tmp_path)
+    assert [log_dir.checkpoint_of(name).clean for name in names] == [True, False]
+    assert not log_dir.checkpoint_of(TopicPartition("x", 2)).clean  # no checkpoint has it
+    log_dir.close(clean=False)
+
+
+def test_a_changed_topic_id_is_found(tmp_path: Path) -> None:
+    """The folder would pass for that of another topic."""
+    log_dir = open_dir(tmp_path)
+    path = Path(log_dir.create_partition(TopicPartition("a", 0), TOPIC_ID)) / "partition.metadata"
+    original = path.read_bytes()
+    for bit in range(8 * len(original)):
+        data = bytearray(original)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        assert log_dir.partitions()[0].topic_id in (None, TOPIC_ID)
+    path.write_bytes(original.partition(b"crc32c")[0])
+    assert log_dir.partitions()[0].topic_id == TOPIC_ID
+    log_dir.close(clean=False)
+
+
+@pytest.mark.parametrize(
+    "name", ["meta.properties", "recovery-point-offset-checkpoint", ".kafka_cleanshutdown", ".lock"]
+)
+def test_a_directory_in_the_place_of_a_file_is_named(tmp_path: Path, name: str) -> None:
+    open_dir(tmp_path).close(clean=True)
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(LogDirError, match=name):
+        open_dir(tmp_path)
 
 
 def test_partitions_are_created_found_and_deleted(tmp_path: Path) -> None:
@@ -177,7 +237,7 @@ def test_partitions_are_created_found_and_deleted(tmp_path: Path) -> None:
     directory = log_dir.create_partition(partition, TOPIC_ID)
     assert Path(directory) == tmp_path / "orders.eu-west_1-12"
     assert (tmp_path / "orders.eu-west_1-12" / "partition.metadata").read_text() == (
-        "version: 0\ntopic_id: ASNFZ4mrze8BI0VniavN7w"
+        "version: 0\ntopic_id: ASNFZ4mrze8BI0VniavN7w\ncrc32c: 7f033e6b\n"
     )
     (tmp_path / "file-1").write_text("no folder")
     (tmp_path / "other").mkdir()
@@ -193,7 +253,8 @@ def test_partitions_are_created_found_and_deleted(tmp_path: Path) -> None:
     log_dir.delete_partition_files()
     log_dir.delete_partition_files()
     assert sorted(name for name in os.listdir(tmp_path) if not name.startswith(".")) == [
-        "file-1", "lost-3", "meta.properties", "other",
+        "file-1", "log-start-offset-checkpoint", "lost-3", "meta.properties", "other",
+        "recovery-point-offset-checkpoint",
     ]  # fmt: skip
     log_dir.close(clean=True)
 

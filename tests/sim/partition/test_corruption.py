@@ -42,7 +42,7 @@ class Sample:
         self.end = len(self.stored)
         self.files = self.disk.contents()
 
-    def open(self, clean: bool, recovery_point: int = 0) -> Log:
+    def open(self, clean: bool, recovery_point: int | None = None) -> Log:
         return Log.open(
             DIRECTORY,
             CONFIG,

@@ -10,7 +10,7 @@ from levada.broker.partition import partition as partitions
 from levada.broker.partition.partition import Partition
 from levada.core.partition.producer_state import ProducerStates
 from levada.storage.checkpoints import ProducerSnapshotFiles
-from levada.storage.log import recovery
+from levada.storage.log import scan
 from levada.storage.log.log import Log
 from levada.storage.log.segment import LogSegment
 from levada.testing.sim_disk import SimDisk
@@ -48,7 +48,7 @@ def directory_never_synced(_: pytest.MonkeyPatch) -> type[SimDisk]:
 
 
 def torn_tail_accepted(patch: pytest.MonkeyPatch) -> type[SimDisk]:
-    patch.setattr(recovery, "crc_is_valid", lambda batch: True)
+    patch.setattr(scan, "crc_is_valid", lambda batch: True)
     return SimDisk
 
 

@@ -93,6 +93,7 @@ class World:
         self.disk_failed = False  # in this life of the process
         self.sync_asked = self.sync_done = False
         self.recovery_point = self.log_start_offset = 0  # as the checkpoint files of the data dir say
+        self.power_lost = False  # or a failed disk remounted, since the log was last open
         self.leader_epoch = 0
         self.trace: list[str] = []
         self.disk.mkdir(DATA)
@@ -112,6 +113,7 @@ class World:
                 clean=clean,
                 recovery_point=self.recovery_point,
                 log_start_offset=self.log_start_offset,
+                power_lost=self.power_lost,
             )
             return self.serve(log)
         except KafkaError as error:
@@ -296,10 +298,10 @@ class World:
             self.fail(self.partition, error)
 
     def checkpoint(self) -> None:
-        """What the data dir writes now and then."""
+        """What the data dir writes now and then: the recovery point first, and no log start offset beyond it."""
         log = self.partition.log
         self.recovery_point = min(log.recovery_point, self.guaranteed.synced)
-        self.log_start_offset = log.log_start_offset
+        self.log_start_offset = min(log.log_start_offset, self.recovery_point)
 
     def wait(self) -> None:
         self.now_ms += self.random.choice((1, 50, 1_000))
@@ -335,6 +337,7 @@ class World:
         self.guaranteed.written = min(self.guaranteed.written, floor)
         self.recovery_point = min(self.recovery_point, floor)
         self.log_start_offset = min(self.log_start_offset, floor)
+        self.power_lost = True  # a truncation that a kill interrupts looks like a power failure
         self.guarded(lambda: log.truncate_to(offset))
         if not self.partition.offline:
             self.disk.faults = Faults()
@@ -372,6 +375,7 @@ class World:
         self.settle(floor)
 
     def end_life(self, power_cut: bool) -> None:
+        self.power_lost |= power_cut or self.disk_failed
         if power_cut:
             self.disk.cut_power()
         elif self.disk_failed:
@@ -419,6 +423,7 @@ class World:
             self.log.clear()
         elif end != (self.log[-1].last_offset + 1 if self.log else 0):
             raise Violation(f"the log ends at {end}, within a batch")
+        self.power_lost = False
         self.guaranteed.written = end
         self.guaranteed.synced = max(min(self.guaranteed.synced, end), self.partition.log.recovery_point)
         self.check_log()

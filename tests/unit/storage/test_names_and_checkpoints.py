@@ -1,6 +1,7 @@
 """Names of files and text of checkpoints are Kafka's."""
 
 import pytest
+from crc32c import crc32c
 
 from levada.model import TopicPartition
 from levada.storage.checkpoints import (
@@ -26,9 +27,10 @@ def test_names_are_kafkas() -> None:
 
 def test_checkpoints_are_kafkas_text() -> None:
     offsets = {TopicPartition("a-b", 0): 5, TopicPartition("c", 12): 0}
-    assert encode_offsets(offsets) == b"0\n2\na-b 0 5\nc 12 0\n"
+    assert encode_offsets(offsets) == b"1\n%08x\n2\na-b 0 5\nc 12 0\n" % crc32c(b"2\na-b 0 5\nc 12 0\n")
     assert decode_offsets(encode_offsets(offsets)) == offsets
-    assert encode_epochs([(0, 0), (3, 17)]) == b"0\n2\n0 0\n3 17\n"
+    assert decode_offsets(b"0\n2\na-b 0 5\nc 12 0\n") == offsets
+    assert decode_epochs(encode_epochs([(0, 0), (3, 17)])) == [(0, 0), (3, 17)]
     assert decode_epochs(b"0\n2\n0 0\n3 17\n") == [(0, 0), (3, 17)]
     for data in (
         b"",
@@ -45,3 +47,12 @@ def test_checkpoints_are_kafkas_text() -> None:
     for data in (b"0\n1\n1\n", b"0\n2\n1 5\n1 6\n", b"0\n2\n1 5\n2 5\n", b"0\n1\n-1 0\n"):
         with pytest.raises(CorruptCheckpointError):
             decode_epochs(data)
+
+
+def test_every_changed_bit_of_a_checkpoint_is_found() -> None:
+    data = encode_offsets({TopicPartition("orders", 0): 17, TopicPartition("orders", 1): 170})
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptCheckpointError):
+            decode_offsets(bytes(damaged))

@@ -12,6 +12,7 @@ from levada.broker.purgatory import DelayedResult, Watcher
 from levada.core.partition.producer_state import CorruptSnapshotError, ProducerStates
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
+from levada.storage.disk import errors_of_one_log
 from levada.storage.log.log import Log
 from levada.wire.batches import BatchHeader
 from levada.wire.control_records import Marker, decode_marker, encode_marker
@@ -162,16 +163,17 @@ def load_producers(segments: Log) -> ProducerStates:
     reader = segments.reader
     stale_from = reader.stale_from()
     states, start = ProducerStates(), segments.log_start_offset
-    for offset in segments.producer_snapshots.offsets():
-        if stale_from is not None and offset > stale_from:
-            continue
-        try:
-            states = ProducerStates.decode_snapshot(segments.producer_snapshots.read(offset) or b"")
-            start = offset
-            break
-        except CorruptSnapshotError as error:
-            log.warning("producer snapshot is damaged", directory=segments.directory, offset=offset, why=str(error))
-    with reader.rebuilding_txn_indexes() as found:
-        states.replay(reader.headers_and_markers(start), found)
+    with errors_of_one_log(segments.directory):
+        for offset in segments.producer_snapshots.offsets():
+            if stale_from is not None and offset > stale_from:
+                continue
+            try:
+                states = ProducerStates.decode_snapshot(segments.producer_snapshots.read(offset) or b"")
+                start = offset
+                break
+            except CorruptSnapshotError as error:
+                log.warning("producer snapshot is damaged", directory=segments.directory, offset=offset, why=str(error))
+        with reader.rebuilding_txn_indexes() as found:
+            states.replay(reader.headers_and_markers(start), found)
     states.on_high_watermark_updated(segments.log_end_offset)
     return states

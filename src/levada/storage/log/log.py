@@ -12,6 +12,7 @@ from typing import Self
 
 from levada.config.topic import TopicConfig
 from levada.errors import ErrorCode, KafkaError
+from levada.storage.checkpoints import LogCheckpoint
 from levada.storage.disk import IOVECS_MAX, Disk, write_all
 from levada.storage.file_names import deleted_directory
 from levada.storage.handles import FileHandleCache
@@ -92,18 +93,20 @@ class Log:
         *,
         now_ms: int,
         clean: bool,
-        recovery_point: int = 0,
-        log_start_offset: int = 0,
+        recovery_point: int | None = None,
+        log_start_offset: int | None = None,
+        power_lost: bool = True,
         handles: FileHandleCache | None = None,
     ) -> Self:
         """Open and recover the log of a directory, or create one. All logs of a broker share `handles`."""
-        recovered = Recovery(directory, config, disk, now_ms).run(clean, recovery_point, log_start_offset)
+        checkpoint = LogCheckpoint(clean, recovery_point, log_start_offset, power_lost)
+        recovered = Recovery(directory, config, disk, now_ms, checkpoint).run()
         handles = FileHandleCache(disk, OPEN_FILES_MAX) if handles is None else handles
         for segment in recovered.segments:
             segment.use(handles)
         log = cls(directory, config, disk, handles, recovered)
-        log.log_start_offset = max(log_start_offset, log.segments[0].base_offset)
-        log.recovery_point = log.log_end_offset if clean else min(recovery_point, log.log_end_offset)
+        log.log_start_offset = max(log_start_offset or 0, log.segments[0].base_offset)
+        log.recovery_point = log.log_end_offset if clean else recovery_point or 0
         if clean and log.active.size:
             log._directories_dirty = frozenset()  # they were fsynced with the batches of the active segment
         if config.levada_acks_wait_for_fsync and not clean:

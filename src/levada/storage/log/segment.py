@@ -34,6 +34,7 @@ class CorruptBatchError(KafkaError):
 
     def __init__(self, path: str, position: int, reason: str) -> None:
         super().__init__(ErrorCode.CORRUPT_MESSAGE, f"{path} is corrupt at byte {position}: {reason}")
+        self.path = path
         self.position = position
         self.reason = reason
 

@@ -114,7 +114,7 @@ def test_a_bit_turned_beside_the_log_changes_nothing(tmp_path: Path, suffix: str
     for path in sorted(folder.glob("*" + suffix)):
         for act in flips(path, chance, 25):
             act()
-            log = open_log(folder, clean, recovery_point=60 if chance.random() < 0.5 else 0, **OPTIONS)
+            log = open_log(folder, clean, recovery_point=60 if clean or chance.random() < 0.5 else 0, **OPTIONS)
             assert read_all(log, max_bytes=chance.choice([1, 400, 5_000])) == written
             for _ in range(10):
                 number = chance.randrange(30)
@@ -190,7 +190,7 @@ def test_a_broken_closed_segment_below_the_recovery_point_is_refused(tmp_path: P
     path.write_bytes(data)
     path.with_suffix(".index").unlink()
     for clean in (True, False):
-        with pytest.raises(KafkaError, match=re.escape(f"{path} is corrupt at byte 0")) as raised:
+        with pytest.raises(KafkaError, match=re.escape(f"{path} at byte 0: a batch of")) as raised:
             open_log(tmp_path / "t-0", clean, recovery_point=60, **OPTIONS)
         assert raised.value.code is ErrorCode.KAFKA_STORAGE_ERROR
 
@@ -302,11 +302,143 @@ def test_a_swap_replaces_what_it_covers(tmp_path: Path) -> None:
     assert (folder / f"{0:020d}.txnindex").read_bytes() == b""
 
 
-def test_a_start_offset_beyond_the_end_begins_an_empty_log_there(tmp_path: Path) -> None:
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def offline(folder: Path, problem: str, clean: bool = True, **options: Any) -> None:
+    """Opening fails twice with a message that names the file and the problem, and changes no file."""
+    before = contents(folder)
+    for _ in range(2):
+        with pytest.raises(KafkaError, match=problem) as raised:
+            open_log(folder, clean, **OPTIONS, **options)
+        assert raised.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert str(folder) in raised.value.detail
+        assert contents(folder) == before
+
+
+STOPS = pytest.mark.parametrize(
+    "stop",
+    [{"clean": True}, {"clean": False}, {"clean": False, "power_lost": False}],
+    ids=["clean", "power lost", "killed"],
+)
+
+
+@STOPS
+def test_a_start_offset_beyond_the_end_is_a_contradiction(tmp_path: Path, stop: dict[str, bool]) -> None:
     fill(tmp_path / "t-0")
-    log = open_log(tmp_path / "t-0", log_start_offset=100, **OPTIONS)
-    assert (log.log_start_offset, log.log_end_offset) == (100, 100)
-    assert [path.name for path in (tmp_path / "t-0").glob("*.log")] == [f"{100:020d}.log"]
+    offline(
+        tmp_path / "t-0", "the checkpoint says that it starts at 100", recovery_point=60, log_start_offset=100, **stop
+    )
+
+
+@STOPS
+def test_a_log_that_ends_before_the_recovery_point_is_damaged(tmp_path: Path, stop: dict[str, bool]) -> None:
+    folder = tmp_path / "t-0"
+    written = fill(folder)
+    os.truncate(last_log(folder), last_log(folder).stat().st_size - len(written[-1]))
+    offline(folder, "the log ends at offset 58, but it was fsynced up to 60", recovery_point=60, **stop)
+
+
+@STOPS
+@pytest.mark.parametrize("cut", ["empty", "one batch", "within a batch", "missing"])
+def test_a_closed_segment_ends_where_the_next_begins(tmp_path: Path, stop: dict[str, bool], cut: str) -> None:
+    folder = tmp_path / "t-0"
+    written = fill(folder)
+    first, second, third = sorted(folder.glob("*.log"))[:3]
+    last = len(written[int(third.stem) // 2 - 1])
+    sizes = {"empty": 0, "one batch": second.stat().st_size - last, "within a batch": second.stat().st_size - 1}
+    if cut == "missing":
+        for path in folder.glob(f"{second.stem}.*"):
+            path.unlink()
+    else:
+        os.truncate(second, sizes[cut])
+    offline(folder, (first if cut == "missing" else second).name, recovery_point=60, log_start_offset=0, **stop)
+
+
+@STOPS
+def test_a_missing_first_segment_is_damage(tmp_path: Path, stop: dict[str, bool]) -> None:
+    """The leader epochs begin at the log start offset, also when a checkpoint is older."""
+    folder = tmp_path / "t-0"
+    fill(folder)
+    for path in folder.glob(f"{0:020d}.*"):
+        path.unlink()
+    offline(
+        folder, "the log starts at offset 0, but its first segment at 16", recovery_point=60, log_start_offset=0, **stop
+    )
+
+
+def test_a_log_file_is_missed_by_its_indexes_below_the_recovery_point(tmp_path: Path) -> None:
+    folder = tmp_path / "t-0"
+    fill(folder)
+    sorted(folder.glob("*.log"))[1].unlink()
+    offline(folder, "it is missing, but its indexes are there", clean=False, recovery_point=60)
+
+
+def test_retention_that_a_crash_interrupted_is_no_damage(tmp_path: Path) -> None:
+    """The first segment is marked as deleted, but the leader epochs still begin at its offset."""
+    folder = tmp_path / "t-0"
+    written = fill(folder)
+    for path in folder.glob(f"{0:020d}.*"):
+        path.rename(f"{path}.deleted")
+    for _ in range(2):
+        log = open_log(folder, clean=False, recovery_point=60, log_start_offset=0, **OPTIONS)
+        assert (log.log_start_offset, read_all(log)) == (16, written[8:])
+        log.close(clean=False)
+        assert not list(folder.glob("*.deleted"))
+
+
+def test_a_killed_process_leaves_whole_segments(tmp_path: Path) -> None:
+    """Only a power failure may take a part of a closed segment, or the middle of the last one."""
+    folder = tmp_path / "t-0"
+    written = fill(folder)
+    first = min(folder.glob("*.log"))
+    content = first.read_bytes()
+    os.truncate(first, len(content) - 1)
+    offline(folder, first.name, clean=False, power_lost=False)
+    first.write_bytes(content)
+    log = open_log(folder, clean=False, power_lost=False, **OPTIONS)
+    assert read_all(log) == written
+    log.close(clean=False)
+    (tmp_path / "short").mkdir()
+    log = open_log(tmp_path / "short")
+    kept = [append(log) for _ in range(3)]
+    log.close(clean=False)
+    path = last_log(tmp_path / "short")
+    data = bytearray(path.read_bytes())
+    data[len(kept[0]) + 30] ^= 1
+    path.write_bytes(data)
+    offline(tmp_path / "short", "its CRC differs, but valid batches follow", clean=False, power_lost=False)
+    log = open_log(tmp_path / "short", clean=False)
+    assert read_all(log) == kept[:1]
+
+
+def replace_with_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def replace_with_loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def replace_with_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("replace", [replace_with_directory, replace_with_loop, replace_with_fifo])
+@pytest.mark.parametrize("suffix", [".log", ".index", ".timeindex", ".snapshot", "leader-epoch-checkpoint"])
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "unclean"])
+def test_an_odd_file_is_an_error_of_its_log(
+    tmp_path: Path, replace: Callable[[Path], None], suffix: str, clean: bool
+) -> None:
+    folder = tmp_path / "t-0"
+    fill(folder)
+    path = max(folder.glob("*" + suffix))
+    replace(path)
+    offline(folder, f"{path.name}: it is not a regular file", clean, recovery_point=60)
 
 
 def test_epochs_of_a_crash_come_from_the_batches(tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""The files of a log by their names; completes or reverts what a crash interrupted.
+
+Temporary, `.deleted` and `.cleaned` files are deleted. A `.swap` segment is the complete replacement of the segments
+that start from its first to its last offset: its swap is completed.
+"""
+
+import os
+from collections.abc import Iterable
+from typing import NamedTuple, Self
+
+from levada.storage.disk import Disk
+from levada.storage.file_names import (
+    DELETED_SUFFIX,
+    EPOCHS_FILE,
+    INDEX_SUFFIX,
+    INTERRUPTED_SUFFIXES,
+    LOG_SUFFIX,
+    METADATA_FILE,
+    SEGMENT_SUFFIXES,
+    SNAPSHOT_SUFFIX,
+    SWAP_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    file_name,
+    parse_file_name,
+)
+from levada.storage.log.scan import valid_batches
+from levada.storage.log.segment import CorruptBatchError, read_batches
+
+
+class Swap(NamedTuple):
+    """A cleaned segment that replaces those that start from `base_offset` up to `end_offset`."""
+
+    base_offset: int
+    end_offset: int
+
+
+class LogFiles:
+    """The names in the directory of a log."""
+
+    __slots__ = ("_unneeded", "bases", "deleted", "directory", "odd", "orphans", "snapshots", "swaps")
+
+    def __init__(self, directory: str, names: list[str], odd: list[str]) -> None:
+        self.directory = directory
+        self.odd = sorted(name for name in odd if parse_file_name(name) or name in (EPOCHS_FILE, METADATA_FILE))
+        parsed = sorted(found for name in names if (found := parse_file_name(name)))
+        by_suffix = {suffix: [name.offset for name in parsed if name.suffix == suffix] for _, suffix in parsed}
+        self.bases = by_suffix.get(LOG_SUFFIX, [])  # of the segments
+        self.snapshots = by_suffix.get(SNAPSHOT_SUFFIX, [])
+        self.swaps = by_suffix.get(LOG_SUFFIX + SWAP_SUFFIX, [])
+        self.deleted = by_suffix.get(LOG_SUFFIX + DELETED_SUFFIX, [])
+        known = {*self.bases, *self.swaps}
+        indexes = [name for name in parsed if name.suffix in SEGMENT_SUFFIXES and name.offset not in known]
+        # Indexes without their log mean that the log is missing, unless the segment was being deleted: its
+        # `.log.deleted` is unlinked after its indexes, and a power failure may restore them all.
+        self.orphans = sorted({name.offset for name in indexes}.difference(self.deleted))
+        self._unneeded = [file_name(*name) for name in indexes]
+        self._unneeded += sorted(name for name in names if name.endswith(INTERRUPTED_SUFFIXES))
+
+    @classmethod
+    def read(cls, disk: Disk, directory: str) -> Self:
+        """List the directory of a log."""
+        return cls(directory, disk.listdir(directory), disk.odd_files(directory))
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.directory, name)
+
+    def verified_swaps(self, disk: Disk) -> list[Swap]:
+        """Return the interrupted swaps; raise CorruptBatchError if a new segment is not complete."""
+        swaps = []
+        for base in self.swaps:
+            path = self.path(file_name(base, LOG_SUFFIX + SWAP_SUFFIX))
+            end_offset, size = _end_offset(disk, path, base)
+            if end_offset not in self.bases:
+                raise CorruptBatchError(path, size, f"it ends at offset {end_offset}, where no segment starts")
+            swaps.append(Swap(base, end_offset))
+        return swaps
+
+    def complete(self, disk: Disk, swap: Swap) -> None:
+        """Complete a swap; the caller fsyncs the directory. A segment loses its indexes before its log."""
+        for replaced in [base for base in self.bases if swap.base_offset < base < swap.end_offset]:
+            self._unlink(disk, replaced, reversed(SEGMENT_SUFFIXES))
+        self._unlink(disk, swap.base_offset, (INDEX_SUFFIX, TIME_INDEX_SUFFIX))
+        aborted = self.path(file_name(swap.base_offset, TXN_INDEX_SUFFIX))
+        if disk.exists(aborted + SWAP_SUFFIX):  # otherwise it is renamed already
+            disk.rename(aborted + SWAP_SUFFIX, aborted)
+        path = self.path(file_name(swap.base_offset, LOG_SUFFIX))
+        disk.rename(path + SWAP_SUFFIX, path)
+
+    def delete_unneeded(self, disk: Disk) -> None:
+        """Delete what a crash has left: a power failure after the next clean shutdown must not restore it."""
+        for name in self._unneeded:
+            disk.unlink(self.path(name))
+        if self._unneeded:
+            disk.fsync_dir(self.directory)
+
+    def _unlink(self, disk: Disk, base_offset: int, suffixes: Iterable[str]) -> None:
+        for suffix in suffixes:
+            path = self.path(file_name(base_offset, suffix))
+            if disk.exists(path):
+                disk.unlink(path)
+
+
+def _end_offset(disk: Disk, path: str, base_offset: int) -> tuple[int, int]:
+    """Return the offset after the last batch of a file, and its size."""
+    fd = disk.open(path)
+    try:
+        end_offset, size = base_offset, disk.size(fd)
+        batches = read_batches(disk, fd, path, 0, size, whole=True)
+        for _, header, _ in valid_batches(batches, path, base_offset, contiguous=False):
+            end_offset = header.last_offset + 1
+        return end_offset, size
+    finally:
+        disk.close(fd)
