@@ -7,10 +7,12 @@ check for writes of other processes.
 
 import asyncio
 import os
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final, TypeVar
 
 from levada.clock import Clock
@@ -115,6 +117,21 @@ class SqliteStore:
                 self._timer = loop.call_later(POLL_S, self._poll)
 
         loop.run_in_executor(self._thread, self._opened.poll).add_done_callback(again)
+
+
+def read_closed_store(path: str) -> list[MetadataRecord]:
+    """Read the records of a store that no broker uses, from a copy: SQLite would change the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = os.path.join(folder, "copy.db")
+        try:
+            for suffix in ("", "-wal"):
+                if os.path.exists(path + suffix):
+                    shutil.copyfile(path + suffix, copy + suffix)
+            with closing(sqlite3.connect(copy)) as connection:
+                rows = connection.execute("SELECT key, value, version FROM rows ORDER BY key").fetchall()
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(f"metadata store {path}: {error}") from error
+    return [MetadataRecord(*row) for row in rows]
 
 
 class _Database:

@@ -20,9 +20,11 @@ from levada.wire.batches import (
     HEADER,
     HEADER_BYTES,
     LOG_OVERHEAD,
+    MAGIC,
     RECORD_BYTES_MIN,
     BatchHeader,
     encode_varint,
+    read_header,
     read_varint,
 )
 from levada.wire.compression import compress, decompress
@@ -123,6 +125,30 @@ def empty_batch(header: BatchHeader) -> bytearray:
     return _with_length_and_crc(
         header._replace(attributes=attributes, base_timestamp=NO_TIMESTAMP, record_count=0), b""
     )
+
+
+def bridge_batch(before: BatchHeader | None, offsets: range, timestamp: int) -> tuple[bytearray, BatchHeader]:
+    """Build a batch without records that spans lost offsets, so that consumers skip them; return it and its header.
+
+    It has the leader epoch and the timestamp of the batch `before` it, or else the timestamp given.
+    """
+    header = BatchHeader(
+        base_offset=offsets.start,
+        batch_length=0,
+        partition_leader_epoch=0 if before is None else before.partition_leader_epoch,
+        magic=MAGIC,
+        crc=0,
+        attributes=0,
+        last_offset_delta=len(offsets) - 1,
+        base_timestamp=NO_TIMESTAMP,
+        max_timestamp=timestamp if before is None else before.max_timestamp,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        record_count=0,
+    )
+    batch = _with_length_and_crc(header, b"")
+    return batch, read_header(batch)
 
 
 def _with_length_and_crc(header: BatchHeader, records: bytes) -> bytearray:

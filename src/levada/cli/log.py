@@ -1,0 +1,181 @@
+"""`levada log check` and `levada log repair`: the data directories of a broker that does not run."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import click
+
+from levada.cli.errors import CommandError
+from levada.cli.options import output_option
+from levada.cli.output import Output, emit, printable
+
+if TYPE_CHECKING:
+    from levada.model import TopicPartition
+    from levada.storage.disk import OsDisk
+    from levada.storage.log_check import Finding, LogDirCheck
+
+METADATA_FILE = "levada-metadata.db"
+PROGRESS_S = 2.0
+
+directories = click.argument(
+    "directories", metavar="DIR...", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False)
+)
+
+
+@click.group()
+def log() -> None:
+    """Check and repair the data directories of a stopped broker.
+
+    \b
+    Examples:
+      levada log check /var/lib/levada
+      levada log repair /var/lib/levada --accept-loss
+    """
+
+
+@log.command()
+@directories
+@output_option
+def check(directories: tuple[str, ...], output: Output) -> None:
+    """Read all logs of the data directories (log.dirs) and list all damage; nothing is changed.
+
+    Each line names the partition, the file, the position of the first invalid byte, what is wrong, what is lost and
+    what `levada log repair` would do. The exit code is 1 if there is damage.
+
+    \b
+    Examples:
+      levada log check /var/lib/levada
+      levada log check /data/1 /data/2 -o json
+    """
+    from levada.storage.log.check import ReadOnlyDisk
+
+    with ExitStack() as stack:
+        checks = _open(directories, ReadOnlyDisk(), stack)
+        findings = [finding for one in _run(checks) for finding in one]
+    _print(findings, output)
+    if findings:
+        raise click.exceptions.Exit(1)
+
+
+@log.command()
+@directories
+@click.option("--accept-loss", is_flag=True, help="Also repair what gives up records; lists what is lost.")
+@output_option
+def repair(directories: tuple[str, ...], accept_loss: bool, output: Output) -> None:
+    """Repair the damage that `levada log check` lists.
+
+    Without --accept-loss only what costs no record is repaired: indexes, entries of checkpoints, invalid bytes after
+    the end. With it lost offsets are bridged by batches without records, which consumers skip, so that no offset is
+    given out twice. The damaged files are kept in a directory beside, which the broker ignores. The exit code is 1 if
+    damage remains.
+
+    \b
+    Examples:
+      levada log repair /var/lib/levada
+      levada log repair /var/lib/levada --accept-loss
+    """
+    from levada.storage.disk import OsDisk
+
+    remaining = False
+    with ExitStack() as stack:
+        checks = _open(directories, OsDisk(), stack)
+        findings = [finding for one in _run(checks) for finding in one]
+        _print(findings, output)
+        for one in checks:
+            for name, repaired in one.repair(accept_loss):
+                if repaired is None:
+                    remaining = True
+                    click.echo(f"{name}: not repaired, records are lost; try: --accept-loss", err=True)
+                    continue
+                bridged = "".join(f", offsets {lost.start} to {lost.stop - 1} bridged" for lost in repaired.bridged)
+                kept = f", damaged files kept in {repaired.kept}" if repaired.kept else ""
+                click.echo(f"{name}: repaired up to offset {repaired.end_offset}{bridged}{kept}", err=True)
+    if remaining:
+        raise click.exceptions.Exit(1)
+
+
+def _open(paths: tuple[str, ...], disk: "OsDisk", stack: ExitStack) -> "list[LogDirCheck]":
+    """Lock the data directories."""
+    from levada.storage.log_check import LogDirCheck
+    from levada.storage.log_dir import LogDirError
+
+    checks = []
+    for path in paths:
+        try:
+            checks.append(LogDirCheck(path, disk))
+        except LogDirError as error:
+            raise CommandError(str(error)) from error
+        except FileNotFoundError as error:
+            raise CommandError(f"{path} is no data directory of a broker: {error.filename} is missing") from error
+        stack.callback(checks[-1].close)
+    return checks
+
+
+def _run(checks: "list[LogDirCheck]") -> "Iterator[Iterator[Finding]]":
+    """Check one data directory after the other; a missing folder is a finding of the first that knows the partition."""
+    expected = _partitions(checks)
+    for one in checks:
+        for found in one.log_dir.partitions():
+            expected.pop(found.partition, None)
+    progress = _Progress()
+    for number, one in enumerate(checks):
+        last = number + 1 == len(checks)
+        own = {name: expected.pop(name) for name in list(expected) if last or one.log_dir.has_checkpoint(name)}
+        yield one.run(own, progress)
+
+
+def _partitions(checks: "list[LogDirCheck]") -> "dict[TopicPartition, UUID]":
+    """The partitions of the broker, from the metadata in the first data directory that has some."""
+    from levada.core.cluster.image import TopicChanged
+    from levada.core.cluster.metadata_records import decode
+    from levada.metadata.sqlite import read_closed_store
+    from levada.metadata.store import StoreError
+    from levada.model import TopicPartition
+
+    for one in checks:
+        path = os.path.join(one.log_dir.path, METADATA_FILE)
+        if os.path.exists(path):
+            try:
+                changes = [decode(record.key, record.value) for record in read_closed_store(path)]
+            except (StoreError, ValueError) as error:
+                raise CommandError(f"{path} cannot be read: {error}") from error
+            return {
+                TopicPartition(change.topic.name, index): change.topic.id
+                for change in changes
+                if isinstance(change, TopicChanged)
+                for index, state in enumerate(change.topic.partitions)
+                if str(state.leader) == one.log_dir.owner
+            }
+    return {}
+
+
+class _Progress:
+    """Prints how much is read, on standard error, when it takes long."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._next = time.monotonic() + PROGRESS_S
+
+    def __call__(self, size: int) -> None:
+        self._bytes += size
+        if time.monotonic() > self._next:
+            self._next += PROGRESS_S
+            click.echo(f"{self._bytes / 1e6:,.0f} MB read", err=True)
+
+
+def _print(findings: "list[Finding]", output: Output) -> None:
+    if output != "table":
+        emit([finding._asdict() for finding in findings], output)
+        return
+    for finding in findings:
+        at = "" if finding.position is None else f" at byte {finding.position}"
+        offset = "" if finding.offset is None else f" (offset {finding.offset})"
+        place = f"{finding.partition}: {finding.file}{at}{offset}"
+        click.echo(printable(f"{place}: {finding.problem}; lost: {finding.lost}; repair: {finding.repair}"))
+    if not findings:
+        click.echo("no damage found", err=not sys.stdout.isatty())

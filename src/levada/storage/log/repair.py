@@ -1,0 +1,211 @@
+"""Repairs a damaged log: bridges lost offsets by batches without records, and keeps the damaged files.
+
+Kafka's format allows a batch without records that spans offsets, and compaction leaves such batches: consumers skip
+them, offsets stay contiguous, and none is given out twice. The repaired log is written into a new directory, which
+then takes the place of the damaged one. The next start reads it completely and rebuilds its indexes.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+from uuid import UUID
+
+from levada.model import TopicPartition
+from levada.storage.checkpoints import LogCheckpoint
+from levada.storage.disk import OsDisk, fsync_file, write_all, write_atomically
+from levada.storage.file_names import (
+    LOG_SUFFIX,
+    METADATA_FILE,
+    SNAPSHOT_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    damaged_directory,
+    file_name,
+    repaired_directory,
+)
+from levada.storage.log.check import CheckedLog
+from levada.storage.log.damage import Damage
+from levada.storage.log.scan import InvalidBytes, salvage_batches
+from levada.storage.log.segment import RELATIVE_OFFSET_MAX, LogSegment
+from levada.storage.log_dir import LogDir, encode_partition_metadata
+from levada.wire.batches import BatchHeader
+from levada.wire.record_filter import bridge_batch
+
+
+class Repaired(NamedTuple):
+    """A repaired log: the directory that keeps the damaged files, if any, and the offsets without records."""
+
+    kept: str | None
+    end_offset: int
+    bridged: list[range]
+
+
+def costs_records(damage: Damage) -> bool:
+    """Whether the repair of a damage gives up records."""
+    return bool(damage.lost) or not (damage.in_checkpoint or damage.in_index or damage.position is not None)
+
+
+class LogRepair:
+    """Repairs one log of a log dir that no broker uses."""
+
+    __slots__ = ("_bridged", "_checkpoint", "_disk", "_log_dir", "_name", "_target", "_timestamp")
+
+    def __init__(self, log_dir: LogDir, name: TopicPartition, disk: OsDisk) -> None:
+        self._log_dir = log_dir
+        self._name = name
+        self._disk = disk
+        self._checkpoint: LogCheckpoint = log_dir.checkpoint_of(name)
+        self._bridged: list[range] = []
+        self._timestamp = int(time.time() * 1000)
+        self._target = ""
+
+    def run(self, checked: CheckedLog | None, topic_id: UUID | None) -> Repaired:
+        """Repair all damage of a checked log; without one the directory of the partition is missing."""
+        source = os.path.join(self._log_dir.path, str(self._name))
+        only_checkpoints = checked is not None and all(damage.in_checkpoint for damage in checked.damages)
+        if checked is not None and only_checkpoints:
+            self._correct_checkpoints(checked.end_offset)
+            return Repaired(None, checked.end_offset, [])
+        self._target = os.path.join(self._log_dir.path, repaired_directory(str(self._name)))
+        self._disk.mkdir(self._target)
+        end_offset = self._write_segments(checked)
+        if topic_id is not None:
+            metadata = os.path.join(self._target, METADATA_FILE)
+            write_atomically(self._disk, metadata, encode_partition_metadata(topic_id))
+        elif checked is not None:
+            self._copy(checked, METADATA_FILE)
+        self._disk.fsync_dir(self._target)
+        kept = None
+        if checked is not None:
+            kept = os.path.join(self._log_dir.path, damaged_directory(str(self._name)))
+            self._disk.rename(source, kept)
+        self._disk.rename(self._target, source)
+        self._disk.fsync_dir(self._log_dir.path)
+        self._correct_checkpoints(end_offset)
+        return Repaired(kept, end_offset, self._bridged)
+
+    def _correct_checkpoints(self, end_offset: int) -> None:
+        """Remove the recovery point, so that the next start reads the whole log, and a log start beyond the end."""
+        points, starts = dict(self._log_dir.recovery_points), dict(self._log_dir.log_start_offsets)
+        points.pop(self._name, None)
+        if starts.get(self._name, 0) > end_offset:
+            del starts[self._name]
+        self._log_dir.write_recovery_points(points)
+        self._log_dir.write_log_start_offsets(starts)
+        self._log_dir.recovery_points, self._log_dir.log_start_offsets = points, starts
+
+    def _write_segments(self, checked: CheckedLog | None) -> int:
+        """Write the segments of the repaired log; return its end offset."""
+        promised = self._promised_end(checked)
+        segments = [] if checked is None else [one for one in checked.segments if not self._is_odd(checked, one)]
+        if checked is None or not segments:
+            self._create(promised)
+            return promised
+        first = segments[0].base_offset
+        starts = [damage.lost.start for damage in checked.damages if damage.lost.stop == first]
+        self._bridge(range(min([*starts, *checked.files.bases, first]), first), None)
+        only_entry = [damage for damage in checked.damages if damage.in_checkpoint]
+        before: BatchHeader | None = None
+        for number, segment in enumerate(segments):
+            following = segments[number + 1].base_offset if number + 1 < len(segments) else None
+            end_offset, before = self._write_segment(checked, segment, following, before)
+            if following is None and not only_entry:
+                following = max(end_offset, promised)
+            if following is not None:
+                self._bridge(range(end_offset, following), before)
+        for offset in checked.files.snapshots:
+            self._copy(checked, file_name(offset, SNAPSHOT_SUFFIX))
+        return max(end_offset, following or 0)
+
+    def _promised_end(self, checked: CheckedLog | None) -> int:
+        """Return the highest offset of which a checkpoint or the name of a file says that the log was that long."""
+        offsets = [self._checkpoint.recovery_point or 0, self._checkpoint.log_start_offset or 0]
+        if checked is not None:
+            offsets += [*checked.files.snapshots, *checked.files.orphans, *checked.files.bases]
+        return max(offsets)
+
+    def _is_odd(self, checked: CheckedLog, segment: LogSegment) -> bool:
+        return os.path.basename(segment.path) in checked.files.odd
+
+    def _write_segment(
+        self, checked: CheckedLog, segment: LogSegment, following: int | None, before: BatchHeader | None
+    ) -> tuple[int, BatchHeader | None]:
+        """Write the valid batches of a segment, and bridges where others were; return its end and its last batch."""
+        path = self._path(segment.base_offset)
+        damaged = any(damage.file == segment.path and damage.position is not None for damage in checked.damages)
+        if following is not None and not damaged:
+            _link(segment.path, path)  # a closed segment never changes
+        aborted = file_name(segment.base_offset, TXN_INDEX_SUFFIX)
+        if not damaged and aborted not in checked.files.odd and os.path.exists(checked.files.path(aborted)):
+            self._copy(checked, aborted)
+        end_offset, position = segment.base_offset, 0
+        target = self._disk.open(path, create=True)
+        try:
+            for data, header, lost in self._pieces(segment, following, before):
+                if following is None or damaged:
+                    position = write_all(self._disk, target, [data], position)
+                if lost:
+                    self._bridged.append(lost)
+                before, end_offset = header, header.last_offset + 1
+            self._disk.fsync(target)
+        finally:
+            self._disk.close(target)
+            segment.close()
+        if end_offset == segment.base_offset and following is not None:
+            self._disk.unlink(path)  # empty: a bridge takes its place
+        return end_offset, before
+
+    def _pieces(
+        self, segment: LogSegment, following: int | None, before: BatchHeader | None
+    ) -> Iterator[tuple[bytes | memoryview, BatchHeader, range]]:
+        """Yield the batches of the repaired segment; a bridge with the offsets that it spans."""
+        contiguous = following is None
+        end_offset = following if following is not None else self._checkpoint.recovery_point or 0
+        for piece in salvage_batches(segment, end_offset, contiguous):
+            if not isinstance(piece, InvalidBytes):
+                _, before, view = piece
+                yield view, before, range(0)
+            elif piece.offsets and piece.offsets.stop - 1 - segment.base_offset <= RELATIVE_OFFSET_MAX:
+                for part in _parts(piece.offsets):
+                    data, before = self._bridge_batch(part, before)
+                    yield data, before, part
+
+    def _bridge_batch(self, offsets: range, before: BatchHeader | None) -> tuple[bytes, BatchHeader]:
+        batch, header = bridge_batch(before, offsets, self._timestamp)
+        return bytes(batch), header
+
+    def _bridge(self, offsets: range, before: BatchHeader | None) -> None:
+        """Write segments that only bridge lost offsets."""
+        for part in _parts(offsets):
+            data, before = self._bridge_batch(part, before)
+            write_atomically(self._disk, self._path(part.start), data)
+            self._bridged.append(part)
+
+    def _create(self, offset: int) -> None:
+        path = self._path(offset)
+        self._disk.close(self._disk.open(path, create=True))
+        fsync_file(self._disk, path)
+
+    def _path(self, base_offset: int) -> str:
+        return os.path.join(self._target, file_name(base_offset, LOG_SUFFIX))
+
+    def _copy(self, checked: CheckedLog, name: str) -> None:
+        source = checked.files.path(name)
+        if name not in checked.files.odd and os.path.exists(source):
+            shutil.copyfile(source, os.path.join(self._target, name))
+            fsync_file(self._disk, os.path.join(self._target, name))
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # the file system has no hard links
+        shutil.copyfile(source, target)
+
+
+def _parts(offsets: range) -> Iterator[range]:
+    """Split offsets into ranges that fit one segment."""
+    while offsets:
+        yield offsets[: RELATIVE_OFFSET_MAX + 1]
+        offsets = offsets[RELATIVE_OFFSET_MAX + 1 :]

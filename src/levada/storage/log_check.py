@@ -1,0 +1,93 @@
+"""Checks and repairs the logs of a log dir that no broker uses (`levada log check` and `repair`)."""
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+from uuid import UUID
+
+from levada.model import TopicPartition
+from levada.storage.checkpoints import LogCheckpoint
+from levada.storage.disk import OsDisk
+from levada.storage.log.check import CheckedLog, ReadOnlyDisk
+from levada.storage.log.damage import Damage
+from levada.storage.log.repair import LogRepair, Repaired, costs_records
+from levada.storage.log.scan import Progress, unreported
+from levada.storage.log_dir import LOG_STARTS_FILE, RECOVERY_POINTS_FILE, LogDir
+
+Topics = Mapping[TopicPartition, UUID]  # the partitions of this broker that the metadata knows
+
+
+class Finding(NamedTuple):
+    """One line of a check."""
+
+    partition: str
+    file: str
+    position: int | None
+    offset: int | None  # the first one that is lost
+    problem: str
+    lost: str
+    repair: str
+
+
+class LogDirCheck:
+    """Checks every partition of a log dir. The log dir is locked until it is closed; a check changes no file."""
+
+    def __init__(self, path: str, disk: OsDisk) -> None:
+        self._disk = disk
+        self.log_dir = LogDir.open(path, disk, node_id=None)
+        self._topics: Topics = {}
+        self.damaged: dict[TopicPartition, tuple[CheckedLog | None, list[Damage]]] = {}
+
+    def run(self, topics: Topics, progress: Progress = unreported) -> Iterator[Finding]:
+        """Check the checkpoints and all logs, of which no other log dir has one of the `topics`; yield the findings."""
+        self._topics = topics
+        for file, reason in self.log_dir.unreadable.items():
+            path = os.path.join(self.log_dir.path, file)
+            yield Finding("-", path, None, None, reason, "nothing", "the next start reads all logs and writes it again")
+        found = {one.partition: one.directory for one in self.log_dir.partitions()}
+        for name, directory in found.items():
+            checked = CheckedLog(ReadOnlyDisk(), directory, self.log_dir.checkpoint_of(name), progress)
+            if damages := checked.check():
+                self.damaged[name] = checked, damages
+                yield from (_finding(name, damage) for damage in damages)
+        for name in sorted(self._topics.keys() - found.keys()):
+            damage = _missing_folder(self.log_dir, name)
+            self.damaged[name] = None, [damage]
+            yield _finding(name, damage)
+
+    def repair(self, accept_loss: bool) -> Iterator[tuple[TopicPartition, Repaired | None]]:
+        """Repair the damaged logs after a check; yield each one, None where that would cost records."""
+        if any(name in self.log_dir.unreadable for name in (RECOVERY_POINTS_FILE, LOG_STARTS_FILE)):
+            self.log_dir.write_recovery_points(self.log_dir.recovery_points)
+            self.log_dir.write_log_start_offsets(self.log_dir.log_start_offsets)
+        for name, (checked, damages) in self.damaged.items():
+            if any(costs_records(damage) for damage in damages) and not accept_loss:
+                yield name, None
+            else:
+                yield name, LogRepair(self.log_dir, name, self._disk).run(checked, self._topics.get(name))
+
+    def close(self) -> None:
+        """Unlock the log dir; the marker of a clean shutdown stays as it is."""
+        self.log_dir.close(clean=False)
+
+
+def _missing_folder(log_dir: LogDir, name: TopicPartition) -> Damage:
+    checkpoint: LogCheckpoint = log_dir.checkpoint_of(name)
+    start, end = checkpoint.log_start_offset or 0, checkpoint.recovery_point or 0
+    return Damage(os.path.join(log_dir.path, str(name)), "the folder is missing", lost=range(start, max(start, end)))
+
+
+def _finding(name: TopicPartition, damage: Damage) -> Finding:
+    lost = f"offsets {damage.lost.start} to {damage.lost.stop - 1}" if damage.lost else "nothing"
+    if damage.in_checkpoint:
+        repair = "remove the entry of the checkpoint"
+    elif damage.in_index:
+        repair = "rebuild the file"
+    elif not damage.lost and damage.position is not None:
+        repair = "remove the invalid bytes"
+    elif damage.lost:
+        repair = "with --accept-loss: bridge the offsets by a batch without records"
+    else:
+        repair, lost = "with --accept-loss: go on without the file", "unknown"
+    offset = damage.lost.start if damage.lost else None
+    return Finding(str(name), damage.file, damage.position, offset, damage.problem, lost, repair)

@@ -1,0 +1,247 @@
+"""`levada log check` and `repair`: on the data directory of a stopped broker, with brokers and clients afterwards."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from tests.support.broker import BrokerThread, crash_image
+from tests.support.client import NoLog
+from tests.support.raw import batch, fetch, produce
+
+from levada.cli.main import run
+from levada.errors import ErrorCode
+
+TIMEOUT_S = 30.0
+RECORDS = 40
+SETTINGS: dict[str, Any] = {"log_segment_bytes": 1_000}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two topics of several segments, stopped cleanly."""
+    with BrokerThread(tmp_path / "data", **SETTINGS) as broker, broker.connect() as one:
+        for topic in ("hurt", "whole"):
+            broker.create(topic)
+            for number in range(RECORDS):
+                assert produce(one, topic, batch(b"%d" % number)).error_code == 0
+    return tmp_path / "data"
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def check(data: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """The findings of a check, which must change nothing."""
+    capsys.readouterr()
+    before = contents(data)
+    code = run(["log", "check", str(data), "-o", "json"])
+    assert contents(data) == before
+    findings: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    assert code == bool(findings)
+    return findings
+
+
+def segments(data: Path, topic: str = "hurt") -> list[Path]:
+    return sorted((data / f"{topic}-0").glob("*.log"))
+
+
+def flip_a_bit_in_the_middle(data: Path) -> None:
+    path = segments(data)[1]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def fill_with_zeros(data: Path) -> None:
+    path = segments(data)[1]
+    content = path.read_bytes()
+    path.write_bytes(content[:100] + bytes(300) + content[400:])
+
+
+def cut_a_closed_segment(data: Path) -> None:
+    os.truncate(segments(data)[1], 150)
+
+
+def empty_a_closed_segment(data: Path) -> None:
+    os.truncate(segments(data)[1], 0)
+
+
+def cut_the_last_segment(data: Path) -> None:
+    os.truncate(segments(data)[-1], segments(data)[-1].stat().st_size // 2)
+
+
+def remove_the_first_segment(data: Path) -> None:
+    segments(data)[0].unlink()
+
+
+def remove_a_segment(data: Path) -> None:
+    for path in (data / "hurt-0").glob(f"{segments(data)[1].stem}.*"):
+        path.unlink()
+
+
+def remove_the_folder(data: Path) -> None:
+    shutil.rmtree(data / "hurt-0")
+
+
+def put_a_directory_in_place_of_a_log(data: Path) -> None:
+    path = segments(data)[1]
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES = [
+    flip_a_bit_in_the_middle,
+    fill_with_zeros,
+    cut_a_closed_segment,
+    empty_a_closed_segment,
+    cut_the_last_segment,
+    remove_the_first_segment,
+    remove_a_segment,
+    remove_the_folder,
+    put_a_directory_in_place_of_a_log,
+]
+
+
+def read_with_librdkafka(bootstrap: str, end: int) -> dict[int, bytes]:
+    settings = {"bootstrap.servers": bootstrap, "group.id": "g", "auto.offset.reset": "earliest"}
+    consumer = Consumer(settings, logger=NoLog())
+    found: dict[int, bytes] = {}
+    try:
+        consumer.assign([TopicPartition("hurt", 0, 0)])
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline and end - 1 not in found:
+            message = consumer.poll(0.2)
+            if message is not None and not message.error():
+                found[message.offset() or 0] = message.value() or b""
+    finally:
+        consumer.close()
+    return found
+
+
+KAFKA_PYTHON = """
+import json, sys, time
+from kafka import KafkaConsumer, TopicPartition
+bootstrap, end = sys.argv[1], int(sys.argv[2])
+consumer = KafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
+partition, found = TopicPartition("hurt", 0), {}
+consumer.assign([partition])
+consumer.seek_to_beginning(partition)
+deadline = time.monotonic() + 30
+while time.monotonic() < deadline and end - 1 not in found:
+    for records in consumer.poll(timeout_ms=200).values():
+        found |= {record.offset: record.value.decode() for record in records}
+consumer.close()
+print(json.dumps(found))
+"""
+
+
+def read_with_kafka_python(bootstrap: str, end: int) -> dict[int, bytes]:
+    """In a process of its own: its import warns."""
+    command = [sys.executable, "-c", KAFKA_PYTHON, bootstrap, str(end)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {int(offset): value.encode() for offset, value in json.loads(ended.stdout).items()}
+
+
+def test_a_whole_data_directory_has_no_findings(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(data, capsys) == []
+    with BrokerThread(data, **SETTINGS):
+        image = crash_image(data, data.with_name("killed"))
+    assert check(image, capsys) == []
+
+
+def test_a_data_directory_in_use_is_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with BrokerThread(data, **SETTINGS):
+        command = [sys.executable, "-m", "levada", "log", "check", str(data)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1 and "in use by another broker" in ended.stderr
+    assert run(["log", "check", str(data / "hurt-0")]) == 1
+    assert "is no data directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_repaired_log_is_read_over_the_gap(
+    data: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
+) -> None:
+    damage(data)
+    findings = check(data, capsys)
+    assert {finding["partition"] for finding in findings} == {"hurt-0"}
+    with BrokerThread(data, **SETTINGS) as broker, broker.connect() as one:
+        offline = fetch(one, "hurt", 0).error_code != 0
+        if damage is not flip_a_bit_in_the_middle and damage is not fill_with_zeros:  # the scrub finds these
+            assert offline
+    before = contents(data)
+    assert run(["log", "repair", str(data)]) == 1
+    assert contents(data) == before
+    assert run(["log", "repair", str(data), "--accept-loss"]) == 0
+    printed = capsys.readouterr().err
+    assert "bridged" in printed or damage is remove_the_folder
+    for path in data.glob("hurt-0.*-damaged"):
+        assert str(path) in printed
+        assert {name: content for name, (content, _) in contents(path).items()} == {
+            name.removeprefix("hurt-0/"): content for name, (content, _) in before.items() if name.startswith("hurt-0/")
+        }
+    assert not list(data.glob("*-repaired"))
+    assert check(data, capsys) == []
+    with BrokerThread(data, **SETTINGS) as broker, broker.connect() as one:
+        answer = produce(one, "hurt", batch(b"new"))
+        assert (answer.error_code, answer.base_offset) == (0, RECORDS)
+        found = read_with_librdkafka(broker.bootstrap, RECORDS + 1)
+        assert found[RECORDS] == b"new"
+        assert all(value == b"%d" % offset for offset, value in found.items() if offset < RECORDS)
+        assert read_with_kafka_python(broker.bootstrap, RECORDS + 1) == found
+        if damage is not remove_the_folder:
+            assert RECORDS // 2 < len(found) < RECORDS + 1
+    with BrokerThread(data, **SETTINGS) as broker, broker.connect() as one:
+        assert fetch(one, "hurt", RECORDS).high_watermark == RECORDS + 1
+
+
+def write_checkpoint(data: Path, name: str, old: str, new: str) -> None:
+    path = data / name
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(["0", lines[2], *(new if line == old else line for line in lines[3:])]) + "\n")
+
+
+@pytest.mark.parametrize("kind", ["log start", "recovery point", "index", "garbage"])
+def test_what_costs_no_record_is_repaired_without_asking(
+    data: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    if kind == "log start":
+        write_checkpoint(data, "log-start-offset-checkpoint", "hurt 0 0", "hurt 0 1000")
+    elif kind == "recovery point":
+        write_checkpoint(data, "recovery-point-offset-checkpoint", f"hurt 0 {RECORDS}", "hurt 0 5")
+    elif kind == "index":
+        segments(data)[1].with_suffix(".timeindex").write_bytes(b"nonsense")
+    else:
+        with segments(data)[1].open("ab") as file:
+            file.write(b"garbage")
+    assert [finding["lost"] for finding in check(data, capsys)] == ["nothing"]
+    if kind != "index":
+        with BrokerThread(data, **SETTINGS) as broker, broker.connect() as one:
+            assert fetch(one, "hurt", 0).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert run(["log", "repair", str(data)]) == 0
+    assert check(data, capsys) == []
+    with BrokerThread(data, **SETTINGS) as broker:
+        assert len(read_with_librdkafka(broker.bootstrap, RECORDS)) == RECORDS
+
+
+def test_findings_are_lines(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip_a_bit_in_the_middle(data)
+    (data / "recovery-point-offset-checkpoint").write_bytes(b"nonsense")
+    assert run(["log", "check", str(data)]) == 1
+    checkpoint, line = capsys.readouterr().out.splitlines()
+    assert checkpoint.startswith(f"-: {data}/recovery-point-offset-checkpoint: ")
+    assert line.startswith(f"hurt-0: {segments(data)[1]} at byte ")
+    assert "its CRC differs; lost: offsets " in line and "repair: with --accept-loss: " in line
