@@ -16,6 +16,7 @@ from levada.broker.faults import Faults
 from levada.broker.housekeeping import Housekeeping
 from levada.broker.log_dirs import LogDirs
 from levada.broker.metrics import MetricsServer
+from levada.broker.scrub import Scrub
 from levada.clock import Clock, SystemClock
 from levada.config.broker import BrokerConfig
 from levada.config.listeners import address_text
@@ -97,6 +98,7 @@ class Server:
             broker.open()
             Housekeeping(broker).start()
             LogCleaner(broker).start()
+            Scrub(broker).start()
             self._metrics = await _metrics(broker, self._listeners, busy_poller)
             for listener in self._listeners:
                 await listener.serve()

@@ -31,6 +31,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.metadata.store import MetadataStore
 from levada.net.flush import FlushQueue
 from levada.storage.log.reader import Slice, warm
+from levada.storage.log.scrub import ScrubMetrics
 
 SESSION_ID_MAX: Final = (1 << 31) - 1
 READ_THREADS: Final = 2
@@ -75,6 +76,7 @@ class Broker:
             TRANSACTION_KEYS: self.transactions,
         }
         self.cleaner_metrics = CleanerMetrics()
+        self.scrub_metrics = ScrubMetrics()
         self.coordinator_metrics = CoordinatorMetrics()
         self.request_metrics = RequestMetrics(clock.monotonic, flush_queue)
         self.deleted_traffic: Counter[str] = Counter()  # of deleted partitions, which totals include

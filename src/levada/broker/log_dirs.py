@@ -261,6 +261,17 @@ class LogDirs:
         if log_dir is not None:
             self._take_offline(log_dir, error)
 
+    def fail_partition(self, partition: Partition, detail: str) -> None:
+        """Take one open partition offline until the next start, because its log is damaged."""
+        log_dir = self._partitions.get(partition)
+        if log_dir is not None and not partition.offline:
+            partition.go_offline()
+            name = TopicPartition(partition.topic, partition.index)
+            log_dir.recovery_points[name] = partition.log.recovery_point
+            log_dir.log_start_offsets[name] = min(partition.log.log_start_offset, partition.log.recovery_point)
+            self._corrupt[name] = log_dir
+            log.error("partition is offline", partition=str(name), error=detail)
+
     def _take_offline(self, log_dir: LogDir, error: OSError) -> None:
         if log_dir.fail(error):
             for partition, owner in self._partitions.items():

@@ -107,6 +107,7 @@ class Collector:
         yield from self._requests()
         yield from self._logs()
         yield from self._cleaner()
+        yield from self._scrub()
         yield from self._groups()
         yield from self._lags()
         yield from self._transactions()
@@ -179,6 +180,16 @@ class Collector:
         )
         for what, count, description in counts:
             yield Family(f"levada_log_cleaner_{what}_total", COUNTER, description, [("", count)])
+
+    def _scrub(self) -> Iterator[Family]:
+        metrics = self._broker.scrub_metrics
+        counts = (
+            ("segments", metrics.segments, "Segments read by the scrub"),
+            ("read_bytes", metrics.bytes_read, "Bytes read by the scrub"),
+            ("corrupt_segments", metrics.corrupt, "Segments in which the scrub found a corrupt batch"),
+        )
+        for what, count, description in counts:
+            yield Family(f"levada_log_scrub_{what}_total", COUNTER, description, [("", count)])
 
     def _groups(self) -> Iterator[Family]:
         states = Counter({(kind, state): 0 for kind, known in GROUP_STATES.items() for state in known})

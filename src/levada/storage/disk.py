@@ -28,7 +28,15 @@ FILE_ERRORS: Final = frozenset(
 )
 
 
-class Disk(Protocol):
+class Reads(Protocol):
+    """Reads open files."""
+
+    def pread(self, fd: int, count: int, position: int, /) -> bytes:
+        """Read at most `count` bytes; fewer only at the end of the file."""
+        ...
+
+
+class Disk(Reads, Protocol):
     """Files by descriptor, names by path. Failures are the OSErrors of the operating system."""
 
     def open(self, path: str, create: bool = False) -> int:
@@ -39,10 +47,6 @@ class Disk(Protocol):
 
     def size(self, fd: int) -> int: ...
 
-    def pread(self, fd: int, count: int, position: int, /) -> bytes:
-        """Read at most `count` bytes; fewer only at the end of the file."""
-        ...
-
     def pwritev(self, fd: int, views: Sequence[bytes | memoryview], position: int, /) -> int:
         """Write the views in order, possibly not all; return the number of bytes written."""
         ...
@@ -51,6 +55,10 @@ class Disk(Protocol):
 
     def pread_cached(self, fd: int, count: int, position: int, /) -> bytes:
         """Read from the page cache; raise BlockingIOError instead of waiting for the device. May return fewer bytes."""
+        ...
+
+    def drop_cached(self, fd: int, count: int, position: int, /) -> None:
+        """Drop clean pages from the page cache; with a count of 0 only turn off read-ahead of this descriptor."""
         ...
 
     def map(self, fd: int, size: int) -> memoryview:
@@ -118,6 +126,10 @@ class OsDisk:
             except OSError:
                 self._probing = False  # not supported by the file system: nothing counts as cold
         return os.pread(fd, count, position)
+
+    def drop_cached(self, fd: int, count: int, position: int, /) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, position, count, os.POSIX_FADV_DONTNEED if count else os.POSIX_FADV_RANDOM)
 
     def map(self, fd: int, size: int) -> memoryview:
         return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_READ))

@@ -108,6 +108,9 @@ class SimDisk:
     def pread_cached(self, fd: int, count: int, position: int, /) -> bytes:
         return self.pread(fd, count, position)
 
+    def drop_cached(self, fd: int, count: int, position: int, /) -> None:
+        self._file(fd)
+
     def map(self, fd: int, size: int) -> memoryview:
         file = self._file(fd)
         if size > len(file.data):

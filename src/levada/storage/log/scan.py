@@ -107,7 +107,7 @@ def valid_batches(
     for position, header, view in batches:
         reason = _invalid_reason(header, view, expected, base_offset, contiguous)
         if reason:
-            raise CorruptBatchError(path, position, reason)
+            raise CorruptBatchError(path, position, reason, expected)
         yield position, header, view
         expected = header.last_offset + 1
 

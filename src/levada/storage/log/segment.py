@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from levada.errors import ErrorCode, KafkaError
 from levada.model import NO_TIMESTAMP
-from levada.storage.disk import Disk, fsync_file
+from levada.storage.disk import Disk, Reads, fsync_file
 from levada.storage.file_names import (
     DELETED_SUFFIX,
     INDEX_SUFFIX,
@@ -32,14 +32,15 @@ StoredBatch = tuple[int, BatchHeader, memoryview]  # position of a batch, its he
 class CorruptBatchError(KafkaError):
     """The bytes at the position of a batch are no valid batch."""
 
-    def __init__(self, path: str, position: int, reason: str) -> None:
+    def __init__(self, path: str, position: int, reason: str, offset: int | None = None) -> None:
         super().__init__(ErrorCode.CORRUPT_MESSAGE, f"{path} is corrupt at byte {position}: {reason}")
         self.path = path
         self.position = position
         self.reason = reason
+        self.offset = offset  # of the batch, as far as that is known
 
 
-def read_batches(disk: Disk, fd: int, path: str, start: int, end: int, whole: bool = False) -> Iterator[StoredBatch]:
+def read_batches(disk: Reads, fd: int, path: str, start: int, end: int, whole: bool = False) -> Iterator[StoredBatch]:
     """Yield each batch from `start`, the position of a batch, up to `end`; with `whole` all bytes of each.
 
     Raises CorruptBatchError at the first invalid header.

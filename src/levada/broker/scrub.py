@@ -1,0 +1,116 @@
+"""The scrub: reads closed segments slowly in the background and takes partitions with corrupt batches offline.
+
+CRCs are checked when a batch is appended, recovered or compacted, not when it is fetched. The scrub finds damage of
+files that nobody reads, while a backup or another copy of the records may still exist.
+"""
+
+import asyncio
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Final, NamedTuple
+
+from levada.broker.broker import Broker
+from levada.broker.partition.partition import Partition
+from levada.logs import EventLog
+from levada.storage.log.scrub import scrub_segment
+from levada.storage.log.segment import CorruptBatchError, LogSegment
+
+log = EventLog(__name__)
+
+PARTITIONS_PER_ITERATION: Final = 20
+INTERVAL_S: Final = 24 * 3600.0  # a segment is not read again before
+PAUSE_S: Final = 60.0  # between searches for segments to read
+
+
+class ClosedSegment(NamedTuple):
+    """A closed segment of a partition, and the base offset of the next one."""
+
+    partition: Partition
+    segment: LogSegment
+    following: int
+
+
+class StoppedError(Exception):
+    """The broker stops."""
+
+
+class Scrub:
+    """Reads the closed segments of one broker, the one whose last check is the oldest first."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._bytes_per_second = broker.config.levada_scrub_bytes_per_second
+        self._checked: dict[tuple[str, int], float] = {}  # when, by path and size
+        self._stopping = Event()
+
+    def start(self) -> None:
+        """Start the task unless the rate is 0."""
+        if self._bytes_per_second:
+            self._broker.tasks.start("scrub", self._run())
+
+    async def _run(self) -> None:
+        thread = ThreadPoolExecutor(1, thread_name_prefix="scrub")
+        try:
+            while True:
+                await asyncio.sleep(PAUSE_S)
+                for closed in await self.due():
+                    await self.check(closed, thread)
+        finally:
+            self._stopping.set()
+            thread.shutdown(wait=False)
+
+    async def due(self) -> list[ClosedSegment]:
+        """Return the segments that are due for a check, the oldest check first."""
+        now, found = self._broker.clock.monotonic(), []
+        checked: dict[tuple[str, int], float] = {}
+        for number, partition in enumerate(list(self._broker.partitions.values())):
+            segments = [] if partition.offline else partition.log.segments
+            for segment, after in itertools.pairwise(segments):
+                key = (segment.path, segment.size)
+                last = checked[key] = self._checked.get(key, float("-inf"))
+                if now - last >= INTERVAL_S:
+                    found.append((last, ClosedSegment(partition, segment, after.base_offset)))
+            if number % PARTITIONS_PER_ITERATION == 0:
+                await asyncio.sleep(0)
+        self._checked = checked  # without segments that are gone
+        return [closed for _, closed in sorted(found, key=lambda pair: pair[0])]
+
+    async def check(self, closed: ClosedSegment, thread: ThreadPoolExecutor) -> None:
+        """Read one segment in the thread; a corrupt batch takes its partition offline."""
+        partition, segment, following = closed
+        if partition.offline or segment.deleted:
+            return
+        disk, loop = self._broker.log_dirs.disk, asyncio.get_running_loop()
+        arguments = (segment.path, segment.base_offset, segment.size, following, self._throttle)
+        try:
+            await loop.run_in_executor(thread, scrub_segment, disk, *arguments)
+        except (FileNotFoundError, StoppedError):
+            return  # deleted meanwhile, or the broker stops
+        except CorruptBatchError as error:
+            self._report(closed, error)
+        except OSError as error:
+            self._broker.log_dirs.failed(partition, error)
+        self._broker.scrub_metrics.segments += 1
+        self._checked[segment.path, segment.size] = self._broker.clock.monotonic()
+
+    def _report(self, closed: ClosedSegment, error: CorruptBatchError) -> None:
+        partition, segment, _ = closed
+        if segment.deleted or partition.offline:
+            return
+        self._broker.scrub_metrics.corrupt += 1
+        log.error(
+            "corrupt batch found",
+            partition=f"{partition.topic}-{partition.index}",
+            file=error.path,
+            position=error.position,
+            offset=segment.base_offset if error.offset is None else error.offset,
+            reason=error.reason,
+        )
+        self._broker.log_dirs.fail_partition(partition, error.detail)
+
+    def _throttle(self, size: int) -> None:
+        """Wait as long as a read of this size may take. Runs in the thread."""
+        self._broker.scrub_metrics.bytes_read += size
+        if self._stopping.wait(size / self._bytes_per_second):
+            raise StoppedError
