@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick check format bench bench-quick bench-spark load chaos chaos-spark lock clean
+.PHONY: help venv demo test quick check format bench bench-quick bench-spark load chaos chaos-spark damage lock clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ chaos: $(STAMP)  ## exactly once at length: 100,000 messages copied while all ar
 
 chaos-spark: $(STAMP)  ## exactly once on Spark: topic to topic and topic to lake while driver, executors, workers and broker are killed: 15 minutes (SEED=2: other kills)
 	CHAOS=full $(BIN)/python -m pytest -s -o faulthandler_timeout=3600 tests/spark/chaos
+
+damage: $(STAMP)  ## 2,000 starts on data directories with damaged files: no damage is silent: 6 minutes (SEED=2: other damage)
+	$(BIN)/python -m tests.damage --starts 2000 --seed $(or $(SEED),1)
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header $(if $(UPGRADE),--upgrade)
 lock: $(STAMP)  ## write requirements/*.txt from pyproject.toml (UPGRADE=1 takes newer versions)

@@ -3,14 +3,18 @@
 import random
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from tests.compat.tools import dump_log_segments
-from tests.support.logs import NOW_MS, make_batch, open_log
+from tests.support.logs import NOW_MS, append, make_batch, open_log
 
 from levada.core.partition.producer_state import ProducerStates
-from levada.model import Codec
+from levada.model import Codec, TopicPartition
+from levada.storage.disk import OsDisk
 from levada.storage.log.log import Log
+from levada.storage.log_check import LogDirCheck
+from levada.storage.log_dir import LogDir
 from levada.wire.batches import read_header, recompress
 
 CODECS = list(Codec)
@@ -91,3 +95,30 @@ def test_kafka_agrees_with_the_indexes(folder: Path, option: str) -> None:
 def test_kafka_reads_the_producer_snapshot(folder: Path) -> None:
     output = dump_log_segments(sorted(folder.glob("*.snapshot")))
     assert output.count("producerId: ") == 5
+
+
+def test_kafka_reads_a_repaired_log(tmp_path: Path) -> None:
+    """Lost offsets are bridged by batches without records."""
+    log_dir = LogDir.open(str(tmp_path), OsDisk(), node_id=1)
+    log_dir.join("cluster")
+    name = TopicPartition("orders", 0)
+    folder = Path(log_dir.create_partition(name, uuid4()))
+    log = open_log(folder, segment_bytes=1_000)
+    batches = [append(log, 2) for _ in range(40)]
+    log.close(clean=True)
+    log_dir.write_recovery_points({name: 80})
+    log_dir.close(clean=True)
+    path = sorted(folder.glob("*.log"))[1]
+    data = bytearray(path.read_bytes())
+    data[len(batches[0]) + 70] ^= 1  # in the second batch of the segment
+    path.write_bytes(data)
+    check = LogDirCheck(str(tmp_path), OsDisk())
+    assert len(list(check.run({}))) == 1
+    ((_, repaired),) = check.repair(accept_loss=True)
+    check.close()
+    assert repaired is not None and len(repaired.bridged) == 1
+    log = open_log(folder, clean=False, segment_bytes=1_000)
+    log.close(clean=True)
+    output = dump_log_segments(sorted(folder.glob("*.log")), "--deep-iteration")
+    assert output.count("isvalid: true") == 40 and "isvalid: false" not in output
+    assert output.count("count: 0 ") == 1 and output.count("| offset: ") == 78

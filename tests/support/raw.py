@@ -224,9 +224,11 @@ def _varint(number: int) -> bytes:
     return bytes(result)
 
 
-def produce(one: Connection, topic: str, records: bytes | None, version: int = 12, acks: int = -1) -> Any:
+def produce(
+    one: Connection, topic: str, records: bytes | None, version: int = 12, acks: int = -1, partition: int = 0
+) -> Any:
     """One partition's part of a Produce by name."""
-    place = {"name": topic, "partition_data": [{"index": 0, "records": records}]}
+    place = {"name": topic, "partition_data": [{"index": partition, "records": records}]}
     response = one.call("produce", version, {"acks": acks, "timeout": 10_000, "topic_data": [place]})
     return response.responses[0].partition_responses[0]
 

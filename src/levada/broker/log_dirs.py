@@ -123,7 +123,7 @@ class LogDirs:
         name = TopicPartition(topic.name, index)
         log_dir, found = self._take_found(name, topic.id)
         if log_dir is None and self._starting and (former := self._missing_from(name)):
-            where = f"{former.path}/{name} is missing, but it had records at the last clean shutdown"
+            where = f"{former.path}/{name} is missing, but it had records at the last checkpoint"
             log.error("partition is offline, its log is corrupt", partition=str(name), error=where)
             self._corrupt[name] = former
             return None
@@ -159,10 +159,9 @@ class LogDirs:
         return taken
 
     def _missing_from(self, name: TopicPartition) -> LogDir | None:
-        """Return the log dir that had records of a missing partition at its last clean shutdown."""
+        """Return the log dir that had records of a missing partition."""
         for log_dir in self._dirs:
-            start = log_dir.log_start_offsets.get(name, 0)
-            if log_dir.was_clean and log_dir.recovery_points.get(name, 0) > start:
+            if log_dir.recovery_points.get(name, 0) > log_dir.log_start_offsets.get(name, 0):
                 return log_dir
         return None
 

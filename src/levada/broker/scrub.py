@@ -1,11 +1,10 @@
-"""The scrub: reads closed segments slowly in the background and takes partitions with corrupt batches offline.
+"""The scrub: reads segments slowly in the background and takes partitions with corrupt batches offline.
 
 CRCs are checked when a batch is appended, recovered or compacted, not when it is fetched. The scrub finds damage of
 files that nobody reads, while a backup or another copy of the records may still exist.
 """
 
 import asyncio
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Final, NamedTuple
@@ -23,12 +22,12 @@ INTERVAL_S: Final = 24 * 3600.0  # a segment is not read again before
 PAUSE_S: Final = 60.0  # between searches for segments to read
 
 
-class ClosedSegment(NamedTuple):
-    """A closed segment of a partition, and the base offset of the next one."""
+class PublishedSegment(NamedTuple):
+    """A segment of a partition, and the base offset of the next one; None for the active segment."""
 
     partition: Partition
     segment: LogSegment
-    following: int
+    following: int | None
 
 
 class StoppedError(Exception):
@@ -36,12 +35,12 @@ class StoppedError(Exception):
 
 
 class Scrub:
-    """Reads the closed segments of one broker, the one whose last check is the oldest first."""
+    """Reads the segments of one broker, the one whose last check is the oldest first."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._bytes_per_second = broker.config.levada_scrub_bytes_per_second
-        self._checked: dict[tuple[str, int], float] = {}  # when, by path and size
+        self._checked: dict[str, float] = {}  # when, by path
         self._stopping = Event()
 
     def start(self) -> None:
@@ -54,50 +53,54 @@ class Scrub:
         try:
             while True:
                 await asyncio.sleep(PAUSE_S)
-                for closed in await self.due():
-                    await self.check(closed, thread)
+                for published in await self.due():
+                    await self.check(published, thread)
         finally:
             self._stopping.set()
             thread.shutdown(wait=False)
 
-    async def due(self) -> list[ClosedSegment]:
+    async def due(self) -> list[PublishedSegment]:
         """Return the segments that are due for a check, the oldest check first."""
         now, found = self._broker.clock.monotonic(), []
-        checked: dict[tuple[str, int], float] = {}
+        checked: dict[str, float] = {}
         for number, partition in enumerate(list(self._broker.partitions.values())):
             segments = [] if partition.offline else partition.log.segments
-            for segment, after in itertools.pairwise(segments):
-                key = (segment.path, segment.size)
-                last = checked[key] = self._checked.get(key, float("-inf"))
-                if now - last >= INTERVAL_S:
-                    found.append((last, ClosedSegment(partition, segment, after.base_offset)))
+            bases = [segment.base_offset for segment in segments]
+            for segment, following in zip(segments, [*bases[1:], None], strict=False):
+                last = checked[segment.path] = self._checked.get(segment.path, float("-inf"))
+                if now - last >= INTERVAL_S and segment.size:
+                    found.append((last, PublishedSegment(partition, segment, following)))
             if number % PARTITIONS_PER_ITERATION == 0:
                 await asyncio.sleep(0)
         self._checked = checked  # without segments that are gone
-        return [closed for _, closed in sorted(found, key=lambda pair: pair[0])]
+        return [published for _, published in sorted(found, key=lambda pair: pair[0])]
 
-    async def check(self, closed: ClosedSegment, thread: ThreadPoolExecutor) -> None:
+    async def check(self, published: PublishedSegment, thread: ThreadPoolExecutor) -> None:
         """Read one segment in the thread; a corrupt batch takes its partition offline."""
-        partition, segment, following = closed
+        partition, segment, following = published
         if partition.offline or segment.deleted:
             return
+        truncations = partition.log.truncations
         disk, loop = self._broker.log_dirs.disk, asyncio.get_running_loop()
         arguments = (segment.path, segment.base_offset, segment.size, following, self._throttle)
         try:
             await loop.run_in_executor(thread, scrub_segment, disk, *arguments)
-        except (FileNotFoundError, StoppedError):
-            return  # deleted meanwhile, or the broker stops
+        except StoppedError:
+            return
+        except FileNotFoundError:
+            self._report(published, CorruptBatchError(segment.path, 0, "the file is missing"))
         except CorruptBatchError as error:
-            self._report(closed, error)
+            if truncations == partition.log.truncations:
+                self._report(published, error)
         except OSError as error:
             self._broker.log_dirs.failed(partition, error)
         self._broker.scrub_metrics.segments += 1
-        self._checked[segment.path, segment.size] = self._broker.clock.monotonic()
+        self._checked[segment.path] = self._broker.clock.monotonic()
 
-    def _report(self, closed: ClosedSegment, error: CorruptBatchError) -> None:
-        partition, segment, _ = closed
+    def _report(self, published: PublishedSegment, error: CorruptBatchError) -> None:
+        partition, segment, _ = published
         if segment.deleted or partition.offline:
-            return
+            return  # by retention or compaction, or with the topic
         self._broker.scrub_metrics.corrupt += 1
         log.error(
             "corrupt batch found",

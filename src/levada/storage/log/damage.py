@@ -125,6 +125,7 @@ def _last_segment_damage(
     if checkpoint.clean and point is not None and end_offset > point:
         problem = f"the log ends at offset {end_offset}, but it was closed at {point}"
         yield Damage(segment.path, problem, in_checkpoint=True)
-    if start is not None and start > max(end_offset, point or 0):
-        problem = f"the log ends at offset {end_offset}, but the checkpoint says that it starts at {start}"
+    if start is not None and start > (end_offset if point is None else point):
+        reach = f"ends at offset {end_offset}" if point is None else f"was fsynced up to {point}"
+        problem = f"the log {reach}, but the checkpoint says that it starts at {start}"
         yield Damage(segment.path, problem, in_checkpoint=True)

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from levada.core.partition.producer_state import AbortedTransaction
+from levada.errors import KafkaError
 from levada.storage.disk import Disk
-from levada.storage.log.segment import SCAN_BLOCK_BYTES, LogSegment
+from levada.storage.log.segment import SCAN_BLOCK_BYTES, CorruptBatchError, LogSegment
 from levada.wire.batches import BatchHeader, Record, decode
 from levada.wire.control_records import Marker, decode_marker
 
@@ -211,7 +212,10 @@ class LogReader:
             marker = None
             if header.is_control:
                 data = segment.disk.pread(segment.fd(), header.size, position)
-                marker = decode_marker(memoryview(data))
+                try:
+                    marker = decode_marker(memoryview(data))
+                except KafkaError as error:
+                    raise CorruptBatchError(segment.path, position, error.detail, header.base_offset) from error
             yield header, marker
 
     def _batches(self, start_offset: int) -> Iterator[tuple[LogSegment, int, BatchHeader]]:

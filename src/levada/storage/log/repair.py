@@ -86,10 +86,10 @@ class LogRepair:
         return Repaired(kept, end_offset, self._bridged)
 
     def _correct_checkpoints(self, end_offset: int) -> None:
-        """Remove the recovery point, so that the next start reads the whole log, and a log start beyond the end."""
+        """Remove the recovery point, so that the next start reads the whole log, and a log start beyond it."""
         points, starts = dict(self._log_dir.recovery_points), dict(self._log_dir.log_start_offsets)
-        points.pop(self._name, None)
-        if starts.get(self._name, 0) > end_offset:
+        point = points.pop(self._name, end_offset)
+        if starts.get(self._name, 0) > min(point, end_offset):
             del starts[self._name]
         self._log_dir.write_recovery_points(points)
         self._log_dir.write_log_start_offsets(starts)

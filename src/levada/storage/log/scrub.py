@@ -1,7 +1,7 @@
-"""Reads a closed segment again and verifies every batch, to find damage before a reader does.
+"""Reads a segment again and verifies every batch, to find damage before a reader does.
 
 The scrub reads with `pread` at a limited rate. Pages that were not in the page cache before are dropped again, so that
-it does not displace what readers need. A closed segment never changes, so no lock is needed.
+it does not displace what readers need. Published batches never change, so no lock is needed.
 """
 
 from collections.abc import Callable
@@ -44,17 +44,26 @@ class UncachedReads:
             return data
 
 
-def scrub_segment(disk: Disk, path: str, base_offset: int, size: int, following: int, throttle: Throttle) -> None:
-    """Verify a closed segment, which ends where `following` begins; raise CorruptBatchError. Runs in a thread."""
+def scrub_segment(
+    disk: Disk, path: str, base_offset: int, size: int, following: int | None, throttle: Throttle
+) -> None:
+    """Verify the first `size` bytes of a segment; raise CorruptBatchError. Runs in a thread.
+
+    A closed segment ends where the next one, `following`, begins.
+    """
     fd = disk.open(path)
     try:
         reads = UncachedReads(disk, throttle)
         disk.drop_cached(fd, 0, 0)
         batches = read_batches(reads, fd, path, 0, size, whole=True)
         end_offset = base_offset
-        for _, header, _ in valid_batches(batches, path, base_offset, contiguous=False):
-            end_offset = header.last_offset + 1
-        if end_offset != following:
+        try:
+            for _, header, _ in valid_batches(batches, path, base_offset, contiguous=False):
+                end_offset = header.last_offset + 1
+        except CorruptBatchError as error:
+            error.offset = end_offset
+            raise
+        if following is not None and end_offset != following:
             raise CorruptBatchError(path, size, f"it ends at offset {end_offset}, but the next starts at {following}")
     finally:
         disk.close(fd)
