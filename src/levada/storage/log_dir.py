@@ -344,12 +344,16 @@ class LogDir:
         """Find out whether the page cache survived since the last start, and remember this boot of the machine."""
         try:
             with open(KERNEL_BOOT_ID, "rb") as file:
-                current = file.read()
+                boot_id = file.read()
         except OSError:
             return  # not Linux: a power failure is always possible
-        if read_file(self._disk, self._path(BOOT_ID_FILE)) == current:
-            self.power_lost = False
-        elif self._node_id is not None:
+        current = boot_id + b"%08x\n" % crc32c(boot_id)
+        stored = read_file(self._disk, self._path(BOOT_ID_FILE))
+        if stored is not None:
+            former, crc = stored[:-9], stored[-9:]
+            is_valid = crc == b"%08x\n" % crc32c(former)
+            self.power_lost &= is_valid and stored != current
+        if stored != current and self._node_id is not None:
             write_atomically(self._disk, self._path(BOOT_ID_FILE), current)
 
 

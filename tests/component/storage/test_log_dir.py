@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 from tests.support.logs import QuickDisk, append, open_log
 
 from levada.model import TopicPartition
@@ -265,3 +266,25 @@ def test_ids_are_written_as_kafka_writes_them() -> None:
     for text in ("", "short", "ASNFZ4mrze8BI0VniavN7wAAAA"):
         with pytest.raises(ValueError):
             decode_uuid(text)
+
+
+def test_a_power_failure_is_told_from_a_kill(tmp_path: Path) -> None:
+    """By the id of the machine's boot; a corrupt one is no sign of a power failure."""
+    partition, path = TopicPartition("x", 0), tmp_path / ".boot-id"
+
+    def power_lost() -> bool:
+        log_dir = open_dir(tmp_path)
+        log_dir.close(clean=False)
+        return log_dir.checkpoint_of(partition).power_lost
+
+    open_dir(tmp_path).close(clean=False)
+    assert not power_lost()
+    current = path.read_bytes()
+    for position in range(len(current)):
+        path.write_bytes(current[:position] + bytes([current[position] ^ 1]) + current[position + 1 :])
+        assert not power_lost()
+        assert path.read_bytes() == current
+    other = b"01234567-89ab-cdef-0123-456789abcdef\n"
+    path.write_bytes(other + b"%08x\n" % crc32c(other))
+    assert power_lost()
+    assert not power_lost()
