@@ -84,7 +84,7 @@ def append_garbage(path: Path, random: Random) -> str:
 
 def swap_with_a_neighbour(path: Path, random: Random) -> str:
     """Exchange the content with another file of its kind in the same directory."""
-    others = [one for one in sorted(path.parent.glob(f"*{path.suffix}")) if one != path and one.is_file()]
+    others = [one for one in sorted(path.parent.iterdir()) if kind_of(one) == kind_of(path) and one != path]
     if not others:
         return flip_a_bit(path, random)
     other = random.choice(others)

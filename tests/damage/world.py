@@ -174,15 +174,15 @@ class Start:
             self._check_offline(name, before)
             return "offline"
         expected = self.prepared.records[name]
-        owed = {offset: value for offset, value in expected.items() if offset >= self.prepared.starts.get(name, 0)}
-        owed = {offset: value for offset, value in owed.items() if offset < self._owed_end(name)}
+        required = {offset: value for offset, value in expected.items() if offset >= self.prepared.starts.get(name, 0)}
+        required = {offset: value for offset, value in required.items() if offset < self._required_end(name)}
         served = self._served(broker, name)
-        wrong = {offset for offset, value in owed.items() if served.get(offset) != value}
+        wrong = {offset for offset, value in required.items() if served.get(offset) != value}
         if wrong and not self._found_by_scrub(broker, name):
             raise ViolationError(f"{topic}-{index}: offsets {sorted(wrong)} are not what was acknowledged")
         with broker.connect() as one:
             answer = produce(one, topic, batch(b"new"), partition=index)
-        if answer.error_code == 0 and answer.base_offset < min(self._owed_end(name), max(expected) + 1):
+        if answer.error_code == 0 and answer.base_offset < min(self._required_end(name), max(expected) + 1):
             raise ViolationError(f"{topic}-{index}: offset {answer.base_offset} is given out again")
         return "found by the scrub" if wrong else "served"
 
@@ -213,7 +213,7 @@ class Start:
             if not path.is_file() or path.read_bytes() != content:
                 raise ViolationError(f"{path.name} of the offline {topic}-{index} has changed")
 
-    def _owed_end(self, name: Name) -> int:
+    def _required_end(self, name: Name) -> int:
         """The offset below which something still tells of the records."""
         topic, index = name
         last = max(path.name for path in (self.prepared.data / f"{topic}-{index}").glob("*.log"))

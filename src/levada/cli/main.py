@@ -33,7 +33,7 @@ COMMANDS = {
         "Run pipelines on Spark: topics to lakes and back, topics to topics.",
     ),
     "config": ("levada.cli.config", "Show and change the settings of topics, brokers and groups."),
-    "log": ("levada.cli.log", "Check and repair the data directories of a stopped broker."),
+    "log": ("levada.cli.log.commands", "Check and repair the data directories of a stopped broker."),
     "cluster": ("levada.cli.cluster", "Describe the cluster, its health and its log dirs."),
     "completion": ("levada.cli.completion", "Print the completion script of a shell."),
 }

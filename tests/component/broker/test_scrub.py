@@ -83,7 +83,7 @@ def test_a_segment_that_is_gone_is_passed_over(tmp_path: Path, caplog: pytest.Lo
         assert not caplog.records
 
 
-def test_zero_turns_the_scrub_off(tmp_path: Path) -> None:
+def test_a_rate_of_zero_disables_the_scrub(tmp_path: Path) -> None:
     for rate, tasks in ((0, 0), (1_000, 1)):
         with BrokerThread(tmp_path / str(rate), levada_scrub_bytes_per_second=rate) as broker:
             names = [task.get_name() for task in broker.broker.tasks._running]

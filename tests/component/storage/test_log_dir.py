@@ -268,7 +268,7 @@ def test_ids_are_written_as_kafka_writes_them() -> None:
             decode_uuid(text)
 
 
-def test_a_power_failure_is_told_from_a_kill(tmp_path: Path) -> None:
+def test_a_power_failure_and_a_kill_differ(tmp_path: Path) -> None:
     """By the id of the machine's boot; a corrupt one is no sign of a power failure."""
     partition, path = TopicPartition("x", 0), tmp_path / ".boot-id"
 

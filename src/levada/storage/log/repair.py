@@ -97,11 +97,11 @@ class LogRepair:
 
     def _write_segments(self, checked: CheckedLog | None) -> int:
         """Write the segments of the repaired log; return its end offset."""
-        promised = self._promised_end(checked)
+        known_end = self._known_end(checked)
         segments = [] if checked is None else [one for one in checked.segments if not self._is_odd(checked, one)]
         if checked is None or not segments:
-            self._create(promised)
-            return promised
+            self._create(known_end)
+            return known_end
         first = segments[0].base_offset
         starts = [damage.lost.start for damage in checked.damages if damage.lost.stop == first]
         self._bridge(range(min([*starts, *checked.files.bases, first]), first), None)
@@ -111,14 +111,14 @@ class LogRepair:
             following = segments[number + 1].base_offset if number + 1 < len(segments) else None
             end_offset, before = self._write_segment(checked, segment, following, before)
             if following is None and not only_entry:
-                following = max(end_offset, promised)
+                following = max(end_offset, known_end)
             if following is not None:
                 self._bridge(range(end_offset, following), before)
         for offset in checked.files.snapshots:
             self._copy(checked, file_name(offset, SNAPSHOT_SUFFIX))
         return max(end_offset, following or 0)
 
-    def _promised_end(self, checked: CheckedLog | None) -> int:
+    def _known_end(self, checked: CheckedLog | None) -> int:
         """Return the highest offset of which a checkpoint or the name of a file says that the log was that long."""
         offsets = [self._checkpoint.recovery_point or 0, self._checkpoint.log_start_offset or 0]
         if checked is not None:

@@ -1,0 +1,1 @@
+"""Commands on the data directories of a stopped broker."""
