@@ -156,6 +156,9 @@ class _Database:
         if version < FORMAT_VERSION:
             self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
+        (result,) = self._connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if result != "ok":
+            raise StoreError(f"metadata store {self._path} is corrupt, restore it from a backup: {result}")
         if version < FORMAT_VERSION:
             with self._transaction():
                 for statement in SCHEMA:

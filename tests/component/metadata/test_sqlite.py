@@ -425,3 +425,28 @@ async def test_a_topic_made_elsewhere_arrives_here(tmp_path: Path) -> None:
     assert not arrived.is_set()
     await one.stop()
     await two.stop()
+
+
+def test_a_corrupt_file_is_named(tmp_path: Path) -> None:
+    """Records of it would otherwise be read as far as they go."""
+    path = tmp_path / "metadata.db"
+
+    async def write() -> None:
+        store = SqliteStore(str(path), ManualClock())
+        await store.open(lambda update: None)
+        await store.commit([CompareAndSet(f"/topics/{number}", b"x" * 300, ABSENT) for number in range(50)])
+        await store.close()
+
+    async def read() -> MetadataUpdate:
+        store = SqliteStore(str(path), ManualClock())
+        try:
+            return await store.open(lambda update: None)
+        finally:
+            await store.close()
+
+    asyncio.run(write())
+    content = path.read_bytes()
+    page = content.index(b"/topics/") // 4096 * 4096
+    path.write_bytes(content[: page + 8] + bytes(200) + content[page + 208 :])
+    with pytest.raises(StoreError, match=rf"{path}.*(corrupt|malformed)"):
+        asyncio.run(read())
