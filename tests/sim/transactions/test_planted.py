@@ -18,7 +18,7 @@ from levada.core.partition.producer_state import ProducerStates
 from levada.core.transactions.machine import TransactionsMachine
 from levada.core.transactions.state import Transaction
 from levada.storage.log.indexes import TransactionIndex
-from levada.storage.log.recovery import Recovery
+from levada.storage.log.recovery import CheckedSegment, Recovery
 
 SEEDS_MAX = 200
 # Where the search begins for what takes a rare coincidence, as a power cut between two fsyncs and a client that dies.
@@ -65,12 +65,11 @@ def aborted_transactions_are_not_listed(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_index_of_aborted_ones_is_lost_in_a_crash(patch: pytest.MonkeyPatch) -> None:
-    scan = Recovery._recover_segment
+    recover = Recovery._recover_segment
 
-    def forgetful(self: Recovery, segment: Any) -> int:
-        end_offset = scan(self, segment)
-        segment.txn_index.stale = False
-        return end_offset
+    def forgetful(self: Recovery, checked: CheckedSegment) -> None:
+        recover(self, checked)
+        checked.segment.txn_index.stale = False
 
     patch.setattr(Recovery, "_recover_segment", forgetful)
 
