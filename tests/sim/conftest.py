@@ -3,8 +3,7 @@
 import os
 
 import pytest
-
-SEEDS_DEFAULT = 600
+from tests.sim.seeds import SEEDS_DEFAULT
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

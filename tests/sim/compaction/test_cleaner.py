@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from tests.sim.compaction import world as cleaner_world
 from tests.sim.compaction.world import CleanerWorld
-from tests.sim.seeds import Violation, must_be_found, replayable
+from tests.sim.seeds import Invariant, Violation, must_be_found, replayable
 
 from levada.core.partition.producer_state import AbortedTransaction
 from levada.storage.compaction import cleaner
@@ -28,8 +28,6 @@ from levada.testing.sim_disk import SimCrash, SimDisk
 from levada.wire.batches import BatchHeader
 from levada.wire.record_filter import RecordSpan, retain_records
 
-SEEDS_MAX = 400
-
 Plant = Callable[[pytest.MonkeyPatch], type[SimDisk]]
 
 
@@ -40,7 +38,7 @@ def simulate(seed: int, disk_type: type[SimDisk] = SimDisk, actions: int = 200) 
         try:
             world.run(actions)
         except SwapRefusedError as error:
-            raise Violation(f"a swap was refused: {error}") from error
+            raise Violation(Invariant.RECOVERY, f"a swap was refused: {error}") from error
     return world
 
 
@@ -263,29 +261,29 @@ def leftovers_of_a_killed_cleaner_used(patch: pytest.MonkeyPatch) -> type[SimDis
     return SimDisk
 
 
-PLANTS = [
-    only_marker_of_a_transaction_dropped,
-    marker_dropped_while_an_empty_batch_is_left,
-    tombstone_dropped_too_early,
-    horizon_from_the_beginning_of_time,
-    swapped_before_fsync,
-    old_segments_removed_before_the_new_one_counts,
-    swap_not_finished_by_recovery,
-    aborted_record_hides_an_older_one,
-    cleaned_beyond_the_last_stable_offset,
-    cleaned_beyond_the_recovery_point,
-    last_batch_of_a_producer_dropped,
-    last_batch_of_a_segment_dropped,
-    aborted_transactions_not_carried_over,
-    latest_record_dropped,
-    map_believed_beyond_its_end,
-    records_lose_their_offsets,
-    leftovers_of_a_killed_cleaner_used,
-]
+PLANTS: dict[Plant, Invariant] = {
+    only_marker_of_a_transaction_dropped: Invariant.LAST_STABLE_OFFSET,
+    marker_dropped_while_an_empty_batch_is_left: Invariant.LAST_STABLE_OFFSET,
+    tombstone_dropped_too_early: Invariant.TOMBSTONES,
+    horizon_from_the_beginning_of_time: Invariant.TOMBSTONES,
+    swapped_before_fsync: Invariant.DURABILITY,
+    old_segments_removed_before_the_new_one_counts: Invariant.STORED_RECORDS,
+    swap_not_finished_by_recovery: Invariant.STORED_RECORDS,
+    aborted_record_hides_an_older_one: Invariant.LATEST_OF_A_KEY,
+    cleaned_beyond_the_last_stable_offset: Invariant.LATEST_OF_A_KEY,
+    cleaned_beyond_the_recovery_point: Invariant.LATEST_OF_A_KEY,
+    last_batch_of_a_producer_dropped: Invariant.PRODUCER_STATE,
+    last_batch_of_a_segment_dropped: Invariant.DURABILITY,
+    aborted_transactions_not_carried_over: Invariant.STORED_RECORDS,
+    latest_record_dropped: Invariant.LATEST_OF_A_KEY,
+    map_believed_beyond_its_end: Invariant.DELETED_KEYS,
+    records_lose_their_offsets: Invariant.STORED_RECORDS,
+    leftovers_of_a_killed_cleaner_used: Invariant.RECOVERY,
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     disk_type = plant(monkeypatch)
-    must_be_found(plant, lambda seed: simulate(seed, disk_type), range(SEEDS_MAX))
+    must_be_found(plant, PLANTS[plant], lambda seed: simulate(seed, disk_type))

@@ -14,7 +14,7 @@ from uuid import UUID
 from tests.sim.compaction.checks import CleanerChecks
 from tests.sim.compaction.model import Batch, Model, Writer
 from tests.sim.partition.world import SimFlushQueue
-from tests.sim.seeds import Violation
+from tests.sim.seeds import Invariant, Violation
 
 from levada.broker.partition.partition import Partition, PartitionContext
 from levada.config.topic import TopicConfig, TopicDefaults
@@ -98,10 +98,10 @@ class CleanerWorld:
             )
             return Partition("compacted", UUID(int=1), 0, 0, log, context)
         except (KafkaError, CorruptSnapshotError) as error:
-            raise Violation(f"the log does not open: {error}") from error
+            raise Violation(Invariant.RECOVERY, f"the log does not open: {error}") from error
 
     def fail(self, partition: Partition, error: OSError) -> None:
-        raise Violation(f"the disk does not fail here, but: {error}") from error
+        raise Violation(Invariant.RECOVERY, f"the disk does not fail here, but: {error}") from error
 
     # What can happen
 
@@ -178,7 +178,7 @@ class CleanerWorld:
             self.refused(writer, error)
             return
         if got != base:
-            raise Violation(f"a new batch at {base} was given {got}")
+            raise Violation(Invariant.OFFSETS_RISE, f"a new batch at {base} was given {got}")
         batch = Batch(base, base + count - 1, records, writer.producer_id, writer.sequence, writer.transactional)
         self.model.batches.append(batch)
         writer.sequence += count
@@ -187,9 +187,9 @@ class CleanerWorld:
         """A producer that expired may have come back with a part of its past: it gives up, as clients do."""
         last = self.last_batch(writer)
         if error.code != ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER or not last:
-            raise Violation(f"producer {writer.producer_id} is refused: {error}") from error
+            raise Violation(Invariant.VALID_REQUESTS, f"producer {writer.producer_id} is refused: {error}") from error
         if last.base_offset not in self.forgotten:
-            raise Violation(f"producer {writer.producer_id} is not known: {error}") from error
+            raise Violation(Invariant.PRODUCER_STATE, f"producer {writer.producer_id} is not known: {error}") from error
         self.end_transaction(writer)
         self.writers.remove(writer)
         self.busy = self.writers
@@ -347,10 +347,10 @@ class CleanerWorld:
     def opened(self, floor: int) -> None:
         end = self.partition.log.log_end_offset
         if not floor <= end <= self.model.end_offset:
-            raise Violation(f"the log ends at {end}, owed {floor}, given {self.model.end_offset}")
+            raise Violation(Invariant.DURABILITY, f"the log ends at {end}, owed {floor}, given {self.model.end_offset}")
         self.model.cut(end)
         if self.model.end_offset != end:
-            raise Violation(f"the log ends at {end}, within a batch")
+            raise Violation(Invariant.RECOVERY, f"the log ends at {end}, within a batch")
         self.written, self.synced = end, max(min(self.synced, end), self.partition.log.recovery_point)
         for writer in self.writers:
             last = self.last_batch(writer)

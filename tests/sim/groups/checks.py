@@ -1,13 +1,13 @@
 """Invariants of groups at any time, by the assignments that members got and report.
 
-Invariants 11 to 13 of the simulator: a partition has one owner at most, a member that lost it commits nothing more,
+A partition has one owner at most, a member that lost it commits nothing more,
 offsets in use are not removed, and the journal alone gives the state.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.groups.offset_model import Key, offsets_of
-from tests.sim.seeds import Violation
+from tests.sim.seeds import Invariant, Violation
 
 from levada.core.groups.classic.group import ClassicGroup, State
 from levada.core.groups.consumer.group import ConsumerGroup, GroupState
@@ -41,7 +41,7 @@ class GroupChecks:
         generation: int | None,
         topic_partitions: set[TopicPartitionKey],
     ) -> None:
-        """A member's assignment leaves the coordinator. Invariant 11: in a generation a partition has one owner."""
+        """A member's assignment leaves the coordinator: in a generation a partition has one owner."""
         for topic_partition in topic_partitions:
             self.owners[group, topic_partition] = member_id
         if generation is None or not isinstance(self.group(), ClassicGroup):
@@ -49,16 +49,22 @@ class GroupChecks:
         for topic_partition in topic_partitions:
             owner, static = self.by_generation.setdefault((generation, topic_partition), (member_id, instance_id))
             if owner != member_id and (static is None or static != instance_id):
-                raise Violation(f"{topic_partition} of generation {generation} belongs to {owner} and {member_id}")
+                raise Violation(
+                    Invariant.ONE_OWNER,
+                    f"{topic_partition} of generation {generation} belongs to {owner} and {member_id}",
+                )
 
     def commit_was_taken(self, request: CommitRequest, member_id: str) -> None:
-        """Invariant 12: no offset is put back by a member that has lost the partition."""
+        """No offset is put back by a member that has lost the partition."""
         if not member_id or request.generation <= self.generation_before:
             return
         for topic_partition, _ in request.offsets:
             owner = self.owners.get((request.group_id, topic_partition))
             if owner != member_id:
-                raise Violation(f"{member_id}@{request.generation} committed {topic_partition}, which {owner} has")
+                raise Violation(
+                    Invariant.COMMITS_OF_OWNERS,
+                    f"{member_id}@{request.generation} committed {topic_partition}, which {owner} has",
+                )
 
     def group(self) -> Any:
         machine = self.world.known
@@ -67,7 +73,7 @@ class GroupChecks:
     # After every event.
 
     def look(self, machine: GroupsMachine) -> None:
-        """Invariant 11: of the members that the group would listen to, no two read the same."""
+        """Of the members that the group would listen to, no two read the same."""
         group = machine.groups.get(self.world.group)
         generation = 0
         if isinstance(group, ClassicGroup | ConsumerGroup):
@@ -84,7 +90,9 @@ class GroupChecks:
                 for topic_partition in member.reads:
                     other = readers.setdefault(topic_partition, member)
                     if other is not member:
-                        raise Violation(f"{topic_partition} is read by {other} and {member}: {group}")
+                        raise Violation(
+                            Invariant.ONE_OWNER, f"{topic_partition} is read by {other} and {member}: {group}"
+                        )
 
     def may_go(self, key: Key) -> bool:
         """Whether an offset may have been removed: it is old, and nobody is there to read on from it."""
@@ -127,7 +135,7 @@ class GroupChecks:
         return "" if len(group.members) == len(members) else f"there are others in {group}"
 
     def journal(self) -> None:
-        """Invariant 13: replaying it gives the state."""
+        """Replaying it gives the state."""
         world = self.world
         world.settle()
         shard = world.broker.groups.shard_of_partition(0)
@@ -137,9 +145,9 @@ class GroupChecks:
         for entry in shard._journal.replay():
             replayed.replay(entry.key, entry.value, entry.batch)
         if offsets_of(replayed) != offsets_of(live):
-            raise Violation(f"replayed {offsets_of(replayed)}, but is {offsets_of(live)}")
+            raise Violation(Invariant.JOURNAL_REPLAY, f"replayed {offsets_of(replayed)}, but is {offsets_of(live)}")
         if durable(replayed) != durable(live):
-            raise Violation(f"replayed {durable(replayed)}, but is {durable(live)}")
+            raise Violation(Invariant.JOURNAL_REPLAY, f"replayed {durable(replayed)}, but is {durable(live)}")
 
 
 def durable(machine: GroupsMachine) -> dict[str, Any]:

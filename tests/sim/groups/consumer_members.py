@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.sim.groups.members import REBALANCE_MS, START_OVER, Member
-from tests.sim.seeds import Violation
+from tests.sim.seeds import Invariant, Violation
 
 from levada.core.groups.consumer import requests as consumer_requests
 from levada.core.groups.consumer.group import ConsumerGroup
@@ -97,7 +97,7 @@ class ConsumerMember(Member):
             return
         assert isinstance(result, HeartbeatResult)
         if result.member_epoch < self.generation and not joined:
-            raise Violation(f"{self} was taken back to epoch {result.member_epoch}")
+            raise Violation(Invariant.MEMBER_EPOCH, f"{self} was taken back to epoch {result.member_epoch}")
         self.generation, self.full = result.member_epoch, False
         if result.assignment is not None:
             self.shall = self.world.with_names(result.assignment)
@@ -110,7 +110,7 @@ class ConsumerMember(Member):
     def start_over(self, code: ErrorCode) -> None:
         if code is ErrorCode.UNRELEASED_INSTANCE_ID:
             if self.generation:
-                raise Violation(f"{self} was refused with {code!r}")
+                raise Violation(Invariant.VALID_REQUESTS, f"{self} was refused with {code!r}")
             return
         if code is ErrorCode.FENCED_INSTANCE_ID:
             self.world.replace(self)
@@ -118,7 +118,7 @@ class ConsumerMember(Member):
         if code is ErrorCode.STALE_MEMBER_EPOCH:
             return  # the next heartbeat brings the epoch
         if code not in START_OVER:
-            raise Violation(f"{self} was refused with {code!r}")
+            raise Violation(Invariant.VALID_REQUESTS, f"{self} was refused with {code!r}")
         self.generation, self.reads, self.shall, self.full = 0, set(), set(), True
 
     def leave(self) -> None:

@@ -7,7 +7,7 @@ given up. It may be killed, leave, or stand still and go on later in a generatio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.seeds import Violation
+from tests.sim.seeds import Invariant, Violation
 from tests.support.consumer_groups import subscription
 
 from levada.core.groups.classic.draft import JoinResult, SyncResult
@@ -338,7 +338,7 @@ class ClassicMember(Member):
             self.joined = False
             return
         if code not in START_OVER:
-            raise Violation(f"{self} was refused with {code!r}")
+            raise Violation(Invariant.VALID_REQUESTS, f"{self} was refused with {code!r}")
         self.joined, self.reads, self.generation = False, set(), -1
         if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND):
             self.member_id = ""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from tests.sim.groups.offset_model import Removed
-from tests.sim.seeds import Violation
+from tests.sim.seeds import Invariant, Violation
 
 from levada.broker.broker import Broker
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
@@ -124,7 +124,9 @@ class Reader(OffsetClient):
                 return
             found = ["unstable" if one.error else None if one.value is None else one.value.offset for one in result]
             if found != at_response["expected"]:
-                raise Violation(f"{group} has {found}, but should have {at_response['expected']}")
+                raise Violation(
+                    Invariant.COMMITTED_OFFSETS, f"{group} has {found}, but should have {at_response['expected']}"
+                )
             world.model.acknowledge(at_response["count"])
 
         self.ask(f"read {group}", submit, lambda _: self.soon(5_000), given)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
-from tests.sim.seeds import Violation
+from tests.sim.seeds import Invariant, Violation
 
 from levada.core.groups.machine import GroupsMachine
 from levada.model import TopicPartitionKey
@@ -146,7 +146,7 @@ class OffsetModel:
             self._acknowledged.apply(self._unacknowledged.pop(0))
 
     def observe(self, machine: GroupsMachine) -> None:
-        """Invariant 12: the coordinator has what was committed last, or what time and transactions made of it."""
+        """The coordinator has what was committed last, or what time and transactions made of it."""
         actual = offsets_of(machine)
         if actual == self.now.seen():
             return
@@ -154,10 +154,10 @@ class OffsetModel:
             for operation in operations:
                 self.take(operation)
             return
-        raise Violation(f"offsets are {actual}, but should be {self.now.seen()}")
+        raise Violation(Invariant.COMMITTED_OFFSETS, f"offsets are {actual}, but should be {self.now.seen()}")
 
     def resume(self, machine: GroupsMachine) -> None:
-        """The coordinator was lost and has read its journal: invariant 12 for all that anybody was told of.
+        """The coordinator was lost and has read its journal: all that anybody was told of is there.
 
         The newest operations may be missing.
         """
@@ -172,7 +172,10 @@ class OffsetModel:
                 for operation in operations:
                     self.take(operation)
                 return
-        raise Violation(f"after a restart offsets are {actual}, acknowledged was {self._acknowledged.seen()}")
+        raise Violation(
+            Invariant.COMMITTED_OFFSETS,
+            f"after a restart offsets are {actual}, acknowledged was {self._acknowledged.seen()}",
+        )
 
     def _explanations(
         self, state: Offsets, actual: tuple[dict[Key, int], dict[int, dict[Key, int]]]

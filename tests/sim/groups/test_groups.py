@@ -1,6 +1,6 @@
 """Groups of both protocols and their offsets under random faults, by many seeds.
 
-Held are the invariants 11 to 13 of the simulator: a partition has one owner at most; offsets are what was committed
+A partition has one owner at most; offsets are what was committed
 last by whoever was allowed to, and none that anybody was told of is lost; the journal is the state. When the trouble
 ends, every group comes to rest with all partitions read, and what is kept no longer goes.
 """

@@ -18,7 +18,7 @@ from tests.sim.groups.consumer_members import ConsumerMember
 from tests.sim.groups.members import ClassicMember, Flavour, Member
 from tests.sim.groups.offset_clients import Keeper, OffsetClient, Operator, Reader, Transactor, Txn
 from tests.sim.groups.offset_model import OffsetModel, Operation, Taken
-from tests.sim.seeds import Violation, replayable
+from tests.sim.seeds import Invariant, Violation, replayable
 
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.coordinator.transactions import TRANSACTIONS_TOPIC
@@ -287,7 +287,7 @@ class GroupWorld(EventWorld):
         while not (self.known is not None and self.checks.at_rest(self.known)):
             self.step()
             if self.clock.ms > end_ms:
-                raise Violation(f"no rest: {self.checks.unrest(self.known)}")
+                raise Violation(Invariant.PROGRESS, f"no rest: {self.checks.unrest(self.known)}")
         self.checks.journal()
         self.all_go()
 
@@ -301,7 +301,7 @@ class GroupWorld(EventWorld):
         while self.clock.ms < end_ms:
             self.step()
         if self.known is None or self.known.groups or self.model.now.plain or self.model.now.pending:
-            raise Violation(f"kept too long: {self.known and self.known.groups}, {self.model.now}")
+            raise Violation(Invariant.EXPIRY, f"kept too long: {self.known and self.known.groups}, {self.model.now}")
         self.checks.journal()
 
 

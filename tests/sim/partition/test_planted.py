@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from tests.sim.partition.world import simulate
-from tests.sim.seeds import must_be_found
+from tests.sim.seeds import Invariant, must_be_found
 
 from levada.broker.partition import partition as partitions
 from levada.broker.partition.partition import Partition
@@ -14,8 +14,6 @@ from levada.storage.log import scan
 from levada.storage.log.log import Log
 from levada.storage.log.segment import LogSegment
 from levada.testing.sim_disk import SimDisk
-
-SEEDS_MAX = 400
 
 Plant = Callable[[pytest.MonkeyPatch], type[SimDisk]]
 
@@ -121,23 +119,23 @@ def recovery_point_too_high(patch: pytest.MonkeyPatch) -> type[SimDisk]:
     return SimDisk
 
 
-PLANTS = [
-    fsync_error_ignored,
-    fsync_left_out,
-    directory_never_synced,
-    torn_tail_accepted,
-    index_trusted,
-    reply_before_failed_write_is_noticed,
-    short_write_taken_for_whole,
-    watermark_before_fsync,
-    producers_forgotten_on_restart,
-    duplicates_accepted_after_restart,
-    snapshot_beyond_the_log_believed,
-    recovery_point_too_high,
-]
+PLANTS: dict[Plant, Invariant] = {
+    fsync_error_ignored: Invariant.DURABILITY,
+    fsync_left_out: Invariant.DURABILITY,
+    directory_never_synced: Invariant.RECOVERY,
+    torn_tail_accepted: Invariant.STORED_RECORDS,
+    index_trusted: Invariant.STORED_RECORDS,
+    reply_before_failed_write_is_noticed: Invariant.ACKNOWLEDGEMENT,
+    short_write_taken_for_whole: Invariant.DURABILITY,
+    watermark_before_fsync: Invariant.ACKNOWLEDGEMENT,
+    producers_forgotten_on_restart: Invariant.PRODUCER_STATE,
+    duplicates_accepted_after_restart: Invariant.PRODUCER_STATE,
+    snapshot_beyond_the_log_believed: Invariant.PRODUCER_STATE,
+    recovery_point_too_high: Invariant.DURABILITY,
+}
 
 
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     disk_type = plant(monkeypatch)
-    must_be_found(plant, lambda seed: simulate(seed, disk_type), range(SEEDS_MAX))
+    must_be_found(plant, PLANTS[plant], lambda seed: simulate(seed, disk_type))

@@ -12,7 +12,7 @@ from typing import cast
 from uuid import UUID
 
 from tests.sim.partition.clients import Batch, Identity, Producer
-from tests.sim.seeds import Violation, replayable
+from tests.sim.seeds import Invariant, Violation, replayable
 
 from levada.broker.partition.partition import Partition, PartitionContext
 from levada.config.topic import TopicConfig, TopicDefaults
@@ -117,7 +117,7 @@ class World:
             )
             return self.serve(log)
         except KafkaError as error:
-            raise Violation(f"the log does not open: {error}") from error
+            raise Violation(Invariant.RECOVERY, f"the log does not open: {error}") from error
 
     def serve(self, log: Log) -> Partition:
         self.flush_queue = SimFlushQueue()
@@ -194,12 +194,12 @@ class World:
             return
         if log.next_offset == expected:
             if base_offset not in [stored.base_offset for stored in known]:
-                raise Violation(f"{batch.identity} answered as a duplicate at {base_offset}")
+                raise Violation(Invariant.SEQUENCE_ONCE, f"{batch.identity} answered as a duplicate at {base_offset}")
         else:
-            if self.not_deleted(known):  # invariant 6
-                raise Violation(f"{batch.identity} stored again at {base_offset}")
+            if self.not_deleted(known):
+                raise Violation(Invariant.SEQUENCE_ONCE, f"{batch.identity} stored again at {base_offset}")
             if base_offset != expected or (self.log and self.log[-1].last_offset + 1 != expected):
-                raise Violation(f"offset {base_offset} given after {self.log[-1:]}")
+                raise Violation(Invariant.OFFSETS_RISE, f"offset {base_offset} given after {self.log[-1:]}")
             stored = Stored(base_offset, base_offset + batch.count - 1, bytes(view), batch.identity)
             self.log.append(stored)
         batch.goal = log.next_offset
@@ -208,9 +208,11 @@ class World:
         if error.code == ErrorCode.KAFKA_STORAGE_ERROR and self.disk_failed:
             return
         if error.code != ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER or batch.identity is None:
-            raise Violation(f"{batch.identity} refused with {error}") from error
+            raise Violation(Invariant.VALID_REQUESTS, f"{batch.identity} refused with {error}") from error
         if not known and self.follows(producer, batch.identity[2]):
-            raise Violation(f"{batch.identity} follows what is stored, but: {error}") from error
+            raise Violation(
+                Invariant.PRODUCER_STATE, f"{batch.identity} follows what is stored, but: {error}"
+            ) from error
         producer.start_over()
 
     def follows(self, producer: Producer, sequence: int) -> bool:
@@ -248,12 +250,12 @@ class World:
     def acknowledge(self, batch: Batch) -> None:
         places = self.places(batch.identity)
         if not places or len(self.not_deleted(places)) > 1:
-            raise Violation(f"{batch.identity} acknowledged, but stored {len(places)} times")
+            raise Violation(Invariant.ACKNOWLEDGEMENT, f"{batch.identity} acknowledged, but stored {len(places)} times")
         newest = places[-1]
         if newest.last_offset >= self.guaranteed.written:
-            raise Violation(f"{batch.identity} acknowledged before it was written")
+            raise Violation(Invariant.ACKNOWLEDGEMENT, f"{batch.identity} acknowledged before it was written")
         if self.waits_for_fsync and newest.last_offset >= self.guaranteed.synced:
-            raise Violation(f"{batch.identity} acknowledged before it was synced")
+            raise Violation(Invariant.ACKNOWLEDGEMENT, f"{batch.identity} acknowledged before it was synced")
         newest.acknowledged = True
 
     def sync(self) -> None:
@@ -266,7 +268,10 @@ class World:
                 self.fail(self.partition, error)
                 return
             if self.partition.log.recovery_point < end:
-                raise Violation(f"after a flush at {end} the recovery point is {self.partition.log.recovery_point}")
+                raise Violation(
+                    Invariant.DURABILITY,
+                    f"after a flush at {end} the recovery point is {self.partition.log.recovery_point}",
+                )
             self.guaranteed.synced = max(self.guaranteed.synced, end)
             self.sync_asked, self.sync_done = False, True
 
@@ -412,17 +417,19 @@ class World:
         end = self.partition.log.log_end_offset
         self.note(f"opened at {end}, owed {floor}, given {self.log[-1].last_offset + 1 if self.log else 0}")
         if end < floor:
-            raise Violation(f"the log ends at {end}, but everything below {floor} was promised")
+            raise Violation(Invariant.DURABILITY, f"the log ends at {end}, but everything below {floor} was promised")
         if self.waits_for_fsync and any(stored.acknowledged for stored in self.log if stored.base_offset >= end):
-            raise Violation(f"an acknowledged batch after {end} is lost")
+            raise Violation(Invariant.DURABILITY, f"an acknowledged batch after {end} is lost")
         if self.log and end > self.log[-1].last_offset + 1:
-            raise Violation(f"the log ends at {end}, but only {self.log[-1].last_offset + 1} were ever given")
+            raise Violation(
+                Invariant.RECOVERY, f"the log ends at {end}, but only {self.log[-1].last_offset + 1} were ever given"
+            )
         while self.log and self.log[-1].base_offset >= end:
             self.log.pop()
         if end == self.log_start_offset:  # deleted up to here, and no batch after it survived
             self.log.clear()
         elif end != (self.log[-1].last_offset + 1 if self.log else 0):
-            raise Violation(f"the log ends at {end}, within a batch")
+            raise Violation(Invariant.RECOVERY, f"the log ends at {end}, within a batch")
         self.power_lost = False
         self.guaranteed.written = end
         self.guaranteed.synced = max(min(self.guaranteed.synced, end), self.partition.log.recovery_point)
@@ -454,37 +461,43 @@ class World:
         except KafkaError as error:
             if error.code == ErrorCode.KAFKA_STORAGE_ERROR and self.disk_failed:
                 return offset
-            raise Violation(f"offset {offset} cannot be read: {error}") from error
+            raise Violation(Invariant.STORED_RECORDS, f"offset {offset} cannot be read: {error}") from error
         if len(data) > max_bytes and not minimum_one:
-            raise Violation(f"{len(data)} bytes read where {max_bytes} were asked for")
+            raise Violation(Invariant.STORED_RECORDS, f"{len(data)} bytes read where {max_bytes} were asked for")
         by_offset = {stored.base_offset: stored for stored in self.log}
         position, after = 0, offset
         for position, header in iterate_headers(data):
             stored = by_offset.get(header.base_offset)
             batch = data[position : position + header.size]
             if stored is None or bytes(batch) != stored.data or not crc_is_valid(batch):
-                raise Violation(f"at {header.base_offset} other bytes are served than were stored")
-            if header.last_offset < offset or header.last_offset >= partition.high_watermark:  # invariant 4
-                raise Violation(f"offset {offset} was asked for, {header.base_offset} served")
+                raise Violation(
+                    Invariant.STORED_RECORDS, f"at {header.base_offset} other bytes are served than were stored"
+                )
+            if header.last_offset < offset or header.last_offset >= partition.high_watermark:
+                raise Violation(Invariant.READ_BOUND, f"offset {offset} was asked for, {header.base_offset} served")
             if header.base_offset > after and after >= self.guaranteed.deleted:
-                raise Violation(f"read from {offset} skips {after}..{header.base_offset}")
+                raise Violation(Invariant.STORED_RECORDS, f"read from {offset} skips {after}..{header.base_offset}")
             after = header.last_offset + 1
         if data and position + header.size != len(data):
-            raise Violation(f"read from {offset} ends within a batch")
+            raise Violation(Invariant.STORED_RECORDS, f"read from {offset} ends within a batch")
         if not data and minimum_one:
-            raise Violation(f"nothing at {offset}, below the high watermark {partition.high_watermark}")
+            raise Violation(
+                Invariant.STORED_RECORDS, f"nothing at {offset}, below the high watermark {partition.high_watermark}"
+            )
         return after
 
     def check_log(self) -> None:
         """Everything readers can see is what was stored."""
         offset, end = self.partition.log.log_start_offset, self.partition.high_watermark
         if offset > self.guaranteed.deleted:
-            raise Violation(f"the log starts at {offset}, but only {self.guaranteed.deleted} were deleted")
+            raise Violation(
+                Invariant.STORED_RECORDS, f"the log starts at {offset}, but only {self.guaranteed.deleted} were deleted"
+            )
         while offset < end and not self.partition.offline:
             offset = self.check_read(offset, 2_000, True)
         identities = [stored.identity for stored in self.not_deleted(self.log) if stored.identity]
         if len(identities) != len(set(identities)):
-            raise Violation("a sequence is in the log twice")
+            raise Violation(Invariant.SEQUENCE_ONCE, "a sequence is in the log twice")
 
     def check_producers(self) -> None:
         """The state folded from snapshot and log is that of the log: the next sequence, and the last five batches."""
@@ -501,9 +514,14 @@ class World:
                     first_offset = states.check(producer_id, epoch, sequence, count)
                     expected = states.check(producer_id, epoch, following, 1) if stored is newest[-1] else -1
                 except KafkaError as error:
-                    raise Violation(f"after the start the broker does not know {stored.identity}: {error}") from error
+                    raise Violation(
+                        Invariant.PRODUCER_STATE, f"after the start the broker does not know {stored.identity}: {error}"
+                    ) from error
                 if (first_offset, expected) != (stored.base_offset, -1):
-                    raise Violation(f"after the start {stored.identity} is answered with {first_offset}, {expected}")
+                    raise Violation(
+                        Invariant.PRODUCER_STATE,
+                        f"after the start {stored.identity} is answered with {first_offset}, {expected}",
+                    )
 
     def check_recovery_is_idempotent(self, clean: bool) -> None:
         """Opening once more finds the same log."""
@@ -511,7 +529,7 @@ class World:
         self.disk.kill()
         self.partition = self.open(clean)
         if self.facts() != before:
-            raise Violation(f"a second recovery found {self.facts()}, the first one {before}")
+            raise Violation(Invariant.RECOVERY, f"a second recovery found {self.facts()}, the first one {before}")
 
     def facts(self) -> tuple[object, ...]:
         """What of a log does not depend on how often it was opened."""
@@ -538,7 +556,7 @@ class World:
         ]
         expected = next((record for record in records if record[0] >= wanted and record[1] >= low), None)
         if found != expected:
-            raise Violation(f"at {wanted} found {found}, expected {expected}")
+            raise Violation(Invariant.TIMESTAMPS, f"at {wanted} found {found}, expected {expected}")
 
     def note(self, line: str) -> None:
         self.trace.append(f"{self.disk.steps}: {line}")

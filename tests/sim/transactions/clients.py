@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from tests.sim.seeds import Violation
+from tests.sim.seeds import Invariant, Violation
 
 from levada.broker.broker import Broker
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
@@ -288,7 +288,9 @@ class Client:
         if error.code not in GONE:
             allowed = {ErrorCode.INVALID_TXN_STATE, ErrorCode.TRANSACTION_ABORTABLE}
             if error.code not in allowed or self.transaction is None:
-                raise Violation(f"{self.name} {self.identity}: {kind} was refused with {error}")
+                raise Violation(
+                    Invariant.VALID_REQUESTS, f"{self.name} {self.identity}: {kind} was refused with {error}"
+                )
             if kind == "end":
                 self.timed_out(self.transaction, error)
                 return
@@ -297,6 +299,6 @@ class Client:
     def timed_out(self, transaction: Transaction, error: KafkaError) -> None:
         """What lasted too long cannot be committed, but aborted to go on."""
         if not transaction.asked or self.world.clock.ms < transaction.since_ms + TIMEOUT_MS:
-            raise Violation(f"{self.name} asked for {self.doing} of {transaction}: {error}")
+            raise Violation(Invariant.VALID_REQUESTS, f"{self.name} asked for {self.doing} of {transaction}: {error}")
         transaction.asked = False
         self.doing = "end", False

@@ -1,6 +1,6 @@
 """Transactions under kills, power cuts, failing disks, lost responses and zombies, by many seeds.
 
-Held are the invariants 4 and 6 to 10 and 13 of notes/reliability.md: readers of committed records never see too much
+Readers of committed records never see too much
 or too early; a transaction ends once and as a whole, with the offsets it carried; what was told is kept; nothing hangs
 once all is healed; the journal is the state.
 """

@@ -10,7 +10,7 @@ from contextlib import closing
 from itertools import count
 
 from tests.sim.broker_world import BrokerWorld, image_of
-from tests.sim.seeds import Violation, replayable
+from tests.sim.seeds import Invariant, Violation, replayable
 from tests.sim.transactions.checks import TxnChecks
 from tests.sim.transactions.clients import Call, Client, Transaction
 
@@ -84,6 +84,10 @@ class TxnWorld(BrokerWorld):
             if client.call is not None:
                 client.call.look()
 
+    def crash(self, power_cut: bool) -> None:
+        super().crash(power_cut)
+        self.checks.check_markers()
+
     def kill_client(self) -> None:
         client = self.random.choice(self.clients)
         client.forget()
@@ -120,7 +124,7 @@ class TxnWorld(BrokerWorld):
             if not any(client.doing for client in self.clients):
                 break
         else:
-            raise Violation(f"no end: {[client.doing for client in self.clients]}")
+            raise Violation(Invariant.PROGRESS, f"no end: {[client.doing for client in self.clients]}")
         for name in sorted({client.name for client in self.clients}):
             self.begin_anew(name)
         self.checks.read()
@@ -152,7 +156,7 @@ class TxnWorld(BrokerWorld):
             self.settle()
             if call.done and not isinstance(call.result, Exception):
                 return
-        raise Violation(f"{name} cannot begin: {call.result}")
+        raise Violation(Invariant.PROGRESS, f"{name} cannot begin: {call.result}")
 
 
 def simulate(seed: int, disk_type: type[SimDisk] = SimDisk, actions: int = ACTIONS) -> TxnWorld:
