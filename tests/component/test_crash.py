@@ -167,13 +167,11 @@ def test_a_broker_that_must_stop_does_so_whatever_clients_do(tmp_path: Path) -> 
         for _ in range(10):
             greedy.send("fetch", 12, fields)
         place["fetch_offset"] = 20
-        patient.send("fetch", 12, fields | {"max_wait": 60_000, "min_bytes": 1})
+        patient.send("fetch", 12, fields | {"max_wait": 10 * 60_000, "min_bytes": 1})
         slow.socket.sendall(struct.pack(">i", 1_000_000) + bytes(1000))
         with Connection(server.bootstrap) as one:
             assert fetch(one, "orders", 20).error_code == 0
-        began = time.monotonic()
-        assert server.stop(signal.SIGTERM) == 0
-        assert time.monotonic() - began < 20
+        assert server.stop(signal.SIGTERM) == 0  # within its timeout, which is shorter than the long poll
         server.start()
         assert "unclean shutdown" not in server.log.read_text()
 

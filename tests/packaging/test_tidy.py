@@ -156,6 +156,14 @@ def test_no_test_skips_itself(path: Path) -> None:
         assert names & {"importorskip", "skip", "xfail"} == set(), "use `must_be_had` of tests/support/downloads.py"
 
 
+@pytest.mark.parametrize("path", TESTS, ids=name_of)
+def test_every_wait_has_a_deadline(path: Path) -> None:
+    """A loop that does nothing but ask keeps a core from the broker, and hangs where the answer does not come."""
+    loops = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.While)]
+    busy = [ast.unparse(loop.test) for loop in loops if all(isinstance(node, ast.Pass) for node in loop.body)]
+    assert [test for test in busy if not re.search(r"\.(recv|poll)\(", test)] == [], "use tests/support/waiting.py"
+
+
 def test_every_platform_skip_is_listed() -> None:
     found = {
         (name_of(path), ast.literal_eval(keyword.value))

@@ -10,6 +10,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from tests.support.waiting import until
+
 from levada.broker.purgatory import DelayedResponse
 from levada.loop import new_event_loop
 from levada.net.buffer_pool import BufferPool
@@ -63,7 +65,6 @@ class Server:
         self.received_bytes = 0
         self.handle: Callable[[Connection, memoryview], None] = lambda c, view: self.journal.take(c, view)
         self.listeners: list[Listener] = []
-        self._changed = threading.Condition()
 
     async def start(
         self, limits: RequestLimits, frames_bytes_max: int, connection_limits: ConnectionLimits, count: int
@@ -81,18 +82,13 @@ class Server:
 
     def _dispatch(self, connection: Connection, view: memoryview, start: int, stop: int) -> None:
         self.handle(connection, view[start:stop])
-        with self._changed:
-            self.dispatched += 1
-            self._changed.notify_all()
+        self.dispatched += 1
 
     def note_received(self, nbytes: int) -> None:
-        with self._changed:
-            self.received_bytes += nbytes
-            self._changed.notify_all()
+        self.received_bytes += nbytes
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        with self._changed:
-            assert self._changed.wait_for(condition, TIMEOUT_S), "it never came"
+        until(condition, "it never came", TIMEOUT_S)
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the loop."""

@@ -5,12 +5,14 @@ Every code and every field here is what Apache Kafka 4.3.1 answered to the same 
 
 import time
 import uuid
+from functools import partial
 from typing import Any
 
 import pytest
 from tests.compat.groups.members import GROUP_SETTINGS, make_topic
 from tests.support import raw
 from tests.support.raw import Connection, versions_known
+from tests.support.waiting import until
 
 from levada.errors import ErrorCode
 
@@ -247,8 +249,7 @@ class TestMembers:
         with Connection(broker) as other:
             second = join(other, group).member_id
             other.send("join_group", 9, join_fields(group, second))
-            while heartbeat(wire, group, first, 1) != ErrorCode.REBALANCE_IN_PROGRESS:
-                pass
+            until(lambda: heartbeat(wire, group, first, 1) == ErrorCode.REBALANCE_IN_PROGRESS)
             assert sync(wire, group, first, 1).error_code == ErrorCode.REBALANCE_IN_PROGRESS
             leader = join(wire, group, first)
             follower = other.receive()[1]
@@ -276,11 +277,14 @@ class TestMembers:
     def test_a_group_is_full(self, broker: str, wire: Connection, group: str) -> None:
         waiting = [Connection(broker) for _ in range(2)]
         first = stable(wire, group)
+
+        def has_members(count: int) -> bool:
+            return len(described(wire, group).members) == count
+
         for number, one in enumerate(waiting):
             member_id = join(one, group).member_id
             one.send("join_group", 9, join_fields(group, member_id))
-            while described(wire, group).members.__len__() < number + 2:
-                pass
+            until(partial(has_members, number + 2))
         join(wire, group, first)
         assert [one.receive()[1].error_code for one in waiting] == [NONE, NONE]
         assert join(wire, group).error_code == ErrorCode.GROUP_MAX_SIZE_REACHED

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from tests.support.raw import Connection
+from tests.support.waiting import until
 
 from levada.config.groups import GroupConfig, GroupSettings
 from levada.errors import ErrorCode, KafkaError
@@ -63,11 +64,15 @@ def beat(wire: Connection, group: str, member_id: str, epoch: int = 0) -> Any:
         "topic_partitions": [],
     }
     asked = {"key_type": 0, "coordinator_keys": [group]}
-    while wire.call("find_coordinator", 4, asked).coordinators[0].error_code:
-        pass
-    while (reply := wire.call("consumer_group_heartbeat", 1, fields)).error_code in NOT_YET:
-        pass
-    return reply
+    until(lambda: wire.call("find_coordinator", 4, asked).coordinators[0].error_code == ErrorCode.NONE)
+    replies: list[Any] = []
+
+    def served() -> bool:
+        replies.append(wire.call("consumer_group_heartbeat", 1, fields))
+        return replies[-1].error_code not in NOT_YET
+
+    until(served)
+    return replies[-1]
 
 
 def interval_ms(reply: Any) -> int:
@@ -157,6 +162,5 @@ def test_a_members_session_is_as_long_as_its_group_says() -> None:
             (answer,) = wire.call("consumer_group_describe", 1, {"group_ids": [group]}).groups
             return len(answer.members)
 
-        while members("hasty"):
-            pass
+        until(lambda: not members("hasty"))
         assert members("patient") == 1

@@ -13,6 +13,7 @@ import pytest
 from tests.support.broker import BrokerThread
 from tests.support.logs import read_all
 from tests.support.raw import Connection, batch, fetch, headers, produce
+from tests.support.waiting import until
 
 from levada.errors import ErrorCode
 from levada.wire.batches import decode
@@ -64,9 +65,7 @@ def polled(one: Connection) -> dict[int, Any]:
 
 def waits(broker: BrokerThread, topic: str, index: int = 0) -> None:
     """Return when somebody waits at the partition."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not broker.call(lambda: len(broker.partition(topic, index).watchers)):
-        assert time.monotonic() < deadline
+    until(lambda: broker.call(lambda: bool(broker.partition(topic, index).watchers)))
 
 
 # Produce.
@@ -246,9 +245,7 @@ def test_a_client_that_is_gone_is_not_waited_for(broker: BrokerThread, topic: st
     with broker.connect() as one:
         poll(one, topic, 0, 60_000, 1)
         waits(broker, topic)
-    deadline = time.monotonic() + TIMEOUT_S
-    while broker.call(lambda: len(broker.partition(topic).watchers)):
-        assert time.monotonic() < deadline
+    until(lambda: broker.call(lambda: not broker.partition(topic).watchers))
 
 
 def test_an_error_is_not_waited_with(wire: Connection, topic: str) -> None:
@@ -266,8 +263,7 @@ def test_answers_keep_their_order_behind_a_long_poll(broker: BrokerThread, wire:
     wire.send("produce", 9, fields)
     waits(broker, topic, 1)
     with broker.connect() as other:
-        while fetch(other, topic, 0).high_watermark < 1:
-            pass
+        until(lambda: fetch(other, topic, 0).high_watermark == 1)
         assert produce_parts(other, 9, {(topic, 1): batch(b"wakes")})[topic, 1].error_code == 0
     assert polled(wire)[1].high_watermark == 1
     assert wire.receive()[1].responses[0].partition_responses[0].base_offset == 0

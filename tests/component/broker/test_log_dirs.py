@@ -17,6 +17,7 @@ from tests.support.downloads import Unavailable, must_be_had
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import split
 from tests.support.raw import Connection, batch, fetch, produce
+from tests.support.waiting import until
 
 from levada.core.cluster.config_changes import AlterConfigs, ResourceType
 from levada.errors import ErrorCode
@@ -140,8 +141,7 @@ def test_all_waiters_get_an_error_for_a_broken_directory(tmp_path: Path, disk: F
 
 
 def wait_for_waiters(broker: BrokerThread, topic: str, index: int = 0) -> None:
-    while not broker.call(lambda: len(broker.partition(topic, index).watchers)):
-        pass
+    until(lambda: broker.call(lambda: bool(broker.partition(topic, index).watchers)))
 
 
 def test_a_failed_read_takes_the_directory_offline(tmp_path: Path, disk: FaultyDisk) -> None:
@@ -284,8 +284,7 @@ def test_deleted_records_stay_deleted_after_a_crash(tmp_path: Path) -> None:
         topics = [{"name": "orders", "partitions": [{"partition_index": 0, "offset": 3}]}]
         one.call("delete_records", 2, {"topics": topics, "timeout": 1000})
         checkpoint = tmp_path / "data" / "log-start-offset-checkpoint"
-        while not (checkpoint.exists() and "orders 0 3" in checkpoint.read_text()):
-            pass
+        until(lambda: checkpoint.exists() and "orders 0 3" in checkpoint.read_text())
         image = crash_image(tmp_path / "data", tmp_path / "image")
     with BrokerThread(image) as broker:
         assert broker.partition("orders").log_start_offset == 3
@@ -410,6 +409,5 @@ def test_a_deleted_topic_frees_its_space(tmp_path: Path) -> None:
         broker.create("orders", partitions=3)
         assert send(one, "orders", "x") == 0
         broker.delete("orders")
-        while list(tmp_path.glob("orders-*")):
-            pass
+        until(lambda: not list(tmp_path.glob("orders-*")))
         assert send(one, "orders", "y") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

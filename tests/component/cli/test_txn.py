@@ -206,8 +206,9 @@ def test_a_transaction_that_ends_meanwhile_does_not_hang(
 
             async def known_once_it_has_ended() -> list[TransactionState]:
                 assert end(wire, name, producer, commit=True) is ErrorCode.NONE
-                while (await admin.describe(name)).state != "CompleteCommit":
-                    pass
+                async with asyncio.timeout(60):
+                    while (await admin.describe(name)).state != "CompleteCommit":
+                        await asyncio.sleep(0)
                 return await known()
 
             monkeypatch.setattr(admin, "list_transactions", known_once_it_has_ended)

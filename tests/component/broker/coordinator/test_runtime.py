@@ -4,17 +4,17 @@ import asyncio
 import errno
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.support.broker import TIMEOUT_S, BrokerThread, crash_image
+from tests.support.broker import BrokerThread, crash_image
 from tests.support.classic_groups import RANGE
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.raw import Connection
+from tests.support.waiting import until
 
 from levada.broker.broker import Broker
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
@@ -54,6 +54,10 @@ def commit(wire: Connection, offset: int, group: str = "g", topic: str = "t", **
 def committed(wire: Connection, group: str = "g", topic: str = "t") -> Any:
     asked = {"group_id": group, "topics": [{"name": topic, "partition_indexes": [0]}]}
     return wire.call("offset_fetch", 8, {"groups": [asked]}).groups[0]
+
+
+def wait_until_loaded(wire: Connection) -> None:
+    until(lambda: committed(wire).error_code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
 
 def offset(wire: Connection, group: str = "g", topic: str = "t") -> int:
@@ -134,8 +138,7 @@ def test_a_group_is_not_served_before_its_journal_is_read(tmp_path: Path, monkey
         assert wire.call("heartbeat", 3, mine).error_code == 0, "older clients do not know the error"
         assert wire.call("sync_group", 3, mine).error_code == ErrorCode.REBALANCE_IN_PROGRESS
         gate.set()
-        while committed(wire).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            pass
+        wait_until_loaded(wire)
         assert offset(wire) == 299
 
 
@@ -183,8 +186,7 @@ def test_a_journal_that_cannot_be_read_has_no_coordinator(tmp_path: Path, caplog
         commit(wire, 5, other)
         one.call(lambda: one.broker.groups.shard("g").partition.append_own(unreadable(), 0))
     with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
-        while committed(wire).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            pass
+        wait_until_loaded(wire)
         assert committed(wire).error_code == ErrorCode.NOT_COORDINATOR
         assert commit(wire, 2) == ErrorCode.NOT_COORDINATOR
         assert offset(wire, other) == 5
@@ -207,9 +209,7 @@ def test_a_bug_while_a_journal_is_read_leaves_nobody_waiting(
 
     monkeypatch.setattr(GroupsMachine, "replay", fail)
     with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
-        deadline = time.monotonic() + TIMEOUT_S
-        while committed(wire).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            assert time.monotonic() < deadline, "it would wait for ever"
+        wait_until_loaded(wire)
         assert committed(wire).error_code == ErrorCode.NOT_COORDINATOR
         assert commit(wire, 2) == ErrorCode.NOT_COORDINATOR
     assert "coordinator load failed" in caplog.text and "LookupError" in caplog.text
@@ -255,8 +255,7 @@ def test_a_disk_that_does_not_give_a_journal_is_broken(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(Journal, "replay", fail)
     with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
-        while committed(wire).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            pass
+        wait_until_loaded(wire)
         assert committed(wire).error_code == ErrorCode.NOT_COORDINATOR
         assert one.call(lambda: one.broker.log_dirs.offline) == [str(tmp_path)]
 
@@ -292,9 +291,8 @@ def group_size(one: BrokerThread) -> int:
         group = machine.classic_group("g")
         return 0 if group is None else len(group.members)
 
-    while (count := one.call(size)) < 2:
-        pass
-    return count
+    until(lambda: one.call(size) > 1)
+    return one.call(size)
 
 
 def test_no_commit_is_acknowledged_before_it_is_on_disk(tmp_path: Path) -> None:
@@ -343,13 +341,9 @@ def test_a_journal_that_takes_too_long_is_reported(tmp_path: Path) -> None:
         assert commit(wire, 7) == ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert commit(wire, 8) == ErrorCode.COORDINATOR_NOT_AVAILABLE
         disk.gate.set()
-        while committed(wire).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE:
-            pass
+        until(lambda: committed(wire).error_code != ErrorCode.COORDINATOR_NOT_AVAILABLE)
         assert offset(wire) == 8, "it was written all the same, as in Kafka"
-        until = time.monotonic() + TIMEOUT_S
-        while (code := commit(wire, 9)) == ErrorCode.COORDINATOR_NOT_AVAILABLE and time.monotonic() < until:
-            pass  # the disk itself may need longer
-        assert code == 0
+        until(lambda: commit(wire, 9) == ErrorCode.NONE)  # the disk itself may need longer
 
 
 def test_a_deleted_topic_loses_its_offsets(tmp_path: Path) -> None:
