@@ -22,6 +22,8 @@ from levada.core.machine import Outcome
 
 # Where the search begins for what takes a rare coincidence.
 FIRST_SEEDS = {
+    "a_stale_generation_commits": 30,
+    "a_transaction_commits_for_any_member": 20,
     "a_static_member_restarts_and_what_it_was_to_give_up_is_lost": 400,
     "an_upgrade_forgets_what_members_read": 90,
     "a_group_goes_back_halfway_and_nobody_joins_again": 90,
