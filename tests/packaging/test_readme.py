@@ -140,6 +140,14 @@ def test_the_tests_shown_pass(folder: Path, document: str) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_the_broker_without_pytest_does_what_is_shown() -> None:
+    text = (ROOT / "docs" / "testing.md").read_text()
+    (script,) = re.findall(r"^```python\n(import levada\.testing\n.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    command = [sys.executable, "-W", "error", "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
 def test_every_file_that_is_linked_exists() -> None:
     for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text()):

@@ -303,3 +303,25 @@ def test_a_join_that_waits_for_other_members_is_answered(own: BrokerThread) -> N
             until(lambda: own.call(lambda: pending_joins(own)) == 1)
         assert second.receive()[0] == sent
     assert "shop" not in own.call(lambda: groups(own))
+
+
+def test_a_transaction_left_open_does_not_reach_the_next_test(own: BrokerThread) -> None:
+    """With the same names of topic, group and transactional id."""
+    for number in range(2):
+        with own.cleanup():
+            own.topic("orders")
+            producer = Producer({"bootstrap.servers": own.bootstrap, "transactional.id": "t"}, logger=NoLog())
+            producer.init_transactions(TIMEOUT_S)
+            producer.begin_transaction()
+            producer.produce("orders", str(number))
+            one = consumer(own.bootstrap, "shop")
+            place = TopicPartition("orders", 0, 1)
+            producer.send_offsets_to_transaction([place], one.consumer_group_metadata(), TIMEOUT_S)
+            one.close()
+            if number:
+                producer.commit_transaction(TIMEOUT_S)
+                assert [record.value for record in own.wait_for("orders", 1)] == [b"1"]
+                until(lambda: own.committed("shop") == {("orders", 0): 1})
+            else:
+                producer.flush(TIMEOUT_S)
+                assert own.records("orders") == []
