@@ -1,4 +1,4 @@
-"""Deletes the topics and groups that were added to a broker since a moment, over no wire and with all members in them.
+"""Deletes the topics and groups that a test has added to a broker, also groups that still have members.
 
 A topic counts by its id: one that was deleted and created again is a new one. Internal topics stay, since creating them
 costs more than a test.

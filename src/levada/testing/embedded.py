@@ -106,7 +106,7 @@ class EmbeddedBroker:
         *values: bytes | str | None,
         key: bytes | str | None = None,
         partition: int | None = None,
-        headers: Iterable[tuple[str, bytes | None]] = (),
+        headers: Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]] = (),
         timestamp: int | None = None,
     ) -> list[ConsumerRecord]:
         """Append a record for each value, in one batch; returns the records as they are stored.
@@ -115,19 +115,25 @@ class EmbeddedBroker:
         broker refuses the batch.
         """
 
+        pairs = tuple(headers.items() if isinstance(headers, Mapping) else headers)
+
         async def on_loop() -> list[ConsumerRecord]:
             partitions = self._partitions(topic)
+            index = partition
+            if index is None:
+                index = 0 if key is None else partition_for_key(_bytes(key) or b"", len(partitions))
+            if not 0 <= index < len(partitions):
+                raise ValueError(f"topic {topic!r} has {len(partitions)} partitions, none with number {index}")
             now_ms = self._server.broker.clock.now_ms()
             fields = (now_ms if timestamp is None else timestamp, _bytes(key))
-            records = [Record(0, *fields, _bytes(value), tuple(headers)) for value in values]
-            index = 0 if key is None else partition_for_key(_bytes(key) or b"", len(partitions))
-            return await append(partitions[index if partition is None else partition], records, now_ms)
+            records = [Record(0, *fields, _bytes(value), pairs) for value in values]
+            return await append(partitions[index], records, now_ms)
 
         return self._wait(on_loop())
 
     def records(self, topic: str) -> list[ConsumerRecord]:
         """Every committed record of a topic, by partition and offset, as a read_committed consumer gets them."""
-        return self._call(lambda: [record for one in self._partitions(topic) for record in read_committed(one)])
+        return self._call(lambda: self._records(topic))
 
     def wait_for(self, topic: str, count: int, timeout_s: float = WAIT_S) -> list[ConsumerRecord]:
         """Wait until a topic has `count` committed records, or more; returns `records`. TimeoutError.
@@ -138,16 +144,19 @@ class EmbeddedBroker:
         deadline = time.monotonic() + timeout_s
         ends: list[tuple[int, int]] | None = None
         records: list[ConsumerRecord] = []
-        while True:
-            former, ends = ends, self._call(lambda: self._ends(topic))
+
+        def has_come() -> bool:
+            nonlocal ends, records
+            former, ends = ends, self._ends(topic)
             if ends != former:
-                records = self.records(topic) if ends is not None else []
-            if len(records) >= count and ends is not None:
-                return records
+                records = [] if ends is None else self._records(topic)
+            return ends is not None and len(records) >= count
+
+        while not self._call(has_come):
             if time.monotonic() >= deadline:
-                break
+                raise TimeoutError(self._call(lambda: self._missing(topic, count, records, timeout_s)))
             time.sleep(POLL_S)
-        raise TimeoutError(self._call(lambda: self._missing(topic, count, records, timeout_s)))
+        return records
 
     def committed(self, group: str) -> dict[tuple[str, int], int]:
         """The offsets that a group has committed, by topic and partition."""
@@ -238,16 +247,21 @@ class EmbeddedBroker:
             raise ValueError(f"no such topic: {topic}{_did_you_mean(topic, topics)}")
         return [broker.partitions[topic, index] for index in range(len(topics[topic].partitions))]
 
+    def _records(self, topic: str) -> list[ConsumerRecord]:
+        return [record for partition in self._partitions(topic) for record in read_committed(partition)]
+
     def _ends(self, topic: str) -> list[tuple[int, int]] | None:
-        """Log start and last stable offsets; None if there is no such topic."""
-        if topic not in self._server.broker.image.topics:
+        """Log start and last stable offsets; None while the topic does not exist or is not open."""
+        broker = self._server.broker
+        count = len(broker.image.topics[topic].partitions) if topic in broker.image.topics else 0
+        if not count or any((topic, index) not in broker.partitions for index in range(count)):
             return None
         return [(one.log_start_offset, one.last_stable_offset) for one in self._partitions(topic)]
 
     def _missing(self, topic: str, count: int, records: list[ConsumerRecord], timeout_s: float) -> str:
         """Why `wait_for` fails, with what is there."""
         topics = self._server.broker.image.topics
-        if topic not in topics:
+        if self._ends(topic) is None:
             return (
                 f"topic {topic!r} does not exist after {timeout_s:g} s; topics: {', '.join(sorted(topics)) or 'none'}"
             )

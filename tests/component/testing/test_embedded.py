@@ -58,6 +58,8 @@ def test_produced_records_have_what_was_given(levada: EmbeddedBroker) -> None:
         (topic, 1, 2, 1_700, b"k", b"\0", (("h", b"1"),)),
     ]
     assert levada.records(topic) == stored
+    (last,) = levada.produce(topic, "", headers={"h": None})
+    assert last[1:3] == (0, 0) and last[5:] == (b"", (("h", None),))
 
 
 def test_a_key_has_the_partition_that_clients_choose(levada: EmbeddedBroker) -> None:
@@ -111,6 +113,8 @@ def test_produce_raises_what_the_broker_refuses(levada: EmbeddedBroker) -> None:
     assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
     with pytest.raises(ValueError, match="no such topic: ordrs"):
         levada.produce("ordrs", "tea")
+    with pytest.raises(ValueError, match="has 1 partitions, none with number -1"):
+        levada.produce(topic, "tea", partition=-1)
 
 
 # Records.
