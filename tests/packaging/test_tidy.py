@@ -33,6 +33,7 @@ IMPURE = {
 }  # fmt: skip
 
 
+BLOCKING = re.compile(r"\.(recv|poll)\(")
 SKIPS_BY = "tests/support/downloads.py"  # `must_be_had` fails instead where COMPAT_REQUIRE_ALL is set
 # Tests of what only one platform, or only a broker of their own, has.
 SKIP_MARKS = {
@@ -148,32 +149,26 @@ def test_unit_tests_need_no_sockets_files_and_processes(path: Path) -> None:
     assert not re.findall(r"tmp_path|BrokerThread|EmbeddedBroker|create_connection", text)
 
 
-@pytest.mark.parametrize("path", TESTS, ids=name_of)
-def test_no_test_skips_itself(path: Path) -> None:
-    """What is missing on a machine must be able to fail the run, and no test may pass by catching a skip."""
-    names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
-    if name_of(path) != SKIPS_BY:
-        assert names & {"importorskip", "skip", "xfail"} == set(), "use `must_be_had` of tests/support/downloads.py"
+def test_tests_skip_nothing_that_is_not_listed_and_wait_with_a_deadline() -> None:
+    """What is missing on a machine must be able to fail the run, and no test may pass by catching a skip.
 
-
-@pytest.mark.parametrize("path", TESTS, ids=name_of)
-def test_every_wait_has_a_deadline(path: Path) -> None:
-    """A loop that does nothing but ask keeps a core from the broker, and hangs where the answer does not come."""
-    loops = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.While)]
-    busy = [ast.unparse(loop.test) for loop in loops if all(isinstance(node, ast.Pass) for node in loop.body)]
-    assert [test for test in busy if not re.search(r"\.(recv|poll)\(", test)] == [], "use tests/support/waiting.py"
-
-
-def test_every_platform_skip_is_listed() -> None:
-    found = {
-        (name_of(path), ast.literal_eval(keyword.value))
-        for path in TESTS
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "skipif"
-        for keyword in node.keywords
-        if keyword.arg == "reason"
-    }
-    assert found == SKIP_MARKS
+    A loop that does nothing but ask keeps a core from the broker, and hangs where the answer does not come.
+    """
+    skips, marks, busy = set(), set(), set()
+    for path in TESTS:
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Attribute(attr="importorskip" | "skip" | "xfail"):
+                    skips.add(name_of(path))
+                case ast.Call(
+                    func=ast.Attribute(attr="skipif"), keywords=[ast.keyword("reason", ast.Constant(reason))]
+                ):
+                    marks.add((name_of(path), reason))
+                case ast.While(test=test, body=[ast.Pass()]) if not BLOCKING.search(ast.unparse(test)):
+                    busy.add(f"{name_of(path)}:{node.lineno}")
+    assert skips == {SKIPS_BY}, "use `must_be_had`"
+    assert marks == SKIP_MARKS
+    assert busy == set(), "use `until` of tests/support/waiting.py"
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCE if path.name == "__init__.py"], ids=name_of)
