@@ -6,8 +6,7 @@ coordinator completes it. Partitions and coordinators refer to what waits for th
 """
 
 import asyncio
-from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Generator, Hashable, Iterable
 from typing import Any, Protocol
 
 from levada.errors import KafkaError
@@ -167,23 +166,3 @@ class DelayedResult:
 
         self.add_done_callback(resolve)
         return future.__await__()
-
-
-def gather(results: Sequence[DelayedResult], convert: Callable[[list[Any]], Any]) -> DelayedResult:
-    """One result from many, in their order; one that failed is its exception."""
-    gathered = DelayedResult(convert)
-    values: list[Any] = [None] * len(results)
-    missing = len(results)
-
-    def take(position: int, value: Any) -> None:
-        nonlocal missing
-        values[position] = value
-        missing -= 1
-        if not missing:
-            gathered.complete(values)
-
-    for position, result in enumerate(results):
-        result.add_done_callback(partial(take, position))
-    if not results:
-        gathered.complete(values)
-    return gathered

@@ -12,7 +12,8 @@ from uuid import uuid4
 
 from levada.api.registry import handles
 from levada.api.request import AUTHORIZED_OPERATIONS_OMITTED, UNTHROTTLED, RequestContext
-from levada.broker.purgatory import DelayedResult, gather
+from levada.broker.coordinator.gather import gather
+from levada.broker.purgatory import DelayedResult
 from levada.core.groups.classic.draft import JoinResult, SyncResult
 from levada.core.groups.classic.group import UNKNOWN_MEMBER, ClassicGroup, State
 from levada.core.groups.classic.join import JoinRequest

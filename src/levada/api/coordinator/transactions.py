@@ -13,9 +13,10 @@ from typing import Any
 from levada.api.coordinator.producers import error_for_version, with_producer_id
 from levada.api.registry import handles
 from levada.api.request import UNTHROTTLED, RequestContext
+from levada.broker.coordinator.gather import gather
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.coordinator.transactions import write_marker
-from levada.broker.purgatory import DelayedResult, gather
+from levada.broker.purgatory import DelayedResult
 from levada.core.machine import Outcome
 from levada.core.patterns import Pattern
 from levada.core.transactions.machine import EndRequest

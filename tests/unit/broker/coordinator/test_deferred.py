@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from levada.broker.coordinator.gather import gather
 from levada.broker.coordinator.runtime import java_abs, java_hash
-from levada.broker.purgatory import DelayedResult, gather
+from levada.broker.purgatory import DelayedResult
 from levada.core.groups.machine import GroupsMachine
 from levada.core.machine import Deadlines
 from levada.errors import ErrorCode, KafkaError
