@@ -17,6 +17,7 @@ from levada.core.cluster.config_changes import (
     alter_configs,
 )
 from levada.core.cluster.image import (
+    UNASSIGNED,
     Change,
     ClusterImage,
     PartitionImage,
@@ -70,8 +71,22 @@ class AllocateProducerIds:
     """Allocate a block of unique producer ids."""
 
 
+@dataclass(frozen=True, slots=True)
+class AssignDirectories:
+    """Record which log dirs of a broker hold its replicas (KIP-858), by topic id and partition."""
+
+    broker: int
+    directories: Mapping[UUID, Mapping[int, UUID]]
+
+
 Command: TypeAlias = (
-    CreateTopic | DeleteTopic | CreatePartitions | AlterConfigs | IncrementalAlterConfigs | AllocateProducerIds
+    CreateTopic
+    | DeleteTopic
+    | CreatePartitions
+    | AlterConfigs
+    | IncrementalAlterConfigs
+    | AllocateProducerIds
+    | AssignDirectories
 )
 
 
@@ -91,6 +106,8 @@ def decide(image: ClusterImage, command: Command) -> list[Change]:
             return [ProducerIdsAllocated(first + PRODUCER_ID_BLOCK)]
         case AlterConfigs() | IncrementalAlterConfigs():
             return alter_configs(image, command)
+        case AssignDirectories():
+            return _assign_directories(image, command)
 
 
 def find_topic(image: ClusterImage, topic: str | UUID) -> TopicImage:
@@ -203,5 +220,32 @@ def _assigned(image: ClusterImage, topic_id: UUID, first: int, count: int, facto
 
 def _partitions(assignments: Assignments) -> tuple[PartitionImage, ...]:
     return tuple(
-        PartitionImage(replicas=tuple(replicas), isr=tuple(replicas), leader=replicas[0]) for replicas in assignments
+        PartitionImage(
+            replicas=tuple(replicas),
+            isr=tuple(replicas),
+            leader=replicas[0],
+            directories=(UNASSIGNED,) * len(replicas),
+        )
+        for replicas in assignments
     )
+
+
+def _assign_directories(image: ClusterImage, command: AssignDirectories) -> list[Change]:
+    """A topic that was deleted meanwhile has no change."""
+    changes: list[Change] = []
+    for topic_id, directories in command.directories.items():
+        name = image.topic_names.get(topic_id)
+        if name is not None:
+            partitions = list(image.topics[name].partitions)
+            for index, directory in directories.items():
+                partitions[index] = _assigned_to(partitions[index], command.broker, directory)
+            changes.append(TopicChanged(replace(image.topics[name], partitions=tuple(partitions))))
+    return changes
+
+
+def _assigned_to(partition: PartitionImage, broker: int, directory: UUID) -> PartitionImage:
+    former = partition.directories or (UNASSIGNED,) * len(partition.replicas)
+    directories = tuple(
+        [directory if replica == broker else other for replica, other in zip(partition.replicas, former, strict=True)]
+    )
+    return replace(partition, partition_epoch=partition.partition_epoch + 1, directories=directories)

@@ -13,6 +13,7 @@ from levada.model import NO_LEADER, Endpoint
 
 CLUSTER_DEFAULT: Final = ""  # the resource name of the dynamic default configs of all brokers
 FIRST_PRODUCER_ID: Final = 0
+UNASSIGNED: Final = UUID(int=0)  # Kafka's directory id of a replica whose log has not been created
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,12 @@ class PartitionImage:
     leader: int = NO_LEADER
     leader_epoch: int = 0
     partition_epoch: int = 0
+    # The id of the log dir of each replica (KIP-858); empty in records of versions that did not assign any.
+    directories: tuple[UUID, ...] = ()
+
+    def directory_of(self, broker: int) -> UUID | None:
+        """Return the log dir that holds the replica of a broker; None if an older version did not record it."""
+        return self.directories[self.replicas.index(broker)] if self.directories else None
 
 
 @dataclass(frozen=True, slots=True)

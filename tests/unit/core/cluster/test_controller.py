@@ -19,13 +19,14 @@ from levada.core.cluster.config_changes import (
 from levada.core.cluster.controller import (
     PRODUCER_ID_BLOCK,
     AllocateProducerIds,
+    AssignDirectories,
     Command,
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
     decide,
 )
-from levada.core.cluster.image import BrokerChanged, BrokerImage, Change, ClusterImage
+from levada.core.cluster.image import UNASSIGNED, BrokerChanged, BrokerImage, Change, ClusterImage
 from levada.errors import ErrorCode, KafkaError
 
 TOPIC, BROKER = ResourceType.TOPIC, ResourceType.BROKER
@@ -307,3 +308,17 @@ class AnyCommands(RuleBasedStateMachine):
 
 
 TestAnyCommands = AnyCommands.TestCase
+
+
+def test_a_new_partition_is_in_no_log_dir_until_its_broker_assigns_one() -> None:
+    directory = UUID(int=9)
+    created = after(cluster(2), topic("a", partitions=2, replication_factor=2))
+    assert [part.directories for part in created.topics["a"].partitions] == [(UNASSIGNED,) * 2] * 2
+    assigned = after(created, AssignDirectories(1, {UUID(int=1): {1: directory}})).topics["a"].partitions
+    assert assigned[0] == created.topics["a"].partitions[0]
+    assert assigned[1].directory_of(1) == directory and assigned[1].directory_of(2) == UNASSIGNED
+    assert assigned[1].partition_epoch == 1
+
+
+def test_log_dirs_of_a_deleted_topic_are_not_recorded() -> None:
+    assert decide(cluster(), AssignDirectories(1, {UUID(int=1): {0: UUID(int=9)}})) == []
