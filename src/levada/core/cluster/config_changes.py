@@ -41,6 +41,10 @@ SETTINGS: Final[Mapping[ResourceType, Mapping[str, Setting]]] = {
 }
 
 
+CLEANUP_POLICY: Final = "cleanup.policy"
+COMPACT: Final = "compact"
+
+
 class Operation(IntEnum):
     """Operations of IncrementalAlterConfigs."""
 
@@ -85,8 +89,19 @@ def alter_configs(image: ClusterImage, command: AlterConfigs | IncrementalAlterC
         configs = dict(command.configs)
     else:
         configs = _apply_changes(former, command.changes, SETTINGS[command.type])
+    if command.type is ResourceType.TOPIC:
+        configs = dict(internal_topic_configs(command.resource, configs))
     change = _checked(image, command, configs)
     return [] if configs == former else [change]
+
+
+def internal_topic_configs(name: str, configs: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the configs of a topic; an internal one is compacted, since retention would delete the broker's state."""
+    if not topic_names.is_internal(name):
+        return configs
+    if configs.get(CLEANUP_POLICY, COMPACT) != COMPACT:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"The internal topic {name} must have {CLEANUP_POLICY}={COMPACT}.")
+    return {**configs, CLEANUP_POLICY: COMPACT}
 
 
 def _checked(

@@ -15,6 +15,7 @@ from levada.core.cluster.config_changes import (
     AlterConfigs,
     IncrementalAlterConfigs,
     alter_configs,
+    internal_topic_configs,
 )
 from levada.core.cluster.image import (
     UNASSIGNED,
@@ -136,13 +137,14 @@ def _create_topic(image: ClusterImage, command: CreateTopic) -> list[Change]:
             f"Topic '{command.name}' collides with existing topic: {collision}",
         )
     TopicConfig.check(command.configs)
+    configs = internal_topic_configs(command.name, command.configs)
     if command.assignments:
         _check_assignments(image, command.assignments, replication_factor=len(command.assignments[0]))
         assignments = command.assignments
     else:
         assignments = _assigned(image, command.id, 0, command.partitions, command.replication_factor)
     partitions = _partitions(assignments)
-    return [TopicChanged(TopicImage(command.name, command.id, partitions, dict(command.configs)))]
+    return [TopicChanged(TopicImage(command.name, command.id, partitions, dict(configs)))]
 
 
 def _create_partitions(image: ClusterImage, command: CreatePartitions) -> list[Change]:

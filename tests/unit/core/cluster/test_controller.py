@@ -322,3 +322,13 @@ def test_a_new_partition_is_in_no_log_dir_until_its_broker_assigns_one() -> None
 
 def test_log_dirs_of_a_deleted_topic_are_not_recorded() -> None:
     assert decide(cluster(), AssignDirectories(1, {UUID(int=1): {0: UUID(int=9)}})) == []
+
+
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__transaction_state"])
+def test_internal_topics_are_compacted(name: str) -> None:
+    assert error_of(cluster(), topic(name, configs={"cleanup.policy": "compact,delete"})) == ErrorCode.INVALID_CONFIG
+    created = after(cluster(), topic(name))
+    assert created.topics[name].configs == {"cleanup.policy": "compact"}
+    altered = after(created, AlterConfigs(TOPIC, name, {"segment.bytes": "1000000"}))
+    assert altered.topics[name].configs == {"cleanup.policy": "compact", "segment.bytes": "1000000"}
+    assert error_of(created, AlterConfigs(TOPIC, name, {"cleanup.policy": "delete"})) == ErrorCode.INVALID_CONFIG
