@@ -70,7 +70,7 @@ class Server:
         self.broker: Broker
 
     async def start(self) -> None:
-        """Open the logs, join the cluster, then accept connections."""
+        """Join the cluster, then accept connections; partitions are served as their logs are opened."""
         config = self._config
         call_soon = asyncio.get_running_loop().call_soon
         flush_queue = FlushQueue(call_soon, self._clock.monotonic)
@@ -95,9 +95,10 @@ class Server:
             image = BrokerImage(config.node_id, self.advertised, config.broker_rack)
             await broker.controller.start(image, log_dirs.cluster_id)
             log_dirs.join(broker.image.cluster_id)
+            cleaner = LogCleaner(broker)
             broker.open()
             Housekeeping(broker).start()
-            LogCleaner(broker).start()
+            cleaner.start()
             Scrub(broker).start()
             self._metrics = await _metrics(broker, self._listeners, busy_poller)
             for listener in self._listeners:
@@ -105,6 +106,10 @@ class Server:
         except BaseException:
             await self.stop()
             raise
+
+    async def opened(self) -> None:
+        """Return when all logs are open, or offline."""
+        await self.broker.opened()
 
     @property
     def bootstrap(self) -> str:
@@ -130,7 +135,7 @@ class Server:
         if hasattr(self, "broker"):
             await self.broker.stop()
         elif self._log_dirs is not None:
-            self._log_dirs.close(())
+            await self._log_dirs.close()
 
 
 def _metadata_file(log_dirs: LogDirs) -> str:
@@ -188,14 +193,15 @@ async def _serve_until_signal(config: BrokerConfig) -> None:
     stopping: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _stop_once, stopping, number)
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
     await server.start()
     gc.collect()
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
     gc.freeze()  # what a broker starts with lives as long as this process
     is_json = config.levada_log_format == logs.JSON
     for line in [_startup_line(server)] if is_json else _startup_lines(server):
         _print(line)
     _log_start(server)
+    server.broker.tasks.start("freeze", _freeze_when_opened(server))
     received = await stopping
     log.info("broker stopping", node_id=config.node_id, signal=received.name)
     _print(logs.json_line("stopping") if is_json else "Stopping.")
@@ -218,8 +224,13 @@ def _log_start(server: Server) -> None:
         listeners=",".join(map(str, server.endpoints)),
         advertised=",".join(map(str, server.advertised)),
         log_dirs=",".join(broker.config.log_dirs),
-        partitions=len(broker.partitions),
+        partitions=sum(len(topic.partitions) for topic in broker.image.topics.values()),
     )
+
+
+async def _freeze_when_opened(server: Server) -> None:
+    await server.opened()
+    gc.freeze()  # without a collection, which would stop the loop
 
 
 def _print(line: str) -> None:
@@ -246,7 +257,7 @@ def _startup_line(server: Server) -> str:
 
 def _startup_fields(server: Server) -> dict[str, str]:
     broker = server.broker
-    own = sum(not is_internal(topic) for topic, _ in broker.partitions)
+    own = sum(len(topic.partitions) for name, topic in broker.image.topics.items() if not is_internal(name))
     fields = {
         "data": f"{', '.join(broker.config.log_dirs)} ({own} partitions)",
         "connect": f"bootstrap.servers={server.bootstrap}",

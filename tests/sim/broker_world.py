@@ -96,6 +96,7 @@ class SimBroker:
         self.image = image
         self.tasks = SimTasks()
         self.image_listeners: list[Callable[[ClusterImage, ClusterImage], None]] = []
+        self.partition_listeners: list[Callable[[Partition], None]] = []
         self.partitions: dict[TopicPartitionKey, Partition] = {}
         self.timers: list[Timer] = []
         self.coordinator_metrics = CoordinatorMetrics()
@@ -106,6 +107,9 @@ class SimBroker:
 
     def current_config(self) -> BrokerConfig:
         return self.config
+
+    def is_opening(self, topic: str, index: int) -> bool:
+        return False
 
     def partition(self, topic: str, index: int) -> Partition:
         return self.partitions[topic, index]

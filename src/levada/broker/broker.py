@@ -1,13 +1,13 @@
 """One broker: holds the cluster image, the partitions that it leads and the coordinators, for all handlers.
 
-It is level-triggered: `reconcile` compares the image with the open partitions and makes them agree, whatever happened
-in between.
+It is level-triggered: `reconcile` compares the image with the open partitions, and the reconciler makes them agree,
+whatever happened in between.
 """
 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
@@ -19,6 +19,7 @@ from levada.broker.coordinator.transactions import TRANSACTION_KEYS, transaction
 from levada.broker.log_dirs import LogDirs
 from levada.broker.partition.partition import Partition, PartitionContext
 from levada.broker.partition.routes import PartitionRoutes
+from levada.broker.reconciler import Reconciler
 from levada.broker.request_metrics import RequestMetrics
 from levada.broker.tasks import Tasks
 from levada.clock import Clock
@@ -26,9 +27,11 @@ from levada.config.broker import BrokerConfig
 from levada.config.topic import TopicConfig
 from levada.core.cluster.controller import PRODUCER_ID_BLOCK, AllocateProducerIds
 from levada.core.cluster.image import ClusterImage, TopicImage
+from levada.core.cluster.topic_names import is_internal
 from levada.core.partition.fetch_sessions import FetchSessions
 from levada.errors import ErrorCode, KafkaError
 from levada.metadata.store import MetadataStore
+from levada.model import TopicPartition
 from levada.net.flush import FlushQueue
 from levada.storage.log.reader import Slice, warm
 from levada.storage.log.scrub import ScrubMetrics
@@ -63,12 +66,15 @@ class Broker:
         self.log_dirs = log_dirs
         self.flush_queue = flush_queue
         self.image = ClusterImage()
-        self.controller = Controller(store, self.reconcile)
+        self._reconciler = Reconciler(self)
+        self.controller = Controller(store, self.reconcile, self._reconciler.applied)
         self.partitions: dict[tuple[str, int], Partition] = {}
         self._routes = PartitionRoutes(self._not_served)  # to the same partitions
         self.route = self._routes.find
-        # Called with the former and the new image once partitions agree with the new one.
+        self.opened_partitions = Counter[str]()  # by topic, so that caches notice them
+        # Called with the former and the new image; the partitions of new topics are opened afterwards.
         self.image_listeners: list[Callable[[ClusterImage, ClusterImage], None]] = []
+        self.partition_listeners: list[Callable[[Partition], None]] = []  # called with each partition that is open
         self.groups = group_coordinators(self)
         self.transactions = transaction_coordinators(self)
         self.coordinators: dict[int, CoordinatorRuntime[Any]] = {  # by FindCoordinator's key type
@@ -93,43 +99,64 @@ class Broker:
     # Finding partitions.
 
     def _not_served(self, name: str, index: int) -> KafkaError:
-        if self.image.topics[name].partitions[index].leader == self.node_id:
-            return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {name}-{index} could not be opened")
-        return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another broker leads this partition")
+        if self.image.topics[name].partitions[index].leader != self.node_id:
+            return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another broker leads this partition")
+        offline = self.log_dirs.offline_logs.get(TopicPartition(name, index))
+        if offline is None:
+            return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"the log of {name}-{index} is being opened")
+        return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {name}-{index} is offline: {offline.detail}")
 
     def partition(self, topic: str, index: int) -> Partition:
         """The partition of that name."""
         return self.route(topic.encode(), index, 0)
 
+    def is_opening(self, topic: str, index: int) -> bool:
+        """Whether the log of a partition that this broker leads is neither open nor offline."""
+        is_known = (topic, index) in self.partitions or TopicPartition(topic, index) in self.log_dirs.offline_logs
+        return not is_known and self.image.topics[topic].partitions[index].leader == self.node_id
+
     # Reconciling partitions with the image.
 
     def reconcile(self, image: ClusterImage) -> None:
-        """Open, configure and delete partitions until they agree with the image."""
+        """Begin to open, configure and delete partitions until they agree with the image."""
         former, self.image = self.image, image
         if self._open:
             self._reconcile(former, image)
 
     def open(self) -> None:
-        """Open every partition of the image; from then on each image is reconciled."""
+        """Begin to open every partition of the image; from then on each image is reconciled."""
         self._open = True
         self._reconcile(ClusterImage(), self.image)
-        self.log_dirs.mark_strays()
+
+    async def opened(self) -> None:
+        """Return when the logs of all partitions of the image are open or offline."""
+        await self._reconciler.applied(list(self.image.topics))
 
     def _reconcile(self, former: ClusterImage, image: ClusterImage) -> None:
+        changed = []
         for name, topic in former.topics.items():
             current = image.topics.get(name)
             if current is None or current.id != topic.id:
                 self._delete(topic)
+                changed.append(name)
         defaults_changed = former.broker_configs != image.broker_configs
         for name, topic in image.topics.items():
             if defaults_changed or former.topics.get(name) is not topic:
-                self._reconcile_topic(topic)
+                self._route(topic)
+                changed.append(name)
         for listener in self.image_listeners:
             listener(former, image)
+        self._reconciler.topics_changed(dict.fromkeys(changed))
 
     def topic_config(self, topic: TopicImage) -> TopicConfig:
         """The settings of a topic: its own, the cluster's, the defaults."""
-        return TopicConfig.build(self.current_config().topic_defaults, topic.configs)
+        configs = {**topic.configs, "cleanup.policy": "compact"} if is_internal(topic.name) else topic.configs
+        return TopicConfig.build(self.current_config().topic_defaults, configs)
+
+    def internal_configs(self, topic: str) -> Mapping[str, str]:
+        """The configs with which a coordinator creates its internal topic; a client that creates it gets them too."""
+        internal = [coordinators.topic for coordinators in self.coordinators.values()]
+        return next((configs for name, _, _, configs in internal if name == topic), {})
 
     def current_config(self) -> BrokerConfig:
         """The broker's settings with their dynamic changes."""
@@ -138,35 +165,27 @@ class Broker:
             changes.update(self.image.broker_configs.get(name, {}))
         return self.config.with_overrides(changes) if changes else self.config
 
-    def _reconcile_topic(self, topic: TopicImage) -> None:
-        config = self.topic_config(topic)
-        routes: list[Partition | None] = []
-        for index, state in enumerate(topic.partitions):
-            partition = self.partitions.get((topic.name, index))
-            if state.leader != self.node_id:
-                routes.append(None)
-                continue
-            if partition is None:
-                partition = self.log_dirs.open_partition(
-                    topic, index, state.leader_epoch, config, self.partition_context
-                )
-                if partition is None:
-                    routes.append(None)
-                    continue
-                self.partitions[topic.name, index] = partition
-            elif partition.log.config != config:
-                partition.configure(config)
-            partition.in_sync_replicas = len(state.isr)
-            routes.append(partition)
-        self._routes.set(topic.name, topic.id, routes)
+    def _route(self, topic: TopicImage) -> None:
+        """Route requests to the open partitions of a topic; those of the others fail until they are open."""
+        partitions, name = self.partitions, topic.name
+        self._routes.set(name, topic.id, [partitions.get((name, index)) for index in range(len(topic.partitions))])
+
+    def serve(self, partition: Partition) -> None:
+        """Route requests to a partition that is open now."""
+        self.partitions[partition.topic, partition.index] = partition
+        self.opened_partitions[partition.topic] += 1
+        self._routes.serve(partition)
+        for listener in self.partition_listeners:
+            listener(partition)
 
     def _delete(self, topic: TopicImage) -> None:
         self._routes.remove(topic.name, topic.id)
-        for index in range(len(topic.partitions)):
-            partition = self.partitions.pop((topic.name, index), None)
-            if partition is not None:
-                self.deleted_traffic.update(traffic(partition))
-                self.log_dirs.delete_partition(partition)
+        self.opened_partitions.pop(topic.name, None)
+        names = [(topic.name, index) for index in range(len(topic.partitions))]
+        partitions = [self.partitions.pop(name) for name in names if name in self.partitions]
+        for partition in partitions:
+            self.deleted_traffic.update(traffic(partition))
+        self._reconciler.delete(topic, partitions)
 
     # What partitions need of the broker.
 
@@ -212,4 +231,4 @@ class Broker:
         await self.controller.stop()
         self._readers.shutdown(wait=True, cancel_futures=True)
         self._compressors.shutdown(wait=True, cancel_futures=True)
-        self.log_dirs.close(self.partitions.values())
+        await self.log_dirs.close()

@@ -1,12 +1,13 @@
 """Executes commands of the controller: decides them on the newest image and commits the changes to the store.
 
-A command completes when this broker has applied the new image. Commands are executed one at a time. After a conflict,
-another process has written first; its changes are already in the image, and the command is decided again.
+A command completes when this broker has applied its changes: the logs of new partitions are open. Commands are executed
+one at a time, but do not wait for the logs of others. After a conflict, another process has written first; its changes
+are already in the image, and the command is decided again.
 """
 
 import asyncio
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
@@ -22,6 +23,8 @@ from levada.core.cluster.image import (
     ClusterImage,
     ControllerChanged,
     ImageBuilder,
+    TopicChanged,
+    TopicRemoved,
 )
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
@@ -53,10 +56,16 @@ class Decision(NamedTuple):
 class Controller:
     """Writes metadata and holds the current image."""
 
-    def __init__(self, store: MetadataStore, on_image: Callable[[ClusterImage], None]) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        on_image: Callable[[ClusterImage], None],
+        applied: Callable[[Iterable[str]], Awaitable[None]],
+    ) -> None:
         self.image = ClusterImage()
         self._store = store
         self._on_image = on_image
+        self._applied = applied  # waits until the partitions of these topics agree with the image
         self._versions: dict[str, int] = {}  # of every record in the image
         self._lock = asyncio.Lock()
         self._pending: list[MetadataUpdate] | None = []  # received during the start
@@ -102,29 +111,43 @@ class Controller:
         Committed changes are logged with the client that requested them; None is this broker itself.
         """
         if validate_only:
-            return _decide_all(self.image, commands)[0]
-        decision, former, changes = Decision(self.image, []), self.image, list[Change]()
+            return (await asyncio.to_thread(_decide_all, self.image, commands))[0]
+        decision, former, changes = await self._commit_all(commands)
+        await log_changes(former, changes, requester)
+        topics = [change.topic.name for change in changes if isinstance(change, TopicChanged)]
+        await self._applied(topics + [change.name for change in changes if isinstance(change, TopicRemoved)])
+        return decision
+
+    async def commit(self, command: Command) -> None:
+        """Execute a command without waiting until this broker has applied it."""
+        decision, _, _ = await self._commit_all([command])
+        if decision.errors[0] is not None:
+            raise decision.errors[0]
+
+    async def _commit_all(self, commands: Sequence[Command]) -> tuple[Decision, ClusterImage, list[Change]]:
+        """Execute commands; return their results, the image that they were decided on, and the changes."""
+        decision, former = Decision(self.image, []), self.image
 
         def decided(image: ClusterImage) -> list[Change]:
-            nonlocal decision, former, changes
+            nonlocal decision, former
             former = image
             decision, changes = _decide_all(image, commands)
             return changes
 
-        await self._execute(decided)
-        await log_changes(former, changes, requester)
-        return decision
+        changes = await self._execute(decided)
+        return decision, former, changes
 
     async def stop(self) -> None:
         """Close the store."""
         await self._store.close()
 
-    async def _execute(self, decided: Callable[[ClusterImage], list[Change]]) -> None:
+    async def _execute(self, decided: Callable[[ClusterImage], list[Change]]) -> list[Change]:
+        """Commit changes, which a thread decides: those of ten thousand partitions take a while."""
         async with self._lock:
             for _ in range(ATTEMPTS_MAX):
-                changes = decided(self.image)
+                changes = await asyncio.to_thread(decided, self.image)
                 if not changes:
-                    return
+                    return changes
                 try:
                     await self._commit(changes)
                 except ConflictError:
@@ -133,7 +156,7 @@ class Controller:
                     raise KafkaError(ErrorCode.NOT_CONTROLLER, str(error)) from error
                 except StoreError as error:
                     raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-                return
+                return changes
         raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "other brokers kept changing the same metadata")
 
     async def _commit(self, changes: list[Change]) -> None:

@@ -19,7 +19,7 @@ class GroupCommit:
 
     def __init__(self, name: str, failed: Failed) -> None:
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"fsync-{name}")
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"fsync-{name}")
         self._failed = failed
         self._requested: dict[Partition, None] = {}  # first in, first out
         self._running = False
@@ -34,12 +34,12 @@ class GroupCommit:
     def close(self) -> None:
         """Finish the running fsyncs; the others happen when their logs are closed."""
         self._closed = True
-        self._thread.shutdown(wait=True)
+        self.thread.shutdown(wait=True)
 
     def _begin(self) -> None:
         self._running = True
         partitions, self._requested = list(self._requested), {}
-        self._loop.run_in_executor(self._thread, self._sync, partitions)
+        self._loop.run_in_executor(self.thread, self._sync, partitions)
 
     def _sync(self, partitions: list[Partition]) -> None:
         """Runs in the thread."""

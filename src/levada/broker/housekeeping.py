@@ -45,7 +45,7 @@ class Housekeeping:
 
     async def checkpoint(self) -> None:
         """Checkpoint recovery points and log start offsets."""
-        self._broker.log_dirs.checkpoint(self._broker.partitions.values())
+        self._broker.log_dirs.checkpoints.write_soon()
 
     async def expire_producers(self) -> None:
         """Remove the state of producers that have been idle for producer.id.expiration.ms."""

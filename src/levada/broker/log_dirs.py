@@ -1,35 +1,59 @@
-"""The log dirs of a broker: opens, creates, checkpoints and deletes the logs of partitions.
+"""The log dirs of a broker: open, flush, delete and close the logs of partitions, all in threads.
 
-An I/O error takes its log dir offline with every partition in it; the process and the other log dirs continue.
+An I/O error of the device takes its log dir offline with every partition in it; the process and the other log dirs
+continue. An error of one file takes only its partition offline.
 """
 
 import asyncio
+import errno
 import os
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
+from functools import partial
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from levada.broker.fsync import GroupCommit
+from levada.broker.log_checkpoints import LogCheckpoints
+from levada.broker.log_opening import LogLocator, LogToOpen, OpenedLog, open_log
 from levada.broker.partition.partition import Partition, PartitionContext
+from levada.broker.progress import Progress
 from levada.clock import Clock
 from levada.config.broker import BrokerConfig
 from levada.config.topic import TopicConfig
 from levada.core.cluster.image import TopicImage
-from levada.errors import KafkaError
+from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.model import TopicPartition
-from levada.storage.checkpoints import NEW_LOG
 from levada.storage.compaction.swap import complete_swap
 from levada.storage.disk import Disk
 from levada.storage.handles import FileHandleCache
-from levada.storage.log.log import Log
 from levada.storage.log.segment import LogSegment
-from levada.storage.log_dir import FoundPartition, LogDir, LogDirError
+from levada.storage.log_dir import LogDir, LogDirError
 
 log = EventLog(__name__)
 
-FLUSH_THREADS = 16
+CLOSE_THREADS: Final = 16
+LOGS_PER_CALL: Final = 20  # that a thread opens, deletes or closes before the loop continues with them
+CLOSING_FILES_MAX: Final = 8
+# The device or the file system fails; all other errors concern a file.
+LOG_DIR_ERRORS: Final = frozenset((None, errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENODEV))
+
+
+class OfflineLog(NamedTuple):
+    """Why the log of a partition is offline until the next start."""
+
+    topic_id: UUID
+    detail: str
+    log_dir: LogDir | None = None  # that has its directory
+
+
+class LogToDelete(NamedTuple):
+    """A log of a deleted partition, and the function that renames its directory."""
+
+    log_dir: LogDir
+    rename: Callable[[], object]
 
 
 class LogDirs:
@@ -43,15 +67,20 @@ class LogDirs:
         self._handles = FileHandleCache(disk, open_files_max)
         self._dirs: list[LogDir] = []
         self._unopened: list[str] = []  # log dirs that failed at the start
-        self._found: dict[TopicPartition, list[tuple[LogDir, FoundPartition]]] = {}  # on disk, not opened yet
-        self._unavailable: set[tuple[UUID, int]] = set()  # partitions whose log cannot be opened
+        self._locator = LogLocator(config.node_id, self._dirs, self._unopened)
+        self._opening: dict[TopicPartition, LogDir] = {}  # logs on disk that threads are opening
         self._partitions: dict[Partition, LogDir] = {}  # every open partition
-        self._corrupt: dict[TopicPartition, LogDir] = {}  # logs that could not be opened
+        self.offline_logs: dict[TopicPartition, OfflineLog] = {}  # logs that could not be opened, or have failed alone
+        self._reasons: set[str] = set()  # why partitions are offline, as logged
         self._commits: dict[str, GroupCommit] = {}
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="log-files")
-        self._checkpoints = Lock()  # held while checkpoint files are written
+        self.threads_max = config.num_recovery_threads_per_data_dir * len(self.paths)
+        self.recovery_threads = ThreadPoolExecutor(self.threads_max, thread_name_prefix="log-recovery")
+        self.threads = ThreadPoolExecutor(self.threads_max, thread_name_prefix="log-creation")  # and deletion
+        self._files_thread = ThreadPoolExecutor(1, thread_name_prefix="log-files")
         self._loop = asyncio.get_running_loop()
-        self._starting = True
+        self._closing = False
+        self._opened = False  # logs have been located: before that, the checkpoints are left as they are
+        self.checkpoints = LogCheckpoints(self._dirs, self._partitions, self._logs_not_open, self)
 
     def lock(self) -> None:
         """Lock the log dirs. One that fails is offline; LogDirError if it is the first, which holds the metadata."""
@@ -68,8 +97,8 @@ class LogDirs:
                 self._unopened.append(path)
                 continue
             self._dirs.append(log_dir)
-            for found in log_dir.partitions():
-                self._found.setdefault(found.partition, []).append((log_dir, found))
+            self._locator.add(log_dir)
+            self._commits[path] = GroupCommit(path, self.failed)
 
     @property
     def first(self) -> str:
@@ -79,7 +108,7 @@ class LogDirs:
     @property
     def hold_partitions(self) -> bool:
         """Whether there are partitions on disk that are not opened yet."""
-        return bool(self._found)
+        return bool(self._locator.found)
 
     @property
     def cluster_id(self) -> str | None:
@@ -90,125 +119,137 @@ class LogDirs:
         """Assign new log dirs to the cluster; LogDirError if one belongs to another."""
         for log_dir in self._dirs:
             log_dir.join(cluster_id)
-        unclean = sum(not log_dir.was_clean for dirs in self._found.values() for log_dir, _ in dirs)
+        unclean = sum(not log_dir.was_clean for dirs in self._locator.found.values() for log_dir, _ in dirs)
         if unclean:
             log.info("unclean shutdown detected, recovering logs", partitions=unclean)
 
-    def mark_strays(self) -> None:
-        """Mark the remaining partitions on disk as stray: all partitions of the image are open now."""
-        self._starting = False
-        for dirs in self._found.values():
-            for log_dir, found in dirs:
-                log_dir.mark_stray(found)
-        self._found.clear()
-        self._delete_partition_files()
+    # Opening.
 
-    def open_partition(
-        self, topic: TopicImage, index: int, leader_epoch: int, config: TopicConfig, context: PartitionContext
-    ) -> Partition | None:
-        """Open or create the log of a partition; None if its log dir is not available.
+    def check_usable(self) -> None:
+        """Raise KAFKA_STORAGE_ERROR if no log dir can take a new partition."""
+        if not self.is_usable:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "all log dirs are offline")
 
-        A log that could not be opened is not created before the next start: an empty log would hide its data.
-        """
-        if (topic.id, index) in self._unavailable:
-            return None
-        partition = self._open_partition(topic, index, leader_epoch, config, context)
-        if partition is None:
-            self._unavailable.add((topic.id, index))
-        return partition
+    @property
+    def is_usable(self) -> bool:
+        """Whether a log dir can take a new partition."""
+        return any(not log_dir.offline for log_dir in self._dirs)
 
-    def _open_partition(
-        self, topic: TopicImage, index: int, leader_epoch: int, config: TopicConfig, context: PartitionContext
-    ) -> Partition | None:
+    def locate(self, topic: TopicImage, index: int, config: TopicConfig) -> LogToOpen | None:
+        """Return where the log of a partition is, or is to be created; None if it is offline."""
+        self._opened = True
         name = TopicPartition(topic.name, index)
-        log_dir, found = self._take_found(name, topic.id)
-        if log_dir is None and self._starting and (former := self._missing_from(name)):
-            where = f"{former.path}/{name} is missing, but it had records at the last checkpoint"
-            log.error("partition is offline, its log is corrupt", partition=str(name), error=where)
-            self._corrupt[name] = former
-            return None
-        if log_dir is None:
-            if self._starting and self._unopened:
-                return None  # it may be in an offline log dir: an empty log would hide its data
-            log_dir = self._least_used()
-        if log_dir is None or log_dir.offline:
+        if name in self.offline_logs:
             return None
         try:
-            if found is None:
-                self._remove_checkpoints(log_dir, name)
-            segments = self._open_log(log_dir, name, topic, config, existed=found is not None)
-            partition = Partition(topic.name, topic.id, index, leader_epoch, segments, context)
+            request = self._locator.locate(topic, index, config)
         except KafkaError as error:
-            log.error("partition is offline, its log is corrupt", partition=str(name), error=error.detail)
-            self._corrupt[name] = log_dir
+            former = next((log_dir for log_dir in self._dirs if log_dir.has_checkpoint(name)), None)
+            self._set_offline(name, OfflineLog(topic.id, error.detail, former))
             return None
-        except OSError as error:
-            self._take_offline(log_dir, error)
+        if request.existed:
+            self._opening[name] = request.log_dir
+        return request
+
+    def mark_strays(self) -> None:
+        """Mark the remaining directories as stray: all partitions of the metadata are located. Runs in a thread."""
+        for log_dir, found in self._locator.strays():
+            log_dir.mark_stray(found)
+
+    def prepare(self, requests: Sequence[LogToOpen]) -> None:
+        """Remove deleted logs from the checkpoints before logs of the same names are created. Runs in a thread."""
+        created: dict[LogDir, list[TopicPartition]] = defaultdict(list)
+        for request in requests:
+            if not request.existed:
+                created[request.log_dir].append(request.partition)
+        self.checkpoints.remove(created)
+
+    def open_logs(self, requests: Sequence[LogToOpen]) -> list[OpenedLog | Exception]:
+        """Open some logs; a failure concerns its log only. Runs in a thread."""
+        return [self._open_log(request) for request in requests]
+
+    def _open_log(self, request: LogToOpen) -> OpenedLog | Exception:
+        try:
+            return open_log(request, self.disk, self._clock, self._handles)
+        except Exception as error:  # noqa: BLE001 (a bug costs one partition)
+            return error
+
+    def opened(self, request: LogToOpen, result: OpenedLog | Exception, context: PartitionContext) -> Partition | None:
+        """Return the partition of an opened log; None if it is offline, or can be created in another log dir."""
+        name, topic_id, log_dir = request.partition, request.topic_id, request.log_dir
+        self._opening.pop(name, None)
+        if isinstance(result, OSError) and result.errno in LOG_DIR_ERRORS:
+            self.take_offline(log_dir, result)
+        if log_dir.offline:
+            if request.existed:
+                self._set_offline(name, OfflineLog(topic_id, f"its log dir {log_dir.path} is offline", log_dir))
             return None
+        if isinstance(result, Exception):
+            if not isinstance(result, KafkaError | OSError):
+                log.error("a log cannot be opened because of a bug", partition=str(name), exc_info=result)
+            detail = result.detail if isinstance(result, KafkaError) else str(result)
+            self._set_offline(name, OfflineLog(topic_id, detail, log_dir))
+            return None
+        segments, producers = result
+        partition = Partition(name.topic, topic_id, name.partition, request.leader_epoch, segments, context, producers)
         self._partitions[partition] = log_dir
         return partition
 
-    def _take_found(self, name: TopicPartition, topic_id: UUID) -> tuple[LogDir, FoundPartition] | tuple[None, None]:
-        """Return where a partition is on disk. A directory of its name may also belong to a deleted topic."""
-        candidates = self._found.pop(name, [])
-        candidates.sort(key=lambda candidate: candidate[1].topic_id != topic_id)  # the one with the id first
-        usable = bool(candidates) and candidates[0][1].topic_id in (None, topic_id)
-        taken = candidates.pop(0) if usable else (None, None)
-        for log_dir, found in candidates:
-            log_dir.mark_stray(found)
-        return taken
-
-    def _missing_from(self, name: TopicPartition) -> LogDir | None:
-        """Return the log dir that had records of a missing partition."""
-        for log_dir in self._dirs:
-            if log_dir.recovery_points.get(name, 0) > log_dir.log_start_offsets.get(name, 0):
-                return log_dir
-        return None
-
-    def _remove_checkpoints(self, log_dir: LogDir, name: TopicPartition) -> None:
-        """Remove a deleted log of this name from the checkpoints, also from one that is being written."""
-        with self._checkpoints:
-            if log_dir.has_checkpoint(name):
-                open_ones = {TopicPartition(one.topic, one.index) for one in self._partitions}
-                log_dir.retain_checkpoints(open_ones | self._corrupt.keys() | self._found.keys())
-
-    def _open_log(
-        self, log_dir: LogDir, name: TopicPartition, topic: TopicImage, config: TopicConfig, existed: bool
-    ) -> Log:
-        checkpoint = log_dir.checkpoint_of(name) if existed else NEW_LOG
-        directory, now_ms = log_dir.create_partition(name, topic.id), self._clock.now_ms()
-        return Log.open(directory, config, self.disk, now_ms=now_ms, handles=self._handles, **checkpoint._asdict())
-
-    def _least_used(self) -> LogDir | None:
-        counts = {log_dir.path: 0 for log_dir in self._dirs}
-        for log_dir in self._partitions.values():
-            counts[log_dir.path] += 1
-        usable = [log_dir for log_dir in self._dirs if not log_dir.offline]
-        return min(usable, key=lambda log_dir: counts[log_dir.path], default=None)
+    def fsync_created(self, created: Iterable[LogDir]) -> None:
+        """Make new directories of partitions durable. Runs in a thread."""
+        for log_dir in created:
+            try:
+                self.disk.fsync_dir(log_dir.path)
+            except OSError as error:
+                self._loop.call_soon_threadsafe(self.take_offline, log_dir, error)
 
     def log_dir_of(self, partition: Partition) -> LogDir:
         """Return the log dir of a partition."""
         return self._partitions[partition]
 
-    def delete_partition(self, partition: Partition) -> None:
-        """Delete the log of a partition; a thread deletes its files."""
+    def _logs_not_open(self) -> Mapping[TopicPartition, LogDir]:
+        """The logs on disk that are not open yet, or could not be opened."""
+        found = {name: candidates[0][0] for name, candidates in self._locator.found.copy().items()}
+        offline = {name: owner for name, (_, _, owner) in self.offline_logs.copy().items() if owner is not None}
+        return found | self._opening | offline
+
+    # Deleting.
+
+    def remove(self, partition: Partition) -> LogToDelete | None:
+        """Close the log of a deleted partition; None if its log dir is offline."""
         log_dir = self._partitions.pop(partition)
-        offline = partition.offline
+        self._locator.logs[log_dir.path] -= 1
+        self.offline_logs.pop(TopicPartition(partition.topic, partition.index), None)
         partition.go_offline()
-        if not offline:
+        partition.log.close(clean=False)
+        return None if log_dir.offline else LogToDelete(log_dir, partition.log.delete)
+
+    def remove_offline(self, topic: TopicImage) -> list[LogToDelete]:
+        """Return the logs of a deleted topic that are not open; they are renamed as stray, since they are damaged."""
+        removed = []
+        for index in range(len(topic.partitions)) if self.offline_logs else ():
+            name = TopicPartition(topic.name, index)
+            _, _, log_dir = self.offline_logs.pop(name, OfflineLog(topic.id, ""))
+            if log_dir is not None and not log_dir.offline:
+                removed.append(LogToDelete(log_dir, partial(log_dir.set_aside, name)))
+        return removed
+
+    def delete_logs(self, logs: Iterable[LogToDelete]) -> None:
+        """Rename the directories of deleted partitions. Runs in a thread."""
+        for log_dir, rename in logs:
             try:
-                partition.log.delete()
+                rename()
             except OSError as error:
-                self._take_offline(log_dir, error)
-        self._delete_partition_files()
+                self._loop.call_soon_threadsafe(self.take_offline, log_dir, error)
+
+    def delete_files_soon(self) -> None:
+        """Delete the files of deleted partitions."""
+        self._in_thread(self._delete_partition_files)
 
     def _delete_partition_files(self) -> None:
-        def remove() -> None:
-            for log_dir in self._dirs:
-                if not log_dir.offline:
-                    log_dir.delete_partition_files()
-
-        self._in_thread(remove)
+        for log_dir in self._dirs:
+            if not log_dir.offline:
+                log_dir.delete_partition_files(lambda: self._closing)
 
     def apply_retention(self, partition: Partition, now_ms: int) -> None:
         """Delete the segments beyond the retention of the topic."""
@@ -230,35 +271,32 @@ class LogDirs:
         self._in_thread(work)
 
     def write_cleaner_offsets(self, log_dir: LogDir, offsets: dict[Partition, int]) -> None:
-        """Checkpoint the cleaner offsets of a log dir in a thread, without deleted partitions."""
-
-        def write() -> None:
-            with self._checkpoints:
-                log_dir.write_cleaner_offsets(
-                    {
-                        TopicPartition(partition.topic, partition.index): offset
-                        for partition, offset in offsets.items()
-                        if self._partitions.get(partition) is log_dir
-                    }
-                )
-
-        self._in_thread(write)
+        """Checkpoint the cleaner offsets of a log dir in a thread."""
+        self._in_thread(lambda: self.checkpoints.write_cleaner_offsets(log_dir, offsets))
 
     def request_flush(self, partition: Partition) -> None:
         """Request a flush of a partition's log from the group commit of its log dir."""
         log_dir = self._partitions.get(partition)
-        if log_dir is None or log_dir.offline:
-            return
-        commit = self._commits.get(log_dir.path)
-        if commit is None:
-            commit = self._commits[log_dir.path] = GroupCommit(log_dir.path, self.failed)
-        commit.request(partition)
+        if log_dir is not None and not log_dir.offline:
+            self._commits[log_dir.path].request(partition)
+
+    def flush(self, partition: Partition) -> None:
+        """Flush a log in the thread of the group commit, since two threads must not flush it. Runs in a thread."""
+        log_dir = self._partitions.get(partition)
+        if log_dir is not None and not partition.offline:
+            self._commits[log_dir.path].thread.submit(partition.log.flush).result()
+
+    # Failures.
 
     def failed(self, partition: Partition, error: OSError) -> None:
-        """Take the log dir of a partition offline after an I/O error."""
+        """Take a partition offline after an I/O error; with its log dir, unless the error concerns one file."""
         log_dir = self._partitions.get(partition)
-        if log_dir is not None:
-            self._take_offline(log_dir, error)
+        if log_dir is None:
+            return
+        if error.errno in LOG_DIR_ERRORS:
+            self.take_offline(log_dir, error)
+        else:
+            self.fail_partition(partition, str(error))
 
     def fail_partition(self, partition: Partition, detail: str) -> None:
         """Take one open partition offline until the next start, because its log is damaged."""
@@ -266,12 +304,17 @@ class LogDirs:
         if log_dir is not None and not partition.offline:
             partition.go_offline()
             name = TopicPartition(partition.topic, partition.index)
-            log_dir.recovery_points[name] = partition.log.recovery_point
-            log_dir.log_start_offsets[name] = min(partition.log.log_start_offset, partition.log.recovery_point)
-            self._corrupt[name] = log_dir
-            log.error("partition is offline", partition=str(name), error=detail)
+            self._set_offline(name, OfflineLog(partition.topic_id, detail, log_dir))
 
-    def _take_offline(self, log_dir: LogDir, error: OSError) -> None:
+    def _set_offline(self, name: TopicPartition, why: OfflineLog) -> None:
+        """Log one line for each reason: a log dir that is offline has many partitions."""
+        self.offline_logs[name] = why
+        if why.detail not in self._reasons:
+            self._reasons.add(why.detail)
+            log.error("partition is offline", partition=str(name), error=why.detail)
+
+    def take_offline(self, log_dir: LogDir, error: OSError) -> None:
+        """Take a log dir offline with all its partitions."""
         if log_dir.fail(error):
             for partition, owner in self._partitions.items():
                 if owner is log_dir:
@@ -282,47 +325,10 @@ class LogDirs:
         """The log dirs that are offline until the next start."""
         return self._unopened + [log_dir.path for log_dir in self._dirs if log_dir.offline]
 
-    def checkpoint(self, partitions: Iterable[Partition]) -> None:
-        """Checkpoint recovery points and log start offsets in a thread; no log start is beyond its recovery point."""
-        for partition in partitions:
-            if partition.log.log_start_offset > partition.log.recovery_point:
-                self.request_flush(partition)
-        self._in_thread(self._checkpoint_of(partitions))
-
-    def _checkpoint_of(self, partitions: Iterable[Partition]) -> Callable[[], None]:
-        """Return a function that writes the checkpoint of this moment."""
-        offsets = [
-            (partition, partition.log.recovery_point, partition.log.log_start_offset)
-            for partition in partitions
-            if partition in self._partitions
-        ]
-
-        def write() -> None:
-            with self._checkpoints:
-                for log_dir in self._dirs:
-                    if not log_dir.offline:
-                        try:
-                            self._write_checkpoint(log_dir, offsets)
-                        except OSError as error:
-                            self._loop.call_soon_threadsafe(self._take_offline, log_dir, error)
-
-        return write
-
-    def _write_checkpoint(self, log_dir: LogDir, offsets: list[tuple[Partition, int, int]]) -> None:
-        """Write the checkpoint of one log dir, without partitions deleted meanwhile: their name may be in use again."""
-        points: dict[TopicPartition, int] = {}
-        starts: dict[TopicPartition, int] = {}
-        for name, owner in self._corrupt.copy().items():
-            if owner is log_dir:
-                points |= {name: owner.recovery_points[name]} if name in owner.recovery_points else {}
-                starts |= {name: owner.log_start_offsets[name]} if name in owner.log_start_offsets else {}
-        for partition, recovery_point, log_start_offset in offsets:
-            if self._partitions.get(partition) is log_dir:
-                name = TopicPartition(partition.topic, partition.index)
-                points[name] = recovery_point
-                starts[name] = min(log_start_offset, recovery_point)
-        log_dir.write_recovery_points(points)
-        log_dir.write_log_start_offsets(starts)
+    def offline_partitions(self) -> set[TopicPartition]:
+        """The partitions that are not served until the next start."""
+        failed = {TopicPartition(one.topic, one.index) for one in self._partitions if one.offline}
+        return failed | self.offline_logs.keys()
 
     def _in_thread(self, work: Callable[[], None]) -> None:
         """Run file operations in a thread; a failure is logged."""
@@ -333,43 +339,62 @@ class LogDirs:
             except OSError as error:
                 log.error("file operation failed", error=str(error))
 
-        self._loop.run_in_executor(self._threads, run)
+        self._loop.run_in_executor(self._files_thread, run)
 
-    def _flush_all(self, partitions: list[Partition]) -> list[tuple[Partition, OSError | None]]:
-        """Flush all logs in parallel threads."""
+    # Closing.
 
-        def flush(partition: Partition) -> tuple[Partition, OSError | None]:
-            try:
-                partition.log.flush()
-            except OSError as error:
-                return partition, error
-            return partition, None
-
-        with ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="flush") as threads:
-            return list(threads.map(flush, partitions))
-
-    def close(self, partitions: Iterable[Partition]) -> None:
+    async def close(self) -> None:
         """Close every log cleanly and unlock the log dirs."""
-        for commit in self._commits.values():
-            commit.close()
-        self._threads.shutdown(wait=True)
-        closed = []
-        for partition, failure in self._flush_all([one for one in partitions if not one.offline]):
-            if failure is not None:
-                self.failed(partition, failure)
-            elif not partition.offline:
-                try:
-                    partition.close()
-                    closed.append(partition)
-                except OSError as error:
-                    self.failed(partition, error)
-        if not self._starting:
-            self._checkpoint_of(closed)()
+        self._closing = True
+        for stop in (*[commit.close for commit in self._commits.values()], self._stop_threads):
+            await asyncio.to_thread(stop)
+        await self._close_logs([one for one in self._partitions if not one.offline])
+        if self._opened:
+            await asyncio.to_thread(self.checkpoints.write)
+        await asyncio.sleep(0)  # for failures that threads have reported
         for log_dir in self._dirs:
-            unused = log_dir.was_clean and not self._partitions  # the start failed before it changed anything
             try:
-                unclean = [name for name, owner in self._corrupt.items() if owner is log_dir]
-                log_dir.close(unused or not self._starting, unclean)
+                log_dir.close(self._opened or log_dir.was_clean, self._unclean_logs(log_dir))
             except OSError as error:
-                self._take_offline(log_dir, error)
+                self.take_offline(log_dir, error)
         self._handles.close_all()
+
+    def _unclean_logs(self, log_dir: LogDir) -> list[TopicPartition]:
+        """The logs that the next start must recover: those that failed, and those that were unclean and not opened."""
+        failed = [one for one, owner in self._partitions.items() if one.offline and owner is log_dir]
+        unread = [name for name, owner in self._logs_not_open().items() if owner is log_dir]
+        names = [TopicPartition(one.topic, one.index) for one in failed]
+        return names + [name for name in unread if not log_dir.checkpoint_of(name).clean]
+
+    def _stop_threads(self) -> None:
+        for threads in (self.recovery_threads, self.threads):
+            threads.shutdown(wait=True, cancel_futures=True)
+        self.checkpoints.close()
+        self._files_thread.shutdown(wait=True)
+
+    async def _close_logs(self, partitions: list[Partition]) -> None:
+        """Close logs in parallel threads; each uses handles of its own, since the cache belongs to the loop."""
+        progress = Progress("closing logs", len(partitions), self._clock)
+        chunks = iter([partitions[start : start + LOGS_PER_CALL] for start in range(0, len(partitions), LOGS_PER_CALL)])
+        with ThreadPoolExecutor(CLOSE_THREADS, thread_name_prefix="log-closing") as threads:
+
+            async def worker() -> None:
+                for chunk in chunks:
+                    for partition in chunk:
+                        partition.log.use(FileHandleCache(self.disk, CLOSING_FILES_MAX))
+                    for partition, error in await self._loop.run_in_executor(threads, _close, chunk):
+                        self.failed(partition, error)
+                    progress.advance(len(chunk))
+
+            await asyncio.gather(*[worker() for _ in range(CLOSE_THREADS)])
+
+
+def _close(partitions: list[Partition]) -> list[tuple[Partition, OSError]]:
+    """Close some logs; return those that failed. Runs in a thread."""
+    failed = []
+    for partition in partitions:
+        try:
+            partition.close()
+        except OSError as error:
+            failed.append((partition, error))
+    return failed

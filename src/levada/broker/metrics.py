@@ -34,6 +34,7 @@ log = EventLog(__name__)
 
 REQUEST_BYTES_MAX: Final = 8 * 1024
 TIMEOUT_S: Final = 5.0
+OFFLINE_PARTITIONS_MAX: Final = 100  # named by /healthz
 SETTING: Final = "levada.metrics.listener"
 COUNTER: Final = "counter"
 HISTOGRAM: Final = "histogram"
@@ -260,15 +261,16 @@ class Collector:
 
     def _node(self) -> Iterator[Family]:
         broker = self._broker
-        offline = sum(partition.offline for partition in broker.partitions.values())
+        offline = len(broker.log_dirs.offline_partitions())
+        served = sum(not partition.offline for partition in broker.partitions.values())
         image, sessions = broker.image, broker.sessions
         partitions = sum(len(topic.partitions) for topic in image.topics.values())
         here, cluster = "kafka_server_replicamanager", "kafka_controller_kafkacontroller"
         cache = "kafka_server_fetchsessioncache"
         gauges = (
             (f"{here}_partitioncount", len(broker.partitions), "Partitions here"),
-            (f"{here}_leadercount", len(broker.partitions) - offline, "Partitions led here"),
-            (f"{here}_offlinereplicacount", offline, "Partitions here whose directory is offline"),
+            (f"{here}_leadercount", served, "Partitions led here"),
+            (f"{here}_offlinereplicacount", offline, "Partitions here whose log or directory is offline"),
             (f"{here}_underreplicatedpartitions", 0, "Partitions led here that lack a replica"),
             (
                 f"{cluster}_activecontrollercount",
@@ -411,11 +413,20 @@ class MetricsServer:
         if path == b"/metrics":
             return _response("200 OK", "text/plain; version=0.0.4; charset=utf-8", await self._exposition())
         if path == b"/healthz":
-            offline = self._broker.log_dirs.offline
-            status = "200 OK" if len(offline) < len(self._broker.log_dirs.paths) else "503 Service Unavailable"
-            health = {"status": "ok" if not offline else "degraded", "offline_log_dirs": offline}
-            return _response(status, "application/json", json.dumps(health).encode())
+            status = "200 OK" if self._broker.log_dirs.is_usable else "503 Service Unavailable"
+            return _response(status, "application/json", json.dumps(self._health()).encode())
         return _response("404 Not Found", "text/plain", b"there are /metrics and /healthz\n")
+
+    def _health(self) -> dict[str, object]:
+        """What is offline. A degraded broker serves its other partitions, so that load balancers keep it."""
+        log_dirs = self._broker.log_dirs
+        partitions = sorted(map(str, log_dirs.offline_partitions()))
+        return {
+            "status": "degraded" if log_dirs.offline or partitions else "ok",
+            "offline_log_dirs": log_dirs.offline,
+            "offline_partitions_count": len(partitions),
+            "offline_partitions": partitions[:OFFLINE_PARTITIONS_MAX],
+        }
 
     async def _exposition(self) -> bytes:
         """All metrics as text; the loop serves clients between families."""

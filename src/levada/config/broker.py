@@ -82,6 +82,9 @@ class BrokerConfig:
 
     # Storage
     log_dirs: Strings = setting(("levada-data",), "The log directories, separated by commas.", aliases=("log.dir",))
+    num_recovery_threads_per_data_dir: int = setting(
+        2, "Threads for each log directory that create, open and recover logs.", minimum=1
+    )
     log_retention_check_interval_ms: Long = setting(300_000, "The interval of retention checks.", minimum=1)
     log_flush_offset_checkpoint_interval_ms: int = setting(
         60_000,

@@ -36,7 +36,6 @@ IGNORED: Final = {
     "inter.broker.listener.name": "there is one node",
     "num.network.threads": "one thread serves the network",
     "num.io.threads": "one thread serves requests",
-    "num.recovery.threads.per.data.dir": "one thread recovers logs",
     "background.threads": "Levada has no background thread pool",
     "queued.max.requests": "levada.connection.requests.in.flight.max limits requests",
     "socket.": "the kernel sizes socket buffers",

@@ -11,7 +11,7 @@ import json
 import os
 import uuid
 from base64 import b64decode, urlsafe_b64encode
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Self
 
 from crc32c import crc32c
@@ -175,6 +175,12 @@ class LogDir:
             power_lost=self.power_lost,
         )
 
+    def set_aside(self, partition: TopicPartition, unless: uuid.UUID | None = None) -> None:
+        """Rename the directory of this name as stray, if there is one that does not belong to the topic `unless`."""
+        directory = self._path(str(partition))
+        if self._disk.exists(directory) and ((found := self._topic_id(str(partition))) is None or found != unless):
+            self.mark_stray(FoundPartition(partition, directory, found))
+
     def mark_stray(self, found: FoundPartition) -> None:
         """Rename the directory of a stray partition, which is not in the cluster metadata.
 
@@ -187,9 +193,11 @@ class LogDir:
         )
         self._disk.rename(found.directory, path)
 
-    def delete_partition_files(self) -> None:
-        """Delete the files of deleted partitions. Runs in a thread."""
+    def delete_partition_files(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Delete the files of deleted partitions, until it is stopped: the next start continues. Runs in a thread."""
         for name in self._disk.listdir(self.path):
+            if stopped():
+                return
             if is_deleted_directory(name):
                 remove_tree(self._disk, self._path(name))
 
@@ -209,16 +217,20 @@ class LogDir:
         """Whether a checkpoint contains a partition of this name, possibly a deleted one."""
         return any(partition in offsets for offsets in self._stored.values())
 
-    def retain_checkpoints(self, existing: Container[TopicPartition]) -> None:
+    def remove_checkpoints(self, deleted: Iterable[TopicPartition]) -> None:
         """Remove deleted partitions from the checkpoints.
 
         Checkpoints contain no topic ids: a new log with the name of a deleted one would start at its offset, and lose
         its records.
         """
+        names = set(deleted)
         for file, offsets in list(self._stored.items()):
-            kept = {partition: offset for partition, offset in offsets.items() if partition in existing}
-            if len(kept) < len(offsets):
+            if not names.isdisjoint(offsets):
+                kept = {partition: offset for partition, offset in offsets.items() if partition not in names}
                 self._write_offsets(file, kept)
+        for read in (self.recovery_points, self.log_start_offsets, self.cleaner_offsets):
+            for name in names:
+                read.pop(name, None)
 
     def _write_offsets(self, file: str, offsets: Mapping[TopicPartition, int]) -> None:
         write_atomically(self._disk, self._path(file), encode_offsets(offsets))

@@ -217,6 +217,7 @@ class EmbeddedBroker:
                 warnings.warn(text, stacklevel=1)
             server = self._new_server(config)
             await server.start()
+            await server.opened()
         except Exception as error:  # noqa: BLE001 (it is raised again in `start`)
             self._started.set_exception(error)
             return

@@ -19,6 +19,8 @@ from tests.support.logs import split
 from tests.support.raw import Connection, batch, fetch, produce
 from tests.support.waiting import until
 
+from levada.broker.log_checkpoints import LogCheckpoints
+from levada.broker.partition.partition import Partition
 from levada.core.cluster.config_changes import AlterConfigs, ResourceType
 from levada.errors import ErrorCode
 from levada.storage.log_dir import LogDirError
@@ -91,7 +93,13 @@ def test_a_broken_directory_goes_offline_and_the_others_go_on(
         assert broker.broker.log_dirs.offline == [str(tmp_path / "b")]
         broker.create("new", partitions=4)
         assert {broker.log_dir("new", index) for index in range(4)} == {tmp_path / "a"}
-        assert health(broker) == (200, {"status": "degraded", "offline_log_dirs": [str(tmp_path / "b")]})
+        expected = {
+            "status": "degraded",
+            "offline_log_dirs": [str(tmp_path / "b")],
+            "offline_partitions_count": 1,
+            "offline_partitions": [f"{bad}-0"],
+        }
+        assert health(broker) == (200, expected)
     disk.broken.clear()
     with BrokerThread(tmp_path / "a", tmp_path / "b") as broker, broker.connect() as one:
         assert values(one, good) == [b"before", b"after"]
@@ -201,7 +209,7 @@ def test_a_directory_that_cannot_be_used_at_the_start(
         assert [send(one, topic, "before") for topic in (good, bad)] == [0, 0]
     disk.fail("mkdir", folders[1])
     with caplog.at_level(logging.ERROR), BrokerThread(*folders, disk=disk) as broker, broker.connect() as one:
-        assert [record.message for record in caplog.records] == ["log dir is offline"]
+        assert [record.message for record in caplog.records] == ["log dir is offline", "partition is offline"]
         assert values(one, good) == [b"before"]
         assert send(one, bad, "x") == STORAGE_ERROR
         assert fetch(one, bad, 0).error_code == STORAGE_ERROR
@@ -273,21 +281,43 @@ def test_a_clean_stop_needs_no_recovery(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_deleted_records_stay_deleted_after_a_crash(tmp_path: Path) -> None:
-    """As of the last checkpoint, or of the segments that are gone."""
-    with (
-        BrokerThread(tmp_path / "data", log_flush_offset_checkpoint_interval_ms=50) as broker,
-        broker.connect() as one,
-    ):
+    """Their log start offset is on disk when the request is answered, and so are the records up to it."""
+    with BrokerThread(tmp_path / "data") as broker, broker.connect() as one:
         broker.create("orders")
         for number in range(5):
             assert send(one, "orders", str(number)) == 0
-        topics = [{"name": "orders", "partitions": [{"partition_index": 0, "offset": 3}]}]
-        one.call("delete_records", 2, {"topics": topics, "timeout": 1000})
-        checkpoint = tmp_path / "data" / "log-start-offset-checkpoint"
-        until(lambda: checkpoint.exists() and "orders 0 3" in checkpoint.read_text())
+        delete_records(one, "orders", 3)
+        assert broker.partition("orders").log.recovery_point >= 3
         image = crash_image(tmp_path / "data", tmp_path / "image")
     with BrokerThread(image) as broker:
         assert broker.partition("orders").log_start_offset == 3
+
+
+def test_a_checkpoint_never_holds_a_log_start_beyond_the_recovery_point(tmp_path: Path) -> None:
+    """After a power failure recovery would find a log that ends before it starts."""
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        broker.create("orders")
+        for number in range(5):
+            assert send(one, "orders", str(number)) == 0
+        partition, checkpoints = broker.partition("orders"), broker.broker.log_dirs.checkpoints
+        broker.call(lambda: partition.log.delete_records(3))
+        assert checkpoints.offsets() == [(partition, 0, 0)]
+        broker.wait(durable(checkpoints, partition))
+        assert checkpoints.offsets() == [(partition, 5, 3)]
+
+
+async def durable(checkpoints: LogCheckpoints, partition: Partition) -> None:
+    await checkpoints.durable([partition])
+
+
+def test_deleted_records_that_cannot_be_made_durable_are_an_error(tmp_path: Path, disk: FaultyDisk) -> None:
+    with BrokerThread(tmp_path, disk=disk) as broker, broker.connect() as one:
+        broker.create("orders")
+        assert send(one, "orders", "x") == 0
+        disk.fail("fsync", tmp_path / "orders-0")
+        topics = [{"name": "orders", "partitions": [{"partition_index": 0, "offset": 1}]}]
+        answer = one.call("delete_records", 2, {"topics": topics, "timeout": 1000})
+        assert answer.topics[0].partitions[0].error_code == STORAGE_ERROR
 
 
 def test_data_of_an_unknown_topic_is_set_aside(tmp_path: Path) -> None:
@@ -374,12 +404,12 @@ def test_a_checkpoint_on_its_way_does_not_speak_of_a_deleted_topic(tmp_path: Pat
         for number in range(9):
             assert send(one, "orders", str(number)) == 0
         delete_records(one, "orders", 7)
-        log_dirs, partitions = broker.broker.log_dirs, broker.broker.partitions
-        write = broker.call(lambda: log_dirs._checkpoint_of(list(partitions.values())))
+        checkpoints = broker.broker.log_dirs.checkpoints
+        offsets = checkpoints.offsets()
         broker.delete("orders")
         broker.create("orders")
         assert send(one, "orders", "new") == 0
-        write()
+        checkpoints.write_offsets(offsets)
         image = crash_image(tmp_path / "data", tmp_path / "image")
     with BrokerThread(image) as broker, broker.connect() as one:
         assert values(one, "orders") == [b"new"]

@@ -314,7 +314,7 @@ def test_health(broker: BrokerThread) -> None:
     assert (status, content_type, text) == (
         200,
         "application/json",
-        '{"status": "ok", "offline_log_dirs": []}',
+        '{"status": "ok", "offline_log_dirs": [], "offline_partitions_count": 0, "offline_partitions": []}',
     )
     assert page(broker, "/healthz?verbose")[0] == 200
 

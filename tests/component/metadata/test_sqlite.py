@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -314,10 +314,14 @@ async def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> Non
     await store.close()
 
 
+async def applied_at_once(topics: Iterable[str]) -> None:
+    """No logs are opened here."""
+
+
 async def started(
     path: Path, images: list[ClusterImage], node_id: int = 1, cluster_id: str | None = None
 ) -> Controller:
-    controller = Controller(SqliteStore(str(path), ManualClock()), images.append)
+    controller = Controller(SqliteStore(str(path), ManualClock()), images.append, applied_at_once)
     await controller.start(BrokerImage(node_id, ()), cluster_id)
     return controller
 
@@ -368,7 +372,7 @@ async def test_a_restart_finds_the_same_cluster_and_a_new_epoch_of_the_broker(tm
 @on_a_loop
 async def test_a_second_broker_with_the_same_id_is_refused(tmp_path: Path) -> None:
     controller = await started(tmp_path / "m.db", [])
-    second = Controller(SqliteStore(str(tmp_path / "m.db"), ManualClock()), lambda image: None)
+    second = Controller(SqliteStore(str(tmp_path / "m.db"), ManualClock()), lambda image: None, applied_at_once)
     with pytest.raises(KafkaError, match=r"node\.id 1") as caught:
         await second.start(BrokerImage(1, ()))
     assert caught.value.code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
@@ -384,7 +388,7 @@ def test_metadata_that_is_not_of_the_log_dirs_is_refused(tmp_path: Path, file: s
         controller = await started(tmp_path / "m.db", [])
         await controller.stop()
         images: list[ClusterImage] = []
-        other = Controller(SqliteStore(str(tmp_path / file), ManualClock()), images.append)
+        other = Controller(SqliteStore(str(tmp_path / file), ManualClock()), images.append, applied_at_once)
         with pytest.raises(KafkaError, match=words) as caught:
             await other.start(BrokerImage(1, ()), "another-cluster")
         assert caught.value.code == ErrorCode.INCONSISTENT_CLUSTER_ID and images == []
@@ -417,6 +421,7 @@ async def test_a_topic_made_elsewhere_arrives_here(tmp_path: Path) -> None:
     two = Controller(
         SqliteStore(str(tmp_path / "m.db"), ManualClock()),
         lambda image: arrived.set() if "a" in image.topics else arrived.clear(),
+        applied_at_once,
     )
     await two.start(BrokerImage(2, ()))
     await one.submit(CreateTopic("a", new_topic_id()))

@@ -3,6 +3,7 @@
 Any broker responds from its metadata image. Without access control every operation is authorized.
 """
 
+import asyncio
 from collections.abc import Awaitable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -35,6 +36,7 @@ ALL_CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 AUTO_CREATED_MAX = 100  # topics created by one request; clients request the others again
 
 CACHED_TOPICS_SPARE = 1_000
+PARTITIONS_PER_ITERATION = 500  # of which the response is built, before the handler yields to the event loop
 PARTITIONS_PER_PAGE_MAX = 2_000
 
 BROKER_ENDPOINTS = 1
@@ -43,7 +45,7 @@ COORDINATOR_TYPES = frozenset((0, 1, 2))  # groups, transactions, share partitio
 SHARE = 2
 MANY_KEYS_FROM = 4
 
-# By broker and topic: the topic's image, the live brokers and offline log dirs, and the topic's response.
+# By broker and topic: the topic's image, what its leaders depend on, and the topic's response.
 _topic_responses: WeakKeyDictionary[Broker, dict[str, tuple[TopicImage, Any, Any]]] = WeakKeyDictionary()
 
 
@@ -57,7 +59,40 @@ def metadata(
     operations (KIP-430); v10 topic ids (KIP-516); v12 topics by id; v13 a top-level error code.
     """
     missing = _missing_topics(context, request)
-    return _create_then_respond(context, request, missing) if missing else _metadata(context, request)
+    if missing:
+        return _create_then_respond(context, request, missing)
+    large = _large_topics(context, request)
+    return _build_then_respond(context, request, large) if large else _metadata(context, request)
+
+
+def _large_topics(context: RequestContext, request: "metadata_v13.MetadataRequest") -> list[TopicImage]:
+    """The requested topics with too many partitions to build their responses in one loop iteration."""
+    image = context.broker.image
+    if request.topics is None:
+        topics = list(image.topics.values())
+    else:
+        names = [image.topic_names.get(topic.topic_id) if topic.topic_id else topic.name for topic in request.topics]
+        topics = [image.topics[name] for name in names if name is not None and name in image.topics]
+    offline = _offline(context.broker)
+    missing = [topic for topic in topics if _cached(context.broker, topic, offline) is None]
+    return missing if sum(len(topic.partitions) for topic in missing) > PARTITIONS_PER_ITERATION else []
+
+
+async def _build_then_respond(
+    context: RequestContext, request: "metadata_v13.MetadataRequest", topics: Iterable[TopicImage]
+) -> "metadata_v13.MetadataResponse":
+    """Build the responses of topics in several loop iterations."""
+    built = 0
+    for topic in topics:
+        availability, partitions = (_offline(context.broker), context.broker.opened_partitions[topic.name]), []
+        for index in range(len(topic.partitions)):
+            partitions.append(_partition(context, topic, index))
+            built += 1
+            if built % PARTITIONS_PER_ITERATION == 0:
+                await asyncio.sleep(0)
+        if context.broker.image.topics.get(topic.name) is topic:
+            _cache(context.broker)[topic.name] = topic, availability, _topic(topic, partitions)
+    return _metadata(context, request)
 
 
 async def _create_then_respond(
@@ -68,7 +103,8 @@ async def _create_then_respond(
         CreateTopic(name, new_topic_id(), config.num_partitions, config.default_replication_factor) for name in missing
     ]
     # A topic that could not be created is returned as unknown.
-    await context.broker.controller.submit_all(commands, requester=context.requester)
+    if context.broker.log_dirs.is_usable:
+        await context.broker.controller.submit_all(commands, requester=context.requester)
     return _metadata(context, request)
 
 
@@ -120,19 +156,38 @@ def _brokers(context: RequestContext) -> list[tuple[int, str, int, str | None]]:
 
 
 def _topics(context: RequestContext, topics: Iterable[TopicImage]) -> list[Any]:
-    """Responses of topics, cached as long as the topic, the live brokers and the offline log dirs are the same."""
+    """Responses of topics, cached as long as the topic, the live brokers and the partitions served are the same."""
     broker = context.broker
+    cache, offline = _cache(broker), _offline(broker)
+    responses = []
+    for topic in topics:
+        found = _cached(broker, topic, offline)
+        if found is None:
+            partitions = [_partition(context, topic, index) for index in range(len(topic.partitions))]
+            found = _topic(topic, partitions)
+            cache[topic.name] = topic, (offline, broker.opened_partitions[topic.name]), found
+        responses.append(found)
+    return responses
+
+
+def _cache(broker: Broker) -> dict[str, tuple[TopicImage, Any, Any]]:
     cache = _topic_responses.setdefault(broker, {})
     if len(cache) > 2 * len(broker.image.topics) + CACHED_TOPICS_SPARE:
         cache.clear()  # most entries are of deleted topics
-    availability = tuple(broker.image.brokers), tuple(broker.log_dirs.offline)
-    responses = []
-    for topic in topics:
-        entry = cache.get(topic.name)
-        if entry is None or entry[0] is not topic or entry[1] != availability:
-            entry = cache[topic.name] = topic, availability, _topic(context, topic)
-        responses.append(entry[2])
-    return responses
+    return cache
+
+
+def _cached(broker: Broker, topic: TopicImage, offline: tuple[Any, ...]) -> Any | None:
+    entry = _topic_responses.setdefault(broker, {}).get(topic.name)
+    if entry is None or entry[0] is not topic or entry[1] != (offline, broker.opened_partitions[topic.name]):
+        return None
+    return entry[2]
+
+
+def _offline(broker: Broker) -> tuple[Any, ...]:
+    """What all leaders depend on: the live brokers, and what is offline here."""
+    log_dirs = broker.log_dirs
+    return tuple(broker.image.brokers), tuple(log_dirs.offline), len(log_dirs.offline_logs)
 
 
 def _requested_topic(context: RequestContext, name: str | None, topic_id: UUID | None) -> Any:
@@ -153,23 +208,27 @@ def _with_operations(topic: Any) -> Any:
     return replace(topic, topic_authorized_operations=ALL_TOPIC_OPERATIONS)
 
 
-def _topic(context: RequestContext, topic: TopicImage) -> Any:
-    response = metadata_v13.response
-    partition = response.MetadataResponsePartition
-    return response.MetadataResponseTopic(
+def _partition(context: RequestContext, topic: TopicImage, index: int) -> Any:
+    return metadata_v13.response.MetadataResponsePartition(**_state(context, topic, index))
+
+
+def _topic(topic: TopicImage, partitions: Iterable[Any]) -> Any:
+    return metadata_v13.response.MetadataResponseTopic(
         error_code=ErrorCode.NONE,
         name=topic.name,
         topic_id=topic.id,
         is_internal=topic_names.is_internal(topic.name),
-        partitions=tuple([partition(**_state(context, topic, index)) for index in range(len(topic.partitions))]),
+        partitions=tuple(partitions),
     )
 
 
 def _state(context: RequestContext, topic: TopicImage, index: int) -> dict[str, Any]:
     """The fields of a partition that Metadata and DescribeTopicPartitions share."""
-    state = topic.partitions[index]
+    broker, state = context.broker, topic.partitions[index]
     offline = _offline_replicas(context, topic, index)
     available = state.leader != NO_LEADER and state.leader not in offline
+    if state.leader == broker.node_id:
+        available = available and (topic.name, index) in broker.partitions  # otherwise its log is being opened
     return {
         "error_code": ErrorCode.NONE if available else ErrorCode.LEADER_NOT_AVAILABLE,
         "partition_index": index,
@@ -189,14 +248,14 @@ def _offline_replicas(context: RequestContext, topic: TopicImage, index: int) ->
             node_id
             for node_id in topic.partitions[index].replicas
             if (node_id not in broker.image.brokers)
-            or (node_id == broker.node_id and not _served_here(context, topic.name, index))
+            or (node_id == broker.node_id and _is_offline(broker, topic.name, index))
         ]
     )
 
 
-def _served_here(context: RequestContext, topic: str, index: int) -> bool:
-    partition = context.broker.partitions.get((topic, index))
-    return partition is not None and not partition.offline
+def _is_offline(broker: Broker, topic: str, index: int) -> bool:
+    partition = broker.partitions.get((topic, index))
+    return (topic, index) in broker.log_dirs.offline_logs if partition is None else partition.offline
 
 
 @handles("describe_topic_partitions", versions=range(1))

@@ -11,6 +11,7 @@ from typing import Any
 from levada.api.admin.configs import Entry, inherited_entries, topic_entries
 from levada.api.registry import handles
 from levada.api.request import UNTHROTTLED, RequestContext
+from levada.broker.broker import Broker
 from levada.broker.controller import Decision, new_topic_id
 from levada.config.broker import BrokerConfig
 from levada.core.cluster.controller import (
@@ -21,7 +22,7 @@ from levada.core.cluster.controller import (
     DeleteTopic,
     find_topic,
 )
-from levada.core.cluster.image import ClusterImage
+from levada.core.cluster.image import ClusterImage, TopicImage
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.schema.lazy_imports import lazy_imports
 
@@ -31,7 +32,7 @@ with lazy_imports():
     import kio.schema.delete_topics.v6 as delete_topics_v6
 
 BROKER_DEFAULT = -1
-TOPICS_PER_ITERATION = 100  # results with all their configs, before the handler yields to the event loop
+TOPICS_PER_ITERATION = 25  # results with all their configs, before the handler yields to the event loop
 
 
 @handles("create_topics", versions=range(2, 8))
@@ -47,7 +48,8 @@ async def create_topics(
         try:
             if times[topic.name] > 1:
                 raise _duplicate_name()
-            commands[topic.name] = _create_command(config, topic)
+            context.broker.log_dirs.check_usable()
+            commands[topic.name] = _create_command(config, topic, context.broker.internal_configs(topic.name))
         except KafkaError as error:
             errors[topic.name] = error.without_traceback()
     _check_count(sum(len(command.assignments) or command.partitions for command in commands.values()))
@@ -55,6 +57,8 @@ async def create_topics(
     inherited = inherited_entries(context.broker)
     results = []
     for name in times:
+        if errors[name] is None and not request.validate_only:
+            errors[name] = _storage_error(context.broker, decision.image.topics[name])
         results.append(_created(decision.image, inherited, name, errors[name]))
         if len(results) % TOPICS_PER_ITERATION == 0:
             await asyncio.sleep(0)
@@ -65,6 +69,18 @@ def _check_count(partitions: int) -> None:
     """Reject a request that creates more partitions than a broker can create without blocking its other clients."""
     if partitions > PARTITIONS_PER_REQUEST_MAX:
         raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+
+
+def _storage_error(broker: Broker, topic: TopicImage, first: int = 0) -> KafkaError | None:
+    """The error of new partitions, from `first` on, whose logs could not be created here."""
+    if broker.image.topics.get(topic.name) is None:
+        return None  # deleted meanwhile
+    for index in range(first, len(topic.partitions)):
+        partition = broker.partitions.get((topic.name, index))
+        if (partition is None or partition.offline) and topic.partitions[index].leader == broker.node_id:
+            detail = f"Topic '{topic.name}' exists, but the log of partition {index} could not be created."
+            return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, detail)
+    return None
 
 
 def _duplicate_name() -> KafkaError:
@@ -86,8 +102,8 @@ async def _submit(
     return decision
 
 
-def _create_command(config: BrokerConfig, topic: Any) -> CreateTopic:
-    configs = {}
+def _create_command(config: BrokerConfig, topic: Any, internal: Mapping[str, str]) -> CreateTopic:
+    configs = dict(internal)
     for item in topic.configs:
         if item.value is None:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {item.name}")
@@ -227,14 +243,16 @@ async def create_partitions(
         if topic.name not in errors
     }
     topics = context.broker.image.topics
-    _check_count(
-        sum(topic.count - len(topics[topic.name].partitions) for topic in request.topics if topic.name in topics)
-    )
-    await _submit(context, commands, errors, validate_only=request.validate_only)
+    present = {topic.name: len(topics[topic.name].partitions) for topic in request.topics if topic.name in topics}
+    _check_count(sum(topic.count - present[topic.name] for topic in request.topics if topic.name in present))
+    context.broker.log_dirs.check_usable()
+    decision = await _submit(context, commands, errors, validate_only=request.validate_only)
     response = create_partitions_v3.response
     results = []
     for name in times:
         error = errors[name]
+        if error is None and not request.validate_only:
+            error = _storage_error(context.broker, decision.image.topics[name], present[name])
         results.append(
             response.CreatePartitionsTopicResult(
                 name=name,

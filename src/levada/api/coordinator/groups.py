@@ -291,7 +291,7 @@ def list_groups(
     states = {state.lower() for state in request.states_filter}
     types = {kind.lower() for kind in request.types_filter}
     found = []
-    error = ErrorCode.NONE
+    error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if context.broker.groups.is_opening else ErrorCode.NONE
     for shard in context.broker.groups:
         try:
             groups = shard.ready.groups

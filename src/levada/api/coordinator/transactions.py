@@ -272,6 +272,8 @@ def list_transactions(
 
 
 def _transactions(context: RequestContext) -> Iterator[tuple[str, Transaction]]:
+    if context.broker.transactions.is_opening:
+        raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the logs of coordinators are being opened")
     for shard in context.broker.transactions:
         yield from shard.ready.transactions.items()
 

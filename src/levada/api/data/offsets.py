@@ -1,7 +1,8 @@
 """Handlers of ListOffsets, DeleteRecords and OffsetForLeaderEpoch."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -104,14 +105,16 @@ def _unsupported_timestamp(timestamp: int) -> KafkaError:
 @handles("delete_records", versions=range(3))
 def delete_records(
     context: RequestContext, request: "delete_records_v2.DeleteRecordsRequest"
-) -> "delete_records_v2.DeleteRecordsResponse":
-    """Delete the records of partitions before an offset: the log start offset advances."""
+) -> "Awaitable[delete_records_v2.DeleteRecordsResponse]":
+    """Delete the records of partitions before an offset: the log start offset advances, durably."""
     response = delete_records_v2.response
+    advanced: dict[tuple[str, int], Partition] = {}
 
     def handle(partition: Partition, requested: Any) -> Any:
         low = partition.delete_records(
             partition.high_watermark if requested.offset == HIGH_WATERMARK else requested.offset
         )
+        advanced[partition.topic, partition.index] = partition
         return response.DeleteRecordsPartitionResult(
             partition_index=requested.partition_index, low_watermark=low, error_code=ErrorCode.NONE
         )
@@ -127,7 +130,27 @@ def delete_records(
         )
         for topic in request.topics
     )
-    return response.DeleteRecordsResponse(throttle_time=UNTHROTTLED, topics=topics)
+    return _when_durable(context, advanced, topics)
+
+
+async def _when_durable(
+    context: RequestContext, advanced: Mapping[tuple[str, int], Partition], topics: Iterable[Any]
+) -> "delete_records_v2.DeleteRecordsResponse":
+    """The response once the log start offsets are on disk; a partition where that fails is offline."""
+    if advanced:
+        await context.broker.log_dirs.checkpoints.durable(advanced.values())
+    response = delete_records_v2.response
+
+    def checked(topic: str, result: Any) -> Any:
+        partition = advanced.get((topic, result.partition_index))
+        if partition is None or not partition.offline or result.error_code != ErrorCode.NONE:
+            return result
+        return replace(result, low_watermark=-1, error_code=ErrorCode.KAFKA_STORAGE_ERROR)
+
+    results = tuple(
+        replace(topic, partitions=tuple(checked(topic.name, result) for result in topic.partitions)) for topic in topics
+    )
+    return response.DeleteRecordsResponse(throttle_time=UNTHROTTLED, topics=results)
 
 
 @handles("offset_for_leader_epoch", versions=range(2, 5))

@@ -79,15 +79,18 @@ class LogCleaner:
         self._in_progress: set[Partition] = set()
         self._uncleanable: dict[Partition, Uncleanable] = {}
         self._metrics = broker.cleaner_metrics
+        broker.partition_listeners.append(self._on_partition)
+
+    def _on_partition(self, partition: Partition) -> None:
+        """Continue from the checkpoint of a log that is open now."""
+        offsets = self._broker.log_dirs.log_dir_of(partition).cleaner_offsets
+        offset = offsets.get(_topic_partition(partition))
+        if offset is not None and offset <= partition.log.log_end_offset:
+            self._cleaned[partition] = CleanedUpTo(offset, partition.log.truncations)
 
     def start(self) -> None:
-        """Continue from the checkpoints. All partitions are open."""
+        """Start the cleaner tasks."""
         broker = self._broker
-        for partition in broker.partitions.values():
-            offsets = broker.log_dirs.log_dir_of(partition).cleaner_offsets
-            offset = offsets.get(_topic_partition(partition))
-            if offset is not None and offset <= partition.log.log_end_offset:
-                self._cleaned[partition] = CleanedUpTo(offset, partition.log.truncations)
         if broker.config.cleaner.log_cleaner_enable:
             for number in range(broker.config.cleaner.log_cleaner_threads):
                 broker.tasks.start(f"cleaner-{number}", self._run())

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from levada.broker.controller import new_topic_id
 from levada.broker.coordinator.shard import CoordinatorShard
+from levada.broker.partition.partition import Partition
 from levada.core.cluster.controller import CreateTopic
 from levada.core.cluster.image import ClusterImage
 from levada.core.machine import StateMachine
@@ -74,11 +75,15 @@ class CoordinatorRuntime(Generic[M]):
         self._partitions = topic.partitions  # of the configuration, until the topic exists
         self._shards: dict[int, CoordinatorShard[M]] = {}
         broker.image_listeners.append(self._on_image)
+        broker.partition_listeners.append(self._on_partition)
 
     def shard(self, key: str) -> CoordinatorShard[M]:
         """The shard of a group id or transactional id. NOT_COORDINATOR if this broker does not lead its partition."""
-        shard = self._shards.get(partition_for(key, self._partitions))
+        index = partition_for(key, self._partitions)
+        shard = self._shards.get(index)
         if shard is None:
+            if self.exists and self._broker.is_opening(self.topic.name, index):
+                raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the log of the coordinator is being opened")
             raise KafkaError(ErrorCode.NOT_COORDINATOR, f"this broker is not the coordinator of {key!r}")
         return shard
 
@@ -99,6 +104,15 @@ class CoordinatorRuntime(Generic[M]):
         """Whether the internal topic exists."""
         return self.topic.name in self._broker.image.topics
 
+    @property
+    def is_opening(self) -> bool:
+        """Whether the log of a shard is not open yet: the shards of this broker are not complete."""
+        topic = self._broker.image.topics.get(self.topic.name)
+        count = 0 if topic is None else len(topic.partitions)
+        return len(self._shards) < count and any(
+            self._broker.is_opening(self.topic.name, index) for index in range(count)
+        )
+
     async def create_topic(self) -> None:
         """Create the internal topic unless it exists. COORDINATOR_NOT_AVAILABLE if that fails."""
         if self.exists:
@@ -106,6 +120,7 @@ class CoordinatorRuntime(Generic[M]):
         name, partitions, factor, configs = self.topic
         command = CreateTopic(name, new_topic_id(), partitions, factor, configs=configs)
         try:
+            self._broker.log_dirs.check_usable()
             await self._broker.controller.submit(command)
         except KafkaError as error:
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
@@ -131,11 +146,15 @@ class CoordinatorRuntime(Generic[M]):
             if open_here.get(index) is not shard.partition:
                 del self._shards[index]
                 shard.close()
-        for index, partition in open_here.items():
-            if index not in self._shards:
-                self._shards[index] = CoordinatorShard(
-                    self._broker, partition, self._new_machine, self._on_loaded, self._run_effect
-                )
+        for partition in open_here.values():
+            self._on_partition(partition)
+
+    def _on_partition(self, partition: Partition) -> None:
+        """Open the shard of a partition that is open now."""
+        if partition.topic == self.topic.name and partition.index not in self._shards:
+            self._shards[partition.index] = CoordinatorShard(
+                self._broker, partition, self._new_machine, self._on_loaded, self._run_effect
+            )
 
 
 @lru_cache(1_000)

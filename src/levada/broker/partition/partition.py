@@ -17,6 +17,7 @@ from levada.broker.partition.validation import CODEC_MAX, ValidationRules, not_a
 from levada.broker.purgatory import Watcher
 from levada.config.topic import TopicConfig
 from levada.core.cluster.topic_names import check_deletable, is_internal
+from levada.core.partition.producer_state import ProducerStates
 from levada.errors import ErrorCode, KafkaError
 from levada.net.flush import FlushQueue
 from levada.storage.log.log import Log
@@ -94,13 +95,14 @@ class Partition:
         leader_epoch: int,
         log: Log,
         context: PartitionContext,
+        producers: ProducerStates | None = None,  # of the log, if a thread has loaded them
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
         self.leader_epoch = leader_epoch
         self.log = log
-        self.producers = load_producers(log)
+        self.producers = load_producers(log) if producers is None else producers
         self.in_sync_replicas = 1
         self.high_watermark = log.log_end_offset
         self.offline = False
@@ -331,7 +333,8 @@ class Partition:
 
     def close(self) -> None:
         """Close cleanly: everything is on disk, and the next start needs no recovery."""
-        self.save_producers(self.log.log_end_offset)
+        if not self.log.is_unchanged:
+            self.save_producers(self.log.log_end_offset)
         self.log.close(clean=True)
 
     def _rolled(self, offset: int) -> None:

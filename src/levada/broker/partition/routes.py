@@ -36,6 +36,10 @@ class PartitionRoutes:
         """Replace the partitions of a topic; None stands for one that is not open here."""
         self._by_name[topic.encode()] = self._by_id[topic_id.bytes] = (topic, partitions)
 
+    def serve(self, partition: Partition) -> None:
+        """Add a partition that is open now to its topic."""
+        self._by_id[partition.topic_id.bytes][1][partition.index] = partition
+
     def remove(self, topic: str, topic_id: UUID) -> None:
         self._by_name.pop(topic.encode(), None)
         self._by_id.pop(topic_id.bytes, None)

@@ -30,6 +30,7 @@ class Log:
     """The batches of one partition on disk."""
 
     __slots__ = (
+        "_clean_end",
         "_config",
         "_directories_dirty",
         "_disk",
@@ -81,6 +82,7 @@ class Log:
         self._queue: list[memoryview] = []
         self._failure: OSError | None = None
         self._directories_dirty = frozenset((directory, os.path.dirname(directory)))  # not fsynced yet
+        self._clean_end = -1  # the log end offset of the clean shutdown before this start
         self.truncations = 0  # counts how often the end of the log was truncated
         self._activate_last_segment()
 
@@ -107,11 +109,18 @@ class Log:
         log = cls(directory, config, disk, handles, recovered)
         log.log_start_offset = max(log_start_offset or 0, log.segments[0].base_offset)
         log.recovery_point = log.log_end_offset if clean else recovery_point or 0
+        log._clean_end = log.log_end_offset if clean else -1
         if clean and log.active.size:
             log._directories_dirty = frozenset()  # they were fsynced with the batches of the active segment
         if config.levada_acks_wait_for_fsync and not clean:
             log.flush()  # a retry of a batch that a killed process left in the page cache is acknowledged at once
         return log
+
+    def use(self, handles: FileHandleCache) -> None:
+        """Close the present handles and use another cache from now on, after a thread has opened the log."""
+        self._handles = handles
+        for segment in self.segments:
+            segment.use(handles)
 
     @property
     def config(self) -> TopicConfig:
@@ -384,9 +393,16 @@ class Log:
         if truncations == self.truncations:
             self.recovery_point = max(self.recovery_point, end_offset)
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether a clean close has nothing to write: no batch was ever written, or none since the last one."""
+        is_dirty = self._directories_dirty and self.next_offset
+        to_store = self.active.offset_index.tail or self.active.time_index.tail or self.segments_to_delete
+        return self.next_offset == self._clean_end and not is_dirty and not to_store
+
     def close(self, clean: bool) -> None:
         """Close the files; a clean close publishes, stores the indexes and flushes first."""
-        if clean:
+        if clean and not self.is_unchanged:
             self.publish()
             self.active.seal()
             if self.recovery_point < self.log_end_offset:

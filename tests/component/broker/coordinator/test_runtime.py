@@ -171,7 +171,8 @@ def read_slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threa
             await reading(0.001)
         await reading(seconds)
 
-    monkeypatch.setattr("levada.broker.coordinator.shard.asyncio.sleep", slowly)
+    patched = SimpleNamespace(**vars(asyncio) | {"sleep": slowly})  # for this module only
+    monkeypatch.setattr("levada.broker.coordinator.shard.asyncio", patched)
     monkeypatch.setattr("levada.broker.coordinator.shard.LOAD_SLICE_S", -1.0)
     return begun, gate
 

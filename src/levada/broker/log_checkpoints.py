@@ -1,0 +1,148 @@
+"""Writes the checkpoints of log dirs in a thread: recovery points, log start offsets, cleaner offsets.
+
+Recovery points are written before log start offsets, and no log start offset is beyond its recovery point: recovery may
+trust that everything below a log start offset was on disk. The entries of logs that are not open are kept.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import Protocol
+
+from levada.broker.partition.partition import Partition
+from levada.model import TopicPartition
+from levada.storage.log_dir import LogDir
+
+Offsets = list[tuple[Partition, int, int]]  # recovery point and log start offset of each
+
+
+class LogFailures(Protocol):
+    """Flushes logs, and takes them offline."""
+
+    def flush(self, partition: Partition) -> None: ...
+
+    def failed(self, partition: Partition, error: OSError) -> None: ...
+
+    def take_offline(self, log_dir: LogDir, error: OSError) -> None: ...
+
+
+class LogCheckpoints:
+    """The checkpoint files of all log dirs."""
+
+    def __init__(
+        self,
+        dirs: Sequence[LogDir],
+        partitions: Mapping[Partition, LogDir],
+        not_open: Callable[[], Mapping[TopicPartition, LogDir]],
+        logs: LogFailures,
+    ) -> None:
+        self._dirs = dirs
+        self._partitions = partitions  # every open partition
+        self._not_open = not_open  # the logs whose entries are kept
+        self._logs = logs
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._lock = Lock()  # held while files are written
+        self._requested: dict[Partition, None] = {}  # their log start offsets are to be durable
+        self._waiters: list[asyncio.Future[None]] = []
+        self._running = False
+
+    def write_soon(self) -> None:
+        """Checkpoint recovery points and log start offsets."""
+        self._loop.run_in_executor(self._thread, self._flush_and_write, list(self._partitions))
+
+    def durable(self, partitions: Iterable[Partition]) -> asyncio.Future[None]:
+        """Make log start offsets durable; requests that come during a write share the next one.
+
+        If that fails, the partition is offline when the future is done.
+        """
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append(waiter)
+        self._requested.update(dict.fromkeys(partitions))
+        if not self._running:
+            self._begin()
+        return waiter
+
+    def _begin(self) -> None:
+        self._running = True
+        partitions, self._requested = list(self._requested), {}
+        waiters, self._waiters = self._waiters, []
+        work = self._loop.run_in_executor(self._thread, self._flush_and_write, partitions)
+        work.add_done_callback(lambda _: self._finish(waiters))
+
+    def _finish(self, waiters: list[asyncio.Future[None]]) -> None:
+        self._running = False
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._waiters:
+            self._begin()
+
+    def _flush_and_write(self, partitions: list[Partition]) -> None:
+        for partition in partitions:
+            try:
+                if partition.log.recovery_point < partition.log.log_start_offset:
+                    self._logs.flush(partition)
+            except OSError as error:
+                self._loop.call_soon_threadsafe(self._logs.failed, partition, error)
+        self.write()
+
+    def write(self) -> None:
+        """Write the checkpoint of this moment. Runs in a thread."""
+        self.write_offsets(self.offsets())
+
+    def offsets(self) -> Offsets:
+        """Return the offsets of this moment; each start is at most its recovery point."""
+        logs = [(partition, partition.log) for partition in list(self._partitions)]
+        return [(one, point := log.recovery_point, min(log.log_start_offset, point)) for one, log in logs]
+
+    def write_offsets(self, offsets: Offsets) -> None:
+        """Write these offsets, without partitions deleted meanwhile: their names may be in use again."""
+        with self._lock:
+            for log_dir in self._dirs:
+                if not log_dir.offline:
+                    try:
+                        self._write(log_dir, offsets)
+                    except OSError as error:
+                        self._loop.call_soon_threadsafe(self._logs.take_offline, log_dir, error)
+
+    def _write(self, log_dir: LogDir, offsets: Offsets) -> None:
+        points: dict[TopicPartition, int] = {}
+        starts: dict[TopicPartition, int] = {}
+        for name, owner in self._not_open().items():
+            if owner is log_dir:
+                points |= {name: log_dir.recovery_points[name]} if name in log_dir.recovery_points else {}
+                starts |= {name: log_dir.log_start_offsets[name]} if name in log_dir.log_start_offsets else {}
+        for partition, recovery_point, log_start_offset in offsets:
+            if self._partitions.get(partition) is log_dir:
+                name = TopicPartition(partition.topic, partition.index)
+                points[name] = recovery_point
+                starts[name] = log_start_offset
+        log_dir.write_recovery_points(points)
+        log_dir.write_log_start_offsets(starts)
+
+    def write_cleaner_offsets(self, log_dir: LogDir, offsets: Mapping[Partition, int]) -> None:
+        """Checkpoint the cleaner offsets of a log dir, without deleted partitions. Runs in a thread."""
+        kept = {
+            name: log_dir.cleaner_offsets[name]
+            for name, owner in self._not_open().items()
+            if owner is log_dir and name in log_dir.cleaner_offsets
+        }
+        cleaned = {
+            TopicPartition(partition.topic, partition.index): offset
+            for partition, offset in offsets.items()
+            if self._partitions.get(partition) is log_dir
+        }
+        with self._lock:
+            log_dir.write_cleaner_offsets(kept | cleaned)
+
+    def remove(self, created: Mapping[LogDir, Sequence[TopicPartition]]) -> None:
+        """Remove deleted logs from the checkpoints before logs of the same names are created. Runs in a thread."""
+        with self._lock:
+            for log_dir, names in created.items():
+                log_dir.remove_checkpoints(names)
+
+    def close(self) -> None:
+        """Finish the write under way."""
+        self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,147 @@
+"""Decides which log dir holds the log of a partition, and opens logs in threads.
+
+The metadata assigns each partition to a log dir (KIP-858). An assigned partition whose directory is missing is offline:
+an empty log in its place would hide the loss and assign its offsets again. Only a partition that is not assigned is
+created. A directory that an operator has moved to another log dir is accepted by its topic id.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from levada.broker.partition.transactions import load_producers
+from levada.clock import Clock
+from levada.config.topic import TopicConfig
+from levada.core.cluster.image import UNASSIGNED, TopicImage
+from levada.core.partition.producer_state import ProducerStates
+from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartition
+from levada.storage.checkpoints import NEW_LOG
+from levada.storage.disk import Disk
+from levada.storage.handles import FileHandleCache
+from levada.storage.log.log import Log
+from levada.storage.log_dir import FoundPartition, LogDir, encode_uuid
+
+Candidate = tuple[LogDir, FoundPartition]
+
+
+class LogToOpen(NamedTuple):
+    """A log that a thread opens, or creates unless it existed."""
+
+    partition: TopicPartition
+    topic_id: UUID
+    leader_epoch: int
+    config: TopicConfig
+    log_dir: LogDir
+    existed: bool
+    is_assigned: bool  # whether the metadata assigns it to this log dir
+    strays: Sequence[Candidate]  # directories of the same name that belong to other topics
+
+
+class OpenedLog(NamedTuple):
+    """A log that was opened, and its producer states."""
+
+    log: Log
+    producers: ProducerStates
+
+
+class LogLocator:
+    """The directories of partitions on disk that are not opened yet, and the use of each log dir."""
+
+    def __init__(self, node_id: int, dirs: Sequence[LogDir], unopened: Sequence[str]) -> None:
+        self._node_id = node_id
+        self._dirs = dirs
+        self._unopened = unopened  # log dirs that failed at the start: what they hold is unknown
+        self.found: dict[TopicPartition, list[Candidate]] = {}
+        self.logs = Counter[str]()  # in each log dir, by path
+
+    def add(self, log_dir: LogDir) -> None:
+        """Find the partitions of a log dir."""
+        for found in log_dir.partitions():
+            self.found.setdefault(found.partition, []).append((log_dir, found))
+
+    def locate(self, topic: TopicImage, index: int, config: TopicConfig) -> LogToOpen:
+        """Return where the log of a partition is, or where it is created. Raises KAFKA_STORAGE_ERROR."""
+        state, name = topic.partitions[index], TopicPartition(topic.name, index)
+        assigned = state.directory_of(self._node_id)
+        candidates = self.found.pop(name, [])
+        own = _own_candidates(candidates, topic.id, assigned)
+        if own:
+            log_dir = own[0][0]
+        else:
+            self._check_new(name, assigned)
+            log_dir = self._least_used()
+        strays = [candidate for candidate in candidates if candidate not in own[:1]]
+        if log_dir.offline:
+            raise _storage_error(f"its log dir {log_dir.path} is offline")
+        self.logs[log_dir.path] += 1
+        is_assigned = assigned == log_dir.directory_id
+        return LogToOpen(name, topic.id, state.leader_epoch, config, log_dir, bool(own), is_assigned, strays)
+
+    def strays(self) -> list[Candidate]:
+        """Take the directories of partitions that are not in the metadata, once all others are located."""
+        found, self.found = self.found, {}
+        return [candidate for candidates in found.values() for candidate in candidates]
+
+    def _check_new(self, name: TopicPartition, assigned: UUID | None) -> None:
+        """Raise KAFKA_STORAGE_ERROR if the log of a partition without a directory must not be created."""
+        if assigned == UNASSIGNED:
+            return
+        if assigned is None:  # of a version that did not assign partitions
+            former = next((log_dir for log_dir in self._dirs if log_dir.has_checkpoint(name)), None)
+            if former is None and not self._unopened:
+                return
+            if former is None:
+                raise _storage_error(f"it may be in a log dir that is offline: {', '.join(self._unopened)}")
+        else:
+            former = next((log_dir for log_dir in self._dirs if log_dir.directory_id == assigned), None)
+            if former is None:
+                where = f" ({', '.join(self._unopened)} is offline)" if self._unopened else ""
+                detail = f"its log dir with directory.id={encode_uuid(assigned)} is offline or not in log.dirs{where}"
+                raise _storage_error(detail)
+        path = os.path.join(former.path, str(name))
+        raise _storage_error(
+            f"{path} is missing, but the partition was in this log dir: restore it, or delete the topic"
+        )
+
+    def _least_used(self) -> LogDir:
+        usable = [log_dir for log_dir in self._dirs if not log_dir.offline]
+        if not usable:
+            raise _storage_error("all log dirs are offline")
+        return min(usable, key=lambda log_dir: self.logs[log_dir.path])
+
+
+def _own_candidates(candidates: Iterable[Candidate], topic_id: UUID, assigned: UUID | None) -> list[Candidate]:
+    """The directories that belong to a partition, the best first; a directory of its name may be a deleted topic's."""
+
+    def is_own(candidate: Candidate) -> bool:
+        log_dir, found = candidate
+        is_here = assigned in (None, UNASSIGNED, log_dir.directory_id)
+        return found.topic_id == topic_id or (found.topic_id is None and is_here)
+
+    def rank(candidate: Candidate) -> tuple[bool, bool]:
+        return candidate[1].topic_id != topic_id, candidate[0].directory_id != assigned
+
+    return sorted(filter(is_own, candidates), key=rank)
+
+
+def open_log(request: LogToOpen, disk: Disk, clock: Clock, handles: FileHandleCache) -> OpenedLog:
+    """Open or create a log. Runs in a thread, with handles of its own until it returns."""
+    name, log_dir, existed = request.partition, request.log_dir, request.existed
+    for owner, stray in request.strays:
+        owner.mark_stray(stray)
+    if not existed:
+        log_dir.set_aside(name, unless=request.topic_id)
+    checkpoint = log_dir.checkpoint_of(name) if existed else NEW_LOG
+    directory, now_ms = log_dir.create_partition(name, request.topic_id), clock.now_ms()
+    log = Log.open(directory, request.config, disk, now_ms=now_ms, **checkpoint._asdict())
+    producers = load_producers(log)
+    log.assign_epoch(request.leader_epoch)
+    log.use(handles)
+    return OpenedLog(log, producers)
+
+
+def _storage_error(detail: str) -> KafkaError:
+    return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, detail)

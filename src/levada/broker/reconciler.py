@@ -1,0 +1,225 @@
+"""Reconciles the partitions of a broker with the cluster image: opens, configures and deletes them.
+
+It is level-triggered: each round compares the newest image with the open partitions of the topics that have changed.
+Threads open, create, rename and close files. The loop makes the partitions and routes requests to them, a few per
+iteration, so that ten thousand partitions do not delay other requests. Work on one topic never overlaps: a topic that
+is deleted and created again is deleted first.
+
+A new partition is served once its directory is durable and the metadata assigns it to its log dir.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, TypeVar
+from uuid import UUID
+
+from levada.broker.log_dirs import LOGS_PER_CALL, LogToDelete
+from levada.broker.log_opening import LogToOpen
+from levada.broker.partition.partition import Partition
+from levada.broker.progress import Progress
+from levada.config.topic import TopicConfig
+from levada.core.cluster.controller import AssignDirectories
+from levada.core.cluster.image import TopicImage
+from levada.core.cluster.topic_names import is_internal
+from levada.errors import KafkaError
+from levada.logs import EventLog
+
+if TYPE_CHECKING:
+    from levada.broker.broker import Broker
+
+log = EventLog(__name__)
+
+PARTITIONS_PER_ITERATION: Final = 100
+
+T = TypeVar("T")
+
+
+class Reconciler:
+    """The work on topics whose partitions do not agree with the image."""
+
+    def __init__(self, broker: "Broker") -> None:
+        self._broker = broker
+        self._log_dirs = broker.log_dirs
+        self._loop = asyncio.get_running_loop()
+        self._changed: set[str] = set()  # topics to compare with the image
+        self._rounds: dict[str, asyncio.Future[None]] = {}  # by topic, done when its round of work ends
+        self._deleted: dict[str, list[Partition | LogToDelete]] = {}  # by topic
+        self._configs: dict[str, TopicConfig] = {}  # by topic, as its partitions have them
+        self._started = False
+
+    def topics_changed(self, names: Iterable[str]) -> None:
+        """Begin to reconcile topics; those that are being worked on are compared again afterwards."""
+        names = list(names)
+        self._changed.update(names)
+        idle = sorted((name for name in names if name not in self._rounds), key=lambda name: not is_internal(name))
+        if idle:
+            self._set_round(idle)
+            self._broker.tasks.start("reconcile", self._run(idle))
+
+    def delete(self, topic: TopicImage, partitions: Sequence[Partition]) -> None:
+        """Delete the logs of a topic before the next round of its name."""
+        self._deleted.setdefault(topic.name, []).extend([*partitions, *self._log_dirs.remove_offline(topic)])
+        self._configs.pop(topic.name, None)
+
+    async def applied(self, names: Iterable[str]) -> None:
+        """Return when the partitions of these topics agree with the image, or are offline."""
+        for name in names:
+            while name in self._rounds:
+                await asyncio.wait((self._rounds[name],))
+
+    def _set_round(self, names: Iterable[str]) -> None:
+        work = self._loop.create_future()
+        for name in names:
+            self._rounds[name] = work
+
+    async def _run(self, names: list[str]) -> None:
+        """Work on topics in rounds, until they agree with the image."""
+        try:
+            while names:
+                self._changed.difference_update(names)
+                await self._delete_logs(names)
+                await self._open_logs(names)
+                names = self._end_round(names)
+        finally:
+            self._changed.difference_update(names)
+            self._end_round(names)
+
+    def _end_round(self, names: list[str]) -> list[str]:
+        """Notify of the end of a round; return the topics that have changed meanwhile."""
+        ended = {self._rounds.pop(name) for name in names}
+        remaining = [name for name in names if name in self._changed]
+        if remaining:
+            self._set_round(remaining)
+        for work in ended:
+            work.set_result(None)
+        return remaining
+
+    # Deleting.
+
+    async def _delete_logs(self, names: Iterable[str]) -> None:
+        deleted = [one for name in names for one in self._deleted.pop(name, ())]
+        if not deleted:
+            return
+        for some in _chunks(deleted, PARTITIONS_PER_ITERATION):
+            logs = [self._log_dirs.remove(one) if isinstance(one, Partition) else one for one in some]
+            await self._in_thread(self._log_dirs.delete_logs, [one for one in logs if one is not None])
+        self._log_dirs.delete_files_soon()
+
+    # Opening.
+
+    async def _open_logs(self, names: list[str]) -> None:
+        requests: list[LogToOpen] = []
+        for name in names:
+            await self._locate(name, requests)
+        if not self._started:
+            self._started = True
+            await self._in_thread(self._log_dirs.mark_strays)
+            self._log_dirs.delete_files_soon()
+        if not requests:
+            return
+        await self._in_thread(self._log_dirs.prepare, requests)
+        existing = [request for request in requests if request.existed]
+        new = [request for request in requests if not request.existed]
+        progress = Progress("opening logs", len(requests), self._broker.clock)
+        _, created = await asyncio.gather(
+            self._open(existing, 1, self._log_dirs.recovery_threads, progress),
+            self._open(new, LOGS_PER_CALL, self._log_dirs.threads, progress),
+        )
+        await self._assign(existing, created)
+        if existing:
+            log.info("logs are open", logs=len(existing), seconds=progress.seconds)
+
+    async def _open(
+        self, requests: Sequence[LogToOpen], per_call: int, threads: ThreadPoolExecutor, progress: Progress
+    ) -> list[tuple[LogToOpen, Partition]]:
+        """Open logs in threads and serve the existing ones as they are opened; return the new ones."""
+        created: list[tuple[LogToOpen, Partition]] = []
+        chunks = iter(_chunks(requests, per_call))
+
+        async def worker() -> None:
+            for chunk in chunks:
+                results = await self._loop.run_in_executor(threads, self._log_dirs.open_logs, chunk)
+                for request, result in zip(chunk, results, strict=True):
+                    partition = self._log_dirs.opened(request, result, self._broker.partition_context)
+                    if partition is None:
+                        self._not_opened(request)
+                    elif request.existed:
+                        self._serve(partition)
+                    else:
+                        created.append((request, partition))
+                progress.advance(len(chunk))
+
+        await asyncio.gather(*[worker() for _ in range(self._log_dirs.threads_max)])
+        return created
+
+    async def _locate(self, name: str, requests: list[LogToOpen]) -> None:
+        """Configure the open partitions of a topic; add the logs to open."""
+        topic = self._broker.image.topics.get(name)
+        if topic is None:
+            return
+        config = self._config(topic)
+        for index, state in enumerate(topic.partitions):
+            partition = self._broker.partitions.get((name, index))
+            if partition is not None:
+                if partition.log.config is not config:
+                    partition.configure(config)
+                partition.in_sync_replicas = len(state.isr)
+            elif state.leader == self._broker.node_id:
+                request = self._log_dirs.locate(topic, index, config)
+                if request is not None:
+                    requests.append(request)
+            if index % PARTITIONS_PER_ITERATION == 0:
+                await asyncio.sleep(0)
+
+    def _config(self, topic: TopicImage) -> TopicConfig:
+        """The config of a topic; the same object as before if nothing has changed."""
+        config = self._broker.topic_config(topic)
+        if self._configs.get(topic.name) != config:
+            self._configs[topic.name] = config
+        return self._configs[topic.name]
+
+    def _not_opened(self, request: LogToOpen) -> None:
+        """Locate a log again that could not be created because its log dir went offline."""
+        if not self._is_current(request.partition.topic, request.topic_id):
+            self._log_dirs.offline_logs.pop(request.partition, None)
+        elif request.partition not in self._log_dirs.offline_logs:
+            self._changed.add(request.partition.topic)
+
+    def _is_current(self, name: str, topic_id: UUID) -> bool:
+        """Whether a topic was not deleted meanwhile."""
+        topic = self._broker.image.topics.get(name)
+        return topic is not None and topic.id == topic_id
+
+    async def _assign(self, existed: Sequence[LogToOpen], created: Sequence[tuple[LogToOpen, Partition]]) -> None:
+        """Record the log dirs of partitions in the metadata, then serve the new ones."""
+        await self._in_thread(self._log_dirs.fsync_created, {request.log_dir for request, _ in created})
+        directories: dict[UUID, dict[int, UUID]] = {}
+        for request in (*existed, *[request for request, _ in created]):
+            if not request.is_assigned and not request.log_dir.offline:
+                index = request.partition.partition
+                directories.setdefault(request.topic_id, {})[index] = request.log_dir.directory_id
+        if directories:
+            try:
+                await self._broker.controller.commit(AssignDirectories(self._broker.node_id, directories))
+            except KafkaError as error:
+                log.error("log dirs of partitions could not be recorded", topics=len(directories), error=error.detail)
+        for some in _chunks(created, PARTITIONS_PER_ITERATION):
+            for _, partition in some:
+                self._serve(partition)
+            await asyncio.sleep(0)
+
+    def _serve(self, partition: Partition) -> None:
+        """Serve an open partition, unless its topic was deleted meanwhile."""
+        if self._is_current(partition.topic, partition.topic_id):
+            self._broker.serve(partition)
+        else:
+            self._deleted.setdefault(partition.topic, []).append(partition)
+            self._changed.add(partition.topic)
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        return await self._loop.run_in_executor(self._log_dirs.threads, function, *arguments)
+
+
+def _chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]

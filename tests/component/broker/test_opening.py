@@ -1,0 +1,505 @@
+"""Opening, creating and deleting logs: off the loop, in slices, and never an empty log in place of a missing one."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from tests.support.broker import BrokerProcess, BrokerThread, crash_image
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.raw import Connection, batch, fetch, produce
+from tests.support.waiting import until
+
+from levada.broker.reconciler import PARTITIONS_PER_ITERATION
+from levada.config.broker import BrokerConfig
+from levada.core.cluster.controller import CreateTopic, DeleteTopic
+from levada.errors import ErrorCode
+from levada.server import Server
+from levada.storage.disk import OsDisk
+
+STORAGE_ERROR = ErrorCode.KAFKA_STORAGE_ERROR
+METADATA = "levada-metadata.db"
+
+
+class GatedDisk(OsDisk):
+    """Calls on paths that contain `held` wait until the gate is open; calls are noted with their threads."""
+
+    __slots__ = ("calls", "gate", "held", "waiting")
+
+    def __init__(self, held: str = "") -> None:
+        super().__init__()
+        self.held = held
+        self.gate = threading.Event()
+        self.waiting = threading.Event()  # a call has come to the gate
+        self.calls: list[tuple[str, str, int]] = []
+
+    def note(self, operation: str, path: str) -> None:
+        self.calls.append((operation, path, threading.get_ident()))
+        if self.held and self.held in path:
+            self.waiting.set()
+            self.gate.wait()
+
+    def mkdir(self, path: str) -> None:
+        self.note("mkdir", path)
+        super().mkdir(path)
+
+    def open(self, path: str, create: bool = False) -> int:
+        self.note("open", path)
+        return super().open(path, create)
+
+    def rename(self, source: str, target: str) -> None:  # type: ignore[override]  # of paths only
+        self.note("rename", source)
+        os.replace(source, target)
+
+    def fsync_dir(self, path: str) -> None:
+        self.note("fsync_dir", path)
+        super().fsync_dir(path)
+
+
+class ServingBroker(BrokerThread):
+    """A broker that is started when it serves, as `levada start`: its logs may not be open yet."""
+
+    def _new_server(self, config: BrokerConfig) -> Server:
+        class ServingServer(Server):
+            async def opened(self) -> None:
+                pass
+
+        return ServingServer(config, self.faults, disk=self._disk)
+
+
+def error_of(one: Connection, topic: str, index: int = 0) -> int:
+    """The error of a Produce."""
+    place = {"name": topic, "partition_data": [{"index": index, "records": batch(b"x")}]}
+    response = one.call("produce", 12, {"acks": -1, "timeout": 10_000, "topic_data": [place]})
+    return int(response.responses[0].partition_responses[0].error_code)
+
+
+def create(one: Connection, topic: str, partitions: int = 1, **configs: str) -> Any:
+    settings = [{"name": name.replace("_", "."), "value": value} for name, value in configs.items()]
+    topics = [{"name": topic, "num_partitions": partitions, "replication_factor": 1, "configs": settings}]
+    return one.call("create_topics", 7, {"topics": topics, "timeout": 30_000}).topics[0]
+
+
+def submit(broker: BrokerThread, command: CreateTopic | DeleteTopic) -> "asyncio.Future[Any]":
+    """Begin a command; the future is done when the broker has applied it."""
+    loop = broker.call(asyncio.get_running_loop)
+    return asyncio.run_coroutine_threadsafe(broker.broker.controller.submit(command), loop)  # type: ignore[return-value]
+
+
+# Creating and deleting.
+
+
+def test_a_large_topic_is_created_and_deleted_a_few_partitions_at_a_time(tmp_path: Path) -> None:
+    disk, per_iteration, iteration = GatedDisk(), Counter[int](), 0
+
+    def count() -> None:
+        nonlocal iteration
+        iteration += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    with BrokerThread(tmp_path, disk=disk) as broker, broker.connect() as one:
+        loop_thread = broker.call(threading.get_ident)
+        broker.call(count)
+        broker.broker.partition_listeners.append(lambda _: per_iteration.update([iteration]))
+        disk.calls.clear()
+        assert create(one, "large", 1_000).error_code == 0
+        assert {error_of(one, "large", index) for index in (0, 500, 999)} == {0}
+        broker.delete("large")
+        until(lambda: not list(tmp_path.glob("large-*")))
+    assert sum(per_iteration.values()) == 1_000
+    assert max(per_iteration.values()) <= PARTITIONS_PER_ITERATION
+    slow = {"mkdir", "rename", "fsync_dir"}
+    on_loop = [call for call in disk.calls if call[2] == loop_thread and call[0] in slow and "/large-" in call[1]]
+    assert on_loop == []
+
+
+def test_a_small_topic_does_not_wait_for_a_large_one(tmp_path: Path) -> None:
+    disk = GatedDisk("/large-7")
+    with BrokerThread(tmp_path, disk=disk) as broker, broker.connect() as one:
+        large = submit(broker, CreateTopic("large", uuid4(), 40))
+        disk.waiting.wait()
+        assert create(one, "small").error_code == 0
+        assert error_of(one, "small") == 0
+        assert error_of(one, "large") == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        disk.gate.set()
+        large.result()
+        assert error_of(one, "large", 39) == 0
+
+
+def test_a_topic_is_created_again_while_it_is_being_deleted(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    with BrokerThread(tmp_path / "data", disk=disk) as broker, broker.connect() as one:
+        assert create(one, "orders").error_code == 0
+        assert error_of(one, "orders") == error_of(one, "orders") == 0
+        disk.held = "/orders-0"
+        deleted = submit(broker, DeleteTopic("orders"))
+        disk.waiting.wait()
+        one.send(
+            "create_topics",
+            7,
+            {"topics": [{"name": "orders", "num_partitions": 1, "replication_factor": 1}], "timeout": 30_000},
+        )
+        until(lambda: "orders" in broker.broker.image.topics)
+        disk.gate.set()
+        assert one.receive()[1].topics[0].error_code == 0
+        deleted.result()
+        assert produce(one, "orders", batch(b"new")).base_offset == 0
+        image = crash_image(tmp_path / "data", tmp_path / "image")
+    with BrokerThread(image) as broker, broker.connect() as one:
+        assert fetch(one, "orders", 0).high_watermark == 1
+
+
+def test_a_broker_that_is_killed_while_it_creates_a_topic_goes_on(tmp_path: Path) -> None:
+    disk = GatedDisk("/orders-7")
+    with BrokerThread(tmp_path / "data", disk=disk) as broker:
+        submit(broker, CreateTopic("orders", uuid4(), 10))
+        disk.waiting.wait()
+        image = crash_image(tmp_path / "data", tmp_path / "image")
+        disk.gate.set()
+    with BrokerThread(image) as broker, broker.connect() as one:
+        assert {error_of(one, "orders", index) for index in range(10)} == {0}
+
+
+def test_a_broker_stops_while_it_creates_a_topic(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk = GatedDisk("/orders-7")
+    with BrokerThread(tmp_path, disk=disk) as broker, broker.connect() as one:
+        assert create(one, "others").error_code == error_of(one, "others") == 0
+        submit(broker, CreateTopic("orders", uuid4(), 100))
+        disk.waiting.wait()
+        stopping = threading.Thread(
+            target=broker._started.result()[0].call_soon_threadsafe, args=[broker._stopping.set]
+        )
+        stopping.start()
+        disk.gate.set()
+    assert [record.message for record in caplog.records] == []
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        assert {error_of(one, "orders", index) for index in range(100)} == {0}
+        assert fetch(one, "others", 0).high_watermark == 1
+
+
+def test_a_stop_fsyncs_no_logs_that_were_not_written(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    with BrokerThread(tmp_path, disk=disk) as broker, broker.connect() as one:
+        assert create(one, "orders", 50).error_code == error_of(one, "orders", 7) == 0
+        disk.calls.clear()
+    assert {path for operation, path, _ in disk.calls if operation == "fsync_dir" and "orders" in path} == {
+        str(tmp_path / "orders-7")
+    }
+
+
+# The start.
+
+
+def test_a_broker_serves_before_all_its_logs_are_open(tmp_path: Path) -> None:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        for topic in ("fast", "slow"):
+            assert create(one, topic).error_code == error_of(one, topic) == 0
+        broker.wait(broker.broker.groups.create_topic())
+    disk = GatedDisk("/slow-0/0")
+    with ServingBroker(tmp_path, disk=disk) as broker, broker.connect() as one:
+        disk.waiting.wait()
+        until(lambda: error_of(one, "fast") == 0)
+        assert error_of(one, "slow") == fetch(one, "slow", 0).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        topics = [{"name": "slow", "partitions": [{"partition_index": 0, "timestamp": -1}]}]
+        listed = one.call("list_offsets", 7, {"replica_id": -1, "topics": topics}).topics[0].partitions[0]
+        assert listed.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert leader(one, "slow") == (ErrorCode.LEADER_NOT_AVAILABLE, -1, ())
+        disk.gate.set()
+        until(lambda: error_of(one, "slow") == 0)
+        assert leader(one, "slow") == (0, broker.broker.node_id, ())
+        assert fetch(one, "slow", 0).high_watermark == 2
+
+
+def leader(one: Connection, topic: str) -> tuple[int, int, tuple[int, ...]]:
+    """The error, the leader and the offline replicas of a topic's first partition."""
+    part = one.call("metadata", 12, {"topics": [{"name": topic, "topic_id": None}]}).topics[0].partitions[0]
+    return int(part.error_code), part.leader_id, part.offline_replicas
+
+
+def test_a_coordinator_loads_when_its_log_is_open(tmp_path: Path) -> None:
+    with BrokerThread(tmp_path, offsets_topic_num_partitions=1) as broker:
+        broker.wait(broker.broker.groups.create_topic())
+    disk = GatedDisk("/__consumer_offsets-0/0")
+    with ServingBroker(tmp_path, disk=disk) as broker, broker.connect() as one:
+        disk.waiting.wait()
+        group = {"group_id": "g", "topics": None}
+
+        def error() -> int:
+            return int(one.call("offset_fetch", 7, group).error_code)
+
+        assert error() == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        assert one.call("list_groups", 4, {}).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        disk.gate.set()
+        until(lambda: error() == 0)
+
+
+def with_confluent(bootstrap: str) -> None:
+    from confluent_kafka import Producer
+
+    errors: list[object] = []
+    producer = Producer({"bootstrap.servers": bootstrap})
+    producer.produce("slow", b"x", on_delivery=lambda error, _: errors.append(error))
+    assert producer.flush(60) == 0
+    assert errors == [None]
+
+
+def with_kafka_python(bootstrap: str) -> None:
+    from kafka import KafkaProducer
+
+    producer = KafkaProducer(bootstrap_servers=bootstrap)
+    producer.send("slow", b"x").get(60)
+    producer.close()
+
+
+def with_aiokafka(bootstrap: str) -> None:
+    from aiokafka import AIOKafkaProducer
+
+    async def run() -> None:
+        async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+            await producer.send_and_wait("slow", b"x")
+
+    asyncio.run(run())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of kafka-python
+@pytest.mark.parametrize("client", [with_confluent, with_kafka_python, with_aiokafka])
+def test_stock_clients_wait_until_a_log_is_open(tmp_path: Path, client: Callable[[str], None]) -> None:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        assert create(one, "slow").error_code == 0
+    disk = GatedDisk("/slow-0/0")
+    with ServingBroker(tmp_path, disk=disk) as broker, broker.connect() as one:
+        disk.waiting.wait()
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                client(broker.bootstrap)
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        until(lambda: broker.broker.request_counts[3] >= 2 or not thread.is_alive())  # Metadata, again
+        disk.gate.set()
+        thread.join()
+        assert failed == []
+        assert fetch(one, "slow", 0).high_watermark == 1
+
+
+# The log dir of a partition.
+
+
+def assigned(broker: BrokerThread, topic: str, index: int = 0) -> object:
+    return broker.broker.image.topics[topic].partitions[index].directories
+
+
+def directory_id(broker: BrokerThread, topic: str) -> object:
+    log_dirs = broker.broker.log_dirs
+    return (log_dirs.log_dir_of(broker.partition(topic)).directory_id,)
+
+
+def test_the_metadata_knows_the_log_dir_of_a_partition(tmp_path: Path) -> None:
+    with BrokerThread(tmp_path / "a", tmp_path / "b") as broker, broker.connect() as one:
+        for topic in ("one", "two"):
+            assert create(one, topic).error_code == 0
+            assert assigned(broker, topic) == directory_id(broker, topic)
+        assert assigned(broker, "one") != assigned(broker, "two")
+
+
+@pytest.mark.parametrize("gone", ["orders-0", "__consumer_offsets-0"])
+def test_a_folder_that_is_gone_after_a_kill_is_missed(tmp_path: Path, gone: str) -> None:
+    """An empty log in its place would hide the loss, and give its offsets out again."""
+    with BrokerProcess(tmp_path, {"offsets.topic.num.partitions": 1}) as server:
+        with server.connect() as one:
+            assert create(one, "orders").error_code == create(one, "others").error_code == 0
+            assert error_of(one, "orders") == 0
+            one.call("find_coordinator", 4, {"key_type": 0, "coordinator_keys": ["g"]})
+        server.stop(signal.SIGKILL)
+        (server.data / gone).rename(tmp_path / gone)
+        for _ in range(2):
+            server.start()
+            with server.connect() as one:
+                until(lambda: error_of(one, "others") == 0)
+                if gone == "orders-0":
+                    assert error_of(one, "orders") == STORAGE_ERROR
+                else:
+                    commit = {"group_id": "g", "topics": None}
+                    assert one.call("offset_fetch", 7, commit).error_code == ErrorCode.NOT_COORDINATOR
+            assert not (server.data / gone).exists()
+            server.stop(signal.SIGKILL)
+        assert f"{server.data / gone} is missing" in server.log.read_text()
+        (tmp_path / gone).rename(server.data / gone)
+        server.start()
+        with server.connect() as one:
+            until(lambda: error_of(one, "orders") == 0)
+            assert fetch(one, "orders", 0).high_watermark == 2
+
+
+def test_a_folder_that_was_moved_to_another_log_dir_is_accepted(tmp_path: Path) -> None:
+    folders = tmp_path / "a", tmp_path / "b"
+    with BrokerThread(*folders) as broker, broker.connect() as one:
+        assert create(one, "orders").error_code == error_of(one, "orders") == 0
+        former = broker.log_dir("orders")
+    (other,) = set(folders) - {former}
+    (former / "orders-0").rename(other / "orders-0")
+    for _ in range(2):
+        with BrokerThread(*folders) as broker, broker.connect() as one:
+            assert broker.log_dir("orders") == other
+            assert fetch(one, "orders", 0).high_watermark == 1
+            assert assigned(broker, "orders") == directory_id(broker, "orders")
+
+
+def test_the_partitions_of_a_removed_log_dir_are_offline(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folders = tmp_path / "a", tmp_path / "b"
+    with BrokerThread(*folders) as broker, broker.connect() as one:
+        for topic in ("one", "two"):
+            assert create(one, topic).error_code == error_of(one, topic) == 0
+        (lost,) = (topic for topic in ("one", "two") if broker.log_dir(topic) == folders[1])
+    with BrokerThread(folders[0]) as broker, broker.connect() as one:
+        assert error_of(one, lost) == STORAGE_ERROR
+        assert leader(one, lost) == (ErrorCode.LEADER_NOT_AVAILABLE, -1, (broker.broker.node_id,))
+        assert not (folders[0] / f"{lost}-0").exists()
+    assert "is offline or not in log.dirs" in "".join(str(vars(record)) for record in caplog.records)
+    with BrokerThread(*folders) as broker, broker.connect() as one:
+        assert fetch(one, lost, 0).high_watermark == 1
+
+
+def without_directories(data: Path) -> None:
+    """Metadata as an older version wrote it."""
+    with sqlite3.connect(data / METADATA) as database:
+        rows = database.execute("SELECT key, value FROM rows WHERE key LIKE '/topics/%'").fetchall()
+        for key, value in rows:
+            text = bytes(value).decode()
+            kept = "".join(
+                part.partition("]")[2] if number else part for number, part in enumerate(text.split(',"directories":['))
+            )
+            database.execute("UPDATE rows SET value = ? WHERE key = ?", (kept.encode(), key))
+    database.close()
+
+
+def test_data_of_an_older_version_is_assigned_at_its_first_start(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with BrokerThread(data) as broker, broker.connect() as one:
+        for topic in ("orders", "gone"):
+            assert create(one, topic).error_code == error_of(one, topic) == 0
+    without_directories(data)
+    shutil.rmtree(data / "gone-0")  # the checkpoints know it
+    with BrokerThread(data) as broker, broker.connect() as one:
+        assert assigned(broker, "orders") == directory_id(broker, "orders")
+        assert fetch(one, "orders", 0).high_watermark == 1
+        assert error_of(one, "gone") == STORAGE_ERROR
+    shutil.rmtree(data / "orders-0")
+    with BrokerThread(data) as broker, broker.connect() as one:
+        assert error_of(one, "orders") == error_of(one, "gone") == STORAGE_ERROR
+
+
+# What is offline.
+
+
+def test_an_odd_file_takes_only_its_partition_offline(tmp_path: Path) -> None:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        for topic in ("odd", "good"):
+            assert create(one, topic).error_code == error_of(one, topic) == 0
+    segment = tmp_path / "odd-0" / "00000000000000000000.log"
+    segment.unlink()
+    segment.symlink_to(segment)
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        assert error_of(one, "odd") == STORAGE_ERROR
+        assert error_of(one, "good") == 0
+        assert broker.broker.log_dirs.offline == []
+        assert broker.broker.log_dirs.offline_partitions() == {("odd", 0)}
+
+
+def test_one_open_partition_is_taken_offline(tmp_path: Path) -> None:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        for topic in ("hurt", "good"):
+            assert create(one, topic).error_code == error_of(one, topic) == 0
+        hurt = broker.partition("hurt")
+        broker.call(lambda: broker.broker.log_dirs.fail_partition(hurt, "a batch is corrupt"))
+        assert error_of(one, "hurt") == fetch(one, "hurt", 0).error_code == STORAGE_ERROR
+        assert leader(one, "hurt") == (ErrorCode.LEADER_NOT_AVAILABLE, -1, (broker.broker.node_id,))
+        assert error_of(one, "good") == 0
+        assert broker.broker.log_dirs.offline_partitions() == {("hurt", 0)}
+
+
+def test_a_topic_is_not_created_while_all_log_dirs_are_offline(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    with BrokerThread(tmp_path, disk=disk) as broker, broker.connect() as one:
+        assert create(one, "orders").error_code == 0
+        disk.fail("pwritev", tmp_path / "orders-0")
+        assert error_of(one, "orders") == STORAGE_ERROR
+        assert create(one, "others").error_code == STORAGE_ERROR
+        more = {"topics": [{"name": "orders", "count": 2, "assignments": None}], "timeout": 1_000}
+        assert one.call("create_partitions", 2, more).results[0].error_code == STORAGE_ERROR
+        assert set(broker.broker.image.topics) == {"orders"}
+
+
+def test_a_log_dir_that_fails_when_a_topic_is_created_leaves_it_to_another(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    first, second = tmp_path / "a", tmp_path / "b"
+    with BrokerThread(first, second, disk=disk) as broker, broker.connect() as one:
+        disk.fail("mkdir", second / "orders")
+        assert create(one, "orders", 4).error_code == 0
+        assert {broker.log_dir("orders", index) for index in range(4)} == {first}
+        assert {error_of(one, "orders", index) for index in range(4)} == {0}
+        disk.fail("mkdir", first / "others")
+        assert create(one, "others").error_code == STORAGE_ERROR
+
+
+def topic_config(one: Connection, topic: str) -> dict[str, str]:
+    resources = [{"resource_type": 2, "resource_name": topic, "configuration_keys": None}]
+    (result,) = one.call("describe_configs", 4, {"resources": resources}).results
+    return {config.name: config.value for config in result.configs}
+
+
+@pytest.mark.parametrize("topic", ["__consumer_offsets", "__transaction_state"])
+def test_an_internal_topic_that_a_client_creates_is_compacted(
+    broker: BrokerThread, wire: Connection, topic: str
+) -> None:
+    refused = create(wire, topic, cleanup_policy="delete")
+    assert refused.error_code == ErrorCode.INVALID_CONFIG
+    assert create(wire, topic).error_code == 0
+    found = topic_config(wire, topic)
+    expected = broker.broker.internal_configs(topic)
+    assert expected["cleanup.policy"] == "compact" and expected.items() <= found.items()
+    change = [{"name": "cleanup.policy", "config_operation": 0, "value": "delete"}]
+    resources = [{"resource_type": 2, "resource_name": topic, "configs": change}]
+    (altered,) = wire.call("incremental_alter_configs", 1, {"resources": resources}).responses
+    assert altered.error_code == ErrorCode.INVALID_CONFIG
+    assert broker.partition(topic).log.config.cleanup_policy == ("compact",)
+    broker.delete(topic)
+
+
+def test_a_deleted_topic_that_was_damaged_does_not_return_with_its_name(tmp_path: Path) -> None:
+    """Its directory is set aside, and a new topic of the name begins at offset 0."""
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        assert create(one, "orders").error_code == error_of(one, "orders") == 0
+    segment = tmp_path / "orders-0" / "00000000000000000000.log"
+    content = segment.read_bytes()
+    segment.rename(tmp_path / "away")
+    segment.symlink_to(segment)
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        assert error_of(one, "orders") == STORAGE_ERROR
+        broker.delete("orders")
+        assert create(one, "orders").error_code == 0
+        assert produce(one, "orders", batch(b"new")).base_offset == 0
+        assert broker.broker.log_dirs.offline_partitions() == set()
+        (stray,) = tmp_path.glob("orders-0.*-stray")
+        assert (tmp_path / "away").read_bytes() == content and (stray / segment.name).is_symlink()
+
+
+def test_the_log_tells_of_a_recovery(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with BrokerThread(tmp_path / "data") as broker, broker.connect() as one:
+        assert create(one, "orders", 3).error_code == 0
+        image = crash_image(tmp_path / "data", tmp_path / "image")
+    with caplog.at_level("INFO"), BrokerThread(image):
+        texts = [(record.message, vars(record)) for record in caplog.records]
+    assert [message for message, _ in texts][:2] == ["unclean shutdown detected, recovering logs", "logs are open"]
