@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 from tests.support.raw import Connection
+from tests.support.waiting import until
 
 from levada.broker.broker import Broker
 from levada.broker.partition.partition import Partition
@@ -124,7 +125,7 @@ class BrokerProcess:
         assert code == 0, f"the broker ended with {code}: {self.log_tail()}"
 
     def start(self) -> None:
-        """Start and wait until the broker prints its address."""
+        """Start and wait until the broker prints its address and its logs are open or offline."""
         port = self.bootstrap.rpartition(":")[2]
         command = [sys.executable, "-m", "levada", "start", "--data", str(self.data), "--port", port]
         for name, value in self._settings.items():
@@ -132,6 +133,8 @@ class BrokerProcess:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, preexec_fn=self._limit)
         self.bootstrap = self._printed_address(self._process)
+        with self.connect() as one:
+            until(lambda: not _is_opening(one), "logs are not open", self._ready_s)
 
     def stop(self, how: signal.Signals) -> int:
         """End the process; its exit code."""
@@ -176,6 +179,12 @@ class BrokerProcess:
                     raise AssertionError(f"no broker: {printed!r} {self.log_tail()}")
                 printed += piece
         return found[1].decode()
+
+
+def _is_opening(one: Connection) -> bool:
+    """Whether a partition has no leader because its log is being opened; one that is offline has none either."""
+    topics = one.call("metadata", 12, {"topics": None}).topics
+    return any(part.error_code and not part.offline_replicas for topic in topics for part in topic.partitions)
 
 
 def free_port() -> int:

@@ -38,7 +38,9 @@ CLOSE_THREADS: Final = 16
 LOGS_PER_CALL: Final = 20  # that a thread opens, deletes or closes before the loop continues with them
 CLOSING_FILES_MAX: Final = 8
 # The device or the file system fails; all other errors concern a file.
-LOG_DIR_ERRORS: Final = frozenset((None, errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENODEV))
+LOG_DIR_ERRORS: Final = frozenset(
+    (None, errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENODEV)
+)
 
 
 class OfflineLog(NamedTuple):
