@@ -29,6 +29,7 @@ from levada.model import TopicPartition
 from levada.storage.compaction.swap import complete_swap
 from levada.storage.disk import Disk
 from levada.storage.handles import FileHandleCache
+from levada.storage.log.deletion import rename_deleted_log
 from levada.storage.log.segment import LogSegment
 from levada.storage.log_dir import LogDir, LogDirError
 
@@ -38,9 +39,7 @@ CLOSE_THREADS: Final = 16
 LOGS_PER_CALL: Final = 20  # that a thread opens, deletes or closes before the loop continues with them
 CLOSING_FILES_MAX: Final = 8
 # The device or the file system fails; all other errors concern a file.
-LOG_DIR_ERRORS: Final = frozenset(
-    (None, errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENODEV)
-)
+LOG_DIR_ERRORS: Final = frozenset((None, errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENODEV))
 
 
 class OfflineLog(NamedTuple):
@@ -224,7 +223,11 @@ class LogDirs:
         self.offline_logs.pop(TopicPartition(partition.topic, partition.index), None)
         partition.go_offline()
         partition.log.close(clean=False)
-        return None if log_dir.offline else LogToDelete(log_dir, partition.log.delete)
+        return (
+            None
+            if log_dir.offline
+            else LogToDelete(log_dir, partial(rename_deleted_log, self.disk, partition.log.directory))
+        )
 
     def remove_offline(self, topic: TopicImage) -> list[LogToDelete]:
         """Return the logs of a deleted topic that are not open; they are renamed as stray, since they are damaged."""
@@ -396,7 +399,10 @@ def _close(partitions: list[Partition]) -> list[tuple[Partition, OSError]]:
     failed = []
     for partition in partitions:
         try:
-            partition.close()
+            if partition.log.is_unchanged:
+                partition.log.close(clean=False)
+            else:
+                partition.close()
         except OSError as error:
             failed.append((partition, error))
     return failed

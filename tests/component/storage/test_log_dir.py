@@ -11,6 +11,8 @@ from crc32c import crc32c
 from tests.support.logs import QuickDisk, append, open_log
 
 from levada.model import TopicPartition
+from levada.storage.disk import OsDisk
+from levada.storage.log.deletion import rename_deleted_log
 from levada.storage.log_dir import LogDir, LogDirError, decode_uuid, encode_uuid
 
 CLUSTER = "cluster-a"
@@ -249,7 +251,8 @@ def test_partitions_are_created_found_and_deleted(tmp_path: Path) -> None:
     ]
     log = open_log(directory)
     append(log)
-    log.delete()
+    log.close(clean=False)
+    rename_deleted_log(OsDisk(), log.directory)
     assert [found.partition for found in log_dir.partitions()] == [TopicPartition("lost", 3)]
     log_dir.delete_partition_files()
     log_dir.delete_partition_files()

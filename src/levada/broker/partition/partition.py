@@ -333,8 +333,7 @@ class Partition:
 
     def close(self) -> None:
         """Close cleanly: everything is on disk, and the next start needs no recovery."""
-        if not self.log.is_unchanged:
-            self.save_producers(self.log.log_end_offset)
+        self.save_producers(self.log.log_end_offset)
         self.log.close(clean=True)
 
     def _rolled(self, offset: int) -> None:

@@ -1,11 +1,20 @@
-"""Deletes parts of a log: segments by Kafka's retention rules, and the tail of a segment."""
+"""Deletes logs and parts of them: segments by Kafka's retention rules, and the tail of a segment."""
 
 import os
 from collections.abc import Sequence
 
 from levada.config.topic import TopicConfig
-from levada.storage.disk import TEMPORARY_SUFFIX, write_all
+from levada.storage.disk import TEMPORARY_SUFFIX, Disk, write_all
+from levada.storage.file_names import deleted_directory
 from levada.storage.log.segment import SCAN_BLOCK_BYTES, LogSegment
+
+
+def rename_deleted_log(disk: Disk, directory: str) -> str:
+    """Rename the directory of a closed log; return the new path, whose files a thread deletes."""
+    parent, name = os.path.split(directory)
+    path = os.path.join(parent, deleted_directory(name))
+    disk.rename(directory, path)
+    return path
 
 
 def deletable_segments(

@@ -14,7 +14,6 @@ from levada.config.topic import TopicConfig
 from levada.errors import ErrorCode, KafkaError
 from levada.storage.checkpoints import LogCheckpoint
 from levada.storage.disk import IOVECS_MAX, Disk, write_all
-from levada.storage.file_names import deleted_directory
 from levada.storage.handles import FileHandleCache
 from levada.storage.log.deletion import deletable_segments, delete_last_segments, truncate_segment
 from levada.storage.log.reader import NOTHING, LogReader, Slice
@@ -362,14 +361,6 @@ class Log:
         self._store_epochs()
         self.producer_snapshots.delete_after(end_offset)
 
-    def delete(self) -> str:
-        """Rename the directory of the log; return the new path, whose files a thread deletes."""
-        self.close(clean=False)
-        parent, name = os.path.split(self.directory)
-        path = os.path.join(parent, deleted_directory(name))
-        self._disk.rename(self.directory, path)
-        return path
-
     # Durability.
 
     def flush(self) -> None:
@@ -402,7 +393,7 @@ class Log:
 
     def close(self, clean: bool) -> None:
         """Close the files; a clean close publishes, stores the indexes and flushes first."""
-        if clean and not self.is_unchanged:
+        if clean:
             self.publish()
             self.active.seal()
             if self.recovery_point < self.log_end_offset:

@@ -14,7 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support.logs import NOW_MS, QuickDisk, append, make_batch, open_log, read_all, split, topic_config
 
 from levada.errors import ErrorCode, KafkaError
+from levada.storage.disk import OsDisk
 from levada.storage.handles import FileHandleCache
+from levada.storage.log.deletion import rename_deleted_log
 from levada.storage.log.log import Log
 from levada.wire.batches import read_header
 
@@ -349,7 +351,8 @@ def test_retention_by_size_and_by_deleted_records(tmp_path: Path) -> None:
 def test_a_deleted_log_leaves_its_name_free(tmp_path: Path) -> None:
     log = open_log(tmp_path / ("t" * 249 + "-0"))
     append(log)
-    renamed = log.delete()
+    log.close(clean=False)
+    renamed = rename_deleted_log(OsDisk(), log.directory)
     assert os.path.basename(renamed).endswith("-delete")
     assert not (tmp_path / ("t" * 249 + "-0")).exists()
 
