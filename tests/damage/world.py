@@ -114,7 +114,7 @@ def prepare(folder: Path) -> list[Prepared]:
                 for name in names:
                     broker.call(broker.partition(*name).log.flush)
                 points = {name: broker.partition(*name).log.recovery_point for name in names}
-                broker.call(lambda: broker.broker.log_dirs._checkpoint_of(broker.broker.partitions.values()))()
+                broker.broker.log_dirs.checkpoints.write()
         crash_image(clean.data, killed.data)
     for one_stop in (clean, killed):
         one_stop.records = records

@@ -351,8 +351,7 @@ class LogDirs:
     async def close(self) -> None:
         """Close every log cleanly and unlock the log dirs."""
         self._closing = True
-        for stop in (*[commit.close for commit in self._commits.values()], self._stop_threads):
-            await asyncio.to_thread(stop)
+        await asyncio.to_thread(self._stop_threads)
         await self._close_logs([one for one in self._partitions if not one.offline])
         if self._opened:
             await asyncio.to_thread(self.checkpoints.write)
@@ -375,6 +374,8 @@ class LogDirs:
         for threads in (self.recovery_threads, self.threads):
             threads.shutdown(wait=True, cancel_futures=True)
         self.checkpoints.close()
+        for commit in self._commits.values():
+            commit.close()
         self._files_thread.shutdown(wait=True)
 
     async def _close_logs(self, partitions: list[Partition]) -> None:
