@@ -81,8 +81,7 @@ class Broker:
             GROUP_KEYS: self.groups,
             TRANSACTION_KEYS: self.transactions,
         }
-        self.cleaner_metrics = CleanerMetrics()
-        self.scrub_metrics = ScrubMetrics()
+        self.cleaner_metrics, self.scrub_metrics = CleanerMetrics(), ScrubMetrics()
         self.coordinator_metrics = CoordinatorMetrics()
         self.request_metrics = RequestMetrics(clock.monotonic, flush_queue)
         self.deleted_traffic: Counter[str] = Counter()  # of deleted partitions, which totals include
