@@ -30,7 +30,7 @@ class World:
     options: dict[str, Any] = field(default_factory=dict)
     disk: QuickDisk = field(default_factory=QuickDisk)
 
-    def open(self, clean: bool = True, recovery_point: int = 0) -> Partition:
+    def open(self, clean: bool = True, recovery_point: int | None = None) -> Partition:
         config = topic_config(**({"index_interval_bytes": 100} | self.options))
         log = Log.open(str(self.folder), config, self.disk, now_ms=NOW_MS, clean=clean, recovery_point=recovery_point)
         return self.serve(log)
