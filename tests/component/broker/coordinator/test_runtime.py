@@ -89,6 +89,7 @@ def test_questions_at_the_same_time_make_one_topic(tmp_path: Path) -> None:
         assert [answers[number].coordinators[0].error_code for number in sent] == [0] * 5
 
 
+@pytest.mark.filterwarnings("ignore:offsets.topic.replication.factor=3 needs more brokers:UserWarning")
 def test_a_topic_that_cannot_be_made_means_no_coordinator(tmp_path: Path) -> None:
     with BrokerThread(tmp_path, **QUICK, offsets_topic_replication_factor=3) as one, one.connect() as wire:
         assert find(wire).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
