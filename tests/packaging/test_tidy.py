@@ -33,7 +33,7 @@ IMPURE = {
 }  # fmt: skip
 
 
-BLOCKING = re.compile(r"\.(recv|poll)\(")
+BLOCKING = re.compile(r"\.(poll|readline|recv)\(")
 SKIPS_BY = "tests/support/downloads.py"  # `must_be_had` fails instead where COMPAT_REQUIRE_ALL is set
 # Tests of what only one platform, or only a broker of their own, has.
 SKIP_MARKS = {
