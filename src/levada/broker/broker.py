@@ -48,6 +48,10 @@ def traffic(partition: Partition) -> dict[str, int]:
     return {"messagesin": partition.messages_in, "bytesin": partition.bytes_in, "bytesout": partition.bytes_out}
 
 
+def _new_session_id() -> int:
+    return random.randint(1, SESSION_ID_MAX)
+
+
 class Broker:
     """The parts of one node."""
 
@@ -77,17 +81,14 @@ class Broker:
         self.partition_listeners: list[Callable[[Partition], None]] = []  # called with each partition that is open
         self.groups = group_coordinators(self)
         self.transactions = transaction_coordinators(self)
-        self.coordinators: dict[int, CoordinatorRuntime[Any]] = {  # by FindCoordinator's key type
-            GROUP_KEYS: self.groups,
-            TRANSACTION_KEYS: self.transactions,
-        }
+        # By FindCoordinator's key type.
+        self.coordinators: dict[int, CoordinatorRuntime[Any]]
+        self.coordinators = {GROUP_KEYS: self.groups, TRANSACTION_KEYS: self.transactions}
         self.cleaner_metrics, self.scrub_metrics = CleanerMetrics(), ScrubMetrics()
         self.coordinator_metrics = CoordinatorMetrics()
         self.request_metrics = RequestMetrics(clock.monotonic, flush_queue)
         self.deleted_traffic: Counter[str] = Counter()  # of deleted partitions, which totals include
-        self.sessions = FetchSessions(
-            config.max_incremental_fetch_session_cache_slots, lambda: random.randint(1, SESSION_ID_MAX)
-        )
+        self.sessions = FetchSessions(config.max_incremental_fetch_session_cache_slots, _new_session_id)
         self._loop = asyncio.get_running_loop()
         self.call_later = self._loop.call_later
         self._open = False  # partitions are opened once the log dirs have this cluster's id

@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from levada.broker.fsync import GroupCommit
-from levada.broker.log_checkpoints import LogCheckpoints
-from levada.broker.log_opening import LogLocator, LogToOpen, OpenedLog, open_log
+from levada.broker.log_files.checkpoints import LogCheckpoints
+from levada.broker.log_files.opening import LogLocator, LogToOpen, OpenedLog, open_log
+from levada.broker.log_files.progress import Progress
 from levada.broker.partition.partition import Partition, PartitionContext
-from levada.broker.progress import Progress
 from levada.clock import Clock
 from levada.config.broker import BrokerConfig
 from levada.config.topic import TopicConfig

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
 from levada.broker.log_dirs import LOGS_PER_CALL, LogToDelete
-from levada.broker.log_opening import LogToOpen
+from levada.broker.log_files.opening import LogToOpen
+from levada.broker.log_files.progress import Progress
 from levada.broker.partition.partition import Partition
-from levada.broker.progress import Progress
 from levada.config.topic import TopicConfig
 from levada.core.cluster.controller import AssignDirectories
 from levada.core.cluster.image import TopicImage

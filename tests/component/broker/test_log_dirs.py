@@ -19,7 +19,7 @@ from tests.support.logs import split
 from tests.support.raw import Connection, batch, fetch, produce
 from tests.support.waiting import until
 
-from levada.broker.log_checkpoints import LogCheckpoints
+from levada.broker.log_files.checkpoints import LogCheckpoints
 from levada.broker.partition.partition import Partition
 from levada.core.cluster.config_changes import AlterConfigs, ResourceType
 from levada.errors import ErrorCode
