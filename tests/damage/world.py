@@ -10,7 +10,6 @@ Nothing can tell that records are missing if the damage takes every trace of the
   given out again.
 - After an unclean shutdown, a closed segment above the recovery point together with the id of the boot
   (`.boot-id`): it looks like a power failure, and recovery truncates the log.
-- The folder of a partition together with the recovery points of the log dir.
 - A bit of a record that recovery does not read, until the scrub reads it: the scrub must find it.
 - Damage of the metadata store that SQLite does not notice, such as the end of its write-ahead log: if a topic is gone,
   the folders of its partitions are kept as stray, and the log names them.
@@ -34,7 +33,7 @@ from levada.errors import KafkaError
 from levada.metadata.store import StoreError
 from levada.storage.log.scrub import scrub_segment
 from levada.storage.log.segment import CorruptBatchError
-from levada.storage.log_dir import BOOT_ID_FILE, RECOVERY_POINTS_FILE, LogDirError
+from levada.storage.log_dir import BOOT_ID_FILE, LogDirError
 from levada.wire.batches import decode, iterate_headers
 
 SETTINGS: dict[str, Any] = {
@@ -218,9 +217,6 @@ class Start:
         topic, index = name
         last = max(path.name for path in (self.prepared.data / f"{topic}-{index}").glob("*.log"))
         cut = any(path.parent.name == f"{topic}-{index}" and path.name == last for path, _ in self.damaged)
-        missing = any(path.name == f"{topic}-{index}" for path, _ in self.damaged)
-        if missing and any(path.name == RECOVERY_POINTS_FILE for path, _ in self.damaged):
-            return 0
         cut |= any(path.name == BOOT_ID_FILE for path, _ in self.damaged)
         return self.prepared.recovery_points[name] if cut and not self.prepared.clean else 1 << 62
 

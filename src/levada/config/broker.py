@@ -95,7 +95,7 @@ class BrokerConfig:
     levada_scrub_bytes_per_second: Long = setting(
         4 << 20,
         "The rate at which segments are read in the background to find corrupt batches; 0 for never. The default"
-        " reads 1 TB in three days and costs a disk a few percent of its throughput.",
+        " reads 1 TB in three days.",
         minimum=0,
     )
 
