@@ -15,7 +15,7 @@ from levada.broker.compaction.cleaner import LogCleaner
 from levada.broker.faults import Faults
 from levada.broker.housekeeping import Housekeeping
 from levada.broker.log_dirs import LogDirs
-from levada.broker.metrics import MetricsServer
+from levada.broker.metrics.server import MetricsServer
 from levada.broker.scrub import Scrub
 from levada.clock import Clock, SystemClock
 from levada.config.broker import BrokerConfig

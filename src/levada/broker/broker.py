@@ -17,10 +17,10 @@ from levada.broker.coordinator.groups import GROUP_KEYS, group_coordinators
 from levada.broker.coordinator.runtime import CoordinatorMetrics, CoordinatorRuntime
 from levada.broker.coordinator.transactions import TRANSACTION_KEYS, transaction_coordinators
 from levada.broker.log_dirs import LogDirs
+from levada.broker.metrics.requests import RequestMetrics
 from levada.broker.partition.partition import Partition, PartitionContext
 from levada.broker.partition.routes import PartitionRoutes
 from levada.broker.reconciler import Reconciler
-from levada.broker.request_metrics import RequestMetrics
 from levada.broker.tasks import Tasks
 from levada.clock import Clock
 from levada.config.broker import BrokerConfig
@@ -56,12 +56,7 @@ class Broker:
     """The parts of one node."""
 
     def __init__(
-        self,
-        config: BrokerConfig,
-        clock: Clock,
-        store: MetadataStore,
-        log_dirs: LogDirs,
-        flush_queue: FlushQueue,
+        self, config: BrokerConfig, clock: Clock, store: MetadataStore, log_dirs: LogDirs, flush_queue: FlushQueue
     ) -> None:
         self.config = config
         self.node_id = config.node_id

@@ -16,7 +16,8 @@ from tests.support.broker import BrokerProcess, BrokerThread, free_port
 from tests.support.raw import Connection, batch, fetch, produce
 from tests.support.waiting import until
 
-from levada.broker import metrics
+from levada.broker.metrics import collector
+from levada.broker.metrics import server as metrics_server
 from levada.errors import ErrorCode
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "metrics.md"
@@ -131,7 +132,7 @@ def test_errors_are_counted_by_api_and_code(broker: BrokerThread) -> None:
 
 
 def test_totals_of_all_topics_never_decrease(broker: BrokerThread) -> None:
-    names = [f"kafka_server_brokertopicmetrics_{name}_total" for name in metrics.TRAFFIC]
+    names = [f"kafka_server_brokertopicmetrics_{name}_total" for name in collector.TRAFFIC]
     broker.create("counted-then-deleted")
     before = values(broker)
     with broker.connect() as one:
@@ -189,7 +190,7 @@ def wait_for_coordinator(one: Connection, group: str) -> None:
 
 def test_the_idle_ratio_is_that_of_the_last_minute() -> None:
     now, busy = 0.0, 0.0
-    ratio = metrics.IdleRatio(lambda: now, lambda: busy)
+    ratio = collector.IdleRatio(lambda: now, lambda: busy)
     assert ratio.value() == 1
     now, busy = 10.0, 5.0
     assert ratio.value() == 0.5
@@ -352,7 +353,7 @@ def test_what_is_not_http_is_hung_up_on(broker: BrokerThread, request_: bytes) -
 
 
 def test_a_client_that_says_nothing_is_hung_up_on(broker: BrokerThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(metrics_server, "TIMEOUT_S", 0.05)
     host, _, port = str(broker.server.metrics_address).rpartition(":")
     with (
         socket.create_connection((host, int(port)), 20) as one,

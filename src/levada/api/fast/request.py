@@ -4,8 +4,8 @@ from abc import abstractmethod
 from typing import Any
 
 from levada.broker.broker import Broker
+from levada.broker.metrics.requests import RequestMetrics
 from levada.broker.purgatory import PENDING, DelayedResponse
-from levada.broker.request_metrics import RequestMetrics
 from levada.core.groups.machine import GroupsMachine
 from levada.core.machine import AnyOutcome, ResponseHandle
 from levada.errors import KafkaError

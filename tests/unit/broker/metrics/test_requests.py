@@ -3,7 +3,7 @@
 import random
 from itertools import pairwise
 
-from levada.broker.request_metrics import BOUNDS_MS, BOUNDS_S, RequestMetrics
+from levada.broker.metrics.requests import BOUNDS_MS, BOUNDS_S, RequestMetrics
 from levada.net.flush import FlushQueue
 
 PRODUCE, FETCH, OFFSET_COMMIT, CREATE_TOPICS = 0, 1, 8, 19

@@ -1,0 +1,1 @@
+"""Metrics of a broker: counted by its parts, and served for Prometheus."""
