@@ -89,8 +89,9 @@ class LogFiles:
 
     def delete_unneeded(self, disk: Disk) -> None:
         """Delete what a crash has left: a power failure after the next clean shutdown must not restore it."""
-        for name in self._unneeded:
-            disk.unlink(self.path(name))
+        for path in map(self.path, self._unneeded):
+            if disk.exists(path):  # storing the leader epochs has used their temporary file
+                disk.unlink(path)
         if self._unneeded:
             disk.fsync_dir(self.directory)
 
