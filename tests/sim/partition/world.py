@@ -402,9 +402,8 @@ class World:
             self.disk_failed = True
             self.partition.go_offline()
             return
-        end = self.partition.log.log_end_offset
+        self.guaranteed.synced = end = self.partition.log.log_end_offset
         self.checkpoint()
-        self.guaranteed.synced = self.recovery_point = end
         power_cut = self.random.random() < 0.5
         self.disk.crash_at = None
         self.end_life(power_cut)
