@@ -30,7 +30,6 @@ from levada.storage.compaction.swap import complete_swap
 from levada.storage.disk import Disk
 from levada.storage.handles import FileHandleCache
 from levada.storage.log.deletion import rename_deleted_log
-from levada.storage.log.segment import LogSegment
 from levada.storage.log_dir import LogDir, LogDirError
 
 log = EventLog(__name__)
@@ -264,12 +263,12 @@ class LogDirs:
         except OSError as error:
             self.failed(partition, error)
 
-    def complete_swap(self, partition: Partition, replaced: list[LogSegment]) -> None:
+    def complete_swap(self, partition: Partition) -> None:
         """Make the swap of a compacted segment durable and delete the replaced files, in a thread."""
 
         def work() -> None:
             try:
-                complete_swap(partition.log, replaced)
+                complete_swap(partition.log)
             except OSError as error:
                 self._loop.call_soon_threadsafe(self.failed, partition, error)
 

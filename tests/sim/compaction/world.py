@@ -71,7 +71,7 @@ class CleanerWorld:
         self.reports: deque[CleanedSegment | CleaningFinished] = deque()  # not yet taken over
         self.cleaning_since = 0
         self.sources: dict[int, LogSegment] = {}
-        self.unsettled: list[list[LogSegment]] = []
+        self.unsettled = 0  # swaps that the thread for files has not completed
         self.clean_end = 0  # as the broker knows it; the checkpoint follows when the swaps are settled
         self.swaps = self.tombstones_gone = self.markers_gone = 0
         self.trace: list[str] = []
@@ -84,7 +84,7 @@ class CleanerWorld:
     def open(self, clean: bool) -> Partition:
         self.flush_queue = SimFlushQueue()
         self.lose_cleaner()
-        self.unsettled = []
+        self.unsettled = 0
         self.clean_end = self.checkpoint
         context = PartitionContext(cast(FlushQueue, self.flush_queue), lambda partition: None, self.fail)
         try:
@@ -281,14 +281,15 @@ class CleanerWorld:
                 self.disk.crash_at = self.disk.steps + self.random.randint(1, STEPS_OF_A_SWAP)
             swap(log, replaced, report, self.now_ms)
             self.swaps += 1
-            self.unsettled.append(replaced)
+            self.unsettled += 1
         else:
             self.clean_end = report.end_offset
 
     def settle(self) -> None:
         """What the thread for files does, one after the other."""
         while self.unsettled:
-            complete_swap(self.partition.log, self.unsettled.pop(0))
+            self.unsettled -= 1
+            complete_swap(self.partition.log)
         self.checkpoint = self.clean_end
 
     def lose_cleaner(self) -> None:

@@ -219,7 +219,7 @@ class LogCleaner:
         except OSError as error:
             self._broker.log_dirs.failed(partition, error)
             raise CleanerDiedError(f"the log is offline: {error}") from None
-        self._broker.log_dirs.complete_swap(partition, replaced)
+        self._broker.log_dirs.complete_swap(partition)
 
     def _finished(self, partition: Partition, cleaned: CleanedUpTo, report: CleaningFinished) -> None:
         self._metrics.cleanings += 1

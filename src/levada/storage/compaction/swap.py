@@ -7,7 +7,7 @@ their order.
 
 from levada.storage.compaction.messages import CleanedSegment
 from levada.storage.disk import Disk
-from levada.storage.file_names import CLEANED_SUFFIX, DELETED_SUFFIX, SWAP_SUFFIX
+from levada.storage.file_names import CLEANED_SUFFIX, SWAP_SUFFIX
 from levada.storage.log.log import Log
 from levada.storage.log.segment import LogSegment
 
@@ -32,9 +32,7 @@ def swap(log: Log, expected: list[LogSegment], cleaned: CleanedSegment, now_ms: 
     for path in reversed(segment.paths):
         disk.rename(path + CLEANED_SUFFIX, path + SWAP_SUFFIX)
     for replaced in expected:
-        replaced.close()
-        replaced.deleted = True
-        disk.rename(replaced.path, replaced.path + DELETED_SUFFIX)
+        replaced.mark_deleted()
     for path in reversed(segment.paths):
         disk.rename(path + SWAP_SUFFIX, path)
     segment.size = cleaned.size
@@ -66,12 +64,7 @@ def _size(disk: Disk, path: str) -> int:
         disk.close(fd)
 
 
-def complete_swap(log: Log, replaced: list[LogSegment]) -> None:
+def complete_swap(log: Log) -> None:
     """Make a swap durable and delete the files of the replaced segments. Runs in a thread."""
-    disk = log.active.disk
-    disk.fsync_dir(log.directory)
-    kept = replaced[0].paths  # the new segment has these names
-    for path in [path for segment in replaced for path in segment.paths if path not in kept]:
-        if disk.exists(path):
-            disk.unlink(path)
+    log.active.disk.fsync_dir(log.directory)
     log.delete_segment_files()

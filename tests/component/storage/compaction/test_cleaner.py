@@ -72,7 +72,7 @@ def clean_log(
             return report
         replaced = [by_base[base] for base in report.replaced]
         swap(log, replaced, report, now_ms)
-        complete_swap(log, replaced)
+        complete_swap(log)
     raise AssertionError("no end")
 
 
