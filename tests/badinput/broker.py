@@ -4,6 +4,7 @@ import re
 import socket
 import struct
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ PROBE = struct.pack(">i", 13) + header(18, 0, flexible=False, correlation_id=PRO
 class Broker(BrokerProcess):
     """A broker process; at its end its log must be free of errors."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, settings: Mapping[str, object] | None = None) -> None:
+        super().__init__(folder, settings)
         self.rounds = 0
         self.healthy: Connection | None = None  # a client that stays connected
 

@@ -134,8 +134,9 @@ def test_requests_that_stop_before_their_end_share_a_bounded_memory(tmp_path: Pa
 
 
 def test_members_that_say_much_share_a_bounded_memory(tmp_path: Path) -> None:
-    """Hundreds of mebibytes are said in many groups; who would be too much is told so, and the others are served."""
-    with Broker(tmp_path) as broker, ExitStack() as stack:
+    """Members of many groups send hundreds of mebibytes; those beyond the limit are rejected, the others served."""
+    pending = {"group.initial.rebalance.delay.ms": 3_000}  # no response before all requests are sent
+    with Broker(tmp_path, pending) as broker, ExitStack() as stack:
         broker.prepare()
         connections = [stack.enter_context(Connection(broker.bootstrap)) for _ in range(8)]
         connections[0].call("find_coordinator", 3, {"key": "g"})
