@@ -220,6 +220,7 @@ class Broker:
 
     async def stop(self) -> None:
         """Finish the background work, then close the logs cleanly."""
+        self._open = False  # a change of the metadata begins no work on logs now
         for coordinators in self.coordinators.values():
             coordinators.close()
         await self.tasks.stop()

@@ -145,7 +145,10 @@ class Controller:
         """Commit changes, which a thread decides: those of ten thousand partitions take a while."""
         async with self._lock:
             for _ in range(ATTEMPTS_MAX):
-                changes = await asyncio.to_thread(decided, self.image)
+                image = self.image
+                changes = await asyncio.to_thread(decided, image)
+                if self.image is not image:
+                    continue  # another broker has changed it, and `_versions` with it
                 if not changes:
                     return changes
                 try:

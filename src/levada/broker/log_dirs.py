@@ -141,20 +141,42 @@ class LogDirs:
         name = TopicPartition(topic.name, index)
         if name in self.offline_logs:
             return None
+        if candidates := self._locator.found.get(name):
+            self._opening[name] = candidates[0][0]  # before `found` loses it: a checkpoint must not miss it
         try:
             request = self._locator.locate(topic, index, config)
         except KafkaError as error:
             former = next((log_dir for log_dir in self._dirs if log_dir.has_checkpoint(name)), None)
             self._set_offline(name, OfflineLog(topic.id, error.detail, former))
+            self._opening.pop(name, None)
             return None
         if request.existed:
             self._opening[name] = request.log_dir
+        else:
+            self._opening.pop(name, None)
         return request
 
     def mark_strays(self) -> None:
         """Mark the remaining directories as stray: all partitions of the metadata are located. Runs in a thread."""
         for log_dir, found in self._locator.strays():
-            log_dir.mark_stray(found)
+            try:
+                log_dir.mark_stray(found)
+            except OSError as error:
+                log.error("stray partition cannot be renamed", directory=found.directory, error=str(error))
+
+    def recovered(self) -> None:
+        """Remember this boot of the machine where every log was recovered. Runs in a thread."""
+        damaged = {owner for _, _, owner in self.offline_logs.copy().values()}
+        for log_dir in self._dirs:
+            if not log_dir.offline and log_dir not in damaged:
+                self._guard(log_dir, log_dir.store_boot_id)
+
+    def _guard(self, log_dir: LogDir, work: Callable[[], None]) -> None:
+        """Take a log dir offline if a file operation in a thread fails."""
+        try:
+            work()
+        except OSError as error:
+            self._loop.call_soon_threadsafe(self.take_offline, log_dir, error)
 
     def prepare(self, requests: Sequence[LogToOpen]) -> None:
         """Remove deleted logs from the checkpoints before logs of the same names are created. Runs in a thread."""
@@ -176,8 +198,15 @@ class LogDirs:
 
     def opened(self, request: LogToOpen, result: OpenedLog | Exception, context: PartitionContext) -> Partition | None:
         """Return the partition of an opened log; None if it is offline, or can be created in another log dir."""
+        try:
+            return self._opened_partition(request, result, context)
+        finally:
+            self._opening.pop(request.partition, None)  # at last: a checkpoint must not miss it
+
+    def _opened_partition(
+        self, request: LogToOpen, result: OpenedLog | Exception, context: PartitionContext
+    ) -> Partition | None:
         name, topic_id, log_dir = request.partition, request.topic_id, request.log_dir
-        self._opening.pop(name, None)
         if isinstance(result, OSError) and result.errno in LOG_DIR_ERRORS:
             self.take_offline(log_dir, result)
         if log_dir.offline:
@@ -198,10 +227,7 @@ class LogDirs:
     def fsync_created(self, created: Iterable[LogDir]) -> None:
         """Make new directories of partitions durable. Runs in a thread."""
         for log_dir in created:
-            try:
-                self.disk.fsync_dir(log_dir.path)
-            except OSError as error:
-                self._loop.call_soon_threadsafe(self.take_offline, log_dir, error)
+            self._guard(log_dir, partial(self.disk.fsync_dir, log_dir.path))
 
     def log_dir_of(self, partition: Partition) -> LogDir:
         """Return the log dir of a partition."""
@@ -244,7 +270,9 @@ class LogDirs:
             try:
                 rename()
             except OSError as error:
-                self._loop.call_soon_threadsafe(self.take_offline, log_dir, error)
+                log.error("directory of a deleted partition cannot be renamed", error=str(error))
+                if error.errno in LOG_DIR_ERRORS:
+                    self._loop.call_soon_threadsafe(self.take_offline, log_dir, error)
 
     def delete_files_soon(self) -> None:
         """Delete the files of deleted partitions."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = EventLog(__name__)
 
 PARTITIONS_PER_ITERATION: Final = 100
+ASSIGNMENT_RETRY_S: Final = 1.0
 
 T = TypeVar("T")
 
@@ -112,8 +113,8 @@ class Reconciler:
         requests: list[LogToOpen] = []
         for name in names:
             await self._locate(name, requests)
-        if not self._started:
-            self._started = True
+        is_first, self._started = not self._started, True
+        if is_first:
             await self._in_thread(self._log_dirs.mark_strays)
             self._log_dirs.delete_files_soon()
         if not requests:
@@ -127,6 +128,8 @@ class Reconciler:
             self._open(new, LOGS_PER_CALL, self._log_dirs.threads, progress),
         )
         await self._assign(existing, created)
+        if is_first:
+            await self._in_thread(self._log_dirs.recovered)
         if existing:
             log.info("logs are open", logs=len(existing), seconds=progress.seconds)
 
@@ -199,11 +202,15 @@ class Reconciler:
             if not request.is_assigned and not request.log_dir.offline:
                 index = request.partition.partition
                 directories.setdefault(request.topic_id, {})[index] = request.log_dir.directory_id
-        if directories:
+        while directories:
             try:
                 await self._broker.controller.commit(AssignDirectories(self._broker.node_id, directories))
+                break
             except KafkaError as error:
                 log.error("log dirs of partitions could not be recorded", topics=len(directories), error=error.detail)
+                if not created:
+                    break  # the next start records them
+                await asyncio.sleep(ASSIGNMENT_RETRY_S)
         for some in _chunks(created, PARTITIONS_PER_ITERATION):
             for _, partition in some:
                 self._serve(partition)

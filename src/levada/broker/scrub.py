@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from levada.broker.broker import Broker
 from levada.broker.partition.partition import Partition
 from levada.logs import EventLog
+from levada.storage.disk import RESOURCE_ERRORS
 from levada.storage.log.scrub import scrub_segment
 from levada.storage.log.segment import CorruptBatchError, LogSegment
 
@@ -93,6 +94,8 @@ class Scrub:
             if truncations == partition.log.truncations:
                 self._report(published, error)
         except OSError as error:
+            if error.errno in RESOURCE_ERRORS:
+                return  # the next round reads it again
             self._broker.log_dirs.failed(partition, error)
         self._broker.scrub_metrics.segments += 1
         self._checked[segment.path] = self._broker.clock.monotonic()

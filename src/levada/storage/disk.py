@@ -18,12 +18,13 @@ from levada.errors import ErrorCode, KafkaError
 
 IOVECS_MAX = 1_000  # IOV_MAX is 1,024
 TEMPORARY_SUFFIX = ".tmp"
+RESOURCE_ERRORS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))  # which pass: no file is damaged
 # Errors of one file, not of the device. Too few descriptors or too little memory is no failure of a device either.
 FILE_ERRORS: Final = frozenset(
     (
         *(errno.EACCES, errno.EEXIST, errno.EFBIG, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
         *(errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENXIO, errno.EOVERFLOW, errno.EPERM, errno.ESPIPE),
-        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+        *RESOURCE_ERRORS,
     )
 )
 

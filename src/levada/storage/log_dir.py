@@ -76,6 +76,7 @@ class LogDir:
     __slots__ = (
         "_disk",
         "_lock",
+        "_new_boot_id",
         "_node_id",
         "_stored",
         "_unclean",
@@ -97,6 +98,7 @@ class LogDir:
         self._disk = disk
         self._node_id = node_id
         self._lock = lock
+        self._new_boot_id: bytes | None = None  # not stored yet
         self.cluster_id: str | None = None  # None in a new directory
         self.owner: str | None = None  # the node id in its meta.properties
         self.directory_id = uuid.uuid4()
@@ -353,7 +355,7 @@ class LogDir:
             return {}
 
     def _compare_boot_id(self) -> None:
-        """Find out whether the page cache survived since the last start, and remember this boot of the machine."""
+        """Find out whether the page cache survived since the last start."""
         try:
             with open(KERNEL_BOOT_ID, "rb") as file:
                 boot_id = file.read()
@@ -365,8 +367,16 @@ class LogDir:
             former, crc = stored[:-9], stored[-9:]
             is_valid = crc == b"%08x\n" % crc32c(former)
             self.power_lost &= is_valid and stored != current
-        if stored != current and self._node_id is not None:
-            write_atomically(self._disk, self._path(BOOT_ID_FILE), current)
+        if stored != current:
+            self._new_boot_id = current
+        if self._node_id is not None and (self.was_clean or not self.power_lost or not self.partitions()):
+            self.store_boot_id()
+
+    def store_boot_id(self) -> None:
+        """Remember this boot of the machine, once no log has to be recovered from an earlier one."""
+        if self._new_boot_id is not None:
+            write_atomically(self._disk, self._path(BOOT_ID_FILE), self._new_boot_id)
+            self._new_boot_id = None
 
 
 def encode_partition_metadata(topic_id: uuid.UUID) -> bytes:

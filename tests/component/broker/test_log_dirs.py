@@ -409,7 +409,7 @@ def test_a_checkpoint_on_its_way_does_not_speak_of_a_deleted_topic(tmp_path: Pat
         broker.delete("orders")
         broker.create("orders")
         assert send(one, "orders", "new") == 0
-        checkpoints.write_offsets(offsets)
+        checkpoints.write_offsets(offsets, {})
         image = crash_image(tmp_path / "data", tmp_path / "image")
     with BrokerThread(image) as broker, broker.connect() as one:
         assert values(one, "orders") == [b"new"]

@@ -15,6 +15,7 @@ from levada.wire.schema import messages
 log = EventLog(__name__)
 
 PRODUCE: Final = messages.api_key("produce")
+ACKS_NONE: Final = 0
 
 Append: TypeAlias = Callable[..., None]  # with the batches, the request, and when it began
 Prepare: TypeAlias = Callable[[], tuple[memoryview, ProduceRequest]]
@@ -52,8 +53,8 @@ class ParkedProduce:
         """Append the batches, or those that `prepare` returns; then dispatch the connection's next requests."""
         connection = self._connection
         connection.muted = False
-        if connection.closed:
-            return
+        if connection.closed and self.request.acks != ACKS_NONE:
+            return  # without acks the client may close before its batches are appended
         try:
             view, request = (self.view, self.request) if prepare is None else prepare()
             self._append(view, request, began=self._began)

@@ -4,7 +4,7 @@ from asyncio import TimerHandle
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from levada.api.data.parked_produce import PRODUCE, Append
+from levada.api.data.parked_produce import ACKS_NONE, PRODUCE, Append
 from levada.api.data.recompression import park_and_recompress
 from levada.api.data.unverified_produce import await_verification
 from levada.api.registry import handles_frames
@@ -28,7 +28,6 @@ from levada.wire.fast.produce import (
 
 ACKS_ALL = -1
 ACKS_LEADER = 1
-ACKS_NONE = 0
 ZSTD_FROM = 7
 CODEC_AT = 22  # the byte of a batch that names its codec
 

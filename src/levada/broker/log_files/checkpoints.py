@@ -90,27 +90,28 @@ class LogCheckpoints:
 
     def write(self) -> None:
         """Write the checkpoint of this moment. Runs in a thread."""
-        self.write_offsets(self.offsets())
+        not_open = self._not_open()  # first: a log that is opened meanwhile is in both
+        self.write_offsets(self.offsets(), not_open)
 
     def offsets(self) -> Offsets:
         """Return the offsets of this moment; each start is at most its recovery point."""
         logs = [(partition, partition.log) for partition in list(self._partitions)]
         return [(one, point := log.recovery_point, min(log.log_start_offset, point)) for one, log in logs]
 
-    def write_offsets(self, offsets: Offsets) -> None:
+    def write_offsets(self, offsets: Offsets, not_open: Mapping[TopicPartition, LogDir]) -> None:
         """Write these offsets, without partitions deleted meanwhile: their names may be in use again."""
         with self._lock:
             for log_dir in self._dirs:
                 if not log_dir.offline:
                     try:
-                        self._write(log_dir, offsets)
+                        self._write(log_dir, offsets, not_open)
                     except OSError as error:
                         self._loop.call_soon_threadsafe(self._logs.take_offline, log_dir, error)
 
-    def _write(self, log_dir: LogDir, offsets: Offsets) -> None:
+    def _write(self, log_dir: LogDir, offsets: Offsets, not_open: Mapping[TopicPartition, LogDir]) -> None:
         points: dict[TopicPartition, int] = {}
         starts: dict[TopicPartition, int] = {}
-        for name, owner in self._not_open().items():
+        for name, owner in not_open.items():
             if owner is log_dir:
                 points |= {name: log_dir.recovery_points[name]} if name in log_dir.recovery_points else {}
                 starts |= {name: log_dir.log_start_offsets[name]} if name in log_dir.log_start_offsets else {}
@@ -141,7 +142,10 @@ class LogCheckpoints:
         """Remove deleted logs from the checkpoints before logs of the same names are created. Runs in a thread."""
         with self._lock:
             for log_dir, names in created.items():
-                log_dir.remove_checkpoints(names)
+                try:
+                    log_dir.remove_checkpoints(names)
+                except OSError as error:
+                    self._loop.call_soon_threadsafe(self._logs.take_offline, log_dir, error)
 
     def close(self) -> None:
         """Finish the write under way."""

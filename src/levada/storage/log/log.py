@@ -80,7 +80,7 @@ class Log:
         self.reader = LogReader(self.segments, config.index_interval_bytes)
         self._queue: list[memoryview] = []
         self._failure: OSError | None = None
-        self._directories_dirty = frozenset((directory, os.path.dirname(directory)))  # not fsynced yet
+        self._directories_dirty = {directory, os.path.dirname(directory)}  # not fsynced yet; two threads change it
         self._clean_end = -1  # the log end offset of the clean shutdown before this start
         self.truncations = 0  # counts how often the end of the log was truncated
         self._activate_last_segment()
@@ -110,7 +110,7 @@ class Log:
         log.recovery_point = log.log_end_offset if clean else recovery_point or 0
         log._clean_end = log.log_end_offset if clean else -1
         if clean and log.active.size:
-            log._directories_dirty = frozenset()  # they were fsynced with the batches of the active segment
+            log._directories_dirty.clear()  # they were fsynced with the batches of the active segment
         if config.levada_acks_wait_for_fsync and not clean:
             log.flush()  # a retry of a batch that a killed process left in the page cache is acknowledged at once
         return log
@@ -245,7 +245,7 @@ class Log:
     def _create_segment(self, now_ms: int) -> None:
         segment = LogSegment(self.directory, self.next_offset, self._disk, self._handles, now_ms)
         self._handles.open(segment.handle, create=True)
-        self._directories_dirty |= {self.directory}
+        self._directories_dirty.add(self.directory)
         self.reader.append(segment)
         self._activate_last_segment()
 
@@ -287,7 +287,7 @@ class Log:
 
     def _store_epochs(self) -> None:
         self.leader_epochs.store()
-        self._directories_dirty |= {self.directory}
+        self._directories_dirty.add(self.directory)
 
     def epoch_end_offset(self, leader_epoch: int) -> tuple[int, int]:
         """Return the largest known epoch up to `leader_epoch` and its end offset; (-1, -1) if unknown."""
@@ -369,7 +369,7 @@ class Log:
             raise self._failure
         end_offset, truncations = self.log_end_offset, self.truncations
         segments = list(self.segments)  # read after the offset: they contain everything below it
-        directories, self._directories_dirty = self._directories_dirty, frozenset()
+        directories = [self._directories_dirty.pop() for _ in range(len(self._directories_dirty))]
         try:
             for number, segment in enumerate(segments):
                 if number + 1 == len(segments) or segments[number + 1].base_offset > self.recovery_point:

@@ -137,6 +137,8 @@ def salvage_batches(
             return
         except CorruptBatchError as error:
             found = find_batch(disk, fd, error.position, size, expected)
+            if found == error.position and read_header(disk.pread(fd, HEADER_BYTES, found)).base_offset <= expected:
+                found = find_batch(disk, fd, found + 1, size, expected)  # it is invalid, and not only after a gap
             header = None if found is None else read_header(disk.pread(fd, HEADER_BYTES, found))
             following = max(expected, end_offset) if header is None else header.base_offset
             stop = size if found is None else found

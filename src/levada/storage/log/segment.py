@@ -278,8 +278,8 @@ class LogSegment:
                 self.disk.rename(path, path + DELETED_SUFFIX)
 
     def delete_files(self) -> None:
-        """Delete the `.deleted` files; may run in a thread. Slices of a mapping remain valid."""
-        for path in self.paths:
+        """Delete the `.deleted` files, the log last; may run in a thread. Slices of a mapping remain valid."""
+        for path in reversed(self.paths):
             try:
                 self.disk.unlink(path + DELETED_SUFFIX)
             except FileNotFoundError:
