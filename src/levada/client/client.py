@@ -149,6 +149,7 @@ class Client:
             raise topic.unknown_partition(partition.partition)
         leader = topic.partitions[partition.partition].leader
         if leader < 0:
+            self.invalidate_metadata(partition.topic)  # the next attempt asks again
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
         return leader
 

@@ -5,9 +5,11 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.broker import BrokerThread
 from tests.support.client import run
 
 from levada import Client, ConnectionFailed, ErrorCode, KafkaError, RequestTimedOut, TopicPartition
@@ -572,3 +574,22 @@ def test_the_first_address_that_answers_is_enough(levada: EmbeddedBroker) -> Non
                 pass
 
     asyncio.run(work())
+
+
+def test_a_leader_that_was_not_available_is_looked_up_again(tmp_path: Path) -> None:
+    """A partition has no leader while its log is being opened; the client must not keep that until its metadata age."""
+
+    with BrokerThread(tmp_path) as broker:
+
+        async def work() -> None:
+            async with Client(broker.bootstrap) as client, Client(broker.bootstrap) as other:
+                await other.admin.create_topic("orders")
+                first = broker.partition("orders")
+                broker.call(lambda: broker.broker.log_dirs.fail_partition(first, "a batch is corrupt"))
+                with pytest.raises(KafkaError, match="LEADER_NOT_AVAILABLE"):
+                    await client.leader(TopicPartition("orders", 0), refresh=True)
+                await other.admin.delete_topic("orders")
+                await other.admin.create_topic("orders")
+                assert await client.leader(TopicPartition("orders", 0)) == broker.broker.node_id
+
+        asyncio.run(asyncio.wait_for(work(), 60))
