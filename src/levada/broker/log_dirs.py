@@ -261,7 +261,7 @@ class LogDirs:
             name = TopicPartition(topic.name, index)
             _, _, log_dir = self.offline_logs.pop(name, OfflineLog(topic.id, ""))
             if log_dir is not None and not log_dir.offline:
-                removed.append(LogToDelete(log_dir, partial(log_dir.set_aside, name)))
+                removed.append(LogToDelete(log_dir, partial(log_dir.rename_as_stray, name)))
         return removed
 
     def delete_logs(self, logs: Iterable[LogToDelete]) -> None:

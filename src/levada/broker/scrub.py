@@ -1,7 +1,7 @@
 """The scrub: reads segments slowly in the background and takes partitions with corrupt batches offline.
 
 CRCs are checked when a batch is appended, recovered or compacted, not when it is fetched. The scrub finds damage of
-files that nobody reads, while a backup or another copy of the records may still exist.
+files that no client reads, while a backup or another copy of the records may still exist.
 """
 
 import asyncio

@@ -74,7 +74,7 @@ class Disk(Reads, Protocol):
 
     def listdir(self, path: str) -> list[str]: ...
 
-    def odd_files(self, path: str) -> list[str]:
+    def irregular_files(self, path: str) -> list[str]:
         """List the names in a directory that are not regular files."""
         ...
 
@@ -141,7 +141,7 @@ class OsDisk:
     def set_modified_ms(self, path: str, modified_ms: int) -> None:
         os.utime(path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000))
 
-    def odd_files(self, path: str) -> list[str]:
+    def irregular_files(self, path: str) -> list[str]:
         with os.scandir(path) as entries:
             return [entry.name for entry in entries if not _is_regular(entry)]
 

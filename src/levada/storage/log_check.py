@@ -86,7 +86,7 @@ def _finding(name: TopicPartition, damage: Damage) -> Finding:
     elif not damage.lost and damage.position is not None:
         repair = "remove the invalid bytes"
     elif damage.lost:
-        repair = "with --accept-loss: bridge the offsets by a batch without records"
+        repair = "with --accept-loss: replace the offsets by empty batches"
     else:
         repair, lost = "with --accept-loss: go on without the file", "unknown"
     offset = damage.lost.start if damage.lost else None

@@ -177,7 +177,7 @@ class LogDir:
             power_lost=self.power_lost,
         )
 
-    def set_aside(self, partition: TopicPartition, unless: uuid.UUID | None = None) -> None:
+    def rename_as_stray(self, partition: TopicPartition, unless: uuid.UUID | None = None) -> None:
         """Rename the directory of this name as stray, if there is one that does not belong to the topic `unless`."""
         directory = self._path(str(partition))
         if self._disk.exists(directory) and ((found := self._topic_id(str(partition))) is None or found != unless):

@@ -138,7 +138,7 @@ class SimDisk:
         self.random.shuffle(names)
         return names
 
-    def odd_files(self, path: str) -> list[str]:
+    def irregular_files(self, path: str) -> list[str]:
         return [name for name, node in self._directory(path).entries.items() if isinstance(node, SimDirectory)]
 
     def mkdir(self, path: str) -> None:

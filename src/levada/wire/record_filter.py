@@ -127,7 +127,7 @@ def empty_batch(header: BatchHeader) -> bytearray:
     )
 
 
-def bridge_batch(before: BatchHeader | None, offsets: range, timestamp: int) -> tuple[bytearray, BatchHeader]:
+def placeholder_batch(before: BatchHeader | None, offsets: range, timestamp: int) -> tuple[bytearray, BatchHeader]:
     """Build a batch without records that spans lost offsets, so that consumers skip them; return it and its header.
 
     It has the leader epoch and the timestamp of the batch `before` it, or else the timestamp given.

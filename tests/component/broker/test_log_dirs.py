@@ -320,7 +320,7 @@ def test_deleted_records_that_cannot_be_made_durable_are_an_error(tmp_path: Path
         assert answer.topics[0].partitions[0].error_code == STORAGE_ERROR
 
 
-def test_data_of_an_unknown_topic_is_set_aside(tmp_path: Path) -> None:
+def test_data_of_an_unknown_topic_is_rename_as_stray(tmp_path: Path) -> None:
     with BrokerThread(tmp_path / "data") as broker, broker.connect() as one:
         broker.create("orders")
         assert send(one, "orders", "x") == 0

@@ -133,7 +133,7 @@ def open_log(request: LogToOpen, disk: Disk, clock: Clock, handles: FileHandleCa
     for owner, stray in request.strays:
         owner.mark_stray(stray)
     if not existed:
-        log_dir.set_aside(name, unless=request.topic_id)
+        log_dir.rename_as_stray(name, unless=request.topic_id)
     checkpoint = log_dir.checkpoint_of(name) if existed else NEW_LOG
     directory, now_ms = log_dir.create_partition(name, request.topic_id), clock.now_ms()
     log = Log.open(directory, request.config, disk, now_ms=now_ms, **checkpoint._asdict())

@@ -70,8 +70,8 @@ def repair(directories: tuple[str, ...], accept_loss: bool, output: Output) -> N
     """Repair the damage that `levada log check` lists.
 
     Without --accept-loss only what costs no record is repaired: indexes, entries of checkpoints, invalid bytes after
-    the end. With it lost offsets are bridged by batches without records, which consumers skip, so that no offset is
-    given out twice. The damaged files are kept in a directory beside, which the broker ignores. The exit code is 1 if
+    the end. With it empty batches, which consumers skip, take the place of lost offsets, so that no offset is given
+    out twice. The damaged files are kept in a directory beside, which the broker ignores. The exit code is 1 if
     damage remains.
 
     \b
@@ -92,9 +92,11 @@ def repair(directories: tuple[str, ...], accept_loss: bool, output: Output) -> N
                     remaining = True
                     click.echo(f"{name}: not repaired, records are lost; try: --accept-loss", err=True)
                     continue
-                bridged = "".join(f", offsets {lost.start} to {lost.stop - 1} bridged" for lost in repaired.bridged)
+                lost = "".join(
+                    f", offsets {one.start} to {one.stop - 1} replaced by empty batches" for one in repaired.lost
+                )
                 kept = f", damaged files kept in {repaired.kept}" if repaired.kept else ""
-                click.echo(f"{name}: repaired up to offset {repaired.end_offset}{bridged}{kept}", err=True)
+                click.echo(f"{name}: repaired up to offset {repaired.end_offset}{lost}{kept}", err=True)
     if remaining:
         raise click.exceptions.Exit(1)
 

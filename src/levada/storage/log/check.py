@@ -12,7 +12,14 @@ from levada.storage.file_names import EPOCHS_FILE, SWAP_SUFFIX
 from levada.storage.handles import FileHandleCache
 from levada.storage.log.damage import Damage, file_damage, segment_damage
 from levada.storage.log.files import LogFiles, Swap
-from levada.storage.log.scan import InvalidBytes, Progress, SegmentScan, salvage_batches, scan_segment, unreported
+from levada.storage.log.scan import (
+    InvalidBytes,
+    Progress,
+    SegmentScan,
+    scan_segment,
+    unreported,
+    valid_and_invalid_batches,
+)
 from levada.storage.log.segment import CorruptBatchError, LogSegment
 
 OPEN_FILES_MAX = 8
@@ -58,7 +65,7 @@ class CheckedLog:
         return self.damages
 
     def _epochs(self) -> list[tuple[int, int]]:
-        if EPOCHS_FILE in self.files.odd:
+        if EPOCHS_FILE in self.files.irregular:
             return []
         cache = LeaderEpochFileCache(self._disk, self.directory)
         if not cache.load() and cache.exists():
@@ -86,7 +93,7 @@ class CheckedLog:
         except OSError as error:
             if error.errno not in FILE_ERRORS:
                 raise
-            if error.errno != errno.EINVAL:  # other odd files are listed already
+            if error.errno != errno.EINVAL:  # other irregular files are listed already
                 self.damages.append(Damage(segment.path, error.strerror or str(error)))
             return
         contiguous = following is None
@@ -96,7 +103,7 @@ class CheckedLog:
         if found and scan.reason:
             end_offset = following if following is not None else self._checkpoint.recovery_point or 0
             found = [damage for damage in found if damage.position is None]
-            for piece in salvage_batches(segment, end_offset, contiguous):
+            for piece in valid_and_invalid_batches(segment, end_offset, contiguous):
                 if isinstance(piece, InvalidBytes):
                     found.append(Damage(segment.path, piece.reason, piece.position, piece.offsets))
                 else:
@@ -116,7 +123,7 @@ class CheckedLog:
         self.damages += (Damage(path, problem, in_index=True) for path in wrong)
 
     def _is_regular(self, path: str) -> bool:
-        return os.path.basename(path) not in self.files.odd and self._disk.exists(path)
+        return os.path.basename(path) not in self.files.irregular and self._disk.exists(path)
 
 
 def _offset_index_matches(segment: LogSegment) -> bool:

@@ -42,12 +42,12 @@ class DamagedLogError(KafkaError):
 
 
 def file_damage(files: LogFiles, checkpoint: LogCheckpoint, epochs: list[tuple[int, int]]) -> Iterator[Damage]:
-    """Yield odd files, and segments whose files are missing as far as names, checkpoints and leader epochs tell.
+    """Yield irregular files, and segments whose files are missing as far as names, checkpoints and leader epochs tell.
 
     `epochs` is the content of the leader epoch checkpoint; empty if that is missing or corrupt. It begins at the log
     start offset and is stored before retention deletes the files of segments.
     """
-    for name in files.odd:
+    for name in files.irregular:
         yield Damage(files.path(name), "it is not a regular file")
     point, start = checkpoint.recovery_point or 0, checkpoint.log_start_offset or 0
     if not files.bases:

@@ -38,11 +38,13 @@ class Swap(NamedTuple):
 class LogFiles:
     """The names in the directory of a log."""
 
-    __slots__ = ("_unneeded", "bases", "deleted", "directory", "odd", "orphans", "snapshots", "swaps")
+    __slots__ = ("_unneeded", "bases", "deleted", "directory", "irregular", "orphans", "snapshots", "swaps")
 
-    def __init__(self, directory: str, names: list[str], odd: list[str]) -> None:
+    def __init__(self, directory: str, names: list[str], irregular: list[str]) -> None:
         self.directory = directory
-        self.odd = sorted(name for name in odd if parse_file_name(name) or name in (EPOCHS_FILE, METADATA_FILE))
+        self.irregular = sorted(
+            name for name in irregular if parse_file_name(name) or name in (EPOCHS_FILE, METADATA_FILE)
+        )
         parsed = sorted(found for name in names if (found := parse_file_name(name)))
         by_suffix = {suffix: [name.offset for name in parsed if name.suffix == suffix] for _, suffix in parsed}
         self.bases = by_suffix.get(LOG_SUFFIX, [])  # of the segments
@@ -60,7 +62,7 @@ class LogFiles:
     @classmethod
     def read(cls, disk: Disk, directory: str) -> Self:
         """List the directory of a log."""
-        return cls(directory, disk.listdir(directory), disk.odd_files(directory))
+        return cls(directory, disk.listdir(directory), disk.irregular_files(directory))
 
     def path(self, name: str) -> str:
         return os.path.join(self.directory, name)

@@ -77,7 +77,7 @@ class Recovery:
     def _run(self) -> RecoveredLog:
         self._disk.mkdir(self._directory)
         files = self._complete_swaps()
-        epochs_known = EPOCHS_FILE not in files.odd and self._epochs.load()
+        epochs_known = EPOCHS_FILE not in files.irregular and self._epochs.load()
         for damage in file_damage(files, self._checkpoint, self._epochs.entries):
             raise DamagedLogError(damage)
         checked, dropped = self._check(files.bases)

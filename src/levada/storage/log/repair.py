@@ -1,4 +1,4 @@
-"""Repairs a damaged log: bridges lost offsets by batches without records, and keeps the damaged files.
+"""Repairs a damaged log: replaces lost offsets by empty batches, and keeps the damaged files.
 
 Kafka's format allows a batch without records that spans offsets, and compaction leaves such batches: consumers skip
 them, offsets stay contiguous, and none is given out twice. The repaired log is written into a new directory, which
@@ -26,11 +26,11 @@ from levada.storage.file_names import (
 )
 from levada.storage.log.check import CheckedLog
 from levada.storage.log.damage import Damage
-from levada.storage.log.scan import InvalidBytes, salvage_batches
+from levada.storage.log.scan import InvalidBytes, valid_and_invalid_batches
 from levada.storage.log.segment import RELATIVE_OFFSET_MAX, LogSegment
 from levada.storage.log_dir import LogDir, encode_partition_metadata
 from levada.wire.batches import BatchHeader
-from levada.wire.record_filter import bridge_batch
+from levada.wire.record_filter import placeholder_batch
 
 
 class Repaired(NamedTuple):
@@ -38,7 +38,7 @@ class Repaired(NamedTuple):
 
     kept: str | None
     end_offset: int
-    bridged: list[range]
+    lost: list[range]  # offsets that empty batches replace
 
 
 def costs_records(damage: Damage) -> bool:
@@ -49,14 +49,14 @@ def costs_records(damage: Damage) -> bool:
 class LogRepair:
     """Repairs one log of a log dir that no broker uses."""
 
-    __slots__ = ("_bridged", "_checkpoint", "_disk", "_log_dir", "_name", "_target", "_timestamp")
+    __slots__ = ("_checkpoint", "_disk", "_log_dir", "_lost", "_name", "_target", "_timestamp")
 
     def __init__(self, log_dir: LogDir, name: TopicPartition, disk: OsDisk) -> None:
         self._log_dir = log_dir
         self._name = name
         self._disk = disk
         self._checkpoint: LogCheckpoint = log_dir.checkpoint_of(name)
-        self._bridged: list[range] = []
+        self._lost: list[range] = []
         self._timestamp = int(time.time() * 1000)
         self._target = ""
 
@@ -83,7 +83,7 @@ class LogRepair:
         self._disk.rename(self._target, source)
         self._disk.fsync_dir(self._log_dir.path)
         self._correct_checkpoints(end_offset)
-        return Repaired(kept, end_offset, self._bridged)
+        return Repaired(kept, end_offset, self._lost)
 
     def _correct_checkpoints(self, end_offset: int) -> None:
         """Remove the recovery point, so that the next start reads the whole log, and a log start beyond it."""
@@ -104,7 +104,7 @@ class LogRepair:
             return known_end
         first = segments[0].base_offset
         starts = [damage.lost.start for damage in checked.damages if damage.lost.stop == first]
-        self._bridge(range(min([*starts, *checked.files.bases, first]), first), None)
+        self._write_empty(range(min([*starts, *checked.files.bases, first]), first), None)
         only_entry = [damage for damage in checked.damages if damage.in_checkpoint]
         before: BatchHeader | None = None
         for number, segment in enumerate(segments):
@@ -113,7 +113,7 @@ class LogRepair:
             if following is None and not only_entry:
                 following = max(end_offset, known_end)
             if following is not None:
-                self._bridge(range(end_offset, following), before)
+                self._write_empty(range(end_offset, following), before)
         for offset in checked.files.snapshots:
             self._copy(checked, file_name(offset, SNAPSHOT_SUFFIX))
         return max(end_offset, following or 0)
@@ -126,18 +126,18 @@ class LogRepair:
         return max(offsets)
 
     def _is_odd(self, checked: CheckedLog, segment: LogSegment) -> bool:
-        return os.path.basename(segment.path) in checked.files.odd
+        return os.path.basename(segment.path) in checked.files.irregular
 
     def _write_segment(
         self, checked: CheckedLog, segment: LogSegment, following: int | None, before: BatchHeader | None
     ) -> tuple[int, BatchHeader | None]:
-        """Write the valid batches of a segment, and bridges where others were; return its end and its last batch."""
+        """Write the valid batches of a segment, empty ones where others were; return its end and its last batch."""
         path = self._path(segment.base_offset)
         damaged = any(damage.file == segment.path and damage.position is not None for damage in checked.damages)
         if following is not None and not damaged:
             _link(segment.path, path)  # a closed segment never changes
         aborted = file_name(segment.base_offset, TXN_INDEX_SUFFIX)
-        if not damaged and aborted not in checked.files.odd and os.path.exists(checked.files.path(aborted)):
+        if not damaged and aborted not in checked.files.irregular and os.path.exists(checked.files.path(aborted)):
             self._copy(checked, aborted)
         end_offset, position = segment.base_offset, 0
         target = self._disk.open(path, create=True)
@@ -146,41 +146,41 @@ class LogRepair:
                 if following is None or damaged:
                     position = write_all(self._disk, target, [data], position)
                 if lost:
-                    self._bridged.append(lost)
+                    self._lost.append(lost)
                 before, end_offset = header, header.last_offset + 1
             self._disk.fsync(target)
         finally:
             self._disk.close(target)
             segment.close()
         if end_offset == segment.base_offset and following is not None:
-            self._disk.unlink(path)  # empty: a bridge takes its place
+            self._disk.unlink(path)  # empty: an empty batch takes its place
         return end_offset, before
 
     def _pieces(
         self, segment: LogSegment, following: int | None, before: BatchHeader | None
     ) -> Iterator[tuple[bytes | memoryview, BatchHeader, range]]:
-        """Yield the batches of the repaired segment; a bridge with the offsets that it spans."""
+        """Yield the batches of the repaired segment; an empty batch with the offsets that it spans."""
         contiguous = following is None
         end_offset = following if following is not None else self._checkpoint.recovery_point or 0
-        for piece in salvage_batches(segment, end_offset, contiguous):
+        for piece in valid_and_invalid_batches(segment, end_offset, contiguous):
             if not isinstance(piece, InvalidBytes):
                 _, before, view = piece
                 yield view, before, range(0)
             elif piece.offsets and piece.offsets.stop - 1 - segment.base_offset <= RELATIVE_OFFSET_MAX:
                 for part in _parts(piece.offsets):
-                    data, before = self._bridge_batch(part, before)
+                    data, before = self._empty_batch(part, before)
                     yield data, before, part
 
-    def _bridge_batch(self, offsets: range, before: BatchHeader | None) -> tuple[bytes, BatchHeader]:
-        batch, header = bridge_batch(before, offsets, self._timestamp)
+    def _empty_batch(self, offsets: range, before: BatchHeader | None) -> tuple[bytes, BatchHeader]:
+        batch, header = placeholder_batch(before, offsets, self._timestamp)
         return bytes(batch), header
 
-    def _bridge(self, offsets: range, before: BatchHeader | None) -> None:
-        """Write segments that only bridge lost offsets."""
+    def _write_empty(self, offsets: range, before: BatchHeader | None) -> None:
+        """Write segments that have only empty batches for lost offsets."""
         for part in _parts(offsets):
-            data, before = self._bridge_batch(part, before)
+            data, before = self._empty_batch(part, before)
             write_atomically(self._disk, self._path(part.start), data)
-            self._bridged.append(part)
+            self._lost.append(part)
 
     def _create(self, offset: int) -> None:
         path = self._path(offset)
@@ -192,7 +192,7 @@ class LogRepair:
 
     def _copy(self, checked: CheckedLog, name: str) -> None:
         source = checked.files.path(name)
-        if name not in checked.files.odd and os.path.exists(source):
+        if name not in checked.files.irregular and os.path.exists(source):
             shutil.copyfile(source, os.path.join(self._target, name))
             fsync_file(self._disk, os.path.join(self._target, name))
 

@@ -121,7 +121,7 @@ class InvalidBytes(NamedTuple):
     offsets: range
 
 
-def salvage_batches(
+def valid_and_invalid_batches(
     segment: LogSegment, end_offset: int, contiguous: bool, progress: Progress = unreported
 ) -> Iterator[StoredBatch | InvalidBytes]:
     """Yield all valid batches of a segment that should end before `end_offset`, and the invalid bytes between them."""

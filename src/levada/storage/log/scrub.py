@@ -1,7 +1,7 @@
 """Reads a segment again and verifies every batch, to find damage before a reader does.
 
-The scrub reads with `pread` at a limited rate. Pages that were not in the page cache before are dropped again, so that
-it does not displace what readers need. Published batches never change, so no lock is needed.
+The scrub reads with `pread` at a limited rate. Blocks whose first or last page was not in the page cache before are
+dropped again, so that it does not displace what readers need. Published batches never change, so no lock is needed.
 """
 
 from collections.abc import Callable
