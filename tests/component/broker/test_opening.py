@@ -504,3 +504,28 @@ def test_the_log_tells_of_a_recovery(tmp_path: Path, caplog: pytest.LogCaptureFi
     with caplog.at_level("INFO"), BrokerThread(image):
         texts = [(record.message, vars(record)) for record in caplog.records]
     assert [message for message, _ in texts][:2] == ["unclean shutdown detected, recovering logs", "logs are open"]
+
+
+def test_a_topic_whose_directory_is_gone_can_be_deleted(tmp_path: Path) -> None:
+    """What was removed from a running broker concerns its partition, not the log dir."""
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        for topic in ("orders", "others"):
+            assert create(one, topic).error_code == error_of(one, topic) == 0
+        shutil.rmtree(tmp_path / "orders-0")
+        deleted = one.call("delete_topics", 5, {"topic_names": ["orders"], "timeout": 30_000})
+        assert deleted.responses[0].error_code == error_of(one, "others") == 0
+        assert broker.broker.log_dirs.offline == []
+
+
+def test_a_stray_directory_that_cannot_be_renamed_delays_no_log(tmp_path: Path) -> None:
+    class Refusing(OsDisk):
+        def rename(self, source: str, target: str) -> None:  # type: ignore[override]  # of paths only
+            if "stray" in target:
+                raise OSError(16, "Device or resource busy", source)
+            os.replace(source, target)
+
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        assert create(one, "orders").error_code == error_of(one, "orders") == 0
+    shutil.copytree(tmp_path / "orders-0", tmp_path / "unknown-0")
+    with BrokerThread(tmp_path, disk=Refusing()) as broker, broker.connect() as one:
+        assert error_of(one, "orders") == 0

@@ -10,13 +10,14 @@ import textwrap
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from levada.broker.controller import Controller, new_topic_id
-from levada.core.cluster.controller import AllocateProducerIds, CreateTopic, DeleteTopic
+from levada.core.cluster.controller import PRODUCER_ID_BLOCK, AllocateProducerIds, CreateTopic, DeleteTopic
 from levada.core.cluster.image import BrokerImage, ClusterImage
 from levada.errors import ErrorCode, KafkaError
 from levada.metadata import leases, sqlite
@@ -336,6 +337,35 @@ async def test_a_command_is_followed_before_it_is_answered(tmp_path: Path) -> No
         await controller.submit(CreateTopic("a", new_topic_id()))
     assert caught.value.code == ErrorCode.TOPIC_ALREADY_EXISTS
     await controller.stop()
+
+
+@on_a_loop
+async def test_a_decision_on_an_older_image_is_made_again(tmp_path: Path) -> None:
+    """Two brokers must not allocate the same producer ids, though a thread decides while the image changes."""
+    arrived, path = asyncio.Event(), str(tmp_path / "m.db")
+
+    def notice(image: ClusterImage) -> None:
+        if image.next_producer_id:
+            arrived.set()
+
+    one = Controller(SqliteStore(path, ManualClock()), notice, applied_at_once)
+    await one.start(BrokerImage(1, ()))
+    two = await started(tmp_path / "m.db", [], 2)
+    in_thread, waiting = asyncio.to_thread, [two]
+
+    async def overtaken(function: Callable[..., Any], *arguments: Any) -> Any:
+        decided = await in_thread(function, *arguments)
+        if waiting:
+            await waiting.pop().submit(AllocateProducerIds())
+            await asyncio.wait_for(arrived.wait(), 60)
+        return decided
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "to_thread", overtaken)
+        image = await one.submit(AllocateProducerIds())
+    assert image.next_producer_id == 2 * PRODUCER_ID_BLOCK
+    await one.stop()
+    await two.stop()
 
 
 @on_a_loop

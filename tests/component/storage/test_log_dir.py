@@ -291,3 +291,22 @@ def test_a_power_failure_and_a_kill_differ(tmp_path: Path) -> None:
     path.write_bytes(other + b"%08x\n" % crc32c(other))
     assert power_lost()
     assert not power_lost()
+
+
+def test_a_power_failure_counts_until_every_log_is_recovered(tmp_path: Path) -> None:
+    """A broker that is killed during recovery must not take torn ends of logs for damage."""
+    first = open_dir(tmp_path)
+    first.create_partition(TopicPartition("x", 0), TOPIC_ID)
+    first.close(clean=False)
+    other = b"01234567-89ab-cdef-0123-456789abcdef\n"
+    (tmp_path / ".boot-id").write_bytes(other + b"%08x\n" % crc32c(other))
+    for _ in range(2):
+        log_dir = open_dir(tmp_path)
+        assert log_dir.power_lost
+        log_dir.close(clean=False)
+    recovered = open_dir(tmp_path)
+    recovered.store_boot_id()
+    recovered.close(clean=False)
+    last = open_dir(tmp_path)
+    assert not last.power_lost
+    last.close(clean=False)
