@@ -10,6 +10,7 @@ from crc32c import crc32c
 from tests.support.broker import BrokerThread
 from tests.support.logs import read_all
 from tests.support.raw import Connection, batch, produce
+from tests.support.waiting import until
 
 from levada.broker.partition import recompression
 from levada.broker.partition.recompression import LOOP_BYTES_MAX, RATIO_MAX
@@ -149,6 +150,29 @@ def test_the_order_of_a_producer_stays(broker: BrokerThread, wire: Connection) -
         _, response = wire.receive()
         assert response.responses[0].partition_responses[0].error_code == ErrorCode.NONE
     assert values(stored(broker, topic)) == sent
+
+
+def test_without_acks_a_client_may_close_before_its_batch_is_recompressed(
+    broker: BrokerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, closed = broker.topic(compression_type="gzip"), threading.Event()
+
+    def held(*arguments: Any) -> bytearray:
+        closed.wait(60)
+        return batches_module.recompress(*arguments)
+
+    def is_parked() -> bool:
+        (listener,) = broker.server._listeners
+        return any(connection.muted for connection in listener.connections)
+
+    monkeypatch.setattr(recompression, "recompress", held)
+    with broker.connect() as own:
+        place = {"name": topic, "partition_data": [{"index": 0, "records": bytes(encode(records(LARGE)))}]}
+        own.send("produce", 12, {"acks": 0, "timeout": 10_000, "topic_data": [place]})
+        until(lambda: broker.call(is_parked))
+    until(lambda: not broker.call(is_parked))
+    closed.set()
+    until(lambda: len(stored(broker, topic)) == 1)
 
 
 def test_a_repeated_batch_of_an_idempotent_producer_is_a_duplicate(broker: BrokerThread, wire: Connection) -> None:

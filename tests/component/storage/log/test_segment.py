@@ -2,6 +2,7 @@
 
 import os
 from bisect import bisect_right
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from levada.storage.disk import read_file, write_all, write_atomically
 from levada.storage.handles import FileHandle, FileHandleCache
 from levada.storage.log.indexes import OffsetIndex
 from levada.storage.log.reader import MAPPED_STEP_BYTES, slice_segment, warm
-from levada.storage.log.segment import CorruptBatchError, LogSegment
+from levada.storage.log.scan import InvalidBytes, valid_and_invalid_batches
+from levada.storage.log.segment import RELATIVE_OFFSET_MAX, CorruptBatchError, LogSegment
 
 
 def write_segment(folder: Path, batches: list[bytes]) -> LogSegment:
@@ -203,3 +205,13 @@ def test_a_write_without_progress_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="no progress"):
         write_all(Stuck(), 0, [b"x"], 0)
+
+
+def test_a_batch_too_far_from_the_base_offset_does_not_end_the_search(tmp_path: Path) -> None:
+    """Its CRC is right, but its offset is not one of this segment: the search goes on behind it."""
+    far = RELATIVE_OFFSET_MAX + 5
+    segment = write_segment(tmp_path, [make_batch(0), make_batch(far), make_batch(far + 1)])
+    found = list(islice(valid_and_invalid_batches(segment, far + 2, contiguous=True), 20))
+    assert len(found) < 20
+    invalid = [piece for piece in found if isinstance(piece, InvalidBytes)]
+    assert sum(piece.size for piece in invalid) == segment.size - len(make_batch(0))
