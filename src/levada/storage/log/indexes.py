@@ -20,9 +20,9 @@ from levada.storage.disk import Disk, fsync_file, read_file, write_all, write_at
 from levada.storage.handles import FileHandle, FileHandleCache
 
 TAIL_ENTRIES_MAX: Final = 64
-SUMMARY_STEP: Final = 64  # entries of the index for one of its summary
-RUN_ENTRIES_MIN: Final = 1_024  # of a sequential reader
-RUN_ENTRIES_MAX: Final = 4_096
+BLOCK_ENTRIES: Final = 256  # that are read from the file at once
+BLOCKS_CACHED_MAX: Final = 32  # of an index
+BLOCKS_SCANNED: Final = 16  # with one read, when an index is searched for the first time
 TRANSACTION_VERSION: Final = 0
 TRANSACTION_RUN_ENTRIES: Final = 64
 # Version, producer id, first offset, last offset (that of the marker), last stable offset.
@@ -32,35 +32,23 @@ Entry = tuple[int, int]
 _COLUMNS: tuple[Callable[[Entry], int], Callable[[Entry], int]] = (itemgetter(0), itemgetter(1))
 
 
-class Run:
-    """Consecutive stored entries by column; `low` is the number of the first."""
-
-    __slots__ = ("columns", "low")
-
-    def __init__(self, low: int, columns: tuple[Sequence[int], Sequence[int]]) -> None:
-        self.low = low
-        self.columns = columns
-
-    def covers(self, column: int, value: int) -> bool:
-        """Whether the last entry up to `value` is certainly in this run."""
-        numbers = self.columns[column]
-        return bool(numbers) and numbers[0] <= value < numbers[-1]
+Columns = tuple[Sequence[int], Sequence[int]]
 
 
 class CachedEntries:
-    """What a reader keeps of the stored entries: every 64th, by column, and the run that was read last."""
+    """What a reader keeps of the stored entries: the first of every block, by column, and the blocks read last."""
 
-    __slots__ = ("run", "summary")
+    __slots__ = ("blocks", "first")
 
     def __init__(self) -> None:
-        self.run: Run | None = None
-        self.summary: tuple[array[int], array[int]] = array("q"), array("q")
+        self.blocks: dict[int, Columns] = {}  # by number; only full ones, which never change
+        self.first: tuple[array[int], array[int]] = array("q"), array("q")
 
 
 class SparseIndex:
     """Entries of two increasing numbers. The newest are in memory, all others in the file.
 
-    The file is read on demand: while it is open, a summary and one run of it are in memory.
+    The file is read on demand: while it is open, some blocks of it are in memory.
     """
 
     ENTRY: ClassVar[Struct]
@@ -109,7 +97,7 @@ class SparseIndex:
     def _read(self, number: int, count: int) -> bytes:
         """Read at most `count` stored entries from `number` on, undecoded."""
         size = self.ENTRY.size
-        count = min(count, self.stored - number, RUN_ENTRIES_MAX)
+        count = min(count, self.stored - number)
         data = self._disk.pread(self.handles.fd(self.handle), count * size, number * size)
         return data[: len(data) // size * size]  # the file may be shorter than it was
 
@@ -117,6 +105,10 @@ class SparseIndex:
         """Return one entry; None if the file no longer has it."""
         if number >= self.stored:
             return self.tail[number - self.stored]
+        cached = self.handle.cached
+        block = cached.blocks.get(number // BLOCK_ENTRIES) if isinstance(cached, CachedEntries) else None
+        if block is not None:
+            return block[0][number % BLOCK_ENTRIES], block[1][number % BLOCK_ENTRIES]
         data = self._read(number, 1)
         if len(data) < self.ENTRY.size:
             return None
@@ -126,45 +118,44 @@ class SparseIndex:
     def last(self) -> Entry | None:
         return self.entry(len(self) - 1) if len(self) else None
 
-    def floor(self, column: int, value: int, hint: int = -1, span: int = 0) -> tuple[int, Entry] | None:
-        """Return the number of the last entry whose `column` is at most `value`, and the entry.
-
-        With `hint`, the number of an entry known to be at or below, only the `span` entries after it are searched.
-        """
+    def floor(self, column: int, value: int) -> tuple[int, Entry] | None:
+        """Return the number of the last entry whose `column` is at most `value`, and the entry."""
         tail = self.tail
         if tail and tail[0][column] <= value:
             found = bisect_right(tail, value, key=_COLUMNS[column]) - 1
             return self.stored + found, tail[found]
-        if not self.stored:
-            return None
         cached = self._cached()
-        run = cached.run
-        if run is None or not run.covers(column, value):
-            is_sequential = 0 <= hint < self.stored
-            low, count = (hint, max(span, RUN_ENTRIES_MIN)) if is_sequential else self._narrow(cached, column, value)
-            cached.run = run = Run(low, self._columns(self._read(low, count)))
-        found = bisect_right(run.columns[column], value) - 1
-        return None if found < 0 else (run.low + found, (run.columns[0][found], run.columns[1][found]))
+        number = bisect_right(cached.first[column], value) - 1
+        if number < 0:
+            return None
+        block = cached.blocks.get(number) or self._read_block(cached, number)
+        found = bisect_right(block[column], value) - 1
+        return None if found < 0 else (number * BLOCK_ENTRIES + found, (block[0][found], block[1][found]))
 
     def _cached(self) -> CachedEntries:
-        cached = self.handle.cached  # as long as the file is open
+        """Return what is cached as long as the file is open, with the first entry of every stored block."""
+        cached = self.handle.cached
         if not isinstance(cached, CachedEntries):
             self.handle.cached = cached = CachedEntries()
-        return cached
-
-    def _narrow(self, cached: CachedEntries, column: int, value: int) -> tuple[int, int]:
-        """Return the first number and the count of few stored entries that contain the last one up to `value`."""
-        summary = cached.summary
-        while (start := len(summary[0]) * SUMMARY_STEP) < self.stored:
-            entries = self._columns(self._read(start, RUN_ENTRIES_MAX))
+        first = cached.first
+        while (start := len(first[0]) * BLOCK_ENTRIES) < self.stored:
+            entries = self._columns(self._read(start, BLOCKS_SCANNED * BLOCK_ENTRIES))
             if not entries[0]:
                 break  # the file is shorter than it was
-            for known, numbers in zip(summary, entries, strict=True):
-                known.fromlist(list(numbers[::SUMMARY_STEP]))
-        number = max(0, bisect_right(summary[column], value) - 1)
-        return number * SUMMARY_STEP, SUMMARY_STEP
+            for known, numbers in zip(first, entries, strict=True):
+                known.fromlist(list(numbers[::BLOCK_ENTRIES]))
+        return cached
 
-    def _columns(self, data: bytes) -> tuple[Sequence[int], Sequence[int]]:
+    def _read_block(self, cached: CachedEntries, number: int) -> Columns:
+        block = self._columns(self._read(number * BLOCK_ENTRIES, BLOCK_ENTRIES))
+        if len(block[0]) == BLOCK_ENTRIES:
+            blocks = cached.blocks
+            blocks[number] = block
+            if len(blocks) > BLOCKS_CACHED_MAX:
+                del blocks[next(iter(blocks))]
+        return block
+
+    def _columns(self, data: bytes) -> Columns:
         """Decode entries into their two columns."""
         entries = list(self.ENTRY.iter_unpack(data))
         return [first for first, _ in entries], [second for _, second in entries]
@@ -185,7 +176,7 @@ class OffsetIndex(SparseIndex):
 
     __slots__ = ()
 
-    def _columns(self, data: bytes) -> tuple[Sequence[int], Sequence[int]]:
+    def _columns(self, data: bytes) -> Columns:
         numbers = array("i", data)
         if sys.byteorder == "little":
             numbers.byteswap()

@@ -340,7 +340,7 @@ class Log:
             return
         self.truncations += 1
         created_ms = self.active.created_ms
-        segment, position, _ = self.reader.locate(offset)
+        segment, position = self.reader.locate(offset)
         header = segment.header_at(position)
         kept = self.segments.index(segment) + 1 if offset >= segment.base_offset else 0
         delete_last_segments(self.reader.remove(kept, len(self.segments)))

@@ -31,7 +31,7 @@ PROBE_STRIDE_BYTES = 256 * 1024
 WARM_BEYOND_BYTES = 64 * 1024  # the next read starts with a header after the end of this one
 NO_RECORD = (-1, -1)
 
-LogPosition = tuple[LogSegment, int, int]  # segment, position, number of an index entry at or before it (or -1)
+LogPosition = tuple[LogSegment, int]  # segment and position in its file
 
 
 class Slice(NamedTuple):
@@ -126,24 +126,24 @@ class LogReader:
         """Return where the first batch that ends at or after `offset` starts, or the end of the active segment."""
         number = max(0, bisect_right(self._bases, offset) - 1)
         segment = self.segments[number]
-        position, hint = segment.locate(offset, self.interval)
+        position = segment.locate(offset, self.interval)
         while position == segment.size and number + 1 < len(self.segments):
             number += 1
-            segment, position, hint = self.segments[number], 0, -1
-        return segment, position, hint
+            segment, position = self.segments[number], 0
+        return segment, position
 
     def read(self, offset: int, max_bytes: int, end_offset: int, log_end: int, minimum_one: bool) -> Slice:
         """Return whole batches below `end_offset`, of one segment unless it is small. `offset` is below it too."""
-        segment, start, hint = self._positions.get(offset) or self.locate(offset)
+        segment, start = self._positions.get(offset) or self.locate(offset)
         if start == segment.size:
-            segment, start, hint = self.locate(offset)
+            segment, start = self.locate(offset)
         end = segment.size if end_offset >= log_end else self._end_before(end_offset, segment, start)
         if end - start > max_bytes:
-            return self._read_part(segment, start, hint, max_bytes, minimum_one)
+            return self._read_part(segment, start, max_bytes, minimum_one)
         if end == start:
             return NOTHING
         if segment is self.segments[-1]:
-            self._cache_position(min(end_offset, log_end), (segment, end, hint))
+            self._cache_position(min(end_offset, log_end), (segment, end))
             return slice_segment(segment, start, end, self._is_recent(segment, start))
         piece = slice_segment(segment, start, end, recent=False)
         if piece.size < SMALL_BYTES and end == segment.size and not piece.cold:
@@ -164,24 +164,24 @@ class LogReader:
             return piece
         return Slice(piece.views + more.views, piece.size + more.size, False)
 
-    def _read_part(self, segment: LogSegment, start: int, hint: int, max_bytes: int, minimum_one: bool) -> Slice:
+    def _read_part(self, segment: LogSegment, start: int, max_bytes: int, minimum_one: bool) -> Slice:
         """Return at most `max_bytes` of a segment that has more to read."""
-        found = segment.offset_index.floor(1, start + max_bytes, hint, max_bytes // self.interval + 2)
+        found = segment.offset_index.floor(1, start + max_bytes)
         recent = self._is_recent(segment, start)
         if found:
-            hint, (relative, end) = found
+            _, (relative, end) = found
             if end > start:
                 try:
                     header = segment.header_at(end, waits=recent)
                 except BlockingIOError:
                     return slice_segment(segment, start, end, recent)  # a wrong end only truncates a batch
                 if header and header.last_offset == segment.base_offset + relative:
-                    self._cache_position(header.base_offset, (segment, end, hint))
+                    self._cache_position(header.base_offset, (segment, end))
                     return slice_segment(segment, start, end, recent or end - start <= PROBE_STRIDE_BYTES)
         end, following = segment.end_of_batches(start, max_bytes, minimum_one)
         if end == start:
             return NOTHING
-        self._cache_position(following, (segment, end, hint))
+        self._cache_position(following, (segment, end))
         return slice_segment(segment, start, end, recent)
 
     def _cache_position(self, offset: int, position: LogPosition) -> None:
@@ -219,7 +219,7 @@ class LogReader:
             yield header, marker
 
     def _batches(self, start_offset: int) -> Iterator[tuple[LogSegment, int, BatchHeader]]:
-        first, start, _ = self.locate(start_offset)
+        first, start = self.locate(start_offset)
         for segment in self.segments[self.segments.index(first) :]:
             for position, header, _ in segment.batches(start):
                 yield segment, position, header
@@ -242,7 +242,7 @@ class LogReader:
             segment.rebuild_indexes(self.interval)
             earlier = segment.time_index.floor(0, timestamp - 1)
         relative = earlier[1][1] if earlier else 0
-        start, _ = segment.locate(max(segment.base_offset + relative, start_offset), self.interval)
+        start = segment.locate(max(segment.base_offset + relative, start_offset), self.interval)
         for position, header, _ in segment.batches(start):
             if header.max_timestamp < timestamp:
                 continue
@@ -256,7 +256,7 @@ class LogReader:
         latest = max(self.segments, key=lambda segment: segment.max_timestamp)
         if latest.max_timestamp < 0:
             return NO_RECORD
-        position, _ = latest.locate(latest.max_timestamp_offset, self.interval)
+        position = latest.locate(latest.max_timestamp_offset, self.interval)
         header = latest.header_at(position)
         for record in _records_at(latest, position, header.size) if header else ():
             if record.timestamp == latest.max_timestamp:
@@ -285,7 +285,7 @@ class LogReader:
 
     def _upper_bound(self, offset: int, size: int) -> int:
         """Return an offset at or after the end of a read: that of the next indexed batch, or of the next segment."""
-        segment, start, _ = self.locate(offset)
+        segment, start = self.locate(offset)
         end = start + size
         while end > segment.size:
             end -= segment.size

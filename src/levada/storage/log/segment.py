@@ -189,39 +189,52 @@ class LogSegment:
                 self.add_entry(header.last_offset, position)
                 indexed = position
 
-    def locate(self, offset: int, interval: int) -> tuple[int, int]:
-        """Return the position of the first batch that ends at or after `offset`, and a hint for `floor`.
+    def locate(self, offset: int, interval: int) -> int:
+        """Return the position of the first batch that ends at or after `offset`, or `size` if every batch ends before.
 
-        The position is `size` if every batch ends before. The first batch of the scan validates the index entry.
+        Where batches are larger than the index interval, each has an entry: the one after the floor is the batch.
+        Elsewhere the batches from the floor on are scanned; the first of them validates the entry.
         """
         index, wanted = self.offset_index, offset - self.base_offset
         number, (relative, start) = index.floor(0, wanted) or (-1, (-1, 0))
+        following = index.entry(number + 1) if number + 1 < len(index) else None
+        if following and following[1] - start > 2 * interval and self._contains(following, offset):
+            return following[1]
         if not 0 <= number < index.stored or 0 <= start < self.size:  # only stored entries can be wrong
             try:
                 for position, header, _ in self.batches(start):
                     if position == start and relative not in (-1, header.last_offset - self.base_offset):
                         break
                     if header.last_offset >= offset:
-                        return position, number
+                        return position
                 else:
-                    return self.size, number
+                    return self.size
             except CorruptBatchError:
                 if number < 0:
                     raise
-        number, start = self._valid_entry(number, wanted, interval)
-        scanned = ((position, number) for position, header, _ in self.batches(start) if header.last_offset >= offset)
-        return next(scanned, (self.size, number))
+        start = self._valid_position(number, wanted, interval)
+        scanned = (position for position, header, _ in self.batches(start) if header.last_offset >= offset)
+        return next(scanned, self.size)
 
-    def _valid_entry(self, number: int, relative: int, interval: int) -> tuple[int, int]:
-        """Return number and position of the last valid index entry up to the one with this number."""
+    def _contains(self, entry: tuple[int, int], offset: int) -> bool:
+        """Whether an index entry matches a batch, and that batch contains `offset`."""
+        header = self.header_at(entry[1])
+        return (
+            header is not None
+            and header.last_offset - self.base_offset == entry[0]
+            and header.base_offset <= offset <= header.last_offset
+        )
+
+    def _valid_position(self, number: int, relative: int, interval: int) -> int:
+        """Return the position of the last valid index entry up to the one with this number."""
         index = self.offset_index
         for earlier in range(number, max(-1, number - WRONG_ENTRIES_MAX), -1):
             entry = index.entry(earlier)
             if entry and entry[0] <= relative and self.is_valid_entry(*entry):
-                return earlier, entry[1]
+                return entry[1]
         self.rebuild_indexes(interval)
         found = index.floor(0, relative)
-        return (found[0], found[1][1]) if found else (-1, 0)
+        return found[1][1] if found else 0
 
     def end_of_batches(self, start: int, max_bytes: int, minimum_one: bool) -> tuple[int, int]:
         """Return where at most `max_bytes` of whole batches from `start` end, and the offset after them."""
@@ -242,7 +255,7 @@ class LogSegment:
     def is_valid_time_entry(self, timestamp: int, relative: int, interval: int) -> bool:
         """Whether an entry of the time index matches a batch."""
         last_offset = self.base_offset + relative
-        position, _ = self.locate(last_offset, interval)
+        position = self.locate(last_offset, interval)
         header = self.header_at(position)
         return header is not None and (header.max_timestamp, header.last_offset) == (timestamp, last_offset)
 

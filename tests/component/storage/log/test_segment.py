@@ -4,6 +4,7 @@ import os
 from bisect import bisect_right
 from itertools import islice
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from tests.support.logs import NOW_MS, QuickDisk, append, make_batch, open_log, 
 
 from levada.storage.disk import read_file, write_all, write_atomically
 from levada.storage.handles import FileHandle, FileHandleCache
+from levada.storage.log import indexes
 from levada.storage.log.indexes import OffsetIndex
 from levada.storage.log.reader import MAPPED_STEP_BYTES, slice_segment, warm
 from levada.storage.log.scan import InvalidBytes, valid_and_invalid_batches
@@ -79,28 +81,63 @@ def test_index_entries_are_those_that_kafka_makes(tmp_path: Path) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(steps=st.lists(st.integers(1, 50), max_size=400), hint=st.integers(-1, 400), data=st.data())
+@given(steps=st.lists(st.integers(1, 50), max_size=400), every=st.integers(1, 100), data=st.data())
 def test_an_index_finds_the_last_entry_up_to_a_value(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[int], hint: int, data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int], every: int, data: st.DataObject
 ) -> None:
+    """Also while it grows, and with more blocks than it caches."""
     disk = QuickDisk()
     index = OffsetIndex(str(tmp_path_factory.mktemp("i") / "x.index"), disk, FileHandleCache(disk, 4))
-    entries, offset = [], 0
-    for step in steps:
-        offset += step
-        entries.append((offset, 3 * offset))
-        index.append(offset, 3 * offset)
-    assert len(index) == len(entries)
-    assert index.last() == (entries[-1] if entries else None)
-    for column, top in ((0, offset), (1, 3 * offset)):
-        value = data.draw(st.integers(-1, top + 10))
-        place = bisect_right([entry[column] for entry in entries], value) - 1
-        assert index.floor(column, value) == ((place, entries[place]) if place >= 0 else None)
-        if 0 <= hint <= place:
-            assert index.floor(column, value, hint, 401) == (place, entries[place])
-    index.store()
-    again = OffsetIndex(index.handle.path, disk, FileHandleCache(disk, 4))
-    assert again.load() and [again.entry(number) for number in range(len(again))] == entries
+    entries: list[tuple[int, int]] = []
+
+    def check_floor() -> None:
+        for column in range(2):
+            values = [entry[column] for entry in entries]
+            value = data.draw(st.integers(-1, max(values, default=0) + 10))
+            place = bisect_right(values, value) - 1
+            assert index.floor(column, value) == ((place, entries[place]) if place >= 0 else None)
+
+    with patch.multiple(indexes, BLOCK_ENTRIES=8, BLOCKS_CACHED_MAX=3, BLOCKS_SCANNED=2):
+        for number, step in enumerate(steps):
+            offset = (entries[-1][0] if entries else 0) + step
+            entries.append((offset, 3 * offset))
+            index.append(offset, 3 * offset)
+            if number % every == 0:
+                check_floor()
+        check_floor()
+        assert len(index) == len(entries)
+        assert index.last() == (entries[-1] if entries else None)
+        index.store()
+        again = OffsetIndex(index.handle.path, disk, FileHandleCache(disk, 4))
+        assert again.load() and [again.entry(number) for number in range(len(again))] == entries
+        cached = index.handle.cached
+        assert cached is None or (isinstance(cached, indexes.CachedEntries) and len(cached.blocks) <= 3)
+
+
+@settings(deadline=None, max_examples=40)
+@given(sizes=st.lists(st.sampled_from([10, 900, 5_000, 20_000]), min_size=1, max_size=60), data=st.data())
+def test_every_offset_is_located_in_its_batch(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], data: st.DataObject
+) -> None:
+    """Of batches smaller and larger than index.interval.bytes, also where an index entry is wrong."""
+    log = open_log(tmp_path_factory.mktemp("t") / "t-0", index_interval_bytes=1_000)
+    wanted, position = [], 0
+    for size in sizes:
+        batch = append(log, 3, b"x" * size)
+        wanted += [position] * 3
+        position += len(batch)
+    segment = log.active
+    segment.offset_index.store()
+    located = [segment.locate(offset, 1_000) for offset in range(len(wanted))]
+    assert located == wanted
+    if len(segment.offset_index):
+        number = data.draw(st.integers(0, len(segment.offset_index) - 1))
+        damaged = Path(segment.offset_index.handle.path)
+        content = bytearray(damaged.read_bytes())
+        content[8 * number + 7] ^= 1 << data.draw(st.integers(0, 7))
+        damaged.write_bytes(content)
+        log.use(FileHandleCache(QuickDisk(), 4))
+        assert [segment.locate(offset, 1_000) for offset in range(len(wanted))] == wanted
 
 
 def test_small_reads_are_copied_and_large_ones_mapped(tmp_path: Path) -> None:
