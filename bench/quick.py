@@ -171,7 +171,11 @@ def to_record(every: Sequence[Measured], memory: machine.Memory) -> dict[str, An
 def compare(options: argparse.Namespace) -> int:
     """1 when a row got worse by more than the tolerance."""
     keys = set(filter(None, options.rows.split(",")))
-    rows = [row for row in (*ROWS, *COORDINATOR_ROWS) if not keys or row.key in keys]
+    known = {row.key: row for row in (*ROWS, *COORDINATOR_ROWS)}
+    if unknown := keys - known.keys():
+        print(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+        return 2
+    rows = [row for key, row in known.items() if not keys or key in keys]
     with tempfile.TemporaryDirectory(prefix="levada-bench-", dir=options.data) as root:
         costs = against.measure(rows, Path(root), options.against, options.rounds)
     print(against.show(rows, costs, options.against))

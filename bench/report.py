@@ -16,6 +16,7 @@ DOCS, README, CHART = ROOT / "docs" / "benchmarks.md", ROOT / "README.md", ROOT 
 GOALS = {row.key: row.goals for row in ROWS}
 README_ROWS = ("one-8", "1K-16K-8", "fetch-1M-1", "latency", "commit-8", "txn-10")
 README_PROCESS = ("start_s", "rss_anon_loaded_mb")
+RELAY = "End to end at 1,000 messages/s through a process that only forwards the bytes, the lower bound here"
 UNITS = {"requests_per_s": "/s", "mb_per_s": " MB/s", "average_ms": " ms"}
 PROCESS_TITLES = {
     "start_s": "start to first response",
@@ -41,23 +42,30 @@ def times(value: float | None) -> str:
     return "" if value is None else f"{value:.2f} x"
 
 
+def latencies(figures: dict[str, float]) -> str:
+    """The percentiles of a latency."""
+    return " / ".join(f"{figures[name]:.2f}" for name in ("p50_ms", "p99_ms", "p999_ms")) + " ms"
+
+
 def value_of(row: dict[str, Any], broker: str) -> str:
     """The main figure of a row."""
     figures = row.get(broker)
     if figures is None:
         return "failed" if broker in row["errors"] else ""
     if row["metric"] == "p99_ms":
-        return " / ".join(f"{figures[name]:.2f}" for name in ("p50_ms", "p99_ms", "p999_ms")) + " ms"
+        return latencies(figures)
     also = f", {LABELS[row['also']]} {number(figures[row['also']])} ms" if "also" in row else ""
     return number(figures[row["metric"]]) + UNITS[row["metric"]] + also
 
 
 def ratio_of(row: dict[str, Any]) -> str:
-    """Of the main figure, of p50 and p99 where it is a latency."""
-    if row["metric"] == "p99_ms":
-        return " / ".join(times(results.ratio(row, name)) for name in ("p50_ms", "p99_ms"))
+    """Of the main figure, of p50 and p99 where it is a latency; of a p99 with the range of the rounds."""
     shown = [row["metric"], row["also"]] if "also" in row else [row["metric"]]
-    return " / ".join(times(results.ratio(row, name)) for name in shown)
+    if row["metric"] == "p99_ms":
+        shown = ["p50_ms", "p99_ms"]
+    spread = results.ratio_range(row, "p99_ms") if "p99_ms" in shown else None
+    in_rounds = f" ({spread[0]:.2f} to {spread[1]:.2f})" if spread else ""
+    return " / ".join(times(results.ratio(row, name)) for name in shown) + in_rounds
 
 
 def cost_of(row: dict[str, Any], broker: str) -> str:
@@ -170,11 +178,14 @@ def markdown(found: dict[str, Any], previous: dict[str, Any] | None) -> str:
     met = [goal.is_met(ratio) for goal, ratio in goals if ratio is not None]
     parts = [
         f"{found['when']}, revision {found['revision']}, Apache Kafka {found['kafka']}; {about}.",
-        f"{sum(met)} of {len(met)} goals met. Latencies are p50 / p99 / p99.9; a MB is 10^6 bytes." + others(found),
+        f"{sum(met)} of {len(met)} goals met. Latencies are p50 / p99 / p99.9; after a ratio of p99 stand the least "
+        f"and the greatest of the rounds; a MB is 10^6 bytes.{others(found)}",
         rows_table(found),
         costs_table(found),
         process_table(found),
     ]
+    if "relay" in found:
+        parts.append(f"{RELAY}: {latencies(found['relay'])} (p50 / p99 / p99.9).")
     if "overhead" in found:
         parts.append(overhead_table(found))
     if previous is not None:

@@ -89,6 +89,13 @@ def ratio(row: dict[str, Any], metric: str) -> float | None:
     return float(levada[metric] / kafka[metric])
 
 
+def ratio_range(row: dict[str, Any], metric: str) -> tuple[float, float] | None:
+    """The least and the greatest ratio of the rounds, where both were measured."""
+    rounds = [row.get(name, {}).get("rounds", {}).get(metric, ()) for name in ("levada", "kafka")]
+    ratios = [levada / kafka for levada, kafka in zip(*rounds, strict=False) if kafka]
+    return (min(ratios), max(ratios)) if ratios else None
+
+
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.4g}")

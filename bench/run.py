@@ -24,8 +24,9 @@ from tests.support.kafka_jars import KAFKA_VERSION
 
 from bench import machine, overhead, report, results, start_times
 from bench.brokers import Broker, Kafka, Levada
-from bench.generator import loads
+from bench.generator import loads, relay
 from bench.generator.consumer_starts import first_consumer
+from bench.generator.latency import Latency
 from bench.generator.outcome import ROOT
 from bench.generator.wire import BrokerError
 from bench.rows import ROWS, Row
@@ -145,7 +146,7 @@ def measure_row(
     for name, figures in taken.items():
         if figures and name not in errors:
             middle = results.medians(figures)
-            every = [figure[row.metric] for figure in figures]
+            every = {metric: [figure[metric] for figure in figures] for metric in (row.metric, row.also) if metric}
             measured[name] = {**middle, "bottleneck": results.bottleneck(middle), "rounds": every}
     return measured
 
@@ -215,6 +216,9 @@ def main(arguments: Sequence[str]) -> int:
         finally:
             for broker in brokers:
                 broker.remove()
+        if any(row.metric == "p99_ms" for row in rows):
+            progress("the lower bound of end-to-end latency")
+            measured["relay"] = results.figures(relay.run(Latency()))
         if not wanted and options.only != "kafka":
             progress("what metrics and logs cost")
             measured["overhead"] = overhead.measure(Path(root))
