@@ -9,7 +9,7 @@ from levada.model import TopicPartition
 from levada.spark.errors import OptionError
 from levada.spark.options import ConnectionOptions, Option, declared, duration, size, timestamp
 from levada.spark.read.offsets import from_json, resolve_offsets, to_json
-from levada.spark.read.options import ReadOptions, for_batch, for_stream, read_options, topic_matcher
+from levada.spark.read.options import ReadOptions, for_batch, for_stream, read_options
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 DEEP = '{"a":' * 100_000
@@ -171,9 +171,24 @@ def test_times_are_exact() -> None:
         (r"(\w)\1", "aa", "ab"),
     ],
 )
-def test_patterns_match_whole_names(pattern: str, yes: str, no: str) -> None:
+def test_patterns_match_whole_names_if_an_option_says_so(pattern: str, yes: str, no: str) -> None:
     """The first would take longer than anybody lives if it were tried way by way."""
-    matches = topic_matcher(read_options(HERE | {"subscribePattern": pattern}).subscribe_pattern)
+    given = HERE | {"subscribePattern": pattern, "subscribePatternFullMatch": "true"}
+    matches = read_options(given).topic_matcher
+    assert matches(yes) and not matches(no)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        ("(a+)+c", "x-aac-x", "a" * 60),
+        ("orders|payments", "payments-1", "order"),
+        ("^orders$", "orders", "orders-1"),
+        (r"(\w)\1", "xaay", "ab"),
+    ],
+)
+def test_patterns_match_parts_of_names(pattern: str, yes: str, no: str) -> None:
+    matches = read_options(HERE | {"subscribePattern": pattern}).topic_matcher
     assert matches(yes) and not matches(no)
 
 

@@ -51,7 +51,9 @@ def test_topics_by_name_pattern_and_partition(plain: Plain) -> None:
     plain.transact(plain.broker.topic(), ["elsewhere"], commit=True)
     assert sorted(plain.texts(subscribe=f"{first}, {second}")) == ["10", "11", "20"]
     assert sorted(plain.texts(subscribePattern=f"{first}|{second}")) == ["10", "11", "20"]
-    assert plain.texts(subscribePattern=f"{second}.*") == ["20"]
+    assert plain.texts(subscribePattern=f"^{second[1:]}") == []
+    assert plain.texts(subscribePattern=f"{second[1:]}$") == ["20"]
+    assert plain.texts(subscribePattern=second[1:], subscribePatternFullMatch=True) == []
     client = blocking.client(plain.broker.bootstrap)
     blocking.run(client.admin.create_topic("__levada_own"))
     plain.produce("__levada_own", [30])
@@ -81,6 +83,10 @@ def test_topics_by_name_pattern_and_partition(plain: Plain) -> None:
         ({"startingTimestamp": 9_000, "startingOffsetsByTimestamp": {"0": 1}}, range(9, 10)),
         ({"startingOffsetsByTimestamp": {"0": 9_000}, "startingOffsets": {"0": 1}}, range(9, 10)),
         ({"endingTimestamp": 1_000, "endingOffsets": {"0": 5}}, range(1)),
+        ({"startingTimestamp": 9_000, "startingOffsets": "latest"}, range(9, 10)),
+        ({"startingOffsetsByTimestamp": {"0": 9_000}, "startingOffsets": "latest"}, range(9, 10)),
+        ({"startingOffsets": {"0": 4}, "endingOffsets": {"0": 4}}, range(0)),
+        ({"startingOffsets": {"0": 4}, "endingOffsets": {"0": 6}, "fromTime": 8_000}, range(0)),
         # Times before 1970 are none of the numbers that the protocol has for the ends of a log.
         ({"startingTimestamp": "1969-12-31T23:59:59.999Z"}, range(10)),
         ({"startingTimestamp": -3}, range(10)),
@@ -111,6 +117,10 @@ def test_where_a_batch_begins_and_ends(plain: Plain, options: dict[str, object],
             {"endingOffsets": {"TOPIC": {"0": 9, "1": 0}}},
             "option endingOffsets: 9 is beyond the latest offset of TOPIC-0, 1",
         ),
+        (
+            {"startingOffsets": {"TOPIC": {"0": 1, "1": 0}}, "endingOffsets": {"TOPIC": {"0": 0, "1": 0}}},
+            "the query would read TOPIC-0 from offset 1 to 0, which is before it",
+        ),
         ({"startingTimestamp": "2199-01-01"}, "TOPIC-0 has no record since 2199-01-01T00:00:00"),
         ({"startingTimestamp": 2**63 - 1}, "TOPIC-0 has no record since 9223372036854775807 ms after"),
         ({"startingOffsetsByTimestamp": {"TOPIC": {"0": 1}}}, "option startingOffsetsByTimestamp must name"),
@@ -124,6 +134,14 @@ def test_what_does_not_fit_the_topic_is_reported(plain: Plain, options: dict[str
     with pytest.raises(OptionError) as failure:
         plain.rows(**({} if "assign" in given else {"subscribe": topic}) | given)
     assert message.replace("TOPIC", topic) in str(failure.value)
+
+
+def test_an_end_beyond_the_log_reads_what_is_there_unless_loss_is_an_error(plain: Plain) -> None:
+    topic = plain.broker.topic()
+    plain.produce(topic, range(3))
+    beyond = {"endingOffsets": {topic: {"0": 9}}, "failOnDataLoss": False}
+    with pytest.warns(UserWarning, match=f"9 is beyond the latest offset of {topic}-0, 3; the query reads what is"):
+        assert plain.texts(subscribe=topic, **beyond) == ["0", "1", "2"]
 
 
 def test_rows_are_chosen_before_they_are_rows(plain: Plain) -> None:

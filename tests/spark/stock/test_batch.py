@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from tests.spark.support.connector import Stock
+from tests.spark.support.connector import Levada, Stock
 from tests.spark.support.feeds import TIMEOUT_S
 
 MINUTE_MS = 60_000
@@ -98,8 +98,17 @@ def test_topics_by_pattern(stock: Stock) -> None:
     topics = [stock.broker.topic() for _ in range(3)]
     for number, topic in enumerate(topics):
         stock.produce(topic, [number])
-    pattern = f"{topics[0]}|{topics[2]}"
+    pattern = f"^{topics[0]}$|^{topics[2]}$"
     assert numbers(stock.read(subscribePattern=pattern)) == [0, 2]
+
+
+def test_both_connectors_match_parts_of_names(stock: Stock, topics: Levada) -> None:
+    left, right = stock.broker.topic("left-of-names"), stock.broker.topic("right-of-names")
+    stock.produce(left, [1])
+    stock.produce(right, [2])
+    for pattern, found in (("of-names", [1, 2]), ("^right", [2]), ("of", [1, 2]), ("^of", [])):
+        assert numbers(stock.read(subscribePattern=pattern)) == found
+        assert numbers(topics.read(subscribePattern=pattern)) == found
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])

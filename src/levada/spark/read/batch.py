@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from levada.spark.errors import OptionError, spark_callback
+from levada.spark.errors import spark_callback
 from levada.spark.read.offset_reader import OffsetReader
-from levada.spark.read.offsets import end_offsets, report_data_loss, start_offsets
+from levada.spark.read.offsets import check_order, end_offsets, report_data_loss, skip_to_from_time, start_offsets
 from levada.spark.read.options import ReadOptions
 from levada.spark.read.planner import OffsetRange, TaskRanges, bytes_per_offset, plan_tasks
 from levada.spark.read.rows import RowReader
@@ -38,14 +38,11 @@ class BatchReader(QuickAck, DataSourceReader):
         earliest, latest = reader.earliest(ids), reader.latest(ids)
         start = start_offsets(options, reader, earliest, latest, "earliest")
         end = end_offsets(options, reader, earliest, latest)
+        check_order(start, end)
+        start = skip_to_from_time(options, reader, start, latest)
         ranges = []
         for partition in sorted(ids):
             first = start[partition]
-            if first > latest[partition]:
-                raise OptionError(
-                    f"option startingOffsets: {partition} ends at {latest[partition]}, before {first}; "
-                    "start at an offset that exists, or at latest"
-                )
             if first < earliest[partition]:
                 what = f"{partition} begins at {earliest[partition]}, offsets from {first} on are gone"
                 report_data_loss(options, what)

@@ -16,7 +16,7 @@ from levada.spark import blocking
 from levada.spark.errors import OptionError
 from levada.spark.options import nearest
 from levada.spark.read.offsets import Offsets
-from levada.spark.read.options import ReadOptions, topic_matcher
+from levada.spark.read.options import ReadOptions
 from levada.wire.schema.lazy_imports import lazy_imports
 
 with lazy_imports():
@@ -39,7 +39,7 @@ class OffsetReader:
         """The partitions that the options select and that exist, with the ids of their topics."""
         options = self._options
         if options.subscribe_pattern:
-            matches = topic_matcher(options.subscribe_pattern)
+            matches = options.topic_matcher
             # Internal topics are hidden: a query that read the commit log of its own sink would find new records there
             # after each of its batches.
             return _partitions(

@@ -137,13 +137,25 @@ def start_offsets(
             found = dict(earliest if spec == "earliest" else latest)
         else:
             found = resolve_offsets(spec, earliest, latest, "startingOffsets")
+    for partition, offset in found.items():
+        if offset > latest[partition]:
+            raise OptionError(
+                f"option startingOffsets: {partition} ends at {latest[partition]}, before {offset}; "
+                "start at an offset that exists, or at latest"
+            )
+    return found
+
+
+def skip_to_from_time(
+    options: "ReadOptions", reader: "OffsetReader", start: dict[TopicPartition, int], latest: Offsets
+) -> dict[TopicPartition, int]:
+    """Start offsets without the records before option `fromTime`, which need not be fetched."""
     if options.from_time is None:
-        return found
-    # All records before the first one from that time on are earlier, so they need not be fetched.
+        return start
     first = reader.at(dict.fromkeys(latest, options.from_time))
     return {
-        partition: max(start, latest[partition] if first[partition] < 0 else first[partition])
-        for partition, start in found.items()
+        partition: max(offset, latest[partition] if first[partition] < 0 else first[partition])
+        for partition, offset in start.items()
     }
 
 
@@ -165,10 +177,22 @@ def end_offsets(
     ends = resolve_offsets(options.ending_offsets, earliest, latest, "endingOffsets")
     for partition, end in ends.items():
         if end > latest[partition]:
-            raise OptionError(
-                f"option endingOffsets: {end} is beyond the latest offset of {partition}, {latest[partition]}"
-            )
+            beyond = f"option endingOffsets: {end} is beyond the latest offset of {partition}, {latest[partition]}"
+            if options.fail_on_data_loss:
+                raise OptionError(f"{beyond}; set failOnDataLoss to false to read what is there")
+            warn(f"{beyond}; the query reads what is there")
+            ends[partition] = latest[partition]
     return ends
+
+
+def check_order(start: Offsets, end: Offsets) -> None:
+    """Raise OptionError if a batch would end before it starts."""
+    for partition in sorted(start):
+        if start[partition] > end[partition]:
+            raise OptionError(
+                f"the query would read {partition} from offset {start[partition]} to {end[partition]}, which is before "
+                "it; correct startingOffsets and endingOffsets, or their timestamps"
+            )
 
 
 def _offsets_for_times(

@@ -51,13 +51,14 @@ def _pattern(text: str) -> str:
     return text
 
 
-def topic_matcher(pattern: str) -> Callable[[str], bool]:
-    """Matches whole names of topics in linear time (RE2); with Python's engine if only that supports the pattern."""
+def topic_matcher(pattern: str, full_match: bool = False) -> Callable[[str], bool]:
+    """Finds a pattern in names of topics in linear time (RE2); with Python's engine if only that supports it."""
     try:
-        return Pattern(pattern).matches
+        return Pattern(pattern if full_match else f".*(?:{pattern}).*").matches
     except KafkaError:
         own = re.compile(pattern)
-        return lambda name: own.fullmatch(name) is not None
+        search = own.fullmatch if full_match else own.search
+        return lambda name: search(name) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +68,17 @@ class ReadOptions(ConnectionOptions):
     subscribe: tuple[str, ...] = option("subscribe", "Topics, separated by commas.", names, (), shown="")
     subscribe_pattern: str = option(
         "subscribePattern",
-        "A regular expression (RE2, or else Python's syntax) that the whole name of a topic must match. Internal "
+        "A regular expression (RE2, or else Python's syntax) that a part of a topic's name must match. Internal "
         "topics of brokers and of Levada (`__levada_...`) are read by name only.",
         _pattern,
         "",
+    )
+    subscribe_pattern_full_match: bool = option(
+        "subscribePatternFullMatch",
+        "Whether the whole name of a topic must match subscribePattern.",
+        boolean,
+        False,
+        shown="false",
     )
     assign: tuple[TopicPartition, ...] = option(
         "assign", 'Partitions by topic: `{"orders": [0, 1]}`.', parse_assign, (), shown=""
@@ -85,7 +93,8 @@ class ReadOptions(ConnectionOptions):
     )
     starting_timestamp: int | None = option(
         "startingTimestamp",
-        "Start at the first record from this time on: milliseconds since 1970 or ISO 8601.",
+        "Start at the first record from this time on: milliseconds since 1970 or ISO 8601. It takes precedence over "
+        "startingOffsetsByTimestamp, and that over startingOffsets.",
         timestamp,
         None,
     )
@@ -103,7 +112,8 @@ class ReadOptions(ConnectionOptions):
     )
     ending_offsets: OffsetSpec = option(
         "endingOffsets",
-        "Where a batch ends: `latest`, or offsets as for startingOffsets, -1 being latest.",
+        "Where a batch ends: `latest`, or offsets as for startingOffsets, -1 being latest. An offset beyond the end of "
+        "the log is an error, with failOnDataLoss=false a warning.",
         parse_offsets("latest"),
         None,
         shown="latest",
@@ -136,7 +146,14 @@ class ReadOptions(ConnectionOptions):
         64 << 20,
         shown="64m",
     )
-    max_offsets: int = option("maxOffsetsPerTrigger", "The most records of a micro-batch.", integer(), 0, shown="")
+    max_offsets: int = option(
+        "maxOffsetsPerTrigger",
+        "The most records of a micro-batch, shared among the partitions in proportion to what is there; a partition "
+        "whose share is less than one record gets one.",
+        integer(),
+        0,
+        shown="",
+    )
     min_offsets: int = option(
         "minOffsetsPerTrigger",
         "The least records of a micro-batch; it waits for them.",
@@ -228,6 +245,11 @@ class ReadOptions(ConnectionOptions):
         integer(1, INT32_MAX),
         60_000,
     )
+
+    @property
+    def topic_matcher(self) -> Callable[[str], bool]:
+        """Whether subscribePattern selects a topic."""
+        return topic_matcher(self.subscribe_pattern, self.subscribe_pattern_full_match)
 
     @property
     def retry_policy(self) -> RetryPolicy:
@@ -333,7 +355,7 @@ def _is_read(options: ReadOptions, topic: str) -> bool:
     return (
         topic in options.subscribe
         or any(partition.topic == topic for partition in options.assign)
-        or bool(options.subscribe_pattern and topic_matcher(options.subscribe_pattern)(topic))
+        or bool(options.subscribe_pattern and options.topic_matcher(topic))
     )
 
 
@@ -343,7 +365,8 @@ def for_batch(options: ReadOptions) -> ReadOptions:
     for attribute, name in STREAM_ONLY_OF_STOCK.items():
         if getattr(options, attribute):
             warn(f"option {name} is for a stream and has no effect in a batch")
-    if options.starting_offsets == "latest":
+    by_time = options.starting_timestamp is not None or options.starting_offsets_by_timestamp is not None
+    if options.starting_offsets == "latest" and not by_time:
         raise OptionError("option startingOffsets: a batch that begins at the latest offset reads nothing")
     return options
 

@@ -104,19 +104,12 @@ def rate_limit(
 def _proportional(
     start: Offsets, lag: Mapping[TopicPartition, int], share: float, latest: Offsets
 ) -> dict[TopicPartition, int]:
-    """Each partition's share of the micro-batch, rounded so that the sum is kept and at least one advances."""
-    budget = max(1, int(sum(lag.values()) * share))
+    """Each partition's share of the micro-batch. A share below one record is one: small partitions do not starve."""
     end: dict[TopicPartition, int] = {}
-    by_remainder = sorted(lag, key=lambda partition: (-(lag[partition] * share % 1), partition))
-    taken = {partition: int(lag[partition] * share) for partition in lag}
-    spare = budget - sum(taken.values())
-    for partition in by_remainder:
-        if spare > 0 and taken[partition] < lag[partition]:
-            taken[partition] += 1
-            spare -= 1
     for partition, last in latest.items():
+        taken = max(1, int(lag[partition] * share))
         # A log that ends before the start offset was created again: its real end is reported.
-        end[partition] = start[partition] + taken[partition] if lag[partition] else last
+        end[partition] = start[partition] + taken if lag[partition] else last
     return end
 
 

@@ -26,7 +26,7 @@ from levada.model import TopicPartition
 from levada.spark.errors import OptionError, spark_callback, warn
 from levada.spark.read.batch import RangesPartition
 from levada.spark.read.offset_reader import OffsetReader
-from levada.spark.read.offsets import from_json, report_data_loss, start_offsets, to_json
+from levada.spark.read.offsets import from_json, report_data_loss, skip_to_from_time, start_offsets, to_json
 from levada.spark.read.options import ReadOptions
 from levada.spark.read.planner import (
     BytesPerOffset,
@@ -70,13 +70,7 @@ class StreamReader(QuickAck, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._ids = self._offsets.partitions(missing_is_error=True)
         earliest, latest = self._offsets.earliest(self._ids), self._offsets.latest(self._ids)
         found = start_offsets(self._options, self._offsets, earliest, latest, "latest")
-        for partition, offset in found.items():
-            if offset > latest[partition]:
-                raise OptionError(
-                    f"option startingOffsets: {partition} ends at {latest[partition]}, before {offset}; "
-                    "start at an offset that exists, or at latest"
-                )
-        return to_json(found)
+        return to_json(skip_to_from_time(self._options, self._offsets, found, latest))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         limits = self._limits
