@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -10,6 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from levada.spark.formats.json import JsonDecoder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 KIND = pa.struct(
     [
@@ -96,6 +99,41 @@ def test_times_dates_and_decimals_are_texts_in_json() -> None:
     assert found["at"].isoformat() == "2026-11-15T12:00:00+00:00"
     assert (str(found["day"]), str(found["price"])) == ("2026-11-15", "12.50")
     assert (found["counts"], found["raw"]) == ([("a", 1)], b"xy")
+
+
+@pytest.mark.parametrize(
+    ("literal", "price"),
+    [
+        ("12345678901234567.89", "12345678901234567.89"),
+        ("1.005", "1.01"),
+        ("2.675", "2.68"),
+        ("-0.005", "-0.01"),
+        ("0.125e1", "1.25"),
+        ("99999999999999999999.994999", "99999999999999999999.99"),
+        ('"1.005"', "1.01"),
+        ("1e2", "100.00"),
+        ("1e-999999999", "0.00"),
+    ],
+)
+def test_decimals_are_exact_and_rounded_half_up(literal: str, price: str) -> None:
+    found, bad = decode(b'{"price": %s}' % literal.encode(), kind=pa.struct([("price", pa.decimal128(22, 2))]))
+    assert (str(found[0]["price"]), bad) == (price, [False])
+
+
+@pytest.mark.parametrize("literal", ["1e30", "NaN", '"NaN"', '"1_0"', '" 1"', "1e999999999", "true"])
+def test_what_no_decimal_can_hold_is_malformed(literal: str) -> None:
+    assert decode(b'{"price": %s}' % literal.encode(), kind=pa.struct([("price", pa.decimal128(22, 2))]))[1] == [True]
+
+
+def test_decimals_are_those_of_sparks_from_json(spark: "SparkSession") -> None:
+    from pyspark.sql.functions import from_json
+
+    literals = ["1.005", "-1.005", "0.994999999999999999", "12345678901234567.895", "7", "1e3", "0.1e-1", "2.5E+2"]
+    values = [f'{{"price": {literal}}}' for literal in literals]
+    rows = spark.createDataFrame([(value,) for value in values], "value string")
+    theirs = [row[0] for row in rows.select(from_json("value", "price decimal(22, 2)").price).collect()]
+    ours, _ = decode(*map(str.encode, values), kind=pa.struct([("price", pa.decimal128(22, 2))]))
+    assert [one["price"] for one in ours] == theirs
 
 
 def test_a_field_that_must_be_there_is_missed() -> None:

@@ -7,12 +7,13 @@ field, under a random name. So a value that is no object, or two objects, cannot
 
 import json
 import math
+import re
 import secrets
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,8 @@ NULL_OBJECT = '{"":0}'  # in place of null
 WHITESPACE = b" \t\r\n"
 NUMBER_NAMES = (b"NaN", b"Inf")
 DIGITS_MAX = 309  # of the largest double
+DECIMAL_TEXT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+DECIMALS = Context(prec=400, rounding=ROUND_HALF_UP)  # as Spark's from_json rounds; more digits than a type can have
 
 Converter = Callable[[Any], Any]
 
@@ -93,7 +96,7 @@ class JsonDecoder:
 
     def _decode_one(self, value: bytes) -> Any:
         try:
-            found = json.loads(value, object_pairs_hook=_object, parse_int=_integer_literal)
+            found = json.loads(value, object_pairs_hook=_object, parse_int=_integer_literal, parse_float=_FloatLiteral)
         except (ValueError, RecursionError) as error:
             if not _only_arrow(value, error):
                 raise
@@ -132,7 +135,20 @@ def _integer_literal(text: str) -> int | float:
     return _MinusZero() if text == "-0" else int(text)
 
 
+class _FloatLiteral(float):
+    """A number with a point or an exponent, and its digits: a decimal has more of them than a double."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> Self:
+        self = super().__new__(cls, text)
+        self.text = text
+        return self
+
+
 INTEGERS = (int, _MinusZero)
+FLOATS = (float, _FloatLiteral)  # NaN and Infinity are plain floats
 
 
 def _only_arrow(value: bytes, error: Exception) -> bool:
@@ -257,7 +273,7 @@ def _floating(kind: Any) -> Converter:
     def convert(found: Any) -> Any:
         if found is None:
             return None
-        if type(found) not in (*INTEGERS, float):
+        if type(found) not in (*INTEGERS, *FLOATS):
             raise ValueError(f"not a {kind}")
         try:
             return float(found)
@@ -268,14 +284,17 @@ def _floating(kind: Any) -> Converter:
 
 
 def _decimal(kind: Any) -> Converter:
+    """The exact number, rounded half up to the scale of the type."""
+    exponent = Decimal(1).scaleb(-kind.scale)
+
     def convert(found: Any) -> Any:
         if found is None:
             return None
-        if type(found) not in (*INTEGERS, float, str):
+        text = found.text if type(found) is _FloatLiteral else str(found)
+        if type(found) not in (*INTEGERS, *FLOATS, str) or not DECIMAL_TEXT.fullmatch(text):
             raise ValueError(f"not a {kind}")
         try:
-            number = Decimal(str(found))
-            return pa.scalar(number.quantize(Decimal(1).scaleb(-kind.scale)), kind).as_py()
+            return pa.scalar(Decimal(text).quantize(exponent, context=DECIMALS), kind).as_py()
         except (InvalidOperation, pa.ArrowInvalid):
             raise ValueError(f"not a {kind}") from None
 
