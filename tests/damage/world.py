@@ -28,6 +28,7 @@ from confluent_kafka import Producer
 from tests.damage.acts import damage
 from tests.support.broker import BrokerThread, crash_image
 from tests.support.raw import batch, fetch, produce
+from tests.support.waiting import until
 
 from levada.errors import KafkaError
 from levada.metadata.store import StoreError
@@ -46,6 +47,7 @@ SETTINGS: dict[str, Any] = {
     "log_retention_check_interval_ms": 1 << 40,
 }
 TOPICS = {"plain": 2, "single": 1, "trimmed": 1}
+ABORTED = ("single", 0)  # has aborted transactions
 RECORDS = 36
 METADATA = "levada-metadata.db"
 
@@ -65,6 +67,7 @@ class Prepared:
     records: dict[Name, dict[int, bytes]] = field(default_factory=dict)
     recovery_points: dict[Name, int] = field(default_factory=dict)
     starts: dict[Name, int] = field(default_factory=dict)
+    aborted: set[tuple[int, int]] = field(default_factory=set)  # producer id and first offset, of ABORTED
 
 
 class Messages(logging.Handler):
@@ -114,11 +117,14 @@ def prepare(folder: Path) -> list[Prepared]:
                     broker.call(broker.partition(*name).log.flush)
                 points = {name: broker.partition(*name).log.recovery_point for name in names}
                 broker.broker.log_dirs.checkpoints.write()
+        aborted = aborted_transactions(broker)
+        assert len(aborted) == 2
         crash_image(clean.data, killed.data)
     for one_stop in (clean, killed):
         one_stop.records = records
         one_stop.starts = {("trimmed", 0): 8}
         one_stop.recovery_points = points
+        one_stop.aborted = aborted
     return [clean, killed]
 
 
@@ -127,9 +133,19 @@ def abort_a_transaction(broker: BrokerThread) -> None:
     producer.init_transactions(30)
     for _ in range(2):
         producer.begin_transaction()
-        producer.produce("single", b"aborted", partition=0)
+        producer.produce(ABORTED[0], b"aborted", partition=ABORTED[1])
         producer.flush(30)
         producer.abort_transaction(30)
+
+
+def aborted_transactions(broker: BrokerThread) -> set[tuple[int, int]]:
+    """What read_committed consumers learn of aborted transactions, from segment to segment."""
+    found: set[tuple[int, int]] = set()
+    with broker.connect() as one:
+        for segment in broker.partition(*ABORTED).log.segments:
+            answer = fetch(one, ABORTED[0], segment.base_offset, ABORTED[1], isolation_level=1)
+            found |= {(each.producer_id, each.first_offset) for each in answer.aborted_transactions or ()}
+    return found
 
 
 class Start:
@@ -179,6 +195,8 @@ class Start:
         wrong = {offset for offset, value in required.items() if served.get(offset) != value}
         if wrong and not self._found_by_scrub(broker, name):
             raise ViolationError(f"{topic}-{index}: offsets {sorted(wrong)} are not what was acknowledged")
+        if name == ABORTED and not wrong and not self.prepared.aborted <= aborted_transactions(broker):
+            raise ViolationError(f"{topic}-{index}: aborted records are visible to read_committed consumers")
         with broker.connect() as one:
             answer = produce(one, topic, batch(b"new"), partition=index)
         if answer.error_code == 0 and answer.base_offset < min(self._required_end(name), max(expected) + 1):
@@ -191,9 +209,10 @@ class Start:
         if not any(METADATA in path.name for path, _ in self.damaged):
             raise ViolationError(f"topic {topic} is gone")
         folder = self.data / f"{topic}-{index}"
-        for stray in (
-            [] if folder in [path for path, _ in self.damaged] else [next(self.data.glob(f"{folder.name}.*-stray"))]
-        ):
+        if folder in [path for path, _ in self.damaged]:
+            return "stray"
+        until(lambda: any(self.data.glob(f"{folder.name}.*-stray")), f"{folder.name} is not renamed as stray")
+        for stray in self.data.glob(f"{folder.name}.*-stray"):
             if not any(str(stray) in line for line in self.messages.lines):
                 raise ViolationError(f"{stray} is not named")
             for path in [path for path in before if path.parent == folder]:

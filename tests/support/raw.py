@@ -233,10 +233,19 @@ def produce(
     return response.responses[0].partition_responses[0]
 
 
-def fetch(one: Connection, topic: str, offset: int, partition: int = 0, max_bytes: int = 1 << 20, **more: Any) -> Any:
+def fetch(
+    one: Connection,
+    topic: str,
+    offset: int,
+    partition: int = 0,
+    max_bytes: int = 1 << 20,
+    isolation_level: int = 0,
+    **more: Any,
+) -> Any:
     """One partition's part of a Fetch by name (version 12), without waiting."""
     place = {"partition": partition, "fetch_offset": offset, "partition_max_bytes": max_bytes, **more}
-    fields = {"max_bytes": 50 << 20, "topics": [{"topic": topic, "partitions": [place]}]}
+    topics = [{"topic": topic, "partitions": [place]}]
+    fields = {"max_bytes": 50 << 20, "isolation_level": isolation_level, "topics": topics}
     response = one.call("fetch", 12, fields)
     assert response.error_code == 0
     return response.responses[0].partitions[0]

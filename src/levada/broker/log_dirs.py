@@ -301,6 +301,7 @@ class LogDirs:
                 self._loop.call_soon_threadsafe(self.failed, partition, error)
 
         self._in_thread(work)
+        self.request_flush(partition)  # which stores the checksums of the new transaction indexes
 
     def write_cleaner_offsets(self, log_dir: LogDir, offsets: dict[Partition, int]) -> None:
         """Checkpoint the cleaner offsets of a log dir in a thread."""

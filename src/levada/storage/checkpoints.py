@@ -14,7 +14,13 @@ from crc32c import crc32c
 
 from levada.model import TopicPartition
 from levada.storage.disk import Disk, fsync_file, read_file, write_atomically
-from levada.storage.file_names import EPOCHS_FILE, SNAPSHOT_SUFFIX, file_name, parse_file_name
+from levada.storage.file_names import (
+    EPOCHS_FILE,
+    SNAPSHOT_SUFFIX,
+    TXN_CHECKSUMS_FILE,
+    file_name,
+    parse_file_name,
+)
 
 SNAPSHOTS_KEPT = 3
 UNDEFINED_EPOCH_OFFSET = (-1, -1)
@@ -166,6 +172,52 @@ class LeaderEpochFileCache:
             return epoch, log_end_offset
         following = bisect_right(entries, epoch, key=_EPOCH)
         return (entries[following - 1][0] if following else epoch), entries[following][1]
+
+
+class Checksum(NamedTuple):
+    """The number of entries of an index, and their CRC-32C."""
+
+    entries: int = 0
+    crc: int = 0
+
+
+class TransactionIndexChecksums:
+    """The checksums of the transaction indexes of a log, by the base offsets of their segments.
+
+    A segment without aborted transactions has no index, so nothing else would tell that one is missing, and
+    read_committed consumers would read aborted records. Without an entry an index is accepted as it is. The file is
+    written without fsync: a wrong checksum costs the rebuilding of an index.
+    """
+
+    __slots__ = ("_disk", "_path", "entries")
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._path = os.path.join(directory, TXN_CHECKSUMS_FILE)
+        self.entries: dict[int, Checksum] = {}
+
+    def load(self) -> bool:
+        """Read the file, which logs without aborted transactions do not have; return False if it is corrupt."""
+        data = read_file(self._disk, self._path)
+        try:
+            lines = [list(map(int, line.split(" "))) for line in _decode(data)] if data is not None else []
+            self.entries = {base: Checksum(entries, crc) for base, entries, crc in lines}
+        except ValueError:
+            return False
+        return True
+
+    def store(self, entries: dict[int, Checksum]) -> None:
+        """Replace the file if the entries have changed."""
+        if entries != self.entries:
+            lines = (f"{base} {number} {crc}" for base, (number, crc) in entries.items())
+            write_atomically(self._disk, self._path, _encode(lines), durable=False)
+            self.entries = entries
+
+    def reset(self) -> None:
+        """Forget all entries, before indexes are replaced."""
+        if self.entries:
+            self._disk.unlink(self._path)
+            self.entries = {}
 
 
 class ProducerSnapshotFiles:

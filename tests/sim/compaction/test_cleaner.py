@@ -269,7 +269,7 @@ PLANTS: dict[Plant, Invariant] = {
     tombstone_dropped_too_early: Invariant.TOMBSTONES,
     horizon_from_the_beginning_of_time: Invariant.TOMBSTONES,
     swapped_before_fsync: Invariant.DURABILITY,
-    old_segments_removed_before_the_new_one_counts: Invariant.STORED_RECORDS,
+    old_segments_removed_before_the_new_one_counts: Invariant.RECOVERY,
     swap_not_finished_by_recovery: Invariant.STORED_RECORDS,
     aborted_record_hides_an_older_one: Invariant.LATEST_OF_A_KEY,
     cleaned_beyond_the_last_stable_offset: Invariant.LATEST_OF_A_KEY,

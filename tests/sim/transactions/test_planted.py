@@ -63,13 +63,14 @@ def aborted_transactions_are_not_listed(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_index_of_aborted_ones_is_lost_in_a_crash(patch: pytest.MonkeyPatch) -> None:
-    recover = Recovery._recover_segment
+    load = Recovery._load_txn_indexes
 
-    def forgetful(self: Recovery, checked: CheckedSegment) -> None:
-        recover(self, checked)
-        checked.segment.txn_index.stale = False
+    def forgetful(self: Recovery, checked: list[CheckedSegment]) -> None:
+        load(self, checked)
+        for one in checked:
+            one.segment.txn_index.stale = False
 
-    patch.setattr(Recovery, "_recover_segment", forgetful)
+    patch.setattr(Recovery, "_load_txn_indexes", forgetful)
 
 
 def the_index_of_aborted_ones_is_not_synced(patch: pytest.MonkeyPatch) -> None:

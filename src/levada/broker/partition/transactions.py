@@ -175,5 +175,7 @@ def load_producers(segments: Log) -> ProducerStates:
                 log.warning("producer snapshot is damaged", directory=segments.directory, offset=offset, why=str(error))
         with reader.rebuilding_txn_indexes() as found:
             states.replay(reader.headers_and_markers(start), found)
+        if stale_from is not None:
+            segments.txn_checksums.store(reader.txn_checksums())
     states.on_high_watermark_updated(segments.log_end_offset)
     return states

@@ -29,6 +29,7 @@ def swap(log: Log, expected: list[LogSegment], cleaned: CleanedSegment, now_ms: 
         raise SwapRefusedError("its file has a different size")
     # An earlier producer snapshot may contain a transaction as open whose marker is removed now.
     log.producer_snapshots.delete_before(following.base_offset)
+    log.txn_checksums.reset()
     for path in reversed(segment.paths):
         disk.rename(path + CLEANED_SUFFIX, path + SWAP_SUFFIX)
     for replaced in expected:

@@ -6,12 +6,13 @@ The rules are those of opening a log (`damage`); in addition every batch is read
 import errno
 import os
 
-from levada.storage.checkpoints import LeaderEpochFileCache, LogCheckpoint
+from levada.storage.checkpoints import LeaderEpochFileCache, LogCheckpoint, TransactionIndexChecksums
 from levada.storage.disk import FILE_ERRORS, Disk, OsDisk, open_regular
-from levada.storage.file_names import EPOCHS_FILE, SWAP_SUFFIX
+from levada.storage.file_names import EPOCHS_FILE, SWAP_SUFFIX, TXN_CHECKSUMS_FILE
 from levada.storage.handles import FileHandleCache
 from levada.storage.log.damage import Damage, file_damage, segment_damage
 from levada.storage.log.files import LogFiles, Swap
+from levada.storage.log.indexes import NO_ENTRIES
 from levada.storage.log.scan import (
     InvalidBytes,
     Progress,
@@ -38,12 +39,23 @@ class ReadOnlyDisk(OsDisk):
 class CheckedLog:
     """The segments of a log as they are after interrupted swaps, and all damage in them."""
 
-    __slots__ = ("_checkpoint", "_disk", "_progress", "damages", "directory", "end_offset", "files", "segments")
+    __slots__ = (
+        "_checkpoint",
+        "_checksums",
+        "_disk",
+        "_progress",
+        "damages",
+        "directory",
+        "end_offset",
+        "files",
+        "segments",
+    )
 
     def __init__(self, disk: Disk, directory: str, checkpoint: LogCheckpoint, progress: Progress = unreported) -> None:
         self.directory = directory
         self._disk = disk
         self._checkpoint = checkpoint
+        self._checksums = TransactionIndexChecksums(disk, directory)
         self._progress = progress
         self.damages: list[Damage] = []
         self.segments: list[LogSegment] = []
@@ -55,6 +67,7 @@ class CheckedLog:
         handles = FileHandleCache(self._disk, OPEN_FILES_MAX)
         try:
             epochs = self._epochs()
+            self._load_checksums()
             self.damages += file_damage(files, self._checkpoint, epochs)
             self.segments = self._segments(handles)
             bases = [segment.base_offset for segment in self.segments]
@@ -72,6 +85,11 @@ class CheckedLog:
             problem = "it is corrupt; the next start rebuilds it"
             self.damages.append(Damage(self.files.path(EPOCHS_FILE), problem, in_index=True))
         return cache.entries
+
+    def _load_checksums(self) -> None:
+        if TXN_CHECKSUMS_FILE not in self.files.irregular and not self._checksums.load():
+            problem = "it is corrupt; the next start rebuilds it and the transaction indexes"
+            self.damages.append(Damage(self.files.path(TXN_CHECKSUMS_FILE), problem, in_index=True))
 
     def _segments(self, handles: FileHandleCache) -> list[LogSegment]:
         files = self.files
@@ -119,8 +137,16 @@ class CheckedLog:
             wrong.append(segment.offset_index.handle.path)
         if self._is_regular(segment.time_index.handle.path) and not _time_index_matches(segment, scan):
             wrong.append(segment.time_index.handle.path)
+        aborted = segment.txn_index.handle.path
+        if os.path.basename(aborted) not in self.files.irregular and not self._txn_index_matches(segment):
+            wrong.append(aborted)
         problem = "it does not match its segment; the next start rebuilds it"
         self.damages += (Damage(path, problem, in_index=True) for path in wrong)
+
+    def _txn_index_matches(self, segment: LogSegment) -> bool:
+        checksum = self._checksums.entries.get(segment.base_offset, NO_ENTRIES)
+        segment.txn_index.load(segment.base_offset, segment.size, checksum)
+        return not segment.txn_index.stale
 
     def _is_regular(self, path: str) -> bool:
         return os.path.basename(path) not in self.files.irregular and self._disk.exists(path)

@@ -20,6 +20,7 @@ from levada.storage.file_names import (
     SNAPSHOT_SUFFIX,
     SWAP_SUFFIX,
     TIME_INDEX_SUFFIX,
+    TXN_CHECKSUMS_FILE,
     TXN_INDEX_SUFFIX,
     file_name,
     parse_file_name,
@@ -43,7 +44,9 @@ class LogFiles:
     def __init__(self, directory: str, names: list[str], irregular: list[str]) -> None:
         self.directory = directory
         self.irregular = sorted(
-            name for name in irregular if parse_file_name(name) or name in (EPOCHS_FILE, METADATA_FILE)
+            name
+            for name in irregular
+            if parse_file_name(name) or name in (EPOCHS_FILE, METADATA_FILE, TXN_CHECKSUMS_FILE)
         )
         parsed = sorted(found for name in names if (found := parse_file_name(name)))
         by_suffix = {suffix: [name.offset for name in parsed if name.suffix == suffix] for _, suffix in parsed}

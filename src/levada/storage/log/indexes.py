@@ -2,8 +2,8 @@
 
 Offset and time indexes are sparse hints. A reader validates an entry against the batch it points to and rebuilds the
 index from the log if it is wrong, so these indexes need neither fsync nor checksums. The transaction index is not a
-hint: a missing entry would show aborted records to read_committed consumers. It is fsynced with the log and rebuilt
-wherever recovery scans the log.
+hint: a missing entry would show aborted records to read_committed consumers. It is fsynced with the log, its
+checksum is stored, and it is rebuilt where recovery scans the log or the checksum differs.
 """
 
 import os
@@ -15,7 +15,10 @@ from operator import itemgetter
 from struct import Struct
 from typing import ClassVar, Final
 
+from crc32c import crc32c
+
 from levada.core.partition.producer_state import AbortedTransaction
+from levada.storage.checkpoints import Checksum
 from levada.storage.disk import Disk, fsync_file, read_file, write_all, write_atomically
 from levada.storage.handles import FileHandle, FileHandleCache
 
@@ -24,6 +27,7 @@ BLOCK_ENTRIES: Final = 256  # that are read from the file at once
 BLOCKS_CACHED_MAX: Final = 32  # of an index
 BLOCKS_SCANNED: Final = 16  # with one read, when an index is searched for the first time
 TRANSACTION_VERSION: Final = 0
+NO_ENTRIES: Final = Checksum()
 TRANSACTION_RUN_ENTRIES: Final = 64
 # Version, producer id, first offset, last offset (that of the marker), last stable offset.
 TRANSACTION_ENTRY: Final = Struct(">hqqqq")
@@ -197,24 +201,27 @@ class TransactionIndex:
     All entries are in the file, none in memory. A segment without aborted transactions has no file.
     """
 
-    __slots__ = ("_directory_dirty", "_disk", "count", "handle", "handles", "stale")
+    __slots__ = ("_directory_dirty", "_disk", "checksum", "count", "handle", "handles", "stale")
 
     def __init__(self, path: str, disk: Disk, handles: FileHandleCache) -> None:
         self._disk = disk
         self.handle = FileHandle(path)
         self.handles = handles
         self.count = 0
+        self.checksum = NO_ENTRIES  # of all entries
         self.stale = False  # the entries have to be rebuilt from the log
         self._directory_dirty = False  # the file is new and its directory not fsynced yet
 
-    def load(self, base_offset: int, size_bytes: int) -> None:
-        """Accept the file if it is plausible for a segment of that size; mark the index as stale otherwise."""
-        self.count, self.stale = 0, False
-        data = read_file(self._disk, self.handle.path)
-        if not data:
-            return
+    def load(self, base_offset: int, size_bytes: int, expected: Checksum = NO_ENTRIES) -> None:
+        """Accept the file if it is plausible for a segment of that size; mark the index as stale otherwise.
+
+        Its first entries have the `expected` checksum.
+        """
+        data = read_file(self._disk, self.handle.path) or b""
         count = len(data) // TRANSACTION_ENTRY.size
-        self.stale = not size_bytes or len(data) % TRANSACTION_ENTRY.size != 0
+        known = data[: expected.entries * TRANSACTION_ENTRY.size]
+        self.stale = count < expected.entries or crc32c(known) != expected.crc
+        self.stale |= len(data) % TRANSACTION_ENTRY.size != 0 or (bool(data) and not size_bytes)
         last = base_offset - 1
         for version, _, first_offset, last_offset, stable_offset in TRANSACTION_ENTRY.iter_unpack(
             data[: count * TRANSACTION_ENTRY.size]
@@ -225,6 +232,7 @@ class TransactionIndex:
                 break
             last = last_offset
         self.count = 0 if self.stale else count
+        self.checksum = NO_ENTRIES if self.stale else Checksum(count, crc32c(data))
 
     def append(self, aborted: AbortedTransaction) -> None:
         """Add the transaction of the newest abort marker."""
@@ -233,6 +241,7 @@ class TransactionIndex:
         data = TRANSACTION_ENTRY.pack(TRANSACTION_VERSION, *aborted)
         write_all(self._disk, fd, [data], self.count * TRANSACTION_ENTRY.size)
         self.count += 1
+        self.checksum = Checksum(self.count, crc32c(data, self.checksum.crc))
 
     def since(self, offset: int) -> Iterator[AbortedTransaction]:
         """Yield the transactions that ended at or after `offset`, in the order of their markers."""
@@ -267,15 +276,17 @@ class TransactionIndex:
         if len(kept) < self.count:
             self.reset()
             if kept:
-                write_atomically(self._disk, self.handle.path, b"".join(kept))
+                data = b"".join(kept)
+                write_atomically(self._disk, self.handle.path, data)
                 self.count = len(kept)
+                self.checksum = Checksum(self.count, crc32c(data))
 
     def reset(self) -> None:
         """Remove every entry."""
         self.handles.close(self.handle)
         if self._disk.exists(self.handle.path):
             self._disk.unlink(self.handle.path)
-        self.count = 0
+        self.count, self.checksum = 0, NO_ENTRIES
 
     def fsync(self) -> None:
         """Make the entries durable. Runs in a thread."""

@@ -55,6 +55,7 @@ class Log:
         "segments",
         "segments_to_delete",
         "truncations",
+        "txn_checksums",
     )
 
     def __init__(
@@ -72,6 +73,7 @@ class Log:
         self.segments = recovered.segments
         self.leader_epochs = recovered.leader_epochs
         self.producer_snapshots = recovered.producer_snapshots
+        self.txn_checksums = recovered.txn_checksums
         self.log_start_offset = 0
         self.next_offset = self.log_end_offset = recovered.end_offset
         self.recovery_point = 0  # every batch below is fsynced
@@ -374,6 +376,7 @@ class Log:
             for number, segment in enumerate(segments):
                 if number + 1 == len(segments) or segments[number + 1].base_offset > self.recovery_point:
                     segment.fsync()
+            self.txn_checksums.store(self.reader.txn_checksums())
             if directories:
                 self.leader_epochs.fsync()
             for directory in sorted(directories):

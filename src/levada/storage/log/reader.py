@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from levada.core.partition.producer_state import AbortedTransaction
 from levada.errors import KafkaError
+from levada.storage.checkpoints import Checksum
 from levada.storage.disk import Disk
 from levada.storage.log.segment import SCAN_BLOCK_BYTES, CorruptBatchError, LogSegment
 from levada.wire.batches import BatchHeader, Record, decode
@@ -306,6 +307,11 @@ class LogReader:
     def stale_from(self) -> int | None:
         """Return the base offset of the first segment whose transaction index has to be rebuilt."""
         return next((segment.base_offset for segment in self.segments if segment.txn_index.stale), None)
+
+    def txn_checksums(self) -> dict[int, Checksum]:
+        """Return the checksums of the transaction indexes. May run in a thread."""
+        indexed = [segment for segment in list(self.segments) if segment.txn_index.count]
+        return {segment.base_offset: segment.txn_index.checksum for segment in indexed}
 
     @contextmanager
     def rebuilding_txn_indexes(self) -> Iterator[Callable[[AbortedTransaction], None]]:

@@ -13,13 +13,19 @@ from dataclasses import dataclass
 from levada.config.topic import TopicConfig
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
-from levada.storage.checkpoints import LeaderEpochFileCache, LogCheckpoint, ProducerSnapshotFiles
+from levada.storage.checkpoints import (
+    LeaderEpochFileCache,
+    LogCheckpoint,
+    ProducerSnapshotFiles,
+    TransactionIndexChecksums,
+)
 from levada.storage.disk import Disk, errors_of_one_log
 from levada.storage.file_names import EPOCHS_FILE
 from levada.storage.handles import FileHandleCache
 from levada.storage.log.damage import DamagedLogError, file_damage, segment_damage
 from levada.storage.log.deletion import delete_last_segments, truncate_segment
 from levada.storage.log.files import LogFiles
+from levada.storage.log.indexes import NO_ENTRIES
 from levada.storage.log.scan import SegmentScan, scan_segment
 from levada.storage.log.segment import SCAN_BLOCK_BYTES, CorruptBatchError, LogSegment
 from levada.wire.batches import crc_is_valid
@@ -37,6 +43,7 @@ class RecoveredLog:
     end_offset: int
     leader_epochs: LeaderEpochFileCache
     producer_snapshots: ProducerSnapshotFiles
+    txn_checksums: TransactionIndexChecksums
 
 
 @dataclass(slots=True)
@@ -52,7 +59,17 @@ class CheckedSegment:
 class Recovery:
     """Opens one log."""
 
-    __slots__ = ("_checkpoint", "_config", "_directory", "_disk", "_epochs", "_handles", "_now_ms", "_snapshots")
+    __slots__ = (
+        "_checkpoint",
+        "_checksums",
+        "_config",
+        "_directory",
+        "_disk",
+        "_epochs",
+        "_handles",
+        "_now_ms",
+        "_snapshots",
+    )
 
     def __init__(self, directory: str, config: TopicConfig, disk: Disk, now_ms: int, checkpoint: LogCheckpoint) -> None:
         self._directory = directory
@@ -63,6 +80,7 @@ class Recovery:
         self._handles = FileHandleCache(disk, OPEN_FILES_MAX)
         self._epochs = LeaderEpochFileCache(disk, directory)
         self._snapshots = ProducerSnapshotFiles(disk, directory)
+        self._checksums = TransactionIndexChecksums(disk, directory)
 
     def run(self) -> RecoveredLog:
         """Check and open the log; raise KAFKA_STORAGE_ERROR if it is damaged, OSError if its device fails."""
@@ -90,6 +108,7 @@ class Recovery:
         if not self._checkpoint.clean:  # a later power failure must not revert the renames of a killed process
             self._disk.fsync_dir(self._directory)
         segments, end_offset = self._recover(checked, dropped)
+        self._load_txn_indexes(checked)
         if not epochs_known:
             self._rebuild_epochs(segments)
         self._epochs.truncate_from_end(end_offset)
@@ -97,7 +116,7 @@ class Recovery:
             self._epochs.store()
         if any(offset > end_offset for offset in files.snapshots):
             self._snapshots.delete_after(end_offset)
-        return RecoveredLog(segments, end_offset, self._epochs, self._snapshots)
+        return RecoveredLog(segments, end_offset, self._epochs, self._snapshots, self._checksums)
 
     def _complete_swaps(self) -> LogFiles:
         """Complete the swaps of compaction that a crash interrupted; return the files of the log."""
@@ -155,11 +174,20 @@ class Recovery:
                 at, reason = scan.valid_bytes, scan.reason
                 _log.warning("invalid tail truncated", file=segment.path, at=at, lost=lost, reason=reason)
                 truncate_segment(segment, scan.valid_bytes)
-        if scan is None or checked.durable:
-            segment.txn_index.load(segment.base_offset, segment.size)
-        else:
-            segment.txn_index.reset()
-            segment.txn_index.stale = scan.has_control_batches
+
+    def _load_txn_indexes(self, checked: list[CheckedSegment]) -> None:
+        """Load the transaction indexes of durable segments; the others are rebuilt from the log."""
+        checksums_known = self._checksums.load()
+        for one in checked:
+            index, base_offset = one.segment.txn_index, one.segment.base_offset
+            if one.scan is not None and not one.durable:
+                index.reset()
+                index.stale = one.scan.has_control_batches
+                continue
+            index.load(base_offset, one.segment.size, self._checksums.entries.get(base_offset, NO_ENTRIES))
+            index.stale |= not checksums_known
+            if index.stale:
+                _log.warning("transaction index is wrong; rebuilding it", file=index.handle.path)
 
     def _rebuild_epochs(self, segments: list[LogSegment]) -> None:
         """Read the leader epochs from the batches."""

@@ -1,7 +1,7 @@
 """Transactions in one partition: read_committed, verification and markers."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -356,7 +356,26 @@ def test_a_disk_that_does_not_take_the_index_takes_the_partition_offline(world: 
     assert reopened.last_stable_offset == 0 and committed_values(reopened) == []
 
 
-def test_a_damaged_index_of_aborted_transactions_is_made_again(world: World) -> None:
+ENTRY_BYTES = 34
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("damaged", [1, 99])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(path.read_bytes()[:-ENTRY_BYTES]),
+        lambda path: path.write_bytes(path.read_bytes()[:9] + b"\xff" + path.read_bytes()[10:]),
+    ],
+    ids=["deleted", "emptied", "a byte less", "an entry less", "another producer id"],
+)
+def test_a_damaged_index_of_aborted_transactions_is_made_again(
+    world: World, damage: Callable[[Path], None], damaged: int, clean: bool
+) -> None:
+    """Also one below the recovery point, where a start does not read the log."""
     world.options["segment_bytes"] = 400
     partition = world.open()
     for number in range(12):
@@ -364,11 +383,30 @@ def test_a_damaged_index_of_aborted_transactions_is_made_again(world: World) -> 
         write(partition, b"v%d" % number, producer=(7, 0, number))
         end(partition, 7, 0, committed=number % 4 == 0)
     expected = committed_values(partition)
+    end_offset = partition.log.log_end_offset
+    if clean:
+        partition.close()
+    else:
+        partition.log.flush()
+    for path in sorted(world.folder.glob("*.txnindex"))[:damaged]:
+        damage(path)
+    reopened = world.open(clean, recovery_point=end_offset)
+    assert committed_values(reopened) == expected == [b"v0", b"v4", b"v8"]
+    assert committed_values(world.open(clean=False, recovery_point=end_offset)) == expected
+
+
+def test_a_damaged_checksum_rebuilds_every_index_of_aborted_transactions(world: World) -> None:
+    partition = world.open()
+    for number in range(4):
+        allow(partition, 7, 0)
+        write(partition, b"v%d" % number, producer=(7, 0, number))
+        end(partition, 7, 0, committed=number % 2 == 0)
     partition.close()
-    for path in sorted(world.folder.glob("*.txnindex"))[:2]:
-        data = path.read_bytes()
-        path.write_bytes(data[:-1])
-    assert committed_values(world.open()) == expected == [b"v0", b"v4", b"v8"]
+    checksums = world.folder / "txnindex-checkpoint"
+    checksums.write_bytes(checksums.read_bytes()[:-3])
+    for path in world.folder.glob("*.txnindex"):
+        path.unlink()
+    assert committed_values(world.open()) == [b"v0", b"v2"]
 
 
 def test_a_truncated_log_forgets_the_markers_that_are_gone(world: World) -> None:
