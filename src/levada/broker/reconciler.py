@@ -54,7 +54,7 @@ class Reconciler:
         names = list(names)
         self._changed.update(names)
         idle = sorted((name for name in names if name not in self._rounds), key=lambda name: not is_internal(name))
-        if idle:
+        if idle or not self._started:  # the first round also looks for directories that no topic has
             self._set_round(idle)
             self._broker.tasks.start("reconcile", self._run(idle))
 
@@ -77,11 +77,13 @@ class Reconciler:
     async def _run(self, names: list[str]) -> None:
         """Work on topics in rounds, until they agree with the image."""
         try:
-            while names:
+            while True:
                 self._changed.difference_update(names)
                 await self._delete_logs(names)
                 await self._open_logs(names)
                 names = self._end_round(names)
+                if not names:
+                    break
         finally:
             self._changed.difference_update(names)
             self._end_round(names)
@@ -117,8 +119,12 @@ class Reconciler:
         if is_first:
             await self._in_thread(self._log_dirs.mark_strays)
             self._log_dirs.delete_files_soon()
-        if not requests:
-            return
+        if requests:
+            await self._open_located(requests)
+        if is_first:
+            await self._in_thread(self._log_dirs.recovered)
+
+    async def _open_located(self, requests: Sequence[LogToOpen]) -> None:
         await self._in_thread(self._log_dirs.prepare, requests)
         existing = [request for request in requests if request.existed]
         new = [request for request in requests if not request.existed]
@@ -128,8 +134,6 @@ class Reconciler:
             self._open(new, LOGS_PER_CALL, self._log_dirs.threads, progress),
         )
         await self._assign(existing, created)
-        if is_first:
-            await self._in_thread(self._log_dirs.recovered)
         if existing:
             log.info("logs are open", logs=len(existing), seconds=progress.seconds)
 

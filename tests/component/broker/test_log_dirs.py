@@ -320,16 +320,24 @@ def test_deleted_records_that_cannot_be_made_durable_are_an_error(tmp_path: Path
         assert answer.topics[0].partitions[0].error_code == STORAGE_ERROR
 
 
-def test_data_of_an_unknown_topic_is_rename_as_stray(tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", [True, False])
+def test_data_of_an_unknown_topic_is_renamed_as_stray(tmp_path: Path, others: bool) -> None:
+    """Also if the metadata has no topic at all."""
     with BrokerThread(tmp_path / "data") as broker, broker.connect() as one:
         broker.create("orders")
         assert send(one, "orders", "x") == 0
+        if not others:
+            crash_image(tmp_path / "data" / "orders-0", tmp_path / "orders-0")
+            broker.delete("orders")
+            until(lambda: not list((tmp_path / "data").glob("orders-0*")), "the files are not deleted")
+    if not others:
+        shutil.move(tmp_path / "orders-0", tmp_path / "data")
     stray = tmp_path / "data" / "unknown-0"
     shutil.copytree(tmp_path / "data" / "orders-0", stray)
     content = {file.name: file.read_bytes() for file in stray.glob("*.log")}
     with BrokerThread(tmp_path / "data") as broker:
         assert ("unknown", 0) not in broker.broker.partitions
-        assert not stray.exists()
+        until(lambda: not stray.exists(), "the directory is not renamed")
     (aside,) = (tmp_path / "data").glob("unknown-0.*")
     assert {file.name: file.read_bytes() for file in aside.glob("*.log")} == content
 
