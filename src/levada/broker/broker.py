@@ -20,12 +20,12 @@ from levada.broker.log_dirs import LogDirs
 from levada.broker.metrics.requests import RequestMetrics
 from levada.broker.partition.partition import Partition, PartitionContext
 from levada.broker.partition.routes import PartitionRoutes
+from levada.broker.producer_ids import ProducerIds
 from levada.broker.reconciler import Reconciler
 from levada.broker.tasks import Tasks
 from levada.clock import Clock
 from levada.config.broker import BrokerConfig
 from levada.config.topic import TopicConfig
-from levada.core.cluster.controller import PRODUCER_ID_BLOCK, AllocateProducerIds
 from levada.core.cluster.image import ClusterImage, TopicImage
 from levada.core.cluster.topic_names import is_internal
 from levada.core.partition.fetch_sessions import FetchSessions
@@ -87,7 +87,7 @@ class Broker:
         self._loop = asyncio.get_running_loop()
         self.call_later = self._loop.call_later
         self._open = False  # partitions are opened once the log dirs have this cluster's id
-        self._producer_ids = range(0)
+        self.producer_ids = ProducerIds(self.controller.submit)
         self._readers = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read-ahead")
         self._compressors = ThreadPoolExecutor(COMPRESSION_THREADS, thread_name_prefix="compression")
 
@@ -168,6 +168,8 @@ class Broker:
     def serve(self, partition: Partition) -> None:
         """Route requests to a partition that is open now."""
         self.partitions[partition.topic, partition.index] = partition
+        ids = (producer_id for producer_id, _ in partition.producers.items())
+        self.producer_ids.exclude(f"{partition.topic}-{partition.index}", ids, self.image)
         self.opened_partitions[partition.topic] += 1
         self._routes.serve(partition)
         for listener in self.partition_listeners:
@@ -205,18 +207,6 @@ class Broker:
                 done(result.result)
 
         self._loop.run_in_executor(self._compressors, work).add_done_callback(finished)
-
-    # Producer ids.
-
-    async def next_producer_id(self) -> int:
-        """A new producer id; the metadata store gives them in blocks."""
-        while not self._producer_ids:
-            image = await self.controller.submit(AllocateProducerIds())
-            if not self._producer_ids:
-                first = image.next_producer_id - PRODUCER_ID_BLOCK
-                self._producer_ids = range(first, image.next_producer_id)
-        taken, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
-        return taken
 
     async def stop(self) -> None:
         """Finish the background work, then close the logs cleanly."""

@@ -51,7 +51,7 @@ def with_producer_id(broker: Broker, submit: Callable[[int], DelayedResult]) -> 
 
 
 async def _with_new_producer_id(broker: Broker, submit: Callable[[int], DelayedResult]) -> Any:
-    return await submit(await broker.next_producer_id())
+    return await submit(await broker.producer_ids.next())
 
 
 @handles("init_producer_id", versions=range(7))
@@ -100,7 +100,7 @@ async def _init(context: RequestContext, shard: CoordinatorShard[TransactionsMac
 
 
 async def _new_producer(broker: Broker) -> Any:
-    return _init_response(InitResult(ProducerIdAndEpoch(await broker.next_producer_id(), 0)))
+    return _init_response(InitResult(ProducerIdAndEpoch(await broker.producer_ids.next(), 0)))
 
 
 def _init_response(result: InitResult) -> Any:

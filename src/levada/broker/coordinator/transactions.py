@@ -62,7 +62,14 @@ def transaction_coordinators(broker: "Broker") -> TransactionCoordinators:
         broker.coordinator_metrics.transactions_timed_out += markers.timed_out
         _MarkerWriter(broker, shard, markers).start()
 
-    return CoordinatorRuntime(broker, topic, lambda: TransactionsMachine(limits), run_effect=write_markers)
+    def exclude_producer_ids(shard: CoordinatorShard[TransactionsMachine]) -> None:
+        if shard.machine is not None:
+            ids = (one.producer_id for one in shard.machine.transactions.values())
+            broker.producer_ids.exclude(f"{TRANSACTIONS_TOPIC}-{shard.partition.index}", ids, broker.image)
+
+    return CoordinatorRuntime(
+        broker, topic, lambda: TransactionsMachine(limits), on_loaded=exclude_producer_ids, run_effect=write_markers
+    )
 
 
 def write_marker(
