@@ -75,7 +75,7 @@ class BufferPool:
         self._parsed: list[bytearray] = []  # buffers of frames parsed since the last flush
         self._free: dict[int, list[bytearray]] = {}  # by size
         self._free_bytes = 0
-        self._allocated_bytes = 0  # in buffers of partial frames
+        self._allocated_bytes = 0  # in buffers of partial frames, and in copies of those that wait
         self._announced_bytes = 0  # the sizes that these frames will have
         self._announced_bytes_max = frames_bytes_max
         self._buffers_bytes_max = buffers_bytes_max
@@ -156,6 +156,12 @@ class BufferPool:
         self.discard(owner, buffer, size)
         self._parsed.append(buffer)
         self.parsed_bytes += len(buffer)
+
+    def reserve(self, size: int) -> None:
+        """Count the copy of a request that waits as a buffer; a negative size frees it."""
+        self._allocated_bytes += size
+        if size < 0 and (self.stalled or self.waiting):
+            self.wake(WOKEN_MAX)
 
     def wake(self, count: int) -> None:
         """Wake up to `count` stalled connections, and as many waiting ones if there may be memory for a frame."""

@@ -49,7 +49,6 @@ class Connection(asyncio.BufferedProtocol):
     """One client's connection."""
 
     __slots__ = (
-        "_buffer_pool",
         "_dispatch",
         "_flush_queue",
         "_frame",
@@ -61,6 +60,7 @@ class Connection(asyncio.BufferedProtocol):
         "_send_queued",
         "_write_paused",
         "active",
+        "buffer_pool",
         "caches",
         "client_id",
         "closed",
@@ -77,7 +77,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, listener: "Listener") -> None:
         self._listener = listener
         self._dispatch = listener.dispatch
-        self._buffer_pool = listener.buffer_pool
+        self.buffer_pool = listener.buffer_pool
         self._flush_queue = listener.flush_queue
         self._frame: bytearray | None = None  # of a frame that has not arrived whole
         self._frame_filled = self._frame_size = 0
@@ -107,20 +107,20 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self._listener.remove(self)
-        self._buffer_pool.waiting.pop(self, None)
+        self.buffer_pool.waiting.pop(self, None)
         if self._frame is not None:
-            self._buffer_pool.discard(self, self._frame, self._frame_size)
+            self.buffer_pool.discard(self, self._frame, self._frame_size)
             self._frame = None
         self.outbox.cancel()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is None:
-            return self._buffer_pool.receive_buffer()
+            return self.buffer_pool.receive_buffer()
         return memoryview(self._frame)[self._frame_filled : min(self._frame_size, len(self._frame))]
 
     def buffer_updated(self, nbytes: int) -> None:
         self.active = True
-        pool = self._buffer_pool
+        pool = self.buffer_pool
         if self._frame is not None:
             self._fill_frame(nbytes)
         else:
@@ -175,7 +175,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin_frame(self, rest: memoryview) -> None:
         """Allocate a buffer for a frame of which only `rest` has arrived."""
-        pool, size = self._buffer_pool, SIZE_BYTES
+        pool, size = self.buffer_pool, SIZE_BYTES
         if len(rest) >= SIZE_BYTES:
             size = frame_end(rest, 0, self._listener.limits.frame_bytes_max)
         if pool.is_full(size):
@@ -193,7 +193,7 @@ class Connection(asyncio.BufferedProtocol):
     def _ensure_room(self, frame: bytearray) -> bool:
         """Grow the buffer of a partial frame when it is full; without memory, pause reading and return False."""
         if self._frame_filled == len(frame):
-            larger = self._buffer_pool.grow(self, frame, self._frame_size, self._listener.now())
+            larger = self.buffer_pool.grow(self, frame, self._frame_size, self._listener.now())
             if larger is None:
                 self._listener.memory_limit.check_later()
                 self._pause_reading()
@@ -209,7 +209,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         view = memoryview(self._frame)
         if self._frame_size == SIZE_BYTES:
-            self._buffer_pool.discard(self, self._frame, SIZE_BYTES)
+            self.buffer_pool.discard(self, self._frame, SIZE_BYTES)
             rest, self._frame = view[:SIZE_BYTES], None
             try:
                 self._begin_frame(rest)
@@ -217,7 +217,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.close(str(error))
             return
         buffer, self._frame = self._frame, None
-        self._buffer_pool.release(self, buffer, self._frame_size)
+        self.buffer_pool.release(self, buffer, self._frame_size)
         self._dispatch_frames(view, 0, self._frame_size)
 
     # Back-pressure. Reading pauses while the client does not read its responses, the connection is muted, has too

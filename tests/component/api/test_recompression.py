@@ -1,6 +1,7 @@
 """compression.type of a topic: the broker recompresses batches, on the loop or in a thread, in the producer's order."""
 
 import threading
+import tracemalloc
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -253,6 +254,31 @@ def test_a_decompression_bomb(broker: BrokerThread, wire: Connection) -> None:
     bomb = signed(header + compress(Codec.ZSTD, bytes(RATIO_MAX * 100_000 + 1)))
     assert len(bomb) < LOOP_BYTES_MAX
     assert produce(wire, topic, bomb).error_code == ErrorCode.CORRUPT_MESSAGE
+
+
+def test_many_batches_that_grow_need_the_memory_of_one(broker: BrokerThread, wire: Connection) -> None:
+    topic = broker.topic(partitions=40, compression_type="uncompressed", max_message_bytes=100_000)
+    growing = bytes(encode([Record(0, NOW_MS, None, bytes(5 << 20))], codec=Codec.ZSTD))
+    parts = [{"index": index, "records": growing} for index in range(40)]
+    data = [{"name": topic, "partition_data": parts}]
+    tracemalloc.start()
+    try:
+        response = wire.call("produce", 12, {"acks": -1, "timeout": 10_000, "topic_data": data})
+        assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    finally:
+        tracemalloc.stop()
+    codes = {part.error_code for part in response.responses[0].partition_responses}
+    assert codes == {ErrorCode.MESSAGE_TOO_LARGE}
+
+
+def test_the_recompressed_batches_of_a_request_are_limited_like_a_request(tmp_path: Path) -> None:
+    with BrokerThread(tmp_path, socket_request_max_bytes=200_000) as broker, broker.connect() as wire:
+        topic = broker.topic(partitions=5, compression_type="uncompressed")
+        growing = bytes(encode([Record(0, NOW_MS, None, bytes(60_000))], codec=Codec.ZSTD))
+        data = [{"name": topic, "partition_data": [{"index": index, "records": growing} for index in range(5)]}]
+        response = wire.call("produce", 12, {"acks": -1, "timeout": 10_000, "topic_data": data})
+        codes = {part.index: part.error_code for part in response.responses[0].partition_responses}
+        assert codes == {0: 0, 1: 0, 2: 0, 3: ErrorCode.MESSAGE_TOO_LARGE, 4: ErrorCode.MESSAGE_TOO_LARGE}
 
 
 @pytest.mark.parametrize("count", [SMALL, LARGE])

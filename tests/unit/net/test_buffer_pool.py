@@ -191,3 +191,15 @@ def test_who_has_had_the_time_is_known() -> None:
     assert patient.grow(now=6.0)
     assert pool.begun_before(6.0) == []
     assert pool.begun_before(7.0) == [patient]
+
+
+def test_copies_of_requests_that_wait_count_as_buffers() -> None:
+    pool = BufferPool(buffers_bytes_max=4 << 20)
+    stalled = Receiver(pool, 50 << 20)
+    pool.reserve(5 << 20)
+    assert pool.is_full(SMALL_BYTES_MAX + 1) and not pool.is_full(SMALL_BYTES_MAX)
+    assert stalled.grow() and not Receiver(pool, 50 << 20).grow(), "only one frame at a time grows beyond the limit"
+    pool.stalled[stalled] = None
+    pool.reserve(-(5 << 20))
+    stalled.leave()
+    assert stalled.woken == 1 and not pool.is_full(SMALL_BYTES_MAX + 1)

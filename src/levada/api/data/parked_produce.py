@@ -1,6 +1,7 @@
 """A Produce that waits, with a copy of its batches, before they are appended.
 
-Its connection is muted meanwhile, as in Kafka: the producer's next requests stay behind it.
+Its connection is muted meanwhile, as in Kafka: the producer's next requests stay behind it. The copy counts as a
+receive buffer (`levada.receive.buffers.bytes.max`).
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ Prepare: TypeAlias = Callable[[], tuple[memoryview, ProduceRequest]]
 class ParkedProduce:
     """The copy of one Produce."""
 
-    __slots__ = ("_append", "_began", "_connection", "request", "view")
+    __slots__ = ("_append", "_began", "_connection", "_reserved_bytes", "request", "view")
 
     def __init__(
         self,
@@ -46,6 +47,8 @@ class ParkedProduce:
             batches += view[start:end]
             parts.append((topic, index, at, len(batches)))
         self.view = memoryview(batches)
+        self._reserved_bytes = len(batches)
+        connection.buffer_pool.reserve(self._reserved_bytes)
         self.request = request._replace(partitions=parts)
         connection.muted = True
 
@@ -53,6 +56,7 @@ class ParkedProduce:
         """Append the batches, or those that `prepare` returns; then dispatch the connection's next requests."""
         connection = self._connection
         connection.muted = False
+        connection.buffer_pool.reserve(-self._reserved_bytes)
         if connection.closed and self.request.acks != ACKS_NONE:
             return  # without acks the client may close before its batches are appended
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from levada.api.data.parked_produce import Append, ParkedProduce, Prepare
 from levada.broker.broker import Broker
 from levada.broker.partition.recompression import Recompression
-from levada.errors import KafkaError
+from levada.errors import ErrorCode, KafkaError
 from levada.net.connection import Connection
 from levada.wire.fast.produce import ProduceRequest
 
@@ -32,9 +32,10 @@ def park_and_recompress(
     recompressions = [_recompression(broker, topic, index, version) for topic, index, _, _ in request.partitions]
 
     failures: Failures = []
+    limit_bytes = broker.config.socket_request_max_bytes
 
     def work() -> tuple[memoryview, ProduceRequest]:
-        return _recompressed(parked.view, parked.request, recompressions, failures)
+        return _recompressed(parked.view, parked.request, recompressions, limit_bytes, failures)
 
     def done(result: Prepare) -> None:
         for failure in failures:
@@ -52,8 +53,13 @@ def _recompression(broker: Broker, topic: bytes, index: int, version: int) -> Re
 
 
 def _recompressed(
-    view: memoryview, request: ProduceRequest, recompressions: list[Recompression | None], failures: Failures
+    view: memoryview,
+    request: ProduceRequest,
+    recompressions: list[Recompression | None],
+    limit_bytes: int,
+    failures: Failures,
 ) -> tuple[memoryview, ProduceRequest]:
+    """Return the batches with the codecs of their topics: at most as many bytes as a request may have."""
     batches = bytearray()
     parts = []
     for (topic, index, start, end), recompression in zip(request.partitions, recompressions, strict=True):
@@ -61,8 +67,10 @@ def _recompressed(
         if recompression is not None:
             try:
                 batch = recompression.in_thread(batch)
+                if len(batches) + len(batch) > limit_bytes:
+                    raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, "the recompressed batches exceed a request")
             except KafkaError as error:
-                failures.append((topic, index, error))
+                failures.append((topic, index, error.with_traceback(None)))  # its frames refer to large buffers
                 continue
         at = len(batches)
         batches += batch

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from levada.config.topic import TopicConfig
-from levada.errors import KafkaError
+from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.wire.batches import (
     CODEC_MASK,
@@ -60,7 +60,10 @@ class Recompression:
         raise RecompressionRequiredError
 
     def in_thread(self, batch: memoryview) -> memoryview:
-        """Recompress any batch that has another codec, but leave an invalid one to `append`. CORRUPT_MESSAGE."""
+        """Recompress any batch that has another codec, but leave an invalid one to `append`.
+
+        Raises CORRUPT_MESSAGE, and MESSAGE_TOO_LARGE at once: a small batch may decompress to a large one.
+        """
         if len(batch) < HEADER_BYTES or len(batch) > self.message_bytes_max:
             return batch
         header = read_header(batch)
@@ -70,4 +73,8 @@ class Recompression:
         if codec == self.codec or codec > Codec.ZSTD:
             return batch
         limit_bytes = min(RATIO_MAX * self.message_bytes_max, DECODED_BYTES_MAX)
-        return memoryview(recompress(batch, self.codec, self.level, limit_bytes))
+        recompressed = recompress(batch, self.codec, self.level, limit_bytes)
+        if len(recompressed) > self.message_bytes_max:
+            detail = f"a batch of {len(recompressed)} bytes as {self.codec.name.lower()}, the codec of the topic; "
+            raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{detail}its max.message.bytes is {self.message_bytes_max}")
+        return memoryview(recompressed)

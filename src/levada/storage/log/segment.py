@@ -219,11 +219,9 @@ class LogSegment:
     def _contains(self, entry: tuple[int, int], offset: int) -> bool:
         """Whether an index entry matches a batch, and that batch contains `offset`."""
         header = self.header_at(entry[1])
-        return (
-            header is not None
-            and header.last_offset - self.base_offset == entry[0]
-            and header.base_offset <= offset <= header.last_offset
-        )
+        if header is None or header.last_offset - self.base_offset != entry[0]:
+            return False
+        return header.base_offset <= offset <= header.last_offset
 
     def _valid_position(self, number: int, relative: int, interval: int) -> int:
         """Return the position of the last valid index entry up to the one with this number."""
