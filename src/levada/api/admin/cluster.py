@@ -360,7 +360,7 @@ def find_coordinator(
     (KIP-699), v6 share groups (KIP-932). The first request creates the internal topic; requests in the meantime wait.
     """
     coordinators = context.broker.coordinators.get(request.key_type)
-    if coordinators is None or coordinators.exists or not request.coordinator_keys:
+    if coordinators is None or coordinators.is_created or not request.coordinator_keys:
         return _coordinators(context, request)
     return _create_then_find(context, request, coordinators)
 

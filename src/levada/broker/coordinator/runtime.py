@@ -16,6 +16,7 @@ When an append fails, or the partition goes offline, the shard unloads: pending 
 the shard loads again. If the journal cannot be read, the shard logs the cause and fails with NOT_COORDINATOR.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -74,6 +75,7 @@ class CoordinatorRuntime(Generic[M]):
         self._run_effect = run_effect  # runs the effects of committed outcomes
         self._partitions = topic.partitions  # of the configuration, until the topic exists
         self._shards: dict[int, CoordinatorShard[M]] = {}
+        self._creation = asyncio.Lock()  # held until the logs of the new topic are open
         broker.image_listeners.append(self._on_image)
         broker.partition_listeners.append(self._on_partition)
 
@@ -105,6 +107,11 @@ class CoordinatorRuntime(Generic[M]):
         return self.topic.name in self._broker.image.topics
 
     @property
+    def is_created(self) -> bool:
+        """Whether the internal topic exists, and is not being created."""
+        return self.exists and not self._creation.locked()
+
+    @property
     def is_opening(self) -> bool:
         """Whether the log of a shard is not open yet: the shards of this broker are not complete."""
         topic = self._broker.image.topics.get(self.topic.name)
@@ -114,17 +121,21 @@ class CoordinatorRuntime(Generic[M]):
         )
 
     async def create_topic(self) -> None:
-        """Create the internal topic unless it exists. COORDINATOR_NOT_AVAILABLE if that fails."""
-        if self.exists:
+        """Create the internal topic and open its logs, unless it exists. COORDINATOR_NOT_AVAILABLE if that fails."""
+        if self.is_created:
             return
-        name, partitions, factor, configs = self.topic
-        command = CreateTopic(name, new_topic_id(), partitions, factor, configs=configs)
-        try:
-            self._broker.log_dirs.check_usable()
-            await self._broker.controller.submit(command)
-        except KafkaError as error:
-            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-                raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{name} cannot be created: {error}") from None
+        async with self._creation:
+            if self.exists:
+                return
+            name, partitions, factor, configs = self.topic
+            command = CreateTopic(name, new_topic_id(), partitions, factor, configs=configs)
+            try:
+                self._broker.log_dirs.check_usable()
+                await self._broker.controller.submit(command)
+            except KafkaError as error:
+                if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                    detail = f"{name} cannot be created: {error}"
+                    raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail) from None
 
     def close(self) -> None:
         """Close all shards."""

@@ -89,6 +89,16 @@ def test_questions_at_the_same_time_make_one_topic(tmp_path: Path) -> None:
         assert [answers[number].coordinators[0].error_code for number in sent] == [0] * 5
 
 
+def test_a_coordinator_is_found_when_its_log_is_open(tmp_path: Path) -> None:
+    """Otherwise the first JoinGroup fails, and librdkafka tries again after three seconds."""
+    settings = QUICK | {"offsets_topic_num_partitions": 50}
+    with BrokerThread(tmp_path, **settings) as one, one.connect() as first, one.connect() as second:
+        first.send("find_coordinator", 4, {"key_type": 0, "coordinator_keys": ["g"]})
+        until(lambda: OFFSETS_TOPIC in one.broker.image.topics)
+        assert find(second).error_code == 0
+        assert second.call("join_group", 3, {"group_id": "g", **JOIN}).error_code == 0
+
+
 @pytest.mark.filterwarnings("ignore:offsets.topic.replication.factor=3 needs more brokers:UserWarning")
 def test_a_topic_that_cannot_be_made_means_no_coordinator(tmp_path: Path) -> None:
     own = BrokerThread(tmp_path, **QUICK, offsets_topic_replication_factor=3)
