@@ -57,6 +57,8 @@ def start(
         flags["listeners"] = f"PLAINTEXT://127.0.0.1:{port}"
     if listeners:
         flags["listeners"] = ",".join(listeners)
+    if port is not None or listeners:
+        flags.setdefault("advertised.listeners", "")  # those of the file are addresses of its own listeners
     _run(properties, flags)
 
 

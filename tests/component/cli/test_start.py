@@ -97,6 +97,15 @@ def test_it_prints_addresses_that_a_client_accepts(tmp_path: Path) -> None:
         assert levada(bootstrap, "topic", "list", "-q") == ""
 
 
+def test_a_port_replaces_the_advertised_addresses_of_a_file(tmp_path: Path) -> None:
+    """Otherwise clients would be sent to another broker."""
+    properties = tmp_path / "server.properties"
+    properties.write_text("listeners=PLAINTEXT://localhost:9092\nadvertised.listeners=PLAINTEXT://localhost:9092\n")
+    with started(str(properties), "--data", str(tmp_path / "data"), "--port", "0") as (_, bootstrap, _):
+        assert bootstrap.startswith("127.0.0.1:") and not bootstrap.endswith(":9092")
+        assert levada(bootstrap, "topic", "list", "-q") == ""
+
+
 def test_settings_that_one_broker_cannot_satisfy_are_named(tmp_path: Path) -> None:
     """Each warning names the error that clients get, and the remedy."""
     settings = ("default.replication.factor", "offsets.topic.replication.factor", "min.insync.replicas",
