@@ -64,6 +64,7 @@ class Broker:
         self.tasks = Tasks()
         self.log_dirs = log_dirs
         self.flush_queue = flush_queue
+        self.partition_context = PartitionContext(flush_queue, log_dirs.request_flush, log_dirs.failed)
         self.image = ClusterImage()
         self._reconciler = Reconciler(self)
         self.controller = Controller(store, self.reconcile, self._reconciler.applied)
@@ -181,14 +182,11 @@ class Broker:
         names = [(topic.name, index) for index in range(len(topic.partitions))]
         partitions = [self.partitions.pop(name) for name in names if name in self.partitions]
         for partition in partitions:
-            self.deleted_traffic.update(traffic(partition))
+            for counter, count in traffic(partition).items():
+                self.deleted_traffic[counter] += count
         self._reconciler.delete(topic, partitions)
 
-    # What partitions need of the broker.
-
-    @property
-    def partition_context(self) -> PartitionContext:
-        return PartitionContext(self.flush_queue, self.log_dirs.request_flush, self.log_dirs.failed)
+    # Work in threads.
 
     def read_ahead(self, pieces: Sequence[Slice], done: Callable[[], None]) -> None:
         """Read slices into the page cache in a thread, so that the loop does not wait for the disk; call `done`."""

@@ -229,6 +229,11 @@ class LogDirs:
         for log_dir in created:
             self._guard(log_dir, partial(self.disk.fsync_dir, log_dir.path))
 
+    @property
+    def partition_count(self) -> int:
+        """How many partitions are open."""
+        return len(self._partitions)
+
     def log_dir_of(self, partition: Partition) -> LogDir:
         """Return the log dir of a partition."""
         return self._partitions[partition]

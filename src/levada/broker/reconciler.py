@@ -104,7 +104,8 @@ class Reconciler:
         deleted = [one for name in names for one in self._deleted.pop(name, ())]
         if not deleted:
             return
-        for some in _chunks(deleted, PARTITIONS_PER_ITERATION):
+        while deleted:
+            some, deleted = deleted[:PARTITIONS_PER_ITERATION], deleted[PARTITIONS_PER_ITERATION:]  # freed in slices
             logs = [self._log_dirs.remove(one) if isinstance(one, Partition) else one for one in some]
             await self._in_thread(self._log_dirs.delete_logs, [one for one in logs if one is not None])
         self._log_dirs.delete_files_soon()

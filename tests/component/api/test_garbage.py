@@ -1,10 +1,13 @@
-"""Errors leave no reference cycles: one request may bring 100,000 of them, and the collector runs rarely."""
+"""Errors and partitions leave no reference cycles: there may be 100,000 of them, and the collector runs rarely."""
 
 import gc
 from typing import Any
+from weakref import ref
 
 import pytest
-from tests.support.raw import Connection
+from tests.support.broker import BrokerThread
+from tests.support.raw import Connection, batch, fetch, produce
+from tests.support.waiting import until
 
 from levada.errors import KafkaError
 
@@ -47,3 +50,20 @@ def test_errors_leave_no_cycles(api: str, wire: Connection) -> None:
         gc.garbage.clear()
         gc.enable()
     assert left == 0
+
+
+def test_deleted_partitions_are_freed_without_the_collector(broker: BrokerThread, wire: Connection) -> None:
+    """They may be frozen, so that it never visits them."""
+    wire.call("create_topics", 7, {"topics": [{"name": "orders", "num_partitions": 3, "replication_factor": 1}]})
+    produce(wire, "orders", batch(b"x"))
+    fetch(wire, "orders", 0)
+    gc.collect()
+    gc.disable()
+    try:
+        partitions = [ref(one) for one in broker.broker.partitions.values() if one.topic == "orders"]
+        assert len(partitions) == 3
+        broker.delete("orders")
+        wire.call("api_versions", 0)
+        until(lambda: all(one() is None for one in partitions))
+    finally:
+        gc.enable()

@@ -58,6 +58,7 @@ class Partition:
     """One log that this broker leads."""
 
     __slots__ = (
+        "__weakref__",
         "_announced_bytes",
         "_context",
         "_dirty_since_ms",

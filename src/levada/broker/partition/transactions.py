@@ -7,6 +7,7 @@ late batch never opens a transaction that no marker will end.
 
 from collections import deque
 from typing import TYPE_CHECKING, Final
+from weakref import ref
 
 from levada.broker.purgatory import DelayedResult, Watcher
 from levada.core.partition.producer_state import CorruptSnapshotError, ProducerStates
@@ -36,15 +37,24 @@ class VerificationGuard:
 
 
 class Transactions:
-    """The transactional side of one partition."""
+    """The transactional side of one partition.
 
-    __slots__ = ("_guards", "_partition", "_pending_markers")
+    It refers to its partition weakly, so that a deleted partition is freed without the garbage collector.
+    """
+
+    __slots__ = ("_guards", "_pending_markers", "_reference")
 
     def __init__(self, partition: "Partition") -> None:
-        self._partition = partition
+        self._reference = ref(partition)
         self._guards: dict[tuple[int, int], VerificationGuard] = {}  # by producer id and epoch
         # Where the log ends with a marker, and what completes when that is committed.
         self._pending_markers: deque[tuple[int, DelayedResult]] = deque()
+
+    @property
+    def _partition(self) -> "Partition":
+        partition = self._reference()
+        assert partition is not None, "a partition outlives its transactions"
+        return partition
 
     def has_open(self, producer_id: int, producer_epoch: int) -> bool:
         """Whether a producer has a transaction open here: then its batches need no verification."""
@@ -97,7 +107,8 @@ class Transactions:
         sequence: int,
     ) -> int:
         """Queue a client's batch after validation; its base offset, also when it is a duplicate."""
-        partition, producers = self._partition, self._partition.producers
+        partition = self._partition
+        producers = partition.producers
         first = producers.check_transactional(producer_id, epoch, sequence, count)
         if first >= 0:
             return first
@@ -111,12 +122,13 @@ class Transactions:
 
     def end(self, producer_id: int, producer_epoch: int, marker: Marker, bumped: bool, now_ms: int) -> DelayedResult:
         """Queue the marker that ends a producer's transaction; the result completes when it is committed."""
-        self._partition.producers.check_marker(producer_id, producer_epoch, marker, bumped)
+        partition = self._partition
+        partition.producers.check_marker(producer_id, producer_epoch, marker, bumped)
         batch = encode_marker(marker, producer_id, producer_epoch, now_ms)
-        required_offset = self._partition.append_own(batch, now_ms)
+        required_offset = partition.append_own(batch, now_ms)
         committed = DelayedResult()
         self._pending_markers.append((required_offset, committed))
-        self._partition.watchers.add(self)
+        partition.watchers.add(self)
         return committed
 
     def try_complete(self, published_bytes: int) -> None:
@@ -133,7 +145,8 @@ class Transactions:
         """Apply a queued batch that this broker wrote for a producer: a marker, or a group coordinator's records."""
         marker = decode_marker(batch) if header.is_control else None
         self._remove_guards(header.producer_id)
-        self._partition.producers.replay([(header, marker)], self._partition.log.reader.add_aborted)
+        partition = self._partition
+        partition.producers.replay([(header, marker)], partition.log.reader.add_aborted)
 
 
 class LastStableWatch:

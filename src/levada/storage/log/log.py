@@ -405,3 +405,4 @@ class Log:
             self._disk.fsync_dir(self.directory)  # deletions are durable: the next start trusts the directory
         for segment in self.segments:
             segment.close()
+        self.on_roll = None  # it refers to the owner of this log: a cycle
