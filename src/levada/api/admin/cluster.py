@@ -83,15 +83,16 @@ async def _build_then_respond(
 ) -> "metadata_v13.MetadataResponse":
     """Build the responses of topics in several loop iterations."""
     built = 0
-    for topic in topics:
-        availability, partitions = (_offline(context.broker), context.broker.opened_partitions[topic.name]), []
-        for index in range(len(topic.partitions)):
-            partitions.append(_partition(context, topic, index))
-            built += 1
-            if built % PARTITIONS_PER_ITERATION == 0:
-                await asyncio.sleep(0)
-        if context.broker.image.topics.get(topic.name) is topic:
-            _cache(context.broker)[topic.name] = topic, availability, _topic(topic, partitions)
+    async with context.broker.large_requests:
+        for topic in topics:
+            availability, partitions = (_offline(context.broker), context.broker.opened_partitions[topic.name]), []
+            for index in range(len(topic.partitions)):
+                if built % PARTITIONS_PER_ITERATION == 0:
+                    await asyncio.sleep(0)
+                partitions.append(_partition(context, topic, index))
+                built += 1
+            if context.broker.image.topics.get(topic.name) is topic:
+                _cache(context.broker)[topic.name] = topic, availability, _topic(topic, partitions)
     return _metadata(context, request)
 
 

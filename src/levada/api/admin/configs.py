@@ -5,8 +5,9 @@ configuration, the default. DescribeConfigs returns all of them as synonyms, in 
 the order of Kafka, which is that of a Java HashMap.
 """
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import IntEnum
 from functools import cache
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ with lazy_imports():
     import kio.schema.incremental_alter_configs.v1 as incremental_alter_configs_v1
     import kio.schema.list_config_resources.v1 as list_config_resources_v1
 
+RESOURCES_PER_ITERATION = 25  # described with all their settings, before the handler yields to the event loop
 CLIENT_METRICS = 16
 LISTED_TYPES = (ResourceType.TOPIC, ResourceType.BROKER, ResourceType.GROUP)
 TABLE_SIZES = {ResourceType.TOPIC: 64, ResourceType.BROKER: 512, ResourceType.GROUP: 32}  # of Kafka's hash maps
@@ -183,32 +185,54 @@ def _cluster_entries(broker: Broker) -> list[Entry]:
 @handles("describe_configs", versions=range(1, 5))
 def describe_configs(
     context: RequestContext, request: "describe_configs_v4.DescribeConfigsRequest"
-) -> "describe_configs_v4.DescribeConfigsResponse":
+) -> "describe_configs_v4.DescribeConfigsResponse | Awaitable[describe_configs_v4.DescribeConfigsResponse]":
     """Return settings with their sources. v3 adds types and documentation (KIP-569)."""
-    response = describe_configs_v4.response
-    inherited = inherited_entries(context.broker)
-    results = []
     # A repeated resource is returned once, which bounds the response by the number of resources.
-    for resource in {(item.resource_type, item.resource_name): item for item in request.resources}.values():
-        error, entries = None, []
-        try:
-            found = _entries(context.broker, resource.resource_type, resource.resource_name, inherited)
-            entries = _in_kafkas_order(resource.resource_type, found)
-        except KafkaError as raised:
-            error = raised
-        wanted = resource.configuration_keys
-        results.append(
-            response.DescribeConfigsResult(
-                error_code=error.code if error else ErrorCode.NONE,
-                error_message=error.detail if error else "",
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-                configs=tuple(
-                    _config(entry, request) for entry in entries if not wanted or entry.setting.name in wanted
-                ),
-            )
-        )
+    resources = list({(item.resource_type, item.resource_name): item for item in request.resources}.values())
+    if len(resources) > RESOURCES_PER_ITERATION:
+        return _describe_in_slices(context, request, resources)
+    inherited = inherited_entries(context.broker)
+    return _described(_describe(context, request, resource, inherited) for resource in resources)
+
+
+async def _describe_in_slices(
+    context: RequestContext, request: "describe_configs_v4.DescribeConfigsRequest", resources: list[Any]
+) -> "describe_configs_v4.DescribeConfigsResponse":
+    inherited = inherited_entries(context.broker)
+    results: list[Any] = []
+    async with context.broker.large_requests:
+        for resource in resources:
+            if len(results) % RESOURCES_PER_ITERATION == 0:
+                await asyncio.sleep(0)
+            results.append(_describe(context, request, resource, inherited))
+    return _described(results)
+
+
+def _described(results: Iterable[Any]) -> "describe_configs_v4.DescribeConfigsResponse":
+    response = describe_configs_v4.response
     return response.DescribeConfigsResponse(throttle_time=UNTHROTTLED, results=tuple(results))
+
+
+def _describe(
+    context: RequestContext,
+    request: "describe_configs_v4.DescribeConfigsRequest",
+    resource: Any,
+    inherited: list[Entry],
+) -> Any:
+    error, entries = None, []
+    try:
+        found = _entries(context.broker, resource.resource_type, resource.resource_name, inherited)
+        entries = _in_kafkas_order(resource.resource_type, found)
+    except KafkaError as raised:
+        error = raised.without_traceback()
+    wanted = resource.configuration_keys
+    return describe_configs_v4.response.DescribeConfigsResult(
+        error_code=error.code if error else ErrorCode.NONE,
+        error_message=error.detail if error else "",
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
+        configs=tuple(_config(entry, request) for entry in entries if not wanted or entry.setting.name in wanted),
+    )
 
 
 def _in_kafkas_order(type_: int, entries: list[Entry]) -> list[Entry]:

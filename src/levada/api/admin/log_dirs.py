@@ -1,8 +1,9 @@
 """Handler of DescribeLogDirs: the log dirs, and the partitions in them with their sizes."""
 
+import asyncio
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 from levada.api.registry import handles
 from levada.api.request import UNTHROTTLED, RequestContext
@@ -14,19 +15,64 @@ with lazy_imports():
     import kio.schema.describe_log_dirs.v5 as describe_log_dirs_v5
 
 
+TopicsByDir: TypeAlias = dict[str, dict[str, list[Any]]]  # the partitions' responses, by log dir and topic
+
+PARTITIONS_PER_ITERATION = 500  # of which the response is built, before the handler yields to the event loop
+
+
 @handles("describe_log_dirs", versions=range(1, 6))
 def describe_log_dirs(
     context: RequestContext, request: "describe_log_dirs_v5.DescribeLogDirsRequest"
-) -> "describe_log_dirs_v5.DescribeLogDirsResponse":
+) -> "describe_log_dirs_v5.DescribeLogDirsResponse | Awaitable[describe_log_dirs_v5.DescribeLogDirsResponse]":
     """Return log dirs and their partitions. v3 adds a top-level error, v4 the size of the volume (KIP-827)."""
+    partitions = _requested(context, request)
+    if len(partitions) > PARTITIONS_PER_ITERATION:
+        return _describe_in_slices(context, partitions)
+    topics: TopicsByDir = {}
+    _describe(context, partitions, topics)
+    return _described(context, topics)
+
+
+async def _describe_in_slices(
+    context: RequestContext, partitions: Sequence[Partition]
+) -> "describe_log_dirs_v5.DescribeLogDirsResponse":
+    topics: TopicsByDir = {}
+    async with context.broker.large_requests:
+        for start in range(0, len(partitions), PARTITIONS_PER_ITERATION):
+            await asyncio.sleep(0)
+            _describe(context, partitions[start : start + PARTITIONS_PER_ITERATION], topics)
+    return _described(context, topics)
+
+
+def _requested(context: RequestContext, request: "describe_log_dirs_v5.DescribeLogDirsRequest") -> Sequence[Partition]:
+    partitions = context.broker.partitions
+    if request.topics is None:
+        return list(partitions.values())
+    names = dict.fromkeys((topic.topic, index) for topic in request.topics for index in topic.partitions)
+    return [partitions[name] for name in names if name in partitions]
+
+
+def _describe(context: RequestContext, partitions: Iterable[Partition], topics: TopicsByDir) -> None:
+    """Add the partitions that are served to the topics of their log dirs."""
+    log_dirs, response = context.broker.log_dirs, describe_log_dirs_v5.response
+    for partition in partitions:
+        if not partition.offline:
+            path = log_dirs.log_dir_of(partition).path
+            topics.setdefault(path, {}).setdefault(partition.topic, []).append(
+                response.DescribeLogDirsPartition(
+                    partition_index=partition.index,
+                    partition_size=partition.log.size_bytes,
+                    offset_lag=0,
+                    is_future_key=False,
+                )
+            )
+
+
+def _described(context: RequestContext, topics: TopicsByDir) -> "describe_log_dirs_v5.DescribeLogDirsResponse":
     response = describe_log_dirs_v5.response
     log_dirs = context.broker.log_dirs
-    by_dir: dict[str, list[Partition]] = {path: [] for path in log_dirs.paths}
-    for partition in _requested(context, request):
-        if not partition.offline:
-            by_dir[log_dirs.log_dir_of(partition).path].append(partition)
     results = []
-    for path, partitions in by_dir.items():
+    for path in log_dirs.paths:
         if path in log_dirs.offline:
             results.append(
                 response.DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=path, topics=())
@@ -37,7 +83,10 @@ def describe_log_dirs(
             response.DescribeLogDirsResult(
                 error_code=ErrorCode.NONE,
                 log_dir=path,
-                topics=_by_topic(partitions),
+                topics=tuple(
+                    response.DescribeLogDirsTopic(name=name, partitions=tuple(partitions))
+                    for name, partitions in topics.get(path, {}).items()
+                ),
                 total_bytes=volume.f_blocks * volume.f_frsize,
                 usable_bytes=volume.f_bavail * volume.f_frsize,
             )
@@ -45,26 +94,3 @@ def describe_log_dirs(
     return response.DescribeLogDirsResponse(
         throttle_time=UNTHROTTLED, error_code=ErrorCode.NONE, results=tuple(results)
     )
-
-
-def _requested(context: RequestContext, request: "describe_log_dirs_v5.DescribeLogDirsRequest") -> Iterable[Partition]:
-    partitions = context.broker.partitions
-    if request.topics is None:
-        return partitions.values()
-    names = dict.fromkeys((topic.topic, index) for topic in request.topics for index in topic.partitions)
-    return [partitions[name] for name in names if name in partitions]
-
-
-def _by_topic(partitions: list[Partition]) -> tuple[Any, ...]:
-    response = describe_log_dirs_v5.response
-    topics: dict[str, list[Any]] = {}
-    for partition in partitions:
-        topics.setdefault(partition.topic, []).append(
-            response.DescribeLogDirsPartition(
-                partition_index=partition.index,
-                partition_size=partition.log.size_bytes,
-                offset_lag=0,
-                is_future_key=False,
-            )
-        )
-    return tuple(response.DescribeLogDirsTopic(name=name, partitions=tuple(found)) for name, found in topics.items())
