@@ -127,7 +127,7 @@ class Broker:
 
     async def opened(self) -> None:
         """Return when the logs of all partitions of the image are open or offline."""
-        await self._reconciler.applied(list(self.image.topics))
+        await self._reconciler.opened()
 
     def _reconcile(self, former: ClusterImage, image: ClusterImage) -> None:
         changed = []

@@ -259,6 +259,14 @@ class LogDirs:
             else LogToDelete(log_dir, partial(rename_deleted_log, self.disk, partition.log.directory))
         )
 
+    def remove_unopened(self, request: LogToOpen) -> LogToDelete:
+        """Return a log of a deleted topic that no thread has opened yet."""
+        self._opening.pop(request.partition, None)
+        log_dir = request.log_dir
+        self._locator.logs[log_dir.path] -= 1
+        directory = os.path.join(log_dir.path, str(request.partition))
+        return LogToDelete(log_dir, partial(rename_deleted_log, self.disk, directory))
+
     def remove_offline(self, topic: TopicImage) -> list[LogToDelete]:
         """Return the logs of a deleted topic that are not open; they are renamed as stray, since they are damaged."""
         removed = []

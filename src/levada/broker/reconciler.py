@@ -5,17 +5,17 @@ Threads open, create, rename and close files. The loop makes the partitions and 
 iteration, so that ten thousand partitions do not delay other requests. Work on one topic never overlaps: a topic that
 is deleted and created again is deleted first.
 
-A new partition is served once its directory is durable and the metadata assigns it to its log dir.
+A new partition is served once its directory is durable and the metadata assigns it to its log dir. The logs that exist
+at the start are recovered beside that work: a topic can be altered, extended and deleted meanwhile.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
 from levada.broker.log_dirs import LOGS_PER_CALL, LogToDelete
-from levada.broker.log_files.opening import LogToOpen
+from levada.broker.log_files.opening import LogToOpen, OpenedLog
 from levada.broker.log_files.progress import Progress
 from levada.broker.partition.partition import Partition
 from levada.config.topic import TopicConfig
@@ -24,6 +24,7 @@ from levada.core.cluster.image import TopicImage
 from levada.core.cluster.topic_names import is_internal
 from levada.errors import KafkaError
 from levada.logs import EventLog
+from levada.model import TopicPartition
 
 if TYPE_CHECKING:
     from levada.broker.broker import Broker
@@ -47,6 +48,9 @@ class Reconciler:
         self._rounds: dict[str, asyncio.Future[None]] = {}  # by topic, done when its round of work ends
         self._deleted: dict[str, list[Partition | LogToDelete]] = {}  # by topic
         self._configs: dict[str, TopicConfig] = {}  # by topic, as its partitions have them
+        self._recovering: dict[str, dict[int, LogToOpen]] = {}  # existing logs that no thread opens yet, by topic
+        self._opening: dict[TopicPartition, tuple[UUID, asyncio.Future[None]]] = {}  # those that threads are opening
+        self._recovery: asyncio.Task[None] | None = None  # of the logs that existed at the start
         self._started = False
 
     def topics_changed(self, names: Iterable[str]) -> None:
@@ -63,8 +67,14 @@ class Reconciler:
         self._deleted.setdefault(topic.name, []).extend([*partitions, *self._log_dirs.remove_offline(topic)])
         self._configs.pop(topic.name, None)
 
+    async def opened(self) -> None:
+        """Return when the logs of all partitions of the image are open or offline."""
+        await self.applied(list(self._broker.image.topics))
+        if self._recovery is not None:
+            await asyncio.wait((self._recovery,))
+
     async def applied(self, names: Iterable[str]) -> None:
-        """Return when the partitions of these topics agree with the image, or are offline."""
+        """Return when the partitions of these topics agree with the image, are offline, or are being recovered."""
         for name in names:
             while name in self._rounds:
                 await asyncio.wait((self._rounds[name],))
@@ -101,6 +111,8 @@ class Reconciler:
     # Deleting.
 
     async def _delete_logs(self, names: Iterable[str]) -> None:
+        for name in names:
+            await self._cancel_recovery(name)
         deleted = [one for name in names for one in self._deleted.pop(name, ())]
         if not deleted:
             return
@@ -109,6 +121,18 @@ class Reconciler:
             logs = [self._log_dirs.remove(one) if isinstance(one, Partition) else one for one in some]
             await self._in_thread(self._log_dirs.delete_logs, [one for one in logs if one is not None])
         self._log_dirs.delete_files_soon()
+
+    async def _cancel_recovery(self, name: str) -> None:
+        """Delete the logs of a deleted topic that are not open yet; wait for those that threads are opening."""
+        recovering = self._recovering.get(name, {})
+        for index, request in list(recovering.items()):
+            if not self._is_current(name, request.topic_id):
+                del recovering[index]
+                self._deleted.setdefault(name, []).append(self._log_dirs.remove_unopened(request))
+        opening = [one for partition, one in self._opening.items() if partition.topic == name]
+        for topic_id, done in opening:
+            if not self._is_current(name, topic_id):
+                await asyncio.wait((done,))
 
     # Opening.
 
@@ -120,46 +144,67 @@ class Reconciler:
         if is_first:
             await self._in_thread(self._log_dirs.mark_strays)
             self._log_dirs.delete_files_soon()
-        if requests:
-            await self._open_located(requests)
-        if is_first:
-            await self._in_thread(self._log_dirs.recovered)
-
-    async def _open_located(self, requests: Sequence[LogToOpen]) -> None:
-        await self._in_thread(self._log_dirs.prepare, requests)
-        existing = [request for request in requests if request.existed]
+            existing = [request for request in requests if request.existed]
+            self._recovery = self._broker.tasks.start("recovery", self._recover(existing))
         new = [request for request in requests if not request.existed]
-        progress = Progress("opening logs", len(requests), self._broker.clock)
-        _, created = await asyncio.gather(
-            self._open(existing, 1, self._log_dirs.recovery_threads, progress),
-            self._open(new, LOGS_PER_CALL, self._log_dirs.threads, progress),
-        )
-        await self._assign(existing, created)
-        if existing:
-            log.info("logs are open", logs=len(existing), seconds=progress.seconds)
+        if new:
+            await self._in_thread(self._log_dirs.prepare, new)
+            await self._assign((), await self._create(new))
 
-    async def _open(
-        self, requests: Sequence[LogToOpen], per_call: int, threads: ThreadPoolExecutor, progress: Progress
-    ) -> list[tuple[LogToOpen, Partition]]:
-        """Open logs in threads and serve the existing ones as they are opened; return the new ones."""
+    async def _recover(self, requests: Sequence[LogToOpen]) -> None:
+        """Open existing logs one by one and serve them as they are opened."""
+        progress = Progress("opening logs", len(requests), self._broker.clock)
+        queue = iter(requests)
+
+        async def worker() -> None:
+            for request in queue:
+                name, index = request.partition
+                if self._recovering[name].pop(index, None) is not None:
+                    await self._recover_log(request)
+                progress.advance(1)
+
+        await asyncio.gather(*[worker() for _ in range(self._log_dirs.threads_max)])
+        await self._assign(requests, ())
+        await self._in_thread(self._log_dirs.recovered)
+        if requests:
+            log.info("logs are open", logs=len(requests), seconds=progress.seconds)
+
+    async def _recover_log(self, request: LogToOpen) -> None:
+        done = self._loop.create_future()
+        self._opening[request.partition] = request.topic_id, done
+        try:
+            threads, open_logs = self._log_dirs.recovery_threads, self._log_dirs.open_logs
+            (result,) = await self._loop.run_in_executor(threads, open_logs, [request])
+            partition = self._opened(request, result)
+            if partition is not None:
+                self._serve(partition)
+        finally:
+            del self._opening[request.partition]
+            done.set_result(None)
+
+    async def _create(self, requests: Sequence[LogToOpen]) -> list[tuple[LogToOpen, Partition]]:
+        """Create logs in threads; return those that could be created."""
+        progress = Progress("creating logs", len(requests), self._broker.clock)
         created: list[tuple[LogToOpen, Partition]] = []
-        chunks = iter(_chunks(requests, per_call))
+        chunks = iter(_chunks(requests, LOGS_PER_CALL))
 
         async def worker() -> None:
             for chunk in chunks:
-                results = await self._loop.run_in_executor(threads, self._log_dirs.open_logs, chunk)
+                results = await self._in_thread(self._log_dirs.open_logs, chunk)
                 for request, result in zip(chunk, results, strict=True):
-                    partition = self._log_dirs.opened(request, result, self._broker.partition_context)
-                    if partition is None:
-                        self._not_opened(request)
-                    elif request.existed:
-                        self._serve(partition)
-                    else:
+                    partition = self._opened(request, result)
+                    if partition is not None:
                         created.append((request, partition))
                 progress.advance(len(chunk))
 
         await asyncio.gather(*[worker() for _ in range(self._log_dirs.threads_max)])
         return created
+
+    def _opened(self, request: LogToOpen, result: OpenedLog | Exception) -> Partition | None:
+        partition = self._log_dirs.opened(request, result, self._broker.partition_context)
+        if partition is None:
+            self._not_opened(request)
+        return partition
 
     async def _locate(self, name: str, requests: list[LogToOpen]) -> None:
         """Configure the open partitions of a topic; add the logs to open."""
@@ -173,12 +218,17 @@ class Reconciler:
                 if partition.log.config is not config:
                     partition.configure(config)
                 partition.in_sync_replicas = len(state.isr)
-            elif state.leader == self._broker.node_id:
+            elif state.leader == self._broker.node_id and not self._is_recovering(name, index):
                 request = self._log_dirs.locate(topic, index, config)
                 if request is not None:
                     requests.append(request)
+                    if request.existed:
+                        self._recovering.setdefault(name, {})[index] = request
             if index % PARTITIONS_PER_ITERATION == 0:
                 await asyncio.sleep(0)
+
+    def _is_recovering(self, name: str, index: int) -> bool:
+        return index in self._recovering.get(name, ()) or TopicPartition(name, index) in self._opening
 
     def _config(self, topic: TopicImage) -> TopicConfig:
         """The config of a topic; the same object as before if nothing has changed."""
@@ -192,7 +242,7 @@ class Reconciler:
         if not self._is_current(request.partition.topic, request.topic_id):
             self._log_dirs.offline_logs.pop(request.partition, None)
         elif request.partition not in self._log_dirs.offline_logs:
-            self._changed.add(request.partition.topic)
+            self.topics_changed([request.partition.topic])
 
     def _is_current(self, name: str, topic_id: UUID) -> bool:
         """Whether a topic was not deleted meanwhile."""
@@ -223,11 +273,15 @@ class Reconciler:
 
     def _serve(self, partition: Partition) -> None:
         """Serve an open partition, unless its topic was deleted meanwhile."""
-        if self._is_current(partition.topic, partition.topic_id):
+        name = partition.topic
+        if self._is_current(name, partition.topic_id):
+            config = self._configs[name]
+            if partition.log.config is not config:  # altered while the log was being recovered
+                partition.configure(config)
             self._broker.serve(partition)
         else:
-            self._deleted.setdefault(partition.topic, []).append(partition)
-            self._changed.add(partition.topic)
+            self._deleted.setdefault(name, []).append(partition)
+            self.topics_changed([name])
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         return await self._loop.run_in_executor(self._log_dirs.threads, function, *arguments)

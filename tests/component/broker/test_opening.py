@@ -7,7 +7,7 @@ import signal
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -216,6 +216,91 @@ def test_a_broker_serves_before_all_its_logs_are_open(tmp_path: Path) -> None:
         until(lambda: error_of(one, "slow") == 0)
         assert leader(one, "slow") == (0, broker.broker.node_id, ())
         assert fetch(one, "slow", 0).high_watermark == 2
+
+
+@pytest.fixture
+def recovering(tmp_path: Path) -> Iterator[tuple[ServingBroker, GatedDisk]]:
+    """A broker whose only recovery thread is held at a log, with the logs of `queued` behind it."""
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        for topic in ("held", "queued"):
+            assert create(one, topic).error_code == error_of(one, topic) == 0
+    disk = GatedDisk("/held-0/0")
+    with ServingBroker(tmp_path, disk=disk, num_recovery_threads_per_data_dir=1) as started:
+        disk.waiting.wait()
+        try:
+            yield started, disk
+        finally:
+            disk.gate.set()
+
+
+def alter(one: Connection, topic: str, name: str, value: str) -> int:
+    changes = [{"name": name, "config_operation": 0, "value": value}]
+    resources = [{"resource_type": 2, "resource_name": topic, "configs": changes}]
+    return int(one.call("incremental_alter_configs", 1, {"resources": resources}).responses[0].error_code)
+
+
+def delete(topic: str) -> tuple[str, int, dict[str, Any]]:
+    return "delete_topics", 5, {"topic_names": [topic], "timeout": 30_000}
+
+
+@pytest.mark.parametrize("topic", ["held", "queued"])
+def test_a_topic_is_altered_while_its_log_is_recovered(recovering: tuple[ServingBroker, GatedDisk], topic: str) -> None:
+    broker, disk = recovering
+    with broker.connect() as one:
+        assert alter(one, topic, "max.message.bytes", "10") == 0
+        disk.gate.set()
+        until(lambda: error_of(one, topic) == ErrorCode.MESSAGE_TOO_LARGE)
+        assert fetch(one, topic, 0).high_watermark == 1
+
+
+@pytest.mark.parametrize("topic", ["held", "queued"])
+def test_partitions_are_added_while_a_log_of_their_topic_is_recovered(
+    recovering: tuple[ServingBroker, GatedDisk], topic: str
+) -> None:
+    broker, disk = recovering
+    with broker.connect() as one:
+        more = {"topics": [{"name": topic, "count": 3, "assignments": None}], "timeout": 30_000}
+        assert one.call("create_partitions", 2, more).results[0].error_code == 0
+        assert error_of(one, topic, 1) == error_of(one, topic, 2) == 0
+        assert error_of(one, topic) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        disk.gate.set()
+        until(lambda: error_of(one, topic) == 0)
+        assert fetch(one, topic, 0).high_watermark == 2
+
+
+def test_a_topic_is_deleted_and_created_again_before_its_log_is_recovered(
+    recovering: tuple[ServingBroker, GatedDisk], tmp_path: Path
+) -> None:
+    broker, disk = recovering
+    with broker.connect() as one:
+        assert one.call(*delete("queued")).responses[0].error_code == 0
+        assert not (tmp_path / "queued-0").exists()
+        assert create(one, "queued").error_code == 0
+        assert produce(one, "queued", batch(b"new")).base_offset == 0
+        disk.gate.set()
+        until(lambda: error_of(one, "held") == 0)
+        broker.wait(broker.broker.opened())
+        assert fetch(one, "queued", 0).high_watermark == 1
+
+
+def test_a_deletion_waits_for_the_log_that_a_thread_is_recovering(
+    recovering: tuple[ServingBroker, GatedDisk], tmp_path: Path
+) -> None:
+    """The thread must not work in the directory of another topic of the same name."""
+    broker, disk = recovering
+    with broker.connect() as one, broker.connect() as two:
+        one.send(*delete("held"))
+        until(lambda: "held" not in broker.broker.image.topics)
+        topics = [{"name": "held", "num_partitions": 1, "replication_factor": 1}]
+        two.send("create_topics", 7, {"topics": topics, "timeout": 30_000})
+        until(lambda: "held" in broker.broker.image.topics)
+        assert (tmp_path / "held-0").exists()
+        disk.gate.set()
+        assert one.receive()[1].responses[0].error_code == 0
+        assert two.receive()[1].topics[0].error_code == 0
+        assert produce(one, "held", batch(b"new")).base_offset == 0
+        until(lambda: error_of(one, "queued") == 0)
+        assert fetch(one, "queued", 0).high_watermark == 2
 
 
 def leader(one: Connection, topic: str) -> tuple[int, int, tuple[int, ...]]:
