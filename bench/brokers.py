@@ -132,6 +132,13 @@ class Broker(ABC):
             self._process.wait()
         self._process = None
 
+    def kill(self) -> None:
+        """End the process without a shutdown: the next start recovers its logs."""
+        assert self._process is not None, "the broker is not running"
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+
     def log_tail(self) -> str:
         """The end of the broker's output, for the report of a failed load."""
         return self.log_path.read_text(errors="replace")[-1_500:]

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import chart, results
+from bench import chart, large_topics, results
 from bench.generator.outcome import ROOT
 from bench.rows import LABELS, PROCESS_GOALS, ROWS, Goal
 
@@ -148,6 +148,19 @@ def overhead_table(found: dict[str, Any]) -> str:
     return table(head, lines)
 
 
+def large_topics_table(found: dict[str, Any]) -> str:
+    """How long other clients wait while one works on thousands of partitions."""
+
+    def shown(side: dict[str, Any], key: str) -> str:
+        if key not in side:
+            return "failed" if "error" in side else ""
+        return f"{number(side[key]['longest_ms'])} ms ({number(side[key]['seconds'])} s)"
+
+    sides = [found["large_topics"].get(name, {}) for name in ("levada", "kafka")]
+    lines = [(title, *[shown(side, key) for side in sides]) for key, title in large_topics.TITLES.items()]
+    return table(("longest response of other clients (and the time of the work)", "Levada", "Kafka"), lines)
+
+
 def changes_table(found: dict[str, Any], previous: dict[str, Any]) -> str:
     """Ratios to Kafka then and now: what survives a change of machine and of neighbours."""
     lines = []
@@ -188,6 +201,8 @@ def markdown(found: dict[str, Any], previous: dict[str, Any] | None) -> str:
         parts.append(f"{RELAY}: {latencies(found['relay'])} (p50 / p99 / p99.9).")
     if "overhead" in found:
         parts.append(overhead_table(found))
+    if "large_topics" in found:
+        parts.append(large_topics_table(found))
     if previous is not None:
         parts.append(changes_table(found, previous))
     return "\n\n".join(parts)

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from tests.support.downloads import Unavailable
 from tests.support.kafka_jars import KAFKA_VERSION
 
-from bench import machine, overhead, report, results, start_times
+from bench import large_topics, machine, overhead, report, results, start_times
 from bench.brokers import Broker, Kafka, Levada
 from bench.generator import loads, relay
 from bench.generator.consumer_starts import first_consumer
@@ -222,6 +222,9 @@ def main(arguments: Sequence[str]) -> int:
         if not wanted and options.only != "kafka":
             progress("what metrics and logs cost")
             measured["overhead"] = overhead.measure(Path(root))
+        if not wanted:
+            progress("how long clients wait while thousands of partitions are created and deleted")
+            measured["large_topics"] = large_topics.measure([type(broker) for broker in brokers], Path(root))
     found = {
         "when": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "minutes": (time.perf_counter() - BEGAN) / 60,

@@ -218,7 +218,7 @@ def create_topic(port: int, name: str, partitions: int, configs: Mapping[str, st
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             identity = _topic_id(sock, name)
-            if identity is not None and all(_is_led(sock, identity, index) for index in range(partitions)):
+            if identity is not None and all(is_led(sock, identity, index) for index in range(partitions)):
                 return identity
             time.sleep(0.02)
     raise BrokerError(f"topic {name} got no leaders within 30 s")
@@ -292,7 +292,7 @@ def _topic_id(sock: socket.socket, name: str) -> bytes | None:
     return found_topic_id(call(sock, metadata(name)))
 
 
-def _is_led(sock: socket.socket, identity: bytes, partition: int) -> bool:
+def is_led(sock: socket.socket, identity: bytes, partition: int) -> bool:
     """Kafka's metadata may name a leader that does not lead yet; a Fetch knows."""
     frame, partition_at, _ = fetch(identity, 1, 0)
     I32.pack_into(frame, partition_at, partition)

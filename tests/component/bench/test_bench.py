@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import chart, machine, overhead, report, results, start_times
+from bench import chart, large_topics, machine, overhead, report, results, start_times
 from bench.brokers import Levada
 from bench.generator import loads, relay, wire
 from bench.generator.latency import Latency
@@ -292,3 +292,16 @@ def test_start_times_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     run = found()
     run["process"]["levada"] |= times
     assert all(f"| {report.PROCESS_TITLES[name]} |" in report.markdown(run, None) for name in times)
+
+
+def test_the_waits_of_other_clients_are_shown(tmp_path: Path) -> None:
+    broker = Levada(tmp_path)
+    try:
+        taken = large_topics.measure_round(broker, partitions=30, topics=5)
+    finally:
+        broker.remove()
+    assert set(taken) == set(large_topics.TITLES)
+    assert all(longest_ms > 0 and seconds > 0 for longest_ms, seconds in taken.values())
+    waits = {key: {"longest_ms": 12.0, "seconds": 3.0} for key in taken}
+    text = report.markdown(found() | {"large_topics": {"levada": waits, "kafka": {"error": "too few files"}}}, None)
+    assert all(f"| {title} | 12 ms (3 s) | failed |" in text for title in large_topics.TITLES.values())
