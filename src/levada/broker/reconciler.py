@@ -58,9 +58,10 @@ class Reconciler:
         names = list(names)
         self._changed.update(names)
         idle = sorted((name for name in names if name not in self._rounds), key=lambda name: not is_internal(name))
-        if idle or not self._started:  # the first round also looks for directories that no topic has
+        if idle or not self._started:
+            is_first, self._started = not self._started, True
             self._set_round(idle)
-            self._broker.tasks.start("reconcile", self._run(idle))
+            self._broker.tasks.start("reconcile", self._run(idle, is_first))
 
     def delete(self, topic: TopicImage, partitions: Sequence[Partition]) -> None:
         """Delete the logs of a topic before the next round of its name."""
@@ -84,14 +85,14 @@ class Reconciler:
         for name in names:
             self._rounds[name] = work
 
-    async def _run(self, names: list[str]) -> None:
-        """Work on topics in rounds, until they agree with the image."""
+    async def _run(self, names: list[str], is_first: bool) -> None:
+        """Work on topics in rounds, until they agree with the image. The first round of all has every topic."""
         try:
             while True:
                 self._changed.difference_update(names)
                 await self._delete_logs(names)
-                await self._open_logs(names)
-                names = self._end_round(names)
+                await self._open_logs(names, is_first)
+                is_first, names = False, self._end_round(names)
                 if not names:
                     break
         finally:
@@ -136,11 +137,10 @@ class Reconciler:
 
     # Opening.
 
-    async def _open_logs(self, names: list[str]) -> None:
+    async def _open_logs(self, names: list[str], is_first: bool) -> None:
         requests: list[LogToOpen] = []
         for name in names:
             await self._locate(name, requests)
-        is_first, self._started = not self._started, True
         if is_first:
             await self._in_thread(self._log_dirs.mark_strays)
             self._log_dirs.delete_files_soon()

@@ -15,10 +15,11 @@ from uuid import uuid4
 import pytest
 from tests.support.broker import BrokerProcess, BrokerThread, crash_image
 from tests.support.faulty_disk import FaultyDisk
-from tests.support.raw import Connection, batch, fetch, produce
+from tests.support.raw import Connection, batch, fetch, produce, wait_until_served
 from tests.support.waiting import until
 
-from levada.broker.reconciler import PARTITIONS_PER_ITERATION
+from levada.broker.log_files.opening import LogToOpen
+from levada.broker.reconciler import PARTITIONS_PER_ITERATION, Reconciler
 from levada.config.broker import BrokerConfig
 from levada.core.cluster.controller import CreateTopic, DeleteTopic
 from levada.errors import ErrorCode
@@ -614,3 +615,25 @@ def test_a_stray_directory_that_cannot_be_renamed_delays_no_log(tmp_path: Path) 
     shutil.copytree(tmp_path / "orders-0", tmp_path / "unknown-0")
     with BrokerThread(tmp_path, disk=Refusing()) as broker, broker.connect() as one:
         assert error_of(one, "orders") == 0
+
+
+def test_a_topic_created_while_logs_are_located_makes_no_other_stray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Directories are stray that no topic of the first round has; later rounds do not know."""
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        assert create(one, "orders").error_code == 0
+        assert produce(one, "orders", batch(b"x")).error_code == 0
+    locate = Reconciler._locate
+
+    async def interrupted(self: Reconciler, name: str, requests: list[LogToOpen]) -> None:
+        if name == "orders":
+            self.topics_changed(["others"])
+            await asyncio.sleep(0.1)  # the other round runs meanwhile
+        await locate(self, name, requests)
+
+    monkeypatch.setattr(Reconciler, "_locate", interrupted)
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        wait_until_served(one, "orders")
+        assert fetch(one, "orders", 0).high_watermark == 1
+    assert not list(tmp_path.glob("*-stray"))
