@@ -23,6 +23,7 @@ from levada.core.cluster.image import ClusterImage, PartitionImage, TopicChanged
 from levada.model import TopicPartitionKey
 from levada.net.flush import FlushQueue
 from levada.storage.log.log import Log
+from levada.storage.log.segment import CorruptBatchError
 from levada.testing.sim_disk import Faults, SimDisk
 
 DATA = "/data"
@@ -193,7 +194,7 @@ class BrokerWorld:
     def sync_soon(self, partition: Partition) -> None:
         self.to_sync.add(partition)
 
-    def fail(self, partition: Partition, error: OSError) -> None:
+    def fail(self, partition: Partition, error: OSError | CorruptBatchError) -> None:
         """A broken disk takes all of its partitions."""
         self.failed = True
         for one in self.broker.partitions.values():

@@ -30,6 +30,8 @@ from levada.storage.compaction.swap import complete_swap
 from levada.storage.disk import Disk
 from levada.storage.handles import FileHandleCache
 from levada.storage.log.deletion import rename_deleted_log
+from levada.storage.log.log import Log
+from levada.storage.log.segment import CorruptBatchError
 from levada.storage.log_dir import LogDir, LogDirError
 
 log = EventLog(__name__)
@@ -334,15 +336,25 @@ class LogDirs:
 
     # Failures.
 
-    def failed(self, partition: Partition, error: OSError) -> None:
-        """Take a partition offline after an I/O error; with its log dir, unless the error concerns one file."""
+    def failed(self, partition: Partition, error: OSError | CorruptBatchError) -> None:
+        """Take a partition offline after an error; with its log dir, unless the error concerns one file."""
         log_dir = self._partitions.get(partition)
         if log_dir is None:
             return
-        if error.errno in LOG_DIR_ERRORS:
+        if isinstance(error, OSError) and error.errno in LOG_DIR_ERRORS:
             self.take_offline(log_dir, error)
         else:
-            self.fail_partition(partition, str(error))
+            self._remember_end(partition.log)
+            detail = error.detail if isinstance(error, CorruptBatchError) else str(error)
+            self.fail_partition(partition, detail)
+
+    def _remember_end(self, damaged: Log) -> None:
+        """Checkpoint the end of a log whose last segment was cut off meanwhile: the next start must not begin there."""
+        try:
+            if self.disk.size(damaged.active.fd()) < damaged.active.size:
+                damaged.recovery_point = damaged.log_end_offset
+        except OSError:
+            return  # the next start does not find the file
 
     def fail_partition(self, partition: Partition, detail: str) -> None:
         """Take one open partition offline until the next start, because its log is damaged."""

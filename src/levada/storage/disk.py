@@ -24,7 +24,7 @@ FILE_ERRORS: Final = frozenset(
     (
         *(errno.EACCES, errno.EEXIST, errno.EFBIG, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
         *(errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENXIO, errno.EOVERFLOW, errno.EPERM, errno.ESPIPE),
-        *RESOURCE_ERRORS,
+        *(errno.EBADMSG, *RESOURCE_ERRORS),
     )
 )
 

@@ -22,7 +22,7 @@ def read_committed(partition: Partition) -> Iterator[ConsumerRecord]:
     while offset < partition.last_stable_offset:
         piece = partition.read(offset, READ_BYTES, minimum_one=True, committed=True)
         data = memoryview(b"".join(piece.views))
-        aborted = tuple(partition.aborted(offset, piece.size))
+        aborted = tuple(partition.transactions.aborted(offset, piece.size))
         fetched = FetchedPartition(0, partition.high_watermark, partition.last_stable_offset, 0, aborted, data)
         topic_partition = TopicPartition(partition.topic, partition.index)
         for batch in decode_batches(topic_partition, fetched, list(batches.iterate_headers(data))):

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import os
 import shutil
 import socket
 import subprocess
@@ -449,3 +450,28 @@ def test_a_deleted_topic_frees_its_space(tmp_path: Path) -> None:
         broker.delete("orders")
         until(lambda: not list(tmp_path.glob("orders-*")))
         assert send(one, "orders", "y") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@pytest.mark.parametrize(("how", "size"), [("fetch", 0), ("fetch", 100), ("list_offsets", 0)])
+def test_a_file_that_is_cut_off_below_a_running_broker_takes_its_partition_offline(
+    tmp_path: Path, how: str, size: int
+) -> None:
+    """Not its log dir; and a start after it gives no offset out again."""
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        for topic in ("orders", "others"):
+            broker.create(topic)
+            assert [send(one, topic, f"value {number}") for number in range(5)] == [0] * 5
+        os.truncate(next((tmp_path / "orders-0").glob("*.log")), size)
+        if how == "fetch":
+            assert fetch(one, "orders", 0).error_code == STORAGE_ERROR
+        else:
+            partitions = [{"partition_index": 0, "timestamp": 1}]
+            topics = [{"name": "orders", "partitions": partitions}]
+            answer = one.call("list_offsets", 7, {"replica_id": -1, "topics": topics})
+            assert answer.topics[0].partitions[0].error_code == STORAGE_ERROR
+        assert produce(one, "orders", batch(b"new")).error_code == STORAGE_ERROR
+        assert send(one, "others", "new") == 0
+        assert broker.broker.log_dirs.offline_partitions() == {("orders", 0)}
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        assert broker.broker.log_dirs.offline_partitions() == {("orders", 0)}
+        assert produce(one, "orders", batch(b"new")).error_code == STORAGE_ERROR

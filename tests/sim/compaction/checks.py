@@ -102,7 +102,7 @@ class CleanerChecks:
             data = memoryview(b"".join(piece.views))
             if not data:
                 raise Violation(Invariant.STORED_RECORDS, f"nothing to read at {offset} below {end}")
-            aborted = sorted(partition.aborted(offset, piece.size), key=lambda pair: pair[1])
+            aborted = sorted(partition.transactions.aborted(offset, piece.size), key=lambda pair: pair[1])
             skipped: set[int] = set()
             for position, header in iterate_headers(data):
                 batch = data[position : position + header.size]

@@ -27,7 +27,7 @@ from levada.storage.compaction.messages import CleanedSegment, CleaningFinished
 from levada.storage.compaction.plan import cleaning_job, inspect_log
 from levada.storage.compaction.swap import complete_swap, swap
 from levada.storage.log.log import Log
-from levada.storage.log.segment import LogSegment
+from levada.storage.log.segment import CorruptBatchError, LogSegment
 from levada.testing.sim_disk import SimCrash, SimDisk
 from levada.wire.batches import TRANSACTIONAL_BIT, Record, encode
 from levada.wire.control_records import Marker
@@ -100,7 +100,7 @@ class CleanerWorld:
         except (KafkaError, CorruptSnapshotError) as error:
             raise Violation(Invariant.RECOVERY, f"the log does not open: {error}") from error
 
-    def fail(self, partition: Partition, error: OSError) -> None:
+    def fail(self, partition: Partition, error: OSError | CorruptBatchError) -> None:
         raise Violation(Invariant.RECOVERY, f"the disk does not fail here, but: {error}") from error
 
     # What can happen

@@ -20,6 +20,7 @@ from levada.core.partition.producer_state import SEQUENCE_MAX
 from levada.errors import ErrorCode, KafkaError
 from levada.net.flush import FlushQueue
 from levada.storage.log.log import Log
+from levada.storage.log.segment import CorruptBatchError
 from levada.testing.sim_disk import Faults, SimCrash, SimDisk
 from levada.wire.batches import crc_is_valid, decode, iterate_headers
 
@@ -128,7 +129,7 @@ class World:
     def ask_sync(self, partition: Partition) -> None:
         self.sync_asked = True
 
-    def fail(self, partition: Partition, error: OSError) -> None:
+    def fail(self, partition: Partition, error: OSError | CorruptBatchError) -> None:
         self.disk_failed = True
         partition.go_offline()
 

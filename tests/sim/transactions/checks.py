@@ -47,7 +47,7 @@ class TxnChecks:
         while offset < partition.last_stable_offset:
             piece = partition.read(offset, max_bytes, True, committed=True)
             data = memoryview(b"".join(piece.views))
-            waiting = sorted(partition.aborted(offset, piece.size), key=lambda aborted: aborted[1])
+            waiting = sorted(partition.transactions.aborted(offset, piece.size), key=lambda aborted: aborted[1])
             aborting: set[int] = set()
             if not data:
                 raise Violation(Invariant.STORED_RECORDS, f"nothing at {offset}, below the last stable offset")

@@ -59,7 +59,7 @@ def last_stable_offset_off_by_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def aborted_transactions_are_not_listed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Partition, "aborted", lambda self, offset, size: [])
+    patch.setattr(Transactions, "aborted", lambda self, offset, size: [])
 
 
 def the_index_of_aborted_ones_is_lost_in_a_crash(patch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ class FetchRead:
             partition.log.log_start_offset,
             piece.views,
             piece.size,
-            aborted=partition.aborted(wanted.fetch_offset, piece.size) if committed else None,
+            aborted=partition.transactions.aborted(wanted.fetch_offset, piece.size) if committed else None,
         )
 
     def read_again(self) -> Response:

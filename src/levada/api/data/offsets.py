@@ -10,6 +10,7 @@ from levada.api.registry import handles
 from levada.api.request import UNTHROTTLED, RequestContext
 from levada.broker.partition.partition import READ_COMMITTED, Partition
 from levada.errors import ErrorCode, KafkaError
+from levada.storage.log.segment import CorruptBatchError
 from levada.wire.schema.lazy_imports import lazy_imports
 
 with lazy_imports():
@@ -89,12 +90,13 @@ def _find(partition: Partition, timestamp: int, isolation_level: int) -> tuple[i
         return -1, partition.log_start_offset
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return NOT_FOUND
-    if timestamp == MAX_TIMESTAMP:
-        found: tuple[int, int] | None = partition.log.max_timestamp()
-    elif timestamp < 0:
+    if timestamp < 0 and timestamp != MAX_TIMESTAMP:
         raise _unsupported_timestamp(timestamp)
-    else:
-        found = partition.log.offset_for_timestamp(timestamp)
+    log = partition.log
+    try:
+        found = log.max_timestamp() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
+    except (OSError, CorruptBatchError) as error:
+        raise partition.failed(error) from None
     return found if found is not None and found[1] < end_offset else NOT_FOUND
 
 

@@ -78,13 +78,13 @@ def _respond(
         partition = broker.route(cached.topic, cached.partition, cached.version)
         partition.check_leader_epoch(cached.leader_epoch)
         piece = partition.read(offset, min(cached.max_bytes, broker.config.fetch_max_bytes), True, committed)
+        size = piece.size
+        if piece.cold or size < cached.min_bytes or not size:
+            return False
+        aborted = partition.transactions.aborted(offset, size) if committed else None
     except KafkaError:
         return False
-    size = piece.size
-    if piece.cold or size < cached.min_bytes or not size:
-        return False
     partition.bytes_out += size
-    aborted = partition.aborted(offset, size) if committed else None
     offsets = (partition.high_watermark, partition.last_stable_offset, partition.log.log_start_offset)
     connection.respond(cached.write_response(correlation_id, *offsets, piece.views, size, aborted), size)
     return True

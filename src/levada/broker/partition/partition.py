@@ -22,6 +22,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.net.flush import FlushQueue
 from levada.storage.log.log import Log
 from levada.storage.log.reader import Slice
+from levada.storage.log.segment import CorruptBatchError
 from levada.wire.batches import (
     ATTRIBUTES_OFFSET,
     CODEC_MASK,
@@ -51,7 +52,7 @@ class PartitionContext(NamedTuple):
 
     flush_queue: FlushQueue
     sync_soon: Callable[["Partition"], None]  # request an fsync of the log; `synced` follows
-    failed: Callable[["Partition", OSError], None]  # the disk under this partition is broken
+    failed: Callable[["Partition", OSError | CorruptBatchError], None]  # the disk is broken, or the log damaged
 
 
 class Partition:
@@ -278,8 +279,8 @@ class Partition:
         for watcher in [*self.watchers, *self.last_stable_watch.watchers]:
             watcher.try_complete(0)
 
-    def failed(self, error: OSError) -> KafkaError:
-        """Report a disk failure, which takes the log offline; the error for the client."""
+    def failed(self, error: OSError | CorruptBatchError) -> KafkaError:
+        """Report a disk failure or damage, which takes the log offline; the error for the client."""
         self._context.failed(self, error)
         return self.storage_error()
 
@@ -302,13 +303,8 @@ class Partition:
         end_offset = self.last_stable_offset if committed else self.high_watermark
         try:
             return self.log.read(offset, max_bytes, end_offset, minimum_one)
-        except OSError as error:
+        except (OSError, CorruptBatchError) as error:
             raise self.failed(error) from None
-
-    def aborted(self, offset: int, size: int) -> list[tuple[int, int]]:
-        """(producer id, first offset) of the aborted transactions in a read_committed read from `offset`."""
-        found = self.log.reader.aborted_transactions(offset, size, self.last_stable_offset)
-        return [(transaction.producer_id, transaction.first_offset) for transaction in found]
 
     def delete_records(self, offset: int) -> int:
         """Advance the log start offset; returns it."""

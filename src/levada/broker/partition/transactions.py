@@ -15,6 +15,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.storage.disk import errors_of_one_log
 from levada.storage.log.log import Log
+from levada.storage.log.segment import CorruptBatchError
 from levada.wire.batches import BatchHeader
 from levada.wire.control_records import Marker, decode_marker, encode_marker
 
@@ -90,6 +91,15 @@ class Transactions:
             code or ErrorCode.INVALID_TXN_STATE,
             f"no transaction of producer {producer_id} (epoch {producer_epoch}) is open",
         )
+
+    def aborted(self, offset: int, size: int) -> list[tuple[int, int]]:
+        """(producer id, first offset) of the aborted transactions in a read_committed read from `offset`."""
+        partition = self._partition
+        try:
+            found = partition.log.reader.aborted_transactions(offset, size, partition.last_stable_offset)
+        except (OSError, CorruptBatchError) as error:
+            raise partition.failed(error) from None
+        return [(transaction.producer_id, transaction.first_offset) for transaction in found]
 
     def _remove_guards(self, producer_id: int) -> None:
         for key in [key for key in self._guards if key[0] == producer_id]:

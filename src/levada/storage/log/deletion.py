@@ -1,5 +1,6 @@
 """Deletes logs and parts of them: segments by Kafka's retention rules, and the tail of a segment."""
 
+import errno
 import os
 from collections.abc import Sequence
 
@@ -68,7 +69,7 @@ def truncate_segment(segment: LogSegment, size: int) -> None:
         while position < size:
             block = disk.pread(source, min(SCAN_BLOCK_BYTES, size - position), position)
             if not block:
-                raise OSError(f"{path} ends at byte {position}, before byte {size}")
+                raise OSError(errno.EBADMSG, f"it ends at byte {position}, before byte {size}", path)
             position = write_all(disk, target, [block], position)
         disk.fsync(target)
     finally:

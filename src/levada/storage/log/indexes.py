@@ -6,6 +6,7 @@ hint: a missing entry would show aborted records to read_committed consumers. It
 checksum is stored, and it is rebuilt where recovery scans the log or the checksum differs.
 """
 
+import errno
 import os
 import sys
 from array import array
@@ -263,7 +264,7 @@ class TransactionIndex:
         count = min(count, self.count - number)
         data = self._disk.pread(self.handles.fd(self.handle), count * size, number * size)
         if len(data) != count * size:
-            raise OSError(f"{self.handle.path} has lost entries after {number}")
+            raise OSError(errno.EBADMSG, f"it has lost entries after {number}", self.handle.path)
         return [AbortedTransaction(*entry[1:]) for entry in TRANSACTION_ENTRY.iter_unpack(data)]
 
     def truncate(self, offset: int) -> None:

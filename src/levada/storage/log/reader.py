@@ -58,7 +58,7 @@ def slice_segment(segment: LogSegment, start: int, end: int, recent: bool) -> Sl
         if not cold and (size < MAPPED_READ_MIN or segment.size - mapped < MAPPED_STEP_BYTES):
             data = segment.disk.pread(handles.fd(handle), size, start)
             if len(data) != size:
-                raise OSError(errno.EIO, f"{len(data)} bytes of {size} at {start}", handle.path)
+                raise OSError(errno.EBADMSG, f"it ends after {len(data)} of {size} bytes at byte {start}", handle.path)
             return Slice([data], size, False)
         view = handles.map(handle, segment.size)
     handle.used = True

@@ -16,6 +16,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.net.flush import FlushQueue
 from levada.storage.log.log import Log
+from levada.storage.log.segment import CorruptBatchError
 from levada.wire.batches import (
     CONTROL_BIT,
     TRANSACTIONAL_BIT,
@@ -38,12 +39,12 @@ class World:
         self.scheduled = 0
         self.flush_queue = FlushQueue(self._schedule)
         self.asked_to_sync: list[Partition] = []
-        self.failures: list[OSError] = []
+        self.failures: list[OSError | CorruptBatchError] = []
 
     def _schedule(self, _: object) -> None:
         self.scheduled += 1
 
-    def _failed(self, partition: Partition, error: OSError) -> None:
+    def _failed(self, partition: Partition, error: OSError | CorruptBatchError) -> None:
         self.failures.append(error)
         partition.go_offline()
 
@@ -355,7 +356,7 @@ def test_a_failed_write_is_never_seen(world: World, number: int) -> None:
     world.disk.fail("pwritev", world.folder, number)
     append(partition, batch_of(b"bad"))
     world.flush_queue.flush()
-    assert [error.errno for error in world.failures] == [number]
+    assert [error.errno for error in world.failures if isinstance(error, OSError)] == [number]
     assert (partition.high_watermark, partition.offline, waiter.received) == (1, True, [0])
     refused(partition, batch_of(b"more"), ErrorCode.KAFKA_STORAGE_ERROR)
     for read in (lambda: partition.read(0, 100, minimum_one=True), lambda: partition.delete_records(1)):

@@ -18,6 +18,7 @@ from levada.broker.partition.partition import Partition, PartitionContext
 from levada.errors import ErrorCode, KafkaError
 from levada.net.flush import FlushQueue
 from levada.storage.log.log import Log
+from levada.storage.log.segment import CorruptBatchError
 from levada.wire.batches import TRANSACTIONAL_BIT, Record, decode, encode, iterate_headers
 from levada.wire.control_records import Marker, decode_marker
 
@@ -39,7 +40,7 @@ class World:
         context = PartitionContext(FlushQueue(lambda _: None), lambda _: None, self.failed)
         return Partition("orders", UUID(int=1), 0, 0, log, context)
 
-    def failed(self, partition: Partition, error: OSError) -> None:
+    def failed(self, partition: Partition, error: OSError | CorruptBatchError) -> None:
         raise AssertionError(error)
 
 
@@ -101,7 +102,7 @@ def committed_values(partition: Partition, start: int = 0, max_bytes: int = 1 <<
         data = memoryview(b"".join(piece.views))
         if not data:
             return seen
-        waiting = sorted(partition.aborted(offset, piece.size), key=lambda transaction: transaction[1])
+        waiting = sorted(partition.transactions.aborted(offset, piece.size), key=lambda transaction: transaction[1])
         aborting: set[int] = set()
         for position, header in iterate_headers(data):
             assert header.last_offset < partition.last_stable_offset
@@ -219,8 +220,8 @@ def test_readers_of_committed_records_stop_before_the_first_open_transaction(wor
     end(partition, 7, 0, committed=False)
     assert partition.last_stable_offset == partition.high_watermark == 5
     assert committed_values(partition) == [b"plain", b"b"]
-    assert partition.aborted(0, 1) == [(7, 1)]
-    assert partition.aborted(4, 1) == [(7, 1)] and partition.aborted(5, 0) == []
+    assert partition.transactions.aborted(0, 1) == [(7, 1)]
+    assert partition.transactions.aborted(4, 1) == [(7, 1)] and partition.transactions.aborted(5, 0) == []
 
 
 def test_a_marker_that_may_be_lost_decides_nothing(world: World) -> None:
@@ -339,7 +340,7 @@ def test_a_disk_that_does_not_take_the_index_takes_the_partition_offline(world: 
                 raise OSError(5, "broken")
             return super().pwritev(fd, views, position)
 
-    def failed(partition: Partition, _: OSError) -> None:
+    def failed(partition: Partition, _: OSError | CorruptBatchError) -> None:
         broken.append(partition)
         partition.go_offline()
 
