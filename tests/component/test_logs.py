@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -82,6 +82,34 @@ def test_changes_of_topics_and_configs_are_logged_with_who_asked(tmp_path: Path)
     assert [line["set"] for line in lines if line["event"] == "broker configs altered"] == ["num.io.threads=16"]
     (unused,) = [line for line in lines if line["event"] == "broker setting is stored without effect"]
     assert (unused["level"], unused["setting"]) == ("warning", "num.io.threads")
+
+
+def test_deletions_are_logged_with_who_asked(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, {"levada.log.format": "json"}) as server:
+        admin = AdminClient({"bootstrap.servers": server.bootstrap, "client.id": "the-admin"})
+        admin.create_topics([NewTopic("orders", 2, 1)])["orders"].result(20)
+        producer = Producer({"bootstrap.servers": server.bootstrap})
+        producer.produce("orders", b"value", partition=0)
+        producer.flush()
+        committer = Consumer({"bootstrap.servers": server.bootstrap, "group.id": "g"})
+        committer.commit(offsets=[TopicPartition("orders", index, 0) for index in range(2)], asynchronous=False)
+        committer.close()
+        ends = [TopicPartition("orders", index, -1) for index in range(2)]
+        for result in admin.delete_records(ends).values():
+            result.result(20)
+        with Connection(server.bootstrap) as wire:
+            topics = [{"name": "orders", "partitions": [{"partition_index": 0}]}]
+            assert wire.call("offset_delete", 0, {"group_id": "g", "topics": topics}).error_code == 0
+        for result in admin.delete_consumer_groups(["g"]).values():
+            result.result(20)
+    found = [line for line in lines_of(server) if line["event"].endswith("deleted")]
+    kept = ("event", "topic", "group", "partitions")
+    assert [{name: line[name] for name in kept if name in line} for line in found] == [
+        {"event": "records deleted", "topic": "orders", "partitions": 2},
+        {"event": "group offsets deleted", "group": "g", "partitions": 1},
+        {"event": "group deleted", "group": "g"},
+    ]
+    assert [line["client_id"] == "the-admin" for line in found] == [True, False, True]
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])

@@ -33,6 +33,8 @@ DENIED = {
     ErrorCode.POLICY_VIOLATION,
 }
 HINTS = {
+    ErrorCode.LEADER_NOT_AVAILABLE: "its log may be offline: see levada cluster health, and the broker's log",
+    ErrorCode.KAFKA_STORAGE_ERROR: "its log is offline: see levada cluster health, and the broker's log",
     ErrorCode.TOPIC_ALREADY_EXISTS: "try: --if-not-exists to leave it unchanged",
     ErrorCode.TOPIC_DELETION_DISABLED: "try: delete.topic.enable=true in the broker's settings",
     ErrorCode.MESSAGE_TOO_LARGE: "try: levada config set topic TOPIC max.message.bytes=...",
@@ -93,6 +95,8 @@ def _exit_code(code: ErrorCode) -> int:
         return EXIT_NOT_FOUND
     if code in DENIED:
         return EXIT_DENIED
+    if code is ErrorCode.INVALID_CONFIG:
+        return EXIT_USAGE
     return EXIT_TIMEOUT if code is ErrorCode.REQUEST_TIMED_OUT else EXIT_FAILED
 
 

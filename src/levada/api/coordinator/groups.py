@@ -24,6 +24,7 @@ from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.memory_limit import NAME_BYTES_MAX
 from levada.core.machine import AnyOutcome, Outcome, ResponseHandle
 from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
 from levada.wire.schema.lazy_imports import lazy_imports
 
 with lazy_imports():
@@ -34,6 +35,8 @@ with lazy_imports():
     import kio.schema.leave_group.v5 as leave_group_v5
     import kio.schema.list_groups.v5 as list_groups_v5
     import kio.schema.sync_group.v5 as sync_group_v5
+
+log = EventLog(__name__)
 
 MILLISECOND = timedelta(milliseconds=1)
 MEMBER_ID_REQUIRED_FROM = 4  # versions of JoinGroup
@@ -375,6 +378,9 @@ def delete_groups(context: RequestContext, request: "delete_groups_v2.DeleteGrou
     response = delete_groups_v2.response
 
     def deleted(results: dict[str, Any]) -> Any:
+        for group_id, result in results.items():
+            if error_of(result) is ErrorCode.NONE:
+                log.info("group deleted", group=group_id, **context.requester.log_fields())
         return response.DeleteGroupsResponse(
             throttle_time=UNTHROTTLED,
             results=tuple(

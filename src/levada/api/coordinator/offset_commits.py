@@ -22,6 +22,7 @@ from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.offsets import CommitRequest, FetchedOffset
 from levada.core.transactions.state import ProducerIdAndEpoch
 from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
 from levada.model import TopicPartitionKey
 from levada.wire.internal.group_records import NO_EXPIRY, OffsetCommitValue
 from levada.wire.schema.lazy_imports import lazy_imports
@@ -32,6 +33,8 @@ with lazy_imports():
 
     import levada.wire.schema.shapes.offset_commit as offset_commit_v10
     import levada.wire.schema.shapes.offset_fetch as offset_fetch_v10
+
+log = EventLog(__name__)
 
 NO_OFFSET = -1
 TRANSACTION_VERSION_2_FROM = 5  # versions of TxnOffsetCommit
@@ -244,9 +247,15 @@ def offset_delete(context: RequestContext, request: "offset_delete_v0.OffsetDele
         for part in topic.partitions
         if 0 <= part.partition_index < len(image.topics[topic.name].partitions)
     ]
+
+    def deleted(errors: Sequence[ErrorCode]) -> Any:
+        if count := sum(error is ErrorCode.NONE for error in errors):
+            requester = context.requester.log_fields()
+            log.info("group offsets deleted", group=request.group_id, partitions=count, **requester)
+        return _deleted(request, dict(zip(topic_partitions, errors, strict=True)))
+
     return context.broker.groups.shard(request.group_id).submit(
-        lambda machine, _, handle: machine.delete_offsets(request.group_id, topic_partitions, handle),
-        lambda errors: _deleted(request, dict(zip(topic_partitions, errors, strict=True))),
+        lambda machine, _, handle: machine.delete_offsets(request.group_id, topic_partitions, handle), deleted
     )
 
 

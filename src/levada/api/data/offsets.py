@@ -10,6 +10,7 @@ from levada.api.registry import handles
 from levada.api.request import UNTHROTTLED, RequestContext
 from levada.broker.partition.partition import READ_COMMITTED, Partition
 from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
 from levada.storage.log.segment import CorruptBatchError
 from levada.wire.schema.lazy_imports import lazy_imports
 
@@ -17,6 +18,8 @@ with lazy_imports():
     import kio.schema.delete_records.v2 as delete_records_v2
     import kio.schema.list_offsets.v11 as list_offsets_v11
     import kio.schema.offset_for_leader_epoch.v4 as offset_for_leader_epoch_v4
+
+log = EventLog(__name__)
 
 LATEST = -1
 EARLIEST = -2
@@ -92,9 +95,9 @@ def _find(partition: Partition, timestamp: int, isolation_level: int) -> tuple[i
         return NOT_FOUND
     if timestamp < 0 and timestamp != MAX_TIMESTAMP:
         raise _unsupported_timestamp(timestamp)
-    log = partition.log
     try:
-        found = log.max_timestamp() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
+        by_time = partition.log.offset_for_timestamp
+        found = partition.log.max_timestamp() if timestamp == MAX_TIMESTAMP else by_time(timestamp)
     except (OSError, CorruptBatchError) as error:
         raise partition.failed(error) from None
     return found if found is not None and found[1] < end_offset else NOT_FOUND
@@ -132,6 +135,10 @@ def delete_records(
         )
         for topic in request.topics
     )
+    for topic in topics:
+        done = [result.partition_index for result in topic.partitions if result.error_code == ErrorCode.NONE]
+        if done:
+            log.info("records deleted", topic=topic.name, partitions=len(done), **context.requester.log_fields())
     return _when_durable(context, advanced, topics)
 
 

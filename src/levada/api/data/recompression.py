@@ -70,7 +70,7 @@ def _recompressed(
                 if len(batches) + len(batch) > limit_bytes:
                     raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, "the recompressed batches exceed a request")
             except KafkaError as error:
-                failures.append((topic, index, error.with_traceback(None)))  # its frames refer to large buffers
+                failures.append((topic, index, error.without_traceback()))  # its frames refer to large buffers
                 continue
         at = len(batches)
         batches += batch
