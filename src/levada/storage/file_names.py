@@ -1,6 +1,7 @@
 """Names of files and directories in a log dir: Kafka's, so that its tools can read them."""
 
 import uuid
+from collections.abc import Collection
 from typing import NamedTuple
 
 from levada.model import TopicPartition
@@ -64,19 +65,37 @@ def stray_directory(name: str) -> str:
     return _renamed(name, _STRAY_SUFFIX)
 
 
-def damaged_directory(name: str) -> str:
-    """Return the name of the directory for the damaged files of a repaired partition, which the broker ignores."""
-    return _renamed(name, _DAMAGED_SUFFIX)
+class RepairDirectories(NamedTuple):
+    """The directories of one repair of a partition, which the broker ignores; their names have the same id."""
+
+    repaired: str  # in which the repaired log is written
+    damaged: str  # which keeps the damaged files
 
 
-def repaired_directory(name: str) -> str:
-    """Return the name of the directory in which a partition is repaired, which the broker ignores."""
-    return _renamed(name, _REPAIRED_SUFFIX)
+def repair_directories(name: str, repair_id: str = "") -> RepairDirectories:
+    """Return the names of the directories of a repair, a new one unless an id is given."""
+    repair_id = repair_id or uuid.uuid4().hex
+    return RepairDirectories(_renamed(name, _REPAIRED_SUFFIX, repair_id), _renamed(name, _DAMAGED_SUFFIX, repair_id))
 
 
-def _renamed(name: str, suffix: str) -> str:
-    ending = f".{uuid.uuid4().hex}{suffix}"
-    return name[: _DIRECTORY_NAME_MAX - len(ending)] + ending
+def interrupted_repair(name: str, directories: Collection[str]) -> RepairDirectories | None:
+    """Return the repair of a partition that ended before the repaired directory took the place of the damaged one.
+
+    The damaged directory is renamed once the repaired one is complete: without it the repaired one may be half-written.
+    """
+    for one in directories:
+        repair_id = one.removesuffix(_REPAIRED_SUFFIX).rpartition(".")[2]
+        found = repair_directories(name, repair_id)
+        if one == found.repaired and found.damaged in directories:
+            return found
+    return None
+
+
+def _renamed(name: str, suffix: str, unique_id: str = "") -> str:
+    """Return a name with an ending, at the cost of the topic's name if it is long."""
+    topic, _, partition = name.rpartition("-")
+    ending = f"-{partition}.{unique_id or uuid.uuid4().hex}{suffix}"
+    return topic[: _DIRECTORY_NAME_MAX - len(ending)] + ending
 
 
 def is_deleted_directory(name: str) -> bool:

@@ -8,6 +8,7 @@ from uuid import UUID
 from levada.model import TopicPartition
 from levada.storage.checkpoints import LogCheckpoint
 from levada.storage.disk import OsDisk
+from levada.storage.file_names import RepairDirectories
 from levada.storage.log.check import CheckedLog, ReadOnlyDisk
 from levada.storage.log.damage import Damage
 from levada.storage.log.repair import LogRepair, Repaired, costs_records
@@ -29,6 +30,14 @@ class Finding(NamedTuple):
     repair: str
 
 
+class DamagedLog(NamedTuple):
+    """A log with damage."""
+
+    damages: list[Damage]
+    checked: CheckedLog | None = None  # None: its directory is missing
+    interrupted: RepairDirectories | None = None  # a complete repair; `checked` is the repaired log
+
+
 class LogDirCheck:
     """Checks every partition of a log dir. The log dir is locked until it is closed; a check changes no file."""
 
@@ -36,7 +45,7 @@ class LogDirCheck:
         self._disk = disk
         self.log_dir = LogDir.open(path, disk, node_id=None)
         self._topics: Topics = {}
-        self.damaged: dict[TopicPartition, tuple[CheckedLog | None, list[Damage]]] = {}
+        self.damaged: dict[TopicPartition, DamagedLog] = {}
 
     def run(self, topics: Topics, progress: Progress = unreported) -> Iterator[Finding]:
         """Check the checkpoints and all logs, of which no other log dir has one of the `topics`; yield the findings."""
@@ -48,23 +57,38 @@ class LogDirCheck:
         for name, directory in found.items():
             checked = CheckedLog(ReadOnlyDisk(), directory, self.log_dir.checkpoint_of(name), progress)
             if damages := checked.check():
-                self.damaged[name] = checked, damages
+                self.damaged[name] = DamagedLog(damages, checked)
                 yield from (_finding(name, damage) for damage in damages)
         for name in sorted(self._topics.keys() - found.keys()):
-            damage = _missing_folder(self.log_dir, name)
-            self.damaged[name] = None, [damage]
-            yield _finding(name, damage)
+            yield self._check_missing(name)
 
     def repair(self, accept_loss: bool) -> Iterator[tuple[TopicPartition, Repaired | None]]:
         """Repair the damaged logs after a check; yield each one, None where that would cost records."""
         if any(name in self.log_dir.unreadable for name in (RECOVERY_POINTS_FILE, LOG_STARTS_FILE)):
             self.log_dir.write_recovery_points(self.log_dir.recovery_points)
             self.log_dir.write_log_start_offsets(self.log_dir.log_start_offsets)
-        for name, (checked, damages) in self.damaged.items():
-            if any(costs_records(damage) for damage in damages) and not accept_loss:
+        for name, (damages, checked, interrupted) in self.damaged.items():
+            repair = LogRepair(self.log_dir, name, self._disk)
+            if interrupted is not None and checked is not None:
+                yield name, repair.complete(interrupted, checked.end_offset)
+            elif any(costs_records(damage) for damage in damages) and not accept_loss:
                 yield name, None
             else:
-                yield name, LogRepair(self.log_dir, name, self._disk).run(checked, self._topics.get(name))
+                yield name, repair.run(checked, self._topics.get(name))
+
+    def _check_missing(self, name: TopicPartition) -> Finding:
+        """Check a partition without a directory, which an interrupted repair may have left complete under its name."""
+        checkpoint = self.log_dir.checkpoint_of(name)
+        interrupted = self.log_dir.interrupted_repair(name, self._topics[name])
+        if interrupted is not None:
+            checked = CheckedLog(ReadOnlyDisk(), interrupted.repaired, checkpoint)
+            if not any(map(costs_records, checked.check())):  # otherwise the repair was of an older log
+                self.damaged[name] = DamagedLog([], checked, interrupted)
+                problem = "the repair of the partition was interrupted when this directory was complete"
+                return Finding(str(name), interrupted.repaired, None, None, problem, "nothing", f"rename it to {name}")
+        damage = _missing_folder(self.log_dir, name)
+        self.damaged[name] = DamagedLog([damage])
+        return _finding(name, damage)
 
     def close(self) -> None:
         """Unlock the log dir; the marker of a clean shutdown stays as it is."""

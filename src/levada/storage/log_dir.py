@@ -23,6 +23,8 @@ from levada.storage.checkpoints import CorruptCheckpointError, LogCheckpoint, de
 from levada.storage.disk import FILE_ERRORS, Disk, errors_of_one_log, read_file, remove_tree, write_atomically
 from levada.storage.file_names import (
     METADATA_FILE,
+    RepairDirectories,
+    interrupted_repair,
     is_deleted_directory,
     parse_partition_directory,
     stray_directory,
@@ -176,6 +178,16 @@ class LogDir:
             log_start_offset=self.log_start_offsets.get(partition),
             power_lost=self.power_lost,
         )
+
+    def interrupted_repair(self, partition: TopicPartition, topic_id: uuid.UUID) -> RepairDirectories | None:
+        """Return the paths of a repair that left a partition without its directory; the repaired one is complete."""
+        try:
+            found = interrupted_repair(str(partition), self._disk.listdir(self.path))
+            if found is None or self._topic_id(found.repaired) not in (None, topic_id):
+                return None
+        except OSError:  # the next use of the log dir fails, too
+            return None
+        return RepairDirectories(*map(self._path, found))
 
     def rename_as_stray(self, partition: TopicPartition, unless: uuid.UUID | None = None) -> None:
         """Rename the directory of this name as stray, if there is one that does not belong to the topic `unless`."""

@@ -1,12 +1,14 @@
 """`levada log check` and `repair`: on the data directory of a stopped broker, with brokers and clients afterwards."""
 
+import contextlib
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from tests.support.raw import batch, fetch, produce
 
 from levada.cli.main import run
 from levada.errors import ErrorCode
+from levada.model import TopicPartition as Name
+from levada.storage.disk import OsDisk
 
 TIMEOUT_S = 30.0
 RECORDS = 40
@@ -52,6 +56,10 @@ def check(data: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]
     findings: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     assert code == bool(findings)
     return findings
+
+
+def offline_reason(broker: BrokerThread) -> str:
+    return broker.broker.log_dirs.offline_logs[Name("hurt", 0)].detail
 
 
 def segments(data: Path, topic: str = "hurt") -> list[Path]:
@@ -206,6 +214,62 @@ def test_a_repaired_log_is_read_over_the_gap(
             assert RECORDS // 2 < len(found) < RECORDS + 1
     with BrokerThread(data, **SETTINGS) as broker, broker.connect() as one:
         assert fetch(one, "hurt", RECORDS).high_watermark == RECORDS + 1
+
+
+class KilledError(BaseException):
+    """Ends a repair as a kill would."""
+
+
+def test_an_interrupted_repair_is_completed(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flip_a_bit_in_the_middle(data)
+    for step in range(20):
+        copy, renames = data.with_name(f"killed {step}"), itertools.count()
+        shutil.copytree(data, copy)
+        with monkeypatch.context() as patch:
+            patch.setattr(OsDisk, "rename", rename_until(step, renames))
+            with contextlib.suppress(KilledError):
+                assert run(["log", "repair", str(copy), "--accept-loss"]) == 0
+        killed = next(renames) == step + 1
+        if killed and not (copy / "hurt-0").exists():
+            assert [(one["lost"], one["repair"]) for one in check(copy, capsys)] == [("nothing", "rename it to hurt-0")]
+            with BrokerThread(copy, **SETTINGS) as broker:
+                assert f"complete it with: levada log repair {copy}" in offline_reason(broker)
+            assert run(["log", "repair", str(copy)]) == 0
+            assert str(next(copy.glob("hurt-0.*-damaged"))) in capsys.readouterr().err
+        else:
+            assert run(["log", "repair", str(copy), "--accept-loss"]) == 0
+        assert check(copy, capsys) == []
+        with BrokerThread(copy, **SETTINGS) as broker, broker.connect() as one:
+            assert produce(one, "hurt", batch(b"new")).base_offset == RECORDS
+            assert len(read_with_librdkafka(broker.bootstrap, RECORDS + 1)) == RECORDS
+        if not killed:
+            return
+    pytest.fail("the repair has more steps")
+
+
+def rename_until(step: int, renames: Iterator[int]) -> Callable[[OsDisk, str, str], None]:
+    def rename(_: OsDisk, source: str, target: str) -> None:
+        if next(renames) == step:
+            raise KilledError
+        os.replace(source, target)
+
+    return rename
+
+
+def test_a_repair_that_was_not_complete_is_never_taken(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    half_written = data / f"hurt-0.{'1' * 32}-repaired"
+    older = data / f"hurt-0.{'2' * 32}-repaired"
+    for path in (half_written, older):
+        shutil.copytree(data / "hurt-0", path)
+        max(path.glob("*.log")).unlink()
+    older.with_name(f"hurt-0.{'2' * 32}-damaged").mkdir()
+    remove_the_folder(data)
+    (finding,) = check(data, capsys)
+    assert finding["lost"] == f"offsets 0 to {RECORDS - 1}"
+    assert run(["log", "repair", str(data)]) == 1
+    assert not (data / "hurt-0").exists()
 
 
 def write_checkpoint(data: Path, name: str, old: str, new: str) -> None:

@@ -71,7 +71,7 @@ class LogLocator:
         if own:
             log_dir = own[0][0]
         else:
-            self._check_new(name, assigned)
+            self._check_new(name, topic.id, assigned)
             log_dir = self._least_used()
         strays = [candidate for candidate in candidates if candidate not in own[:1]]
         if log_dir.offline:
@@ -85,7 +85,7 @@ class LogLocator:
         found, self.found = self.found, {}
         return [candidate for candidates in found.values() for candidate in candidates]
 
-    def _check_new(self, name: TopicPartition, assigned: UUID | None) -> None:
+    def _check_new(self, name: TopicPartition, topic_id: UUID, assigned: UUID | None) -> None:
         """Raise KAFKA_STORAGE_ERROR if the log of a partition without a directory must not be created."""
         if assigned == UNASSIGNED:
             return
@@ -101,16 +101,22 @@ class LogLocator:
                 where = f" ({', '.join(self._unopened)} is offline)" if self._unopened else ""
                 detail = f"its log dir with directory.id={encode_uuid(assigned)} is offline or not in log.dirs{where}"
                 raise _storage_error(detail)
-        path = os.path.join(former.path, str(name))
-        raise _storage_error(
-            f"{path} is missing, but the partition was in this log dir: restore it, or delete the topic"
-        )
+        raise _storage_error(_missing(former, name, topic_id))
 
     def _least_used(self) -> LogDir:
         usable = [log_dir for log_dir in self._dirs if not log_dir.offline]
         if not usable:
             raise _storage_error("all log dirs are offline")
         return min(usable, key=lambda log_dir: self.logs[log_dir.path])
+
+
+def _missing(log_dir: LogDir, name: TopicPartition, topic_id: UUID) -> str:
+    """Return why a partition has no directory in its log dir, and what to do."""
+    path = os.path.join(log_dir.path, str(name))
+    if log_dir.interrupted_repair(name, topic_id):
+        return f"{path} is missing: its repair was interrupted; complete it with: levada log repair {log_dir.path}"
+    remedy = f"restore it, delete the topic, or see: levada log check {log_dir.path}"
+    return f"{path} is missing, but the partition was in this log dir: {remedy}"
 
 
 def _own_candidates(candidates: Iterable[Candidate], topic_id: UUID, assigned: UUID | None) -> list[Candidate]:

@@ -2,7 +2,8 @@
 
 Kafka's format allows a batch without records that spans offsets, and compaction leaves such batches: consumers skip
 them, offsets stay contiguous, and none is given out twice. The repaired log is written into a new directory, which
-then takes the place of the damaged one. The next start reads it completely and rebuilds its indexes.
+then takes the place of the damaged one; the next repair completes what was interrupted between these two renames. The
+next start reads the log completely and rebuilds its indexes.
 """
 
 import os
@@ -20,9 +21,9 @@ from levada.storage.file_names import (
     METADATA_FILE,
     SNAPSHOT_SUFFIX,
     TXN_INDEX_SUFFIX,
-    damaged_directory,
+    RepairDirectories,
     file_name,
-    repaired_directory,
+    repair_directories,
 )
 from levada.storage.log.check import CheckedLog
 from levada.storage.log.damage import Damage
@@ -62,12 +63,12 @@ class LogRepair:
 
     def run(self, checked: CheckedLog | None, topic_id: UUID | None) -> Repaired:
         """Repair all damage of a checked log; without one the directory of the partition is missing."""
-        source = os.path.join(self._log_dir.path, str(self._name))
         only_checkpoints = checked is not None and all(damage.in_checkpoint for damage in checked.damages)
         if checked is not None and only_checkpoints:
             self._correct_checkpoints(checked.end_offset)
             return Repaired(None, checked.end_offset, [])
-        self._target = os.path.join(self._log_dir.path, repaired_directory(str(self._name)))
+        paths = RepairDirectories(*map(self._in_log_dir, repair_directories(str(self._name))))
+        self._target = paths.repaired
         self._disk.mkdir(self._target)
         end_offset = self._write_segments(checked)
         if topic_id is not None:
@@ -76,14 +77,24 @@ class LogRepair:
         elif checked is not None:
             self._copy(checked, METADATA_FILE)
         self._disk.fsync_dir(self._target)
-        kept = None
+        self._disk.fsync_dir(self._log_dir.path)  # the repaired directory is complete before the damaged one is renamed
         if checked is not None:
-            kept = os.path.join(self._log_dir.path, damaged_directory(str(self._name)))
-            self._disk.rename(source, kept)
-        self._disk.rename(self._target, source)
+            self._disk.rename(self._in_log_dir(str(self._name)), paths.damaged)
+        self._move_in_place(paths.repaired, end_offset)
+        return Repaired(None if checked is None else paths.damaged, end_offset, self._lost)
+
+    def complete(self, paths: RepairDirectories, end_offset: int) -> Repaired:
+        """Complete a repair that was interrupted after the damaged directory was renamed."""
+        self._move_in_place(paths.repaired, end_offset)
+        return Repaired(paths.damaged, end_offset, [])
+
+    def _move_in_place(self, repaired: str, end_offset: int) -> None:
+        self._disk.rename(repaired, self._in_log_dir(str(self._name)))
         self._disk.fsync_dir(self._log_dir.path)
         self._correct_checkpoints(end_offset)
-        return Repaired(kept, end_offset, self._lost)
+
+    def _in_log_dir(self, name: str) -> str:
+        return os.path.join(self._log_dir.path, name)
 
     def _correct_checkpoints(self, end_offset: int) -> None:
         """Remove the recovery point, so that the next start reads the whole log, and a log start beyond it."""
