@@ -13,6 +13,7 @@ from levada.core.partition.producer_state import ProducerStates
 from levada.model import Codec, TopicPartition
 from levada.storage.disk import OsDisk
 from levada.storage.log.log import Log
+from levada.storage.log.repair import Repaired
 from levada.storage.log_check import LogDirCheck
 from levada.storage.log_dir import LogDir
 from levada.wire.batches import read_header, recompress
@@ -116,7 +117,7 @@ def test_kafka_reads_a_repaired_log(tmp_path: Path) -> None:
     assert len(list(check.run({}))) == 1
     ((_, repaired),) = check.repair(accept_loss=True)
     check.close()
-    assert repaired is not None and len(repaired.lost) == 1
+    assert isinstance(repaired, Repaired) and len(repaired.lost) == 1
     log = open_log(folder, clean=False, segment_bytes=1_000)
     log.close(clean=True)
     output = dump_log_segments(sorted(folder.glob("*.log")), "--deep-iteration")

@@ -16,6 +16,7 @@ from levada.model import TopicPartition
 from levada.storage.disk import Disk, fsync_file, read_file, write_atomically
 from levada.storage.file_names import (
     EPOCHS_FILE,
+    OFFSET_MAX,
     SNAPSHOT_SUFFIX,
     TXN_CHECKSUMS_FILE,
     file_name,
@@ -83,8 +84,8 @@ def decode_offsets(data: bytes) -> dict[TopicPartition, int]:
             topic_partition, number = TopicPartition(topic, int(partition)), int(offset)
         except ValueError:
             raise CorruptCheckpointError(f"no offset: {line!r}") from None
-        if number < 0 or topic_partition.partition < 0:
-            raise CorruptCheckpointError(f"a negative number: {line!r}")
+        if not 0 <= number <= OFFSET_MAX or topic_partition.partition < 0:
+            raise CorruptCheckpointError(f"no offset or partition: {line!r}")
         offsets[topic_partition] = number
     return offsets
 

@@ -19,6 +19,7 @@ INTERRUPTED_SUFFIXES = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ".tmp")
 EPOCHS_FILE = "leader-epoch-checkpoint"
 TXN_CHECKSUMS_FILE = "txnindex-checkpoint"
 METADATA_FILE = "partition.metadata"
+OFFSET_MAX = (1 << 63) - 1
 
 _DIRECTORY_NAME_MAX = 255
 _DELETE_SUFFIX = "-delete"
@@ -42,7 +43,7 @@ class FileName(NamedTuple):
 def parse_file_name(name: str) -> FileName | None:
     """Return the offset and suffix of a name; None if it has no offset."""
     digits, dot, suffix = name.partition(".")
-    if len(digits) != 20 or not (digits.isascii() and digits.isdigit()):
+    if len(digits) != 20 or not (digits.isascii() and digits.isdigit()) or int(digits) > OFFSET_MAX:
         return None
     return FileName(int(digits), dot + suffix)
 

@@ -36,6 +36,7 @@ class DamagedLog(NamedTuple):
     damages: list[Damage]
     checked: CheckedLog | None = None  # None: its directory is missing
     interrupted: RepairDirectories | None = None  # a complete repair; `checked` is the repaired log
+    refused: str = ""  # why no repair is possible, and what to do
 
 
 class LogDirCheck:
@@ -57,22 +58,25 @@ class LogDirCheck:
         for name, directory in found.items():
             checked = CheckedLog(ReadOnlyDisk(), directory, self.log_dir.checkpoint_of(name), progress)
             if damages := checked.check():
-                self.damaged[name] = DamagedLog(damages, checked)
-                yield from (_finding(name, damage) for damage in damages)
+                refused = LogRepair(self.log_dir, name, self._disk).implausible_offset(checked)
+                self.damaged[name] = DamagedLog(damages, checked, refused=refused)
+                yield from (_finding(name, damage, refused) for damage in damages)
         for name in sorted(self._topics.keys() - found.keys()):
             yield self._check_missing(name)
 
-    def repair(self, accept_loss: bool) -> Iterator[tuple[TopicPartition, Repaired | None]]:
-        """Repair the damaged logs after a check; yield each one, None where that would cost records."""
+    def repair(self, accept_loss: bool) -> Iterator[tuple[TopicPartition, Repaired | str]]:
+        """Repair the damaged logs after a check; yield each one, or why it is not repaired."""
         if any(name in self.log_dir.unreadable for name in (RECOVERY_POINTS_FILE, LOG_STARTS_FILE)):
             self.log_dir.write_recovery_points(self.log_dir.recovery_points)
             self.log_dir.write_log_start_offsets(self.log_dir.log_start_offsets)
-        for name, (damages, checked, interrupted) in self.damaged.items():
+        for name, (damages, checked, interrupted, refused) in self.damaged.items():
             repair = LogRepair(self.log_dir, name, self._disk)
-            if interrupted is not None and checked is not None:
+            if refused:
+                yield name, refused
+            elif interrupted is not None and checked is not None:
                 yield name, repair.complete(interrupted, checked.end_offset)
             elif any(costs_records(damage) for damage in damages) and not accept_loss:
-                yield name, None
+                yield name, "records are lost; try: --accept-loss"
             else:
                 yield name, repair.run(checked, self._topics.get(name))
 
@@ -87,8 +91,9 @@ class LogDirCheck:
                 problem = "the repair of the partition was interrupted when this directory was complete"
                 return Finding(str(name), interrupted.repaired, None, None, problem, "nothing", f"rename it to {name}")
         damage = _missing_folder(self.log_dir, name)
-        self.damaged[name] = DamagedLog([damage])
-        return _finding(name, damage)
+        refused = LogRepair(self.log_dir, name, self._disk).implausible_offset(None)
+        self.damaged[name] = DamagedLog([damage], refused=refused)
+        return _finding(name, damage, refused)
 
     def close(self) -> None:
         """Unlock the log dir; the marker of a clean shutdown stays as it is."""
@@ -101,9 +106,11 @@ def _missing_folder(log_dir: LogDir, name: TopicPartition) -> Damage:
     return Damage(os.path.join(log_dir.path, str(name)), "the folder is missing", lost=range(start, max(start, end)))
 
 
-def _finding(name: TopicPartition, damage: Damage) -> Finding:
+def _finding(name: TopicPartition, damage: Damage, refused: str) -> Finding:
     lost = f"offsets {damage.lost.start} to {damage.lost.stop - 1}" if damage.lost else "nothing"
-    if damage.in_checkpoint:
+    if refused:
+        repair, lost = f"not possible: {refused}", "unknown"
+    elif damage.in_checkpoint:
         repair = "remove the entry of the checkpoint"
     elif damage.in_index:
         repair = "rebuild the file"

@@ -25,6 +25,7 @@ from levada.storage.disk import OsDisk
 
 TIMEOUT_S = 30.0
 RECORDS = 40
+HUGE = 1 << 62
 SETTINGS: dict[str, Any] = {"log_segment_bytes": 1_000}
 
 
@@ -299,6 +300,58 @@ def test_what_costs_no_record_is_repaired_without_asking(
     assert check(data, capsys) == []
     with BrokerThread(data, **SETTINGS) as broker:
         assert len(read_with_librdkafka(broker.bootstrap, RECORDS)) == RECORDS
+
+
+def name_a_huge_recovery_point(data: Path) -> str:
+    write_checkpoint(data, "recovery-point-offset-checkpoint", f"hurt 0 {RECORDS}", f"hurt 0 {HUGE}")
+    return "recovery-point-offset-checkpoint"
+
+
+def name_a_huge_snapshot(data: Path) -> str:
+    flip_a_bit_in_the_middle(data)
+    (data / "hurt-0" / f"{HUGE:020d}.snapshot").touch()
+    return f"{HUGE:020d}.snapshot"
+
+
+def name_a_huge_segment(data: Path) -> str:
+    (data / "hurt-0" / f"{HUGE:020d}.log").touch()
+    return f"{HUGE:020d}.log"
+
+
+def name_a_huge_index(data: Path) -> str:
+    (data / "hurt-0" / f"{HUGE:020d}.index").touch()
+    return f"{HUGE:020d}.index"
+
+
+def name_a_huge_recovery_point_without_a_folder(data: Path) -> str:
+    remove_the_folder(data)
+    return name_a_huge_recovery_point(data)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        name_a_huge_recovery_point,
+        name_a_huge_snapshot,
+        name_a_huge_segment,
+        name_a_huge_index,
+        name_a_huge_recovery_point_without_a_folder,
+    ],
+)
+def test_implausible_offsets_are_refused(
+    data: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], str]
+) -> None:
+    name = damage(data)
+    findings = check(data, capsys)
+    assert findings and all("not possible" in one["repair"] and str(HUGE) in one["repair"] for one in findings)
+    before = contents(data)
+    assert run(["log", "repair", str(data), "--accept-loss"]) == 1
+    assert contents(data) == before
+    assert f"{HUGE}, but" in capsys.readouterr().err
+    for path in (*data.glob(name), *data.glob(f"hurt-0/{name}")):
+        path.unlink()
+    run(["log", "repair", str(data), "--accept-loss"])
+    assert check(data, capsys) == []
 
 
 def test_findings_are_lines(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

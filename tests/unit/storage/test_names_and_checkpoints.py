@@ -17,7 +17,13 @@ from levada.storage.file_names import file_name, parse_file_name, parse_partitio
 def test_names_are_kafkas() -> None:
     assert file_name(42, ".log") == "00000000000000000042.log"
     assert parse_file_name("00000000000000000042.log.deleted") == (42, ".log.deleted")
-    for name in ("42.log", "0000000000000000004x.log", "leader-epoch-checkpoint", "²" * 20 + ".log"):
+    for name in (
+        "42.log",
+        "0000000000000000004x.log",
+        "leader-epoch-checkpoint",
+        "²" * 20 + ".log",
+        f"{1 << 63:020d}.log",
+    ):
         assert parse_file_name(name) is None
     assert parse_partition_directory("a-b.c_d-10") == TopicPartition("a-b.c_d", 10)
     assert parse_partition_directory("__consumer_offsets-0") == TopicPartition("__consumer_offsets", 0)
@@ -39,6 +45,7 @@ def test_checkpoints_are_kafkas_text() -> None:
         b"0\n2\na 0 5\n",
         b"0\n1\na 0\n",
         b"0\n1\na 0 -5\n",
+        b"0\n1\na 0 %d\n" % (1 << 63),
         b"0\n1\na x 5\n",
         b"\xff",
     ):

@@ -88,9 +88,9 @@ def repair(directories: tuple[str, ...], accept_loss: bool, output: Output) -> N
         _print(findings, output)
         for one in checks:
             for name, repaired in one.repair(accept_loss):
-                if repaired is None:
+                if isinstance(repaired, str):
                     remaining = True
-                    click.echo(f"{name}: not repaired, records are lost; try: --accept-loss", err=True)
+                    click.echo(f"{name}: not repaired: {repaired}", err=True)
                     continue
                 lost = "".join(
                     f", offsets {one.start} to {one.stop - 1} replaced by empty batches" for one in repaired.lost

@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import NamedTuple
 from uuid import UUID
 
@@ -29,9 +30,11 @@ from levada.storage.log.check import CheckedLog
 from levada.storage.log.damage import Damage
 from levada.storage.log.scan import InvalidBytes, valid_and_invalid_batches
 from levada.storage.log.segment import RELATIVE_OFFSET_MAX, LogSegment
-from levada.storage.log_dir import LogDir, encode_partition_metadata
+from levada.storage.log_dir import LOG_STARTS_FILE, RECOVERY_POINTS_FILE, LogDir, encode_partition_metadata
 from levada.wire.batches import BatchHeader
 from levada.wire.record_filter import placeholder_batch
+
+STEP_OFFSETS_MAX = 1 << 40  # a larger gap between two offsets of a log is an error in a name or a checkpoint
 
 
 class Repaired(NamedTuple):
@@ -60,6 +63,18 @@ class LogRepair:
         self._lost: list[range] = []
         self._timestamp = int(time.time() * 1000)
         self._target = ""
+
+    def implausible_offset(self, checked: CheckedLog | None) -> str:
+        """Return which offset of a file's name or a checkpoint is implausible, and what to do; empty if none is."""
+        if checked is not None and all(damage.in_checkpoint for damage in checked.damages):
+            return ""
+        former: int | None = None
+        for offset, path in self._known_offsets(checked):
+            if former is not None and offset - former > STEP_OFFSETS_MAX:
+                remedy = f"move {path} away if that is wrong"
+                return f"{path} has offset {offset}, but the one before is {former}; {remedy}, and check again"
+            former = offset
+        return ""
 
     def run(self, checked: CheckedLog | None, topic_id: UUID | None) -> Repaired:
         """Repair all damage of a checked log; without one the directory of the partition is missing."""
@@ -108,7 +123,7 @@ class LogRepair:
 
     def _write_segments(self, checked: CheckedLog | None) -> int:
         """Write the segments of the repaired log; return its end offset."""
-        known_end = self._known_end(checked)
+        known_end = self._known_offsets(checked)[-1][0]
         segments = [] if checked is None else [one for one in checked.segments if not self._is_odd(checked, one)]
         if checked is None or not segments:
             self._create(known_end)
@@ -129,12 +144,24 @@ class LogRepair:
             self._copy(checked, file_name(offset, SNAPSHOT_SUFFIX))
         return max(end_offset, following or 0)
 
-    def _known_end(self, checked: CheckedLog | None) -> int:
-        """Return the highest offset of which a checkpoint or the name of a file says that the log was that long."""
-        offsets = [self._checkpoint.recovery_point or 0, self._checkpoint.log_start_offset or 0]
-        if checked is not None:
-            offsets += [*checked.files.snapshots, *checked.files.orphans, *checked.files.bases]
-        return max(offsets)
+    def _known_offsets(self, checked: CheckedLog | None) -> list[tuple[int, str]]:
+        """Return the offsets of which a checkpoint or the name of a file says that the log was that long, in order."""
+        checkpoints = {
+            LOG_STARTS_FILE: self._checkpoint.log_start_offset,
+            RECOVERY_POINTS_FILE: self._checkpoint.recovery_point,
+        }
+        known = [(offset, self._in_log_dir(file)) for file, offset in checkpoints.items() if offset is not None]
+        if checked is None:
+            known.append((self._checkpoint.log_start_offset or 0, self._in_log_dir(str(self._name))))
+        else:
+            files = checked.files
+            if any(damage.in_checkpoint for damage in checked.damages):
+                known = []  # the entries are wrong
+            names = [(base, LOG_SUFFIX) for base in files.bases] + [(base, ".*") for base in files.orphans]
+            names += [(offset, SNAPSHOT_SUFFIX) for offset in files.snapshots]
+            known += [(offset, files.path(file_name(offset, suffix))) for offset, suffix in names]
+            known.append((checked.end_offset, files.directory))
+        return sorted(known, key=itemgetter(0))
 
     def _is_odd(self, checked: CheckedLog, segment: LogSegment) -> bool:
         return os.path.basename(segment.path) in checked.files.irregular
