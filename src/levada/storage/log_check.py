@@ -1,21 +1,29 @@
 """Checks and repairs the logs of a log dir that no broker uses (`levada log check` and `repair`)."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
 from levada.model import TopicPartition
 from levada.storage.checkpoints import LogCheckpoint
 from levada.storage.disk import OsDisk
-from levada.storage.file_names import RepairDirectories
+from levada.storage.file_names import METADATA_FILE, RepairDirectories
 from levada.storage.log.check import CheckedLog, ReadOnlyDisk
 from levada.storage.log.damage import Damage
 from levada.storage.log.repair import LogRepair, Repaired, costs_records
 from levada.storage.log.scan import Progress, unreported
-from levada.storage.log_dir import LOG_STARTS_FILE, RECOVERY_POINTS_FILE, LogDir
+from levada.storage.log_dir import LOG_STARTS_FILE, RECOVERY_POINTS_FILE, FoundPartition, LogDir, encode_uuid
 
-Topics = Mapping[TopicPartition, UUID]  # the partitions of this broker that the metadata knows
+
+class Assignment(NamedTuple):
+    """What the metadata says about a partition of this broker."""
+
+    topic_id: UUID
+    directory_id: UUID | None  # of its log dir; None: it is of a version that did not assign partitions
+
+
+Topics = Mapping[TopicPartition, Assignment]
 
 
 class Finding(NamedTuple):
@@ -28,6 +36,37 @@ class Finding(NamedTuple):
     problem: str
     lost: str
     repair: str
+
+
+class MissingPartitions(NamedTuple):
+    """The partitions of the metadata that have no directory in any of the given log dirs."""
+
+    by_path: dict[str, list[TopicPartition]]  # those that were in a given log dir
+    not_given: dict[UUID, list[TopicPartition]]  # those of other log dirs, by directory id
+
+
+def find_missing(log_dirs: Sequence[LogDir], topics: Topics) -> MissingPartitions:
+    """Return the partitions without a directory, by the rules of a start."""
+    found: dict[TopicPartition, list[tuple[LogDir, UUID | None]]] = {}
+    for log_dir in log_dirs:
+        for one in log_dir.partitions():
+            found.setdefault(one.partition, []).append((log_dir, one.topic_id))
+    missing = MissingPartitions({log_dir.path: [] for log_dir in log_dirs}, {})
+    for name, (topic_id, assigned) in sorted(topics.items()):
+        if any(
+            found_id == topic_id or (found_id is None and assigned in (None, log_dir.directory_id))
+            for log_dir, found_id in found.get(name, ())
+        ):
+            continue
+        if assigned is None:
+            homes = [log_dir for log_dir in log_dirs if log_dir.has_checkpoint(name)]
+        else:
+            homes = [log_dir for log_dir in log_dirs if log_dir.directory_id == assigned]
+        if homes:
+            missing.by_path[homes[0].path].append(name)
+        elif assigned is not None:
+            missing.not_given.setdefault(assigned, []).append(name)
+    return missing
 
 
 class DamagedLog(NamedTuple):
@@ -48,21 +87,25 @@ class LogDirCheck:
         self._topics: Topics = {}
         self.damaged: dict[TopicPartition, DamagedLog] = {}
 
-    def run(self, topics: Topics, progress: Progress = unreported) -> Iterator[Finding]:
-        """Check the checkpoints and all logs, of which no other log dir has one of the `topics`; yield the findings."""
+    def run(
+        self, topics: Topics, missing: Collection[TopicPartition] = (), progress: Progress = unreported
+    ) -> Iterator[Finding]:
+        """Check the checkpoints and all logs, also those that are `missing` in this log dir; yield the findings."""
         self._topics = topics
         for file, reason in self.log_dir.unreadable.items():
             path = os.path.join(self.log_dir.path, file)
             yield Finding("-", path, None, None, reason, "nothing", "the next start reads all logs and writes it again")
-        found = {one.partition: one.directory for one in self.log_dir.partitions()}
-        for name, directory in found.items():
-            checked = CheckedLog(ReadOnlyDisk(), directory, self.log_dir.checkpoint_of(name), progress)
+        found = {one.partition: one for one in self.log_dir.partitions()}
+        for name, one in found.items():
+            if name in missing:
+                continue
+            checked = CheckedLog(ReadOnlyDisk(), one.directory, self.log_dir.checkpoint_of(name), progress)
             if damages := checked.check():
                 refused = LogRepair(self.log_dir, name, self._disk).implausible_offset(checked)
                 self.damaged[name] = DamagedLog(damages, checked, refused=refused)
                 yield from (_finding(name, damage, refused) for damage in damages)
-        for name in sorted(self._topics.keys() - found.keys()):
-            yield self._check_missing(name)
+        for name in missing:
+            yield self._check_foreign(found[name]) if name in found else self._check_missing(name)
 
     def repair(self, accept_loss: bool) -> Iterator[tuple[TopicPartition, Repaired | str]]:
         """Repair the damaged logs after a check; yield each one, or why it is not repaired."""
@@ -78,12 +121,24 @@ class LogDirCheck:
             elif any(costs_records(damage) for damage in damages) and not accept_loss:
                 yield name, "records are lost; try: --accept-loss"
             else:
-                yield name, repair.run(checked, self._topics.get(name))
+                yield name, repair.run(checked, self._topics[name].topic_id if checked is None else None)
+
+    def _check_foreign(self, found: FoundPartition) -> Finding:
+        """Describe a directory that has the name of a partition, and the topic id of another topic."""
+        name, topic_id = found.partition, found.topic_id or UUID(int=0)
+        file = os.path.join(found.directory, METADATA_FILE)
+        owners = [f"topic {one.topic!r}" for one, (one_id, _) in self._topics.items() if one_id == topic_id]
+        owner, expected = (owners or ["no topic"])[0], encode_uuid(self._topics[name].topic_id)
+        problem = f"topic id {encode_uuid(topic_id)} is that of {owner}, but {name.topic!r} has {expected}"
+        remedy = f"delete the file if only it is wrong; otherwise rename the directory and restore that of {name}"
+        damage = Damage(file, problem)
+        self.damaged[name] = DamagedLog([damage], refused=remedy)
+        return _finding(name, damage, remedy)
 
     def _check_missing(self, name: TopicPartition) -> Finding:
         """Check a partition without a directory, which an interrupted repair may have left complete under its name."""
         checkpoint = self.log_dir.checkpoint_of(name)
-        interrupted = self.log_dir.interrupted_repair(name, self._topics[name])
+        interrupted = self.log_dir.interrupted_repair(name, self._topics[name].topic_id)
         if interrupted is not None:
             checked = CheckedLog(ReadOnlyDisk(), interrupted.repaired, checkpoint)
             if not any(map(costs_records, checked.check())):  # otherwise the repair was of an older log
@@ -98,6 +153,13 @@ class LogDirCheck:
     def close(self) -> None:
         """Unlock the log dir; the marker of a clean shutdown stays as it is."""
         self.log_dir.close(clean=False)
+
+
+def not_given(directory_id: UUID, partitions: Sequence[TopicPartition]) -> Finding:
+    """Describe a log dir that the metadata knows, but that is not checked."""
+    problem = f"the log dir of {len(partitions)} partitions, the first is {partitions[0]}, is not given"
+    remedy = "not possible: give all of log.dirs"
+    return Finding("-", f"directory.id={encode_uuid(directory_id)}", None, None, problem, "unknown", remedy)
 
 
 def _missing_folder(log_dir: LogDir, name: TopicPartition) -> Damage:

@@ -354,6 +354,50 @@ def test_implausible_offsets_are_refused(
     assert check(data, capsys) == []
 
 
+def exchange(one: Path, other: Path) -> None:
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+@pytest.mark.parametrize("what", ["partition.metadata", "."])
+def test_the_directory_of_another_topic_is_named(data: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
+    exchange(data / "hurt-0" / what, data / "whole-0" / what)
+    findings = {finding["partition"]: finding for finding in check(data, capsys)}
+    assert findings.keys() == {"hurt-0", "whole-0"}
+    assert "is that of topic 'whole', but 'hurt' has" in findings["hurt-0"]["problem"]
+    with BrokerThread(data, **SETTINGS) as broker:
+        assert f"{data}/hurt-0/partition.metadata has topic id" in offline_reason(broker)
+    before = contents(data)
+    assert run(["log", "repair", str(data), "--accept-loss"]) == 1
+    assert contents(data) == before
+    assert "hurt-0: not repaired: delete the file if only it is wrong" in capsys.readouterr().err
+    if what == ".":
+        exchange(data / "hurt-0", data / "whole-0")
+    else:
+        for topic in ("hurt", "whole"):
+            (data / f"{topic}-0" / what).unlink()
+    assert check(data, capsys) == []
+    with BrokerThread(data, **SETTINGS) as broker:
+        assert len(read_with_librdkafka(broker.bootstrap, RECORDS)) == RECORDS
+
+
+def test_partitions_of_a_log_dir_that_is_not_given_are_not_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    with BrokerThread(one, other, **SETTINGS) as broker:
+        broker.create("many", 4)
+    (finding,) = check(one, capsys)
+    assert finding["partition"] == "-" and finding["file"].startswith("directory.id=")
+    assert finding["repair"] == "not possible: give all of log.dirs"
+    before = contents(one)
+    assert run(["log", "repair", str(one), "--accept-loss"]) == 0
+    assert contents(one) == before and len([*one.glob("many-*")]) == 2
+    assert run(["log", "check", str(one), str(other)]) == 0
+
+
 def test_findings_are_lines(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flip_a_bit_in_the_middle(data)
     (data / "recovery-point-offset-checkpoint").write_bytes(b"nonsense")

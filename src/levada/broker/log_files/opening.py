@@ -20,6 +20,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.storage.checkpoints import NEW_LOG
 from levada.storage.disk import Disk
+from levada.storage.file_names import METADATA_FILE
 from levada.storage.handles import FileHandleCache
 from levada.storage.log.log import Log
 from levada.storage.log_dir import FoundPartition, LogDir, encode_uuid
@@ -71,7 +72,7 @@ class LogLocator:
         if own:
             log_dir = own[0][0]
         else:
-            self._check_new(name, topic.id, assigned)
+            self._check_new(name, topic.id, assigned, candidates)
             log_dir = self._least_used()
         strays = [candidate for candidate in candidates if candidate not in own[:1]]
         if log_dir.offline:
@@ -85,8 +86,13 @@ class LogLocator:
         found, self.found = self.found, {}
         return [candidate for candidates in found.values() for candidate in candidates]
 
-    def _check_new(self, name: TopicPartition, topic_id: UUID, assigned: UUID | None) -> None:
-        """Raise KAFKA_STORAGE_ERROR if the log of a partition without a directory must not be created."""
+    def _check_new(
+        self, name: TopicPartition, topic_id: UUID, assigned: UUID | None, others: Sequence[Candidate]
+    ) -> None:
+        """Raise KAFKA_STORAGE_ERROR if the log of a partition without a directory must not be created.
+
+        `others` are directories of its name with the ids of other topics.
+        """
         if assigned == UNASSIGNED:
             return
         if assigned is None:  # of a version that did not assign partitions
@@ -101,6 +107,8 @@ class LogLocator:
                 where = f" ({', '.join(self._unopened)} is offline)" if self._unopened else ""
                 detail = f"its log dir with directory.id={encode_uuid(assigned)} is offline or not in log.dirs{where}"
                 raise _storage_error(detail)
+        for found in [found for log_dir, found in others if log_dir is former]:
+            raise _storage_error(_foreign(former, found, topic_id))
         raise _storage_error(_missing(former, name, topic_id))
 
     def _least_used(self) -> LogDir:
@@ -108,6 +116,14 @@ class LogLocator:
         if not usable:
             raise _storage_error("all log dirs are offline")
         return min(usable, key=lambda log_dir: self.logs[log_dir.path])
+
+
+def _foreign(log_dir: LogDir, found: FoundPartition, topic_id: UUID) -> str:
+    """Return why a directory is not that of the partition whose name it has, and what to do."""
+    found_id, expected = encode_uuid(found.topic_id or UNASSIGNED), encode_uuid(topic_id)
+    problem = f"{os.path.join(found.directory, METADATA_FILE)} has topic id {found_id}, but the topic has {expected}"
+    remedy = "delete the file if only it is wrong; otherwise restore the directory of the partition"
+    return f"{problem}: {remedy}, or see: levada log check {log_dir.path}"
 
 
 def _missing(log_dir: LogDir, name: TopicPartition, topic_id: UUID) -> str:

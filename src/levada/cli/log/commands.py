@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 import click
 
@@ -15,9 +14,8 @@ from levada.cli.options import output_option
 from levada.cli.output import Output, emit, printable
 
 if TYPE_CHECKING:
-    from levada.model import TopicPartition
     from levada.storage.disk import OsDisk
-    from levada.storage.log_check import Finding, LogDirCheck
+    from levada.storage.log_check import Finding, LogDirCheck, Topics
 
 METADATA_FILE = "levada-metadata.db"
 PROGRESS_S = 2.0
@@ -119,25 +117,25 @@ def _open(paths: tuple[str, ...], disk: "OsDisk", stack: ExitStack) -> "list[Log
 
 
 def _run(checks: "list[LogDirCheck]") -> "Iterator[Iterator[Finding]]":
-    """Check one data directory after the other; a missing folder is a finding of the first that knows the partition."""
-    expected = _partitions(checks)
-    for one in checks:
-        for found in one.log_dir.partitions():
-            expected.pop(found.partition, None)
+    """Check one data directory after the other."""
+    from levada.storage.log_check import find_missing, not_given
+
+    topics = _partitions(checks)
+    missing = find_missing([one.log_dir for one in checks], topics)
+    yield (not_given(*each) for each in missing.not_given.items())
     progress = _Progress()
-    for number, one in enumerate(checks):
-        last = number + 1 == len(checks)
-        own = {name: expected.pop(name) for name in list(expected) if last or one.log_dir.has_checkpoint(name)}
-        yield one.run(own, progress)
+    for one in checks:
+        yield one.run(topics, missing.by_path[one.log_dir.path], progress)
 
 
-def _partitions(checks: "list[LogDirCheck]") -> "dict[TopicPartition, UUID]":
-    """The partitions of the broker, from the metadata in the first data directory that has some."""
-    from levada.core.cluster.image import TopicChanged
+def _partitions(checks: "list[LogDirCheck]") -> "Topics":
+    """The partitions that the broker has in log dirs, from the metadata in the first data directory that has some."""
+    from levada.core.cluster.image import UNASSIGNED, TopicChanged
     from levada.core.cluster.metadata_records import decode
     from levada.metadata.sqlite import read_closed_store
     from levada.metadata.store import StoreError
     from levada.model import TopicPartition
+    from levada.storage.log_check import Assignment
 
     for one in checks:
         path = os.path.join(one.log_dir.path, METADATA_FILE)
@@ -147,11 +145,12 @@ def _partitions(checks: "list[LogDirCheck]") -> "dict[TopicPartition, UUID]":
             except (StoreError, ValueError) as error:
                 raise CommandError(f"{path} cannot be read: {error}") from error
             return {
-                TopicPartition(change.topic.name, index): change.topic.id
+                TopicPartition(change.topic.name, index): Assignment(change.topic.id, assigned)
                 for change in changes
                 if isinstance(change, TopicChanged)
                 for index, state in enumerate(change.topic.partitions)
                 if str(state.leader) == one.log_dir.owner
+                and (assigned := state.directory_of(state.leader)) != UNASSIGNED
             }
     return {}
 
