@@ -7,7 +7,7 @@ from uuid import UUID
 
 from levada.model import TopicPartition
 from levada.storage.checkpoints import LogCheckpoint
-from levada.storage.disk import OsDisk
+from levada.storage.disk import FILE_ERRORS, RESOURCE_ERRORS, OsDisk
 from levada.storage.file_names import METADATA_FILE, RepairDirectories
 from levada.storage.log.check import CheckedLog, ReadOnlyDisk
 from levada.storage.log.damage import Damage
@@ -99,10 +99,9 @@ class LogDirCheck:
         for name, one in found.items():
             if name in missing:
                 continue
-            checked = CheckedLog(ReadOnlyDisk(), one.directory, self.log_dir.checkpoint_of(name), progress)
-            if damages := checked.check():
-                refused = LogRepair(self.log_dir, name, self._disk).implausible_offset(checked)
-                self.damaged[name] = DamagedLog(damages, checked, refused=refused)
+            self._check(name, one.directory, progress)
+            if name in self.damaged:
+                damages, refused = self.damaged[name].damages, self.damaged[name].refused
                 yield from (_finding(name, damage, refused) for damage in damages)
         for name in missing:
             yield self._check_foreign(found[name]) if name in found else self._check_missing(name)
@@ -122,6 +121,19 @@ class LogDirCheck:
                 yield name, "records are lost; try: --accept-loss"
             else:
                 yield name, repair.run(checked, self._topics[name].topic_id if checked is None else None)
+
+    def _check(self, name: TopicPartition, directory: str, progress: Progress) -> None:
+        """Check the files of a log; an error of one of them is damage of this log only."""
+        checked = CheckedLog(ReadOnlyDisk(), directory, self.log_dir.checkpoint_of(name), progress)
+        try:
+            if damages := checked.check():
+                refused = LogRepair(self.log_dir, name, self._disk).implausible_offset(checked)
+                self.damaged[name] = DamagedLog(damages, checked, refused=refused)
+        except OSError as error:
+            if error.errno not in FILE_ERRORS - RESOURCE_ERRORS:
+                raise
+            damage = Damage(error.filename or directory, error.strerror or str(error))
+            self.damaged[name] = DamagedLog([damage], checked, refused=f"{damage}; make it readable, and check again")
 
     def _check_foreign(self, found: FoundPartition) -> Finding:
         """Describe a directory that has the name of a partition, and the topic id of another topic."""

@@ -1,6 +1,7 @@
 """`levada log check` and `repair`: on the data directory of a stopped broker, with brokers and clients afterwards."""
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -21,7 +22,8 @@ from tests.support.raw import batch, fetch, produce
 from levada.cli.main import run
 from levada.errors import ErrorCode
 from levada.model import TopicPartition as Name
-from levada.storage.disk import OsDisk
+from levada.storage.disk import OsDisk, open_regular
+from levada.storage.log.check import ReadOnlyDisk
 
 TIMEOUT_S = 30.0
 RECORDS = 40
@@ -109,6 +111,14 @@ def put_a_directory_in_place_of_a_log(data: Path) -> None:
     path = segments(data)[1]
     path.unlink()
     path.mkdir()
+
+
+def put_a_directory_in_place_of_a_swap(data: Path) -> None:
+    segments(data)[0].with_suffix(".log.swap").mkdir()
+
+
+def put_a_fifo_in_place_of_a_swap(data: Path) -> None:
+    os.mkfifo(segments(data)[0].with_suffix(".log.swap"))
 
 
 DAMAGES = [
@@ -352,6 +362,36 @@ def test_implausible_offsets_are_refused(
         path.unlink()
     run(["log", "repair", str(data), "--accept-loss"])
     assert check(data, capsys) == []
+
+
+@pytest.mark.parametrize("damage", [put_a_directory_in_place_of_a_swap, put_a_fifo_in_place_of_a_swap])
+def test_an_irregular_swap_is_damage_of_its_partition(
+    data: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
+) -> None:
+    damage(data)
+    (finding,) = check(data, capsys)
+    assert (finding["partition"], finding["problem"]) == ("hurt-0", "it is not a regular file")
+    with BrokerThread(data, **SETTINGS) as broker:
+        assert "it is not a regular file" in offline_reason(broker)
+    assert run(["log", "repair", str(data), "--accept-loss"]) == 0
+    assert check(data, capsys) == []
+    with BrokerThread(data, **SETTINGS) as broker:
+        assert len(read_with_librdkafka(broker.bootstrap, RECORDS)) == RECORDS
+
+
+def test_a_file_that_cannot_be_opened_is_damage_of_its_partition(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_file(disk: ReadOnlyDisk, path: str, create: bool = False) -> int:
+        if path == str(data / "hurt-0" / "leader-epoch-checkpoint"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return open_regular(path, os.O_RDONLY)
+
+    monkeypatch.setattr(ReadOnlyDisk, "open", open_file)
+    (finding,) = check(data, capsys)
+    assert (finding["partition"], finding["problem"]) == ("hurt-0", "Permission denied")
+    assert run(["log", "repair", str(data), "--accept-loss"]) == 1
+    assert "make it readable" in capsys.readouterr().err
 
 
 def exchange(one: Path, other: Path) -> None:

@@ -52,9 +52,10 @@ class LogFiles:
         by_suffix = {suffix: [name.offset for name in parsed if name.suffix == suffix] for _, suffix in parsed}
         self.bases = by_suffix.get(LOG_SUFFIX, [])  # of the segments
         self.snapshots = by_suffix.get(SNAPSHOT_SUFFIX, [])
-        self.swaps = by_suffix.get(LOG_SUFFIX + SWAP_SUFFIX, [])
+        swaps = by_suffix.get(LOG_SUFFIX + SWAP_SUFFIX, [])
+        self.swaps = [base for base in swaps if file_name(base, LOG_SUFFIX + SWAP_SUFFIX) not in self.irregular]
         self.deleted = by_suffix.get(LOG_SUFFIX + DELETED_SUFFIX, [])
-        known = {*self.bases, *self.swaps}
+        known = {*self.bases, *swaps}
         indexes = [name for name in parsed if name.suffix in SEGMENT_SUFFIXES and name.offset not in known]
         # Indexes without their log mean that the log is missing, unless the segment was being deleted: its
         # `.log.deleted` is unlinked after its indexes, and a power failure may restore them all.
