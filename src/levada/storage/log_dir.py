@@ -20,7 +20,15 @@ from levada.config.properties import parse
 from levada.logs import EventLog
 from levada.model import TopicPartition
 from levada.storage.checkpoints import CorruptCheckpointError, LogCheckpoint, decode_offsets, encode_offsets
-from levada.storage.disk import FILE_ERRORS, Disk, errors_of_one_log, read_file, remove_tree, write_atomically
+from levada.storage.disk import (
+    FILE_ERRORS,
+    Disk,
+    errors_of_one_log,
+    open_regular,
+    read_file,
+    remove_tree,
+    write_atomically,
+)
 from levada.storage.file_names import (
     METADATA_FILE,
     RepairDirectories,
@@ -125,7 +133,9 @@ class LogDir:
             disk.mkdir(path)
         try:
             lock = _acquire_lock(path, create=node_id is not None)
-        except IsADirectoryError as error:
+        except OSError as error:
+            if error.errno not in (errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENXIO):
+                raise
             raise LogDirError(f"{error.filename}: {error.strerror}") from error
         log_dir = cls(path, disk, node_id, lock)
         try:
@@ -412,7 +422,7 @@ def decode_partition_metadata(data: bytes) -> uuid.UUID | None:
 def _acquire_lock(path: str, create: bool) -> int:
     """Lock the directory; the lock ends with this process."""
     flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
-    lock = os.open(os.path.join(path, LOCK_FILE), flags | os.O_CLOEXEC, 0o644)
+    lock = open_regular(os.path.join(path, LOCK_FILE), flags)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -234,6 +234,15 @@ def test_a_directory_in_the_place_of_a_file_is_named(tmp_path: Path, name: str) 
         open_dir(tmp_path)
 
 
+@pytest.mark.parametrize("node_id", [1, None])
+def test_a_fifo_in_the_place_of_the_lock_is_named(tmp_path: Path, node_id: int | None) -> None:
+    open_dir(tmp_path).close(clean=True)
+    (tmp_path / ".lock").unlink()
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(LogDirError, match=r"\.lock: is not a regular file"):
+        LogDir.open(str(tmp_path), OsDisk(), node_id=node_id)
+
+
 def test_partitions_are_created_found_and_deleted(tmp_path: Path) -> None:
     log_dir = open_dir(tmp_path)
     partition = TopicPartition("orders.eu-west_1", 12)
