@@ -355,7 +355,7 @@ class LogDir:
             fields = json.loads(data)
             self._unclean = set(map(str, fields.get("unclean", ())))
             self.was_clean = fields["version"] == 0
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             _log.error("marker of a clean shutdown is corrupt; every log is recovered", file=marker)
         if self._node_id is not None:
             self._disk.unlink(marker)

@@ -234,6 +234,15 @@ def test_a_directory_in_the_place_of_a_file_is_named(tmp_path: Path, name: str) 
         open_dir(tmp_path)
 
 
+@pytest.mark.parametrize("content", [b"", b"[]", b"7", b'{"version": 0, "unclean": 7}', b"[" * 100_000])
+def test_a_corrupt_mark_of_a_clean_stop_does_not_count(tmp_path: Path, content: bytes) -> None:
+    open_dir(tmp_path).close(clean=True)
+    (tmp_path / ".kafka_cleanshutdown").write_bytes(content)
+    log_dir = open_dir(tmp_path)
+    assert not log_dir.was_clean
+    log_dir.close(clean=False)
+
+
 @pytest.mark.parametrize("node_id", [1, None])
 def test_a_fifo_in_the_place_of_the_lock_is_named(tmp_path: Path, node_id: int | None) -> None:
     open_dir(tmp_path).close(clean=True)

@@ -262,6 +262,8 @@ class RecordReader:
             record = from_json(json.loads(text))
         except json.JSONDecodeError as error:
             raise CommandError(f"line {number} of the input: not JSON ({error.msg})", EXIT_USAGE) from None
+        except RecursionError:
+            raise CommandError(f"line {number} of the input: JSON that is nested too deeply", EXIT_USAGE) from None
         except (ValueError, KeyError, TypeError) as error:
             raise CommandError(f"line {number} of the input: {error}", EXIT_USAGE) from None
         record["headers"] += self._headers

@@ -12,6 +12,8 @@ from tests.support.shell import TIMEOUT_S, Shell
     [
         ('{"key": "a"}', 'a record needs the field "value"'),
         ("{}", 'a record needs the field "value"'),
+        ('{"value": ' + "[" * 100_000, "JSON that is nested too deeply"),
+        ('{"value": ' + "[" * 100_000 + "]" * 100_000 + "}", "JSON that is nested too deeply"),
         ('{"valeu": "x"}', "a record has no field 'valeu'; did you mean value?"),
         ('{"value": "x", "shop": "tea"}', "a record has no field 'shop'"),
         ('{"value": "x", "headers": [{"name": "a"}]}', 'a header needs the field "value"'),
