@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.support.broker import BrokerThread, crash_image
 from tests.support.client import NoLog
 from tests.support.raw import batch, fetch, produce
@@ -24,6 +24,7 @@ from levada.errors import ErrorCode
 from levada.model import TopicPartition as Name
 from levada.storage.disk import OsDisk, open_regular
 from levada.storage.log.check import ReadOnlyDisk
+from levada.wire.batches import iterate_headers
 
 TIMEOUT_S = 30.0
 RECORDS = 40
@@ -392,6 +393,38 @@ def test_a_file_that_cannot_be_opened_is_damage_of_its_partition(
     assert (finding["partition"], finding["problem"]) == ("hurt-0", "Permission denied")
     assert run(["log", "repair", str(data), "--accept-loss"]) == 1
     assert "make it readable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["marker", "record"])
+def test_a_lost_marker_is_announced_and_its_transaction_aborted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    data = tmp_path / "data"
+    with BrokerThread(data) as broker, broker.connect() as one:
+        broker.create("hurt")
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "t"}, logger=NoLog())
+        producer.init_transactions(TIMEOUT_S)
+        producer.begin_transaction()
+        producer.produce("hurt", b"in a transaction", partition=0)
+        producer.commit_transaction(TIMEOUT_S)
+        assert produce(one, "hurt", batch(b"after it")).base_offset == 2
+    content = bytearray(segments(data)[0].read_bytes())
+    headers = list(iterate_headers(memoryview(content)))
+    position = next(at for at, header in headers if header.is_control == (kind == "marker"))
+    content[position + 70] ^= 1
+    segments(data)[0].write_bytes(content)
+    for path in (data / "hurt-0").glob("*.snapshot"):  # which may know the end of the transaction
+        path.unlink()
+    assert run(["log", "repair", str(data), "--accept-loss"]) == 0
+    hint = "levada txn abort --hanging --topic hurt"
+    assert (hint in capsys.readouterr().err) == (kind == "marker")
+    with BrokerThread(data) as broker, broker.connect() as one:
+        if kind == "marker":
+            assert fetch(one, "hurt", 0, isolation_level=1).last_stable_offset == 0
+            assert run([*hint.split()[1:], "--yes", "-b", broker.bootstrap]) == 0
+        stable = fetch(one, "hurt", 0, isolation_level=1)
+        assert stable.last_stable_offset == stable.high_watermark
+        assert read_with_librdkafka(broker.bootstrap, 3) == {2: b"after it"}
 
 
 def exchange(one: Path, other: Path) -> None:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 METADATA_FILE = "levada-metadata.db"
 PROGRESS_S = 2.0
+HANGING = (
+    "the end of a transaction may be lost, and read_committed consumers stop there; start the broker, then see: "
+    "levada txn list --hanging --topic {topic}, and: levada txn abort --hanging --topic {topic}"
+)
 
 directories = click.argument(
     "directories", metavar="DIR...", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False)
@@ -95,6 +99,8 @@ def repair(directories: tuple[str, ...], accept_loss: bool, output: Output) -> N
                 )
                 kept = f", damaged files kept in {repaired.kept}" if repaired.kept else ""
                 click.echo(f"{name}: repaired up to offset {repaired.end_offset}{lost}{kept}", err=True)
+                if repaired.hanging:
+                    click.echo(f"{name}: {HANGING.format(topic=name.topic)}", err=True)
     if remaining:
         raise click.exceptions.Exit(1)
 

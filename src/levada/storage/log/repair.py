@@ -43,6 +43,7 @@ class Repaired(NamedTuple):
     kept: str | None
     end_offset: int
     lost: list[range]  # offsets that empty batches replace
+    hanging: frozenset[int] = frozenset()  # producers whose transactions are open, and whose markers may be lost
 
 
 def costs_records(damage: Damage) -> bool:
@@ -53,7 +54,7 @@ def costs_records(damage: Damage) -> bool:
 class LogRepair:
     """Repairs one log of a log dir that no broker uses."""
 
-    __slots__ = ("_checkpoint", "_disk", "_log_dir", "_lost", "_name", "_target", "_timestamp")
+    __slots__ = ("_checkpoint", "_disk", "_hanging", "_log_dir", "_lost", "_name", "_open", "_target", "_timestamp")
 
     def __init__(self, log_dir: LogDir, name: TopicPartition, disk: OsDisk) -> None:
         self._log_dir = log_dir
@@ -61,6 +62,8 @@ class LogRepair:
         self._disk = disk
         self._checkpoint: LogCheckpoint = log_dir.checkpoint_of(name)
         self._lost: list[range] = []
+        self._open: set[int] = set()  # producers with an open transaction, at the batch that was written last
+        self._hanging: set[int] = set()  # those of them that had one before lost offsets
         self._timestamp = int(time.time() * 1000)
         self._target = ""
 
@@ -96,7 +99,7 @@ class LogRepair:
         if checked is not None:
             self._disk.rename(self._in_log_dir(str(self._name)), paths.damaged)
         self._move_in_place(paths.repaired, end_offset)
-        return Repaired(None if checked is None else paths.damaged, end_offset, self._lost)
+        return Repaired(None if checked is None else paths.damaged, end_offset, self._lost, frozenset(self._hanging))
 
     def complete(self, paths: RepairDirectories, end_offset: int) -> Repaired:
         """Complete a repair that was interrupted after the damaged directory was renamed."""
@@ -183,8 +186,7 @@ class LogRepair:
             for data, header, lost in self._pieces(segment, following, before):
                 if following is None or damaged:
                     position = write_all(self._disk, target, [data], position)
-                if lost:
-                    self._lost.append(lost)
+                self._track(header, lost)
                 before, end_offset = header, header.last_offset + 1
             self._disk.fsync(target)
         finally:
@@ -218,7 +220,18 @@ class LogRepair:
         for part in _parts(offsets):
             data, before = self._empty_batch(part, before)
             write_atomically(self._disk, self._path(part.start), data)
-            self._lost.append(part)
+            self._track(before, part)
+
+    def _track(self, header: BatchHeader, lost: range) -> None:
+        """Track lost offsets, and the transactions that are open around them."""
+        if lost:
+            self._lost.append(lost)
+            self._hanging |= self._open
+        elif header.is_control:
+            self._open.discard(header.producer_id)
+            self._hanging.discard(header.producer_id)
+        elif header.is_transactional:
+            self._open.add(header.producer_id)
 
     def _create(self, offset: int) -> None:
         path = self._path(offset)
