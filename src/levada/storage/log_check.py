@@ -6,7 +6,6 @@ from typing import NamedTuple
 from uuid import UUID
 
 from levada.model import TopicPartition
-from levada.storage.checkpoints import LogCheckpoint
 from levada.storage.disk import FILE_ERRORS, RESOURCE_ERRORS, OsDisk
 from levada.storage.file_names import METADATA_FILE, RepairDirectories
 from levada.storage.log.check import CheckedLog, ReadOnlyDisk
@@ -157,10 +156,20 @@ class LogDirCheck:
                 self.damaged[name] = DamagedLog([], checked, interrupted)
                 problem = "the repair of the partition was interrupted when this directory was complete"
                 return Finding(str(name), interrupted.repaired, None, None, problem, "nothing", f"rename it to {name}")
-        damage = _missing_folder(self.log_dir, name)
-        refused = LogRepair(self.log_dir, name, self._disk).implausible_offset(None)
+        repair = LogRepair(self.log_dir, name, self._disk)
+        known, refused = (
+            range(checkpoint.log_start_offset or 0, repair.known_end(None)),
+            repair.implausible_offset(None),
+        )
+        damage = Damage(os.path.join(self.log_dir.path, str(name)), "the folder is missing", lost=known)
         self.damaged[name] = DamagedLog([damage], refused=refused)
-        return _finding(name, damage, refused)
+        finding = _finding(name, damage, refused)
+        if refused:
+            return finding
+        lost = f"offsets {known.start} to {known.stop - 1}" if known else "nothing"
+        if not checkpoint.clean:
+            lost = f"unknown, at least {lost}" if known else "unknown"
+        return finding._replace(lost=lost, repair=f"with --accept-loss: create an empty log at offset {known.stop}")
 
     def close(self) -> None:
         """Unlock the log dir; the marker of a clean shutdown stays as it is."""
@@ -172,12 +181,6 @@ def not_given(directory_id: UUID, partitions: Sequence[TopicPartition]) -> Findi
     problem = f"the log dir of {len(partitions)} partitions, the first is {partitions[0]}, is not given"
     remedy = "not possible: give all of log.dirs"
     return Finding("-", f"directory.id={encode_uuid(directory_id)}", None, None, problem, "unknown", remedy)
-
-
-def _missing_folder(log_dir: LogDir, name: TopicPartition) -> Damage:
-    checkpoint: LogCheckpoint = log_dir.checkpoint_of(name)
-    start, end = checkpoint.log_start_offset or 0, checkpoint.recovery_point or 0
-    return Damage(os.path.join(log_dir.path, str(name)), "the folder is missing", lost=range(start, max(start, end)))
 
 
 def _finding(name: TopicPartition, damage: Damage, refused: str) -> Finding:

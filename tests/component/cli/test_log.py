@@ -427,6 +427,32 @@ def test_a_lost_marker_is_announced_and_its_transaction_aborted(
         assert read_with_librdkafka(broker.bootstrap, 3) == {2: b"after it"}
 
 
+@pytest.mark.parametrize("cleaned", [None, 25])
+def test_an_unknown_end_is_announced(data: Path, capsys: pytest.CaptureFixture[str], cleaned: int | None) -> None:
+    with BrokerThread(data, **SETTINGS) as broker, broker.connect() as one:
+        broker.create("new")
+        assert produce(one, "new", batch(b"a")).error_code == 0
+        image = crash_image(data, data.with_name("killed"))
+    shutil.rmtree(image / "new-0")
+    if cleaned is not None:
+        (image / "cleaner-offset-checkpoint").write_text(f"0\n1\nnew 0 {cleaned}\n")
+    (finding,) = check(image, capsys)
+    assert finding["lost"] == ("unknown" if cleaned is None else "unknown, at least offsets 0 to 24")
+    assert finding["repair"] == f"with --accept-loss: create an empty log at offset {cleaned or 0}"
+    assert run(["log", "repair", str(image), "--accept-loss"]) == 0
+    assert f"offsets from {cleaned or 0} on may be given out again" in capsys.readouterr().err
+    with BrokerThread(image, **SETTINGS) as broker, broker.connect() as one:
+        assert produce(one, "new", batch(b"b")).base_offset == (cleaned or 0)
+
+
+def test_a_known_end_is_where_the_log_goes_on(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    remove_the_folder(data)
+    (finding,) = check(data, capsys)
+    assert finding["lost"] == f"offsets 0 to {RECORDS - 1}"
+    assert run(["log", "repair", str(data), "--accept-loss"]) == 0
+    assert "may be given out again" not in capsys.readouterr().err
+
+
 def exchange(one: Path, other: Path) -> None:
     aside = one.with_name("aside")
     one.rename(aside)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 METADATA_FILE = "levada-metadata.db"
 PROGRESS_S = 2.0
+UNKNOWN_END = (
+    "lost: unknown; no checkpoint has the end of the old log, and offsets from {offset} on may be given out again"
+)
 HANGING = (
     "the end of a transaction may be lost, and read_committed consumers stop there; start the broker, then see: "
     "levada txn list --hanging --topic {topic}, and: levada txn abort --hanging --topic {topic}"
@@ -99,6 +102,8 @@ def repair(directories: tuple[str, ...], accept_loss: bool, output: Output) -> N
                 )
                 kept = f", damaged files kept in {repaired.kept}" if repaired.kept else ""
                 click.echo(f"{name}: repaired up to offset {repaired.end_offset}{lost}{kept}", err=True)
+                if not repaired.end_is_known:
+                    click.echo(f"{name}: {UNKNOWN_END.format(offset=repaired.end_offset)}", err=True)
                 if repaired.hanging:
                     click.echo(f"{name}: {HANGING.format(topic=name.topic)}", err=True)
     if remaining:

@@ -30,7 +30,13 @@ from levada.storage.log.check import CheckedLog
 from levada.storage.log.damage import Damage
 from levada.storage.log.scan import InvalidBytes, valid_and_invalid_batches
 from levada.storage.log.segment import RELATIVE_OFFSET_MAX, LogSegment
-from levada.storage.log_dir import LOG_STARTS_FILE, RECOVERY_POINTS_FILE, LogDir, encode_partition_metadata
+from levada.storage.log_dir import (
+    CLEANER_FILE,
+    LOG_STARTS_FILE,
+    RECOVERY_POINTS_FILE,
+    LogDir,
+    encode_partition_metadata,
+)
 from levada.wire.batches import BatchHeader
 from levada.wire.record_filter import placeholder_batch
 
@@ -43,6 +49,7 @@ class Repaired(NamedTuple):
     kept: str | None
     end_offset: int
     lost: list[range]  # offsets that empty batches replace
+    end_is_known: bool = True  # otherwise offsets from `end_offset` on may be given out again
     hanging: frozenset[int] = frozenset()  # producers whose transactions are open, and whose markers may be lost
 
 
@@ -54,7 +61,18 @@ def costs_records(damage: Damage) -> bool:
 class LogRepair:
     """Repairs one log of a log dir that no broker uses."""
 
-    __slots__ = ("_checkpoint", "_disk", "_hanging", "_log_dir", "_lost", "_name", "_open", "_target", "_timestamp")
+    __slots__ = (
+        "_checkpoint",
+        "_disk",
+        "_end_is_known",
+        "_hanging",
+        "_log_dir",
+        "_lost",
+        "_name",
+        "_open",
+        "_target",
+        "_timestamp",
+    )
 
     def __init__(self, log_dir: LogDir, name: TopicPartition, disk: OsDisk) -> None:
         self._log_dir = log_dir
@@ -62,6 +80,7 @@ class LogRepair:
         self._disk = disk
         self._checkpoint: LogCheckpoint = log_dir.checkpoint_of(name)
         self._lost: list[range] = []
+        self._end_is_known = True
         self._open: set[int] = set()  # producers with an open transaction, at the batch that was written last
         self._hanging: set[int] = set()  # those of them that had one before lost offsets
         self._timestamp = int(time.time() * 1000)
@@ -99,7 +118,8 @@ class LogRepair:
         if checked is not None:
             self._disk.rename(self._in_log_dir(str(self._name)), paths.damaged)
         self._move_in_place(paths.repaired, end_offset)
-        return Repaired(None if checked is None else paths.damaged, end_offset, self._lost, frozenset(self._hanging))
+        kept = None if checked is None else paths.damaged
+        return Repaired(kept, end_offset, self._lost, self._end_is_known, frozenset(self._hanging))
 
     def complete(self, paths: RepairDirectories, end_offset: int) -> Repaired:
         """Complete a repair that was interrupted after the damaged directory was renamed."""
@@ -126,9 +146,10 @@ class LogRepair:
 
     def _write_segments(self, checked: CheckedLog | None) -> int:
         """Write the segments of the repaired log; return its end offset."""
-        known_end = self._known_offsets(checked)[-1][0]
+        known_end = self.known_end(checked)
         segments = [] if checked is None else [one for one in checked.segments if not self._is_odd(checked, one)]
         if checked is None or not segments:
+            self._end_is_known = self._checkpoint.clean
             self._create(known_end)
             return known_end
         first = segments[0].base_offset
@@ -147,12 +168,18 @@ class LogRepair:
             self._copy(checked, file_name(offset, SNAPSHOT_SUFFIX))
         return max(end_offset, following or 0)
 
+    def known_end(self, checked: CheckedLog | None) -> int:
+        """Return the offset up to which the log was written, as far as is known."""
+        return self._known_offsets(checked)[-1][0]
+
     def _known_offsets(self, checked: CheckedLog | None) -> list[tuple[int, str]]:
         """Return the offsets of which a checkpoint or the name of a file says that the log was that long, in order."""
         checkpoints = {
             LOG_STARTS_FILE: self._checkpoint.log_start_offset,
             RECOVERY_POINTS_FILE: self._checkpoint.recovery_point,
         }
+        if checked is None:
+            checkpoints[CLEANER_FILE] = self._log_dir.cleaner_offsets.get(self._name)
         known = [(offset, self._in_log_dir(file)) for file, offset in checkpoints.items() if offset is not None]
         if checked is None:
             known.append((self._checkpoint.log_start_offset or 0, self._in_log_dir(str(self._name))))
