@@ -10,7 +10,7 @@ from levada.storage.checkpoints import LeaderEpochFileCache, LogCheckpoint, Tran
 from levada.storage.disk import FILE_ERRORS, Disk, OsDisk, open_regular
 from levada.storage.file_names import EPOCHS_FILE, SWAP_SUFFIX, TXN_CHECKSUMS_FILE
 from levada.storage.handles import FileHandleCache
-from levada.storage.log.damage import Damage, file_damage, segment_damage
+from levada.storage.log.damage import Damage, file_damage, segment_damage, snapshot_damage
 from levada.storage.log.files import LogFiles, Swap
 from levada.storage.log.indexes import NO_ENTRIES
 from levada.storage.log.scan import (
@@ -73,6 +73,8 @@ class CheckedLog:
             bases = [segment.base_offset for segment in self.segments]
             for segment, following in zip(self.segments, [*bases[1:], None], strict=bool(bases)):
                 self._check_segment(segment, following)
+            if bases:
+                self.damages += snapshot_damage(files, self.end_offset, self._checkpoint)
         finally:
             handles.close_all()
         return self.damages

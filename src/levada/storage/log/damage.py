@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from levada.errors import ErrorCode, KafkaError
 from levada.storage.checkpoints import LogCheckpoint
-from levada.storage.file_names import LOG_SUFFIX, file_name
+from levada.storage.file_names import LOG_SUFFIX, SNAPSHOT_SUFFIX, file_name
 from levada.storage.log.files import LogFiles
 from levada.storage.log.scan import SegmentScan, find_batch
 from levada.storage.log.segment import LogSegment
@@ -51,10 +51,10 @@ def file_damage(files: LogFiles, checkpoint: LogCheckpoint, epochs: list[tuple[i
         yield Damage(files.path(name), "it is not a regular file")
     point, start = checkpoint.recovery_point or 0, checkpoint.log_start_offset or 0
     if not files.bases:
-        had_segments = bool(epochs) and not checkpoint.power_lost
+        had_segments = bool(epochs or files.snapshots) and not checkpoint.power_lost
         if point > start or had_segments:
-            problem = f"the log has no {LOG_SUFFIX} file"
-            yield Damage(files.path(file_name(start, LOG_SUFFIX)), problem, lost=range(start, max(start, point)))
+            problem, end = f"the log has no {LOG_SUFFIX} file", max(start, point, _snapshot_end(files, checkpoint))
+            yield Damage(files.path(file_name(start, LOG_SUFFIX)), problem, lost=range(start, end))
         return
     for base in files.orphans:
         if checkpoint.clean or base < point or not checkpoint.power_lost:
@@ -70,6 +70,22 @@ def file_damage(files: LogFiles, checkpoint: LogCheckpoint, epochs: list[tuple[i
         path = files.path(file_name(expected, LOG_SUFFIX))
         yield Damage(path, f"the log starts at offset {expected}, but its first segment at {first}",
                      lost=range(expected, first))  # fmt: skip
+
+
+def snapshot_damage(files: LogFiles, end_offset: int, checkpoint: LogCheckpoint) -> Iterator[Damage]:
+    """Yield the newest producer snapshot if the log ends before it: the batches below it were written first."""
+    snapshot = _snapshot_end(files, checkpoint)
+    if end_offset < snapshot:
+        problem = f"the log ends at offset {end_offset}, before this producer snapshot"
+        yield Damage(files.path(file_name(snapshot, SNAPSHOT_SUFFIX)), problem, lost=range(end_offset, snapshot))
+
+
+def _snapshot_end(files: LogFiles, checkpoint: LogCheckpoint) -> int:
+    """Return the offset that the log has reached according to its producer snapshots.
+
+    After a power failure they tell nothing, and after a clean shutdown the recovery point is the end.
+    """
+    return 0 if checkpoint.clean or checkpoint.power_lost else max(files.snapshots, default=0)
 
 
 def segment_damage(

@@ -59,12 +59,7 @@ class Log:
     )
 
     def __init__(
-        self,
-        directory: str,
-        config: TopicConfig,
-        disk: Disk,
-        handles: FileHandleCache,
-        recovered: RecoveredLog,
+        self, directory: str, config: TopicConfig, disk: Disk, handles: FileHandleCache, recovered: RecoveredLog
     ) -> None:
         self.directory = directory
         self._config = config
@@ -344,24 +339,22 @@ class Log:
         created_ms = self.active.created_ms
         segment, position = self.reader.locate(offset)
         header = segment.header_at(position)
+        end_offset = min(offset, header.base_offset) if header else offset
+        self.producer_snapshots.delete_after(end_offset)  # first: recovery misses the batches below a snapshot
         kept = self.segments.index(segment) + 1 if offset >= segment.base_offset else 0
         delete_last_segments(self.reader.remove(kept, len(self.segments)))
-        self.next_offset = self.log_end_offset = min(offset, header.base_offset) if header else offset
+        self.next_offset = self.log_end_offset = end_offset
         if kept:
             truncate_segment(segment, position)
-            segment.txn_index.truncate(self.log_end_offset)
+            segment.txn_index.truncate(end_offset)
             segment.rebuild_indexes(self._config.index_interval_bytes)
             self._activate_last_segment()
         else:
             self._create_segment(created_ms)
-        self._truncated(self.log_end_offset)
-
-    def _truncated(self, end_offset: int) -> None:
         self.log_start_offset = min(self.log_start_offset, end_offset)
         self.recovery_point = min(self.recovery_point, end_offset)
         self.leader_epochs.truncate_from_end(end_offset)
         self._store_epochs()
-        self.producer_snapshots.delete_after(end_offset)
 
     # Durability.
 

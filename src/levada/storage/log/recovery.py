@@ -22,7 +22,7 @@ from levada.storage.checkpoints import (
 from levada.storage.disk import Disk, errors_of_one_log
 from levada.storage.file_names import EPOCHS_FILE
 from levada.storage.handles import FileHandleCache
-from levada.storage.log.damage import DamagedLogError, file_damage, segment_damage
+from levada.storage.log.damage import DamagedLogError, file_damage, segment_damage, snapshot_damage
 from levada.storage.log.deletion import delete_last_segments, truncate_segment
 from levada.storage.log.files import LogFiles
 from levada.storage.log.indexes import NO_ENTRIES
@@ -99,6 +99,8 @@ class Recovery:
         for damage in file_damage(files, self._checkpoint, self._epochs.entries):
             raise DamagedLogError(damage)
         checked, dropped = self._check(files.bases)
+        for damage in snapshot_damage(files, checked[-1].end_offset, self._checkpoint) if checked else ():
+            raise DamagedLogError(damage)
         # From here on files change.
         stored_epochs = list(self._epochs.entries)
         if files.bases and stored_epochs and files.bases[0] > stored_epochs[0][1]:

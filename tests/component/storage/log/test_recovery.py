@@ -18,7 +18,9 @@ from tests.support.logs import NOW_MS, QuickDisk, append, make_batch, open_log, 
 
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
+from levada.storage.log.deletion import delete_last_segments
 from levada.storage.log.log import Log
+from levada.storage.log.segment import LogSegment
 
 OPTIONS: dict[str, Any] = {"segment_bytes": 1_500, "index_interval_bytes": 300}
 
@@ -411,6 +413,40 @@ def test_a_killed_process_leaves_whole_segments(tmp_path: Path) -> None:
     offline(tmp_path / "short", "its CRC differs, but valid batches follow", clean=False, power_lost=False)
     log = open_log(tmp_path / "short", clean=False)
     assert read_all(log) == kept[:1]
+
+
+@pytest.mark.parametrize("gone", ["every segment", "last segment"])
+def test_a_producer_snapshot_tells_how_long_a_killed_log_was(tmp_path: Path, gone: str) -> None:
+    """Its batches were written first. A power failure may take them and leave the snapshot."""
+    folder = tmp_path / "t-0"
+    fill(folder, clean=False)
+    first = 0 if gone == "every segment" else int(last_log(folder).stem)
+    for path in folder.iterdir():
+        if path.suffix in (".log", ".index", ".timeindex") and int(path.stem) >= first:
+            path.unlink()
+    (folder / "leader-epoch-checkpoint").unlink()
+    problem = f"the log ends at offset {first}, before this producer snapshot" if first else "the log has no .log file"
+    offline(folder, f"{problem}; offsets {first} to 59 are lost", clean=False, recovery_point=0, power_lost=False)
+    log = open_log(folder, clean=False, recovery_point=0, **OPTIONS)
+    assert (log.log_end_offset, log.producer_snapshots.offsets()) == (first, [])
+    log.close(clean=False)
+
+
+def test_a_truncation_that_a_kill_interrupts_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, left = tmp_path / "t-0", tmp_path / "left"
+    fill(folder)
+
+    def delete_and_copy(segments: list[LogSegment]) -> None:
+        delete_last_segments(segments)
+        shutil.copytree(folder, left)
+
+    monkeypatch.setattr("levada.storage.log.log.delete_last_segments", delete_and_copy)
+    log = open_log(folder, **OPTIONS)
+    log.truncate_to(20)
+    log.close(clean=False)
+    log = open_log(left, clean=False, power_lost=False, recovery_point=20, **OPTIONS)
+    assert 20 <= log.log_end_offset < 60
+    log.close(clean=False)
 
 
 def replace_with_directory(path: Path) -> None:
