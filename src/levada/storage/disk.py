@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from levada.errors import ErrorCode, KafkaError
 
+SMALL_FILE_BYTES_MAX = 64 * 1024 * 1024  # a checkpoint of 200,000 partitions, or 300,000 producers
 IOVECS_MAX = 1_000  # IOV_MAX is 1,024
 TEMPORARY_SUFFIX = ".tmp"
 RESOURCE_ERRORS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))  # which pass: no file is damaged
@@ -202,14 +203,17 @@ def write_all(disk: Disk, fd: int, views: Sequence[bytes | memoryview], position
     return position
 
 
-def read_file(disk: Disk, path: str) -> bytes | None:
-    """Return the content of a small file; None if it does not exist."""
+def read_file(disk: Disk, path: str, bytes_max: int = SMALL_FILE_BYTES_MAX) -> bytes | None:
+    """Return the content of a small file; None if it does not exist.
+
+    No valid file has more than `bytes_max`: of a larger one, one byte more than that is returned.
+    """
     try:
         fd = disk.open(path)
     except FileNotFoundError:
         return None
     try:
-        return disk.pread(fd, disk.size(fd), 0)
+        return disk.pread(fd, min(disk.size(fd), bytes_max + 1), 0)
     finally:
         disk.close(fd)
 

@@ -39,6 +39,7 @@ from levada.storage.file_names import (
 )
 
 FORMAT = 1
+META_BYTES_MAX = 64 * 1024
 META_FILE = "meta.properties"
 LOCK_FILE = ".lock"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
@@ -291,7 +292,9 @@ class LogDir:
 
     def _read_meta_properties(self) -> None:
         path = self._path(META_FILE)
-        data = read_file(self._disk, path)
+        data = read_file(self._disk, path, META_BYTES_MAX)
+        if data is not None and len(data) > META_BYTES_MAX:
+            raise LogDirError(f"{path} has more than {META_BYTES_MAX} bytes: restore it from a backup")
         fields = parse((data or b"").decode(errors="replace"))
         if "levada.format" not in fields and self._is_kafkas(fields):
             raise LogDirError(

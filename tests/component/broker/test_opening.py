@@ -505,6 +505,27 @@ def test_an_odd_file_takes_only_its_partition_offline(tmp_path: Path) -> None:
         assert broker.broker.log_dirs.offline_partitions() == {("odd", 0)}
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("orders-0/leader-epoch-checkpoint", "orders-0/partition.metadata", "orders-0/*.index"),
+        *("orders-0/*.timeindex", "orders-0/*.snapshot", "recovery-point-offset-checkpoint"),
+        *("log-start-offset-checkpoint", ".boot-id", ".kafka_cleanshutdown"),
+    ],
+)
+def test_a_file_that_can_be_rebuilt_may_have_any_size(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        assert create(one, "orders").error_code == error_of(one, "orders") == 0
+    (path,) = tmp_path.glob(name)
+    os.truncate(path, 1 << 41)  # sparse
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        assert fetch(one, "orders", 0).high_watermark == 1
+        assert error_of(one, "orders") == 0
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_one_open_partition_is_taken_offline(tmp_path: Path) -> None:
     with BrokerThread(tmp_path) as broker, broker.connect() as one:
         for topic in ("hurt", "good"):

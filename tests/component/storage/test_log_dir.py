@@ -73,6 +73,13 @@ def test_a_strange_meta_properties_is_refused(tmp_path: Path, old: str, new: str
         open_dir(tmp_path)
 
 
+def test_a_huge_meta_properties_is_refused(tmp_path: Path) -> None:
+    open_dir(tmp_path).close(clean=False)
+    os.truncate(tmp_path / "meta.properties", 1 << 41)  # sparse
+    with pytest.raises(LogDirError, match=r"meta\.properties has more than 65536 bytes"):
+        open_dir(tmp_path)
+
+
 def test_partitions_without_meta_properties_are_refused(tmp_path: Path) -> None:
     log_dir = open_dir(tmp_path)
     log_dir.create_partition(TopicPartition("a", 0), TOPIC_ID)

@@ -52,7 +52,9 @@ def torn_tail_accepted(patch: pytest.MonkeyPatch) -> type[SimDisk]:
 
 def index_trusted(patch: pytest.MonkeyPatch) -> type[SimDisk]:
     """Stored indexes are believed, also where the log behind them was cut or never written."""
-    patch.setattr(LogSegment, "reset_indexes", lambda self: (self.offset_index.load(), self.time_index.load()))
+    patch.setattr(
+        LogSegment, "reset_indexes", lambda self: (self.offset_index.load(self.size), self.time_index.load(self.size))
+    )
     patch.setattr(LogSegment, "is_valid_entry", lambda self, relative, position: True)
     return SimDisk
 

@@ -39,8 +39,8 @@ def swap(log: Log, expected: list[LogSegment], cleaned: CleanedSegment, now_ms: 
     segment.size = cleaned.size
     segment.max_timestamp = cleaned.max_timestamp
     segment.max_timestamp_offset = cleaned.max_timestamp_offset
-    segment.offset_index.load()
-    segment.time_index.load()
+    segment.offset_index.load(segment.size)
+    segment.time_index.load(segment.size)
     segment.txn_index.load(segment.base_offset, segment.size)
     log.segments_to_delete += log.reader.replace(start, start + len(expected), segment)
 

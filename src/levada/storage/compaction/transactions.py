@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from levada.core.partition.producer_state import AbortedTransaction
 from levada.storage.disk import Disk, read_file
 from levada.storage.file_names import TXN_INDEX_SUFFIX, file_name
-from levada.storage.log.indexes import TRANSACTION_ENTRY
+from levada.storage.log.indexes import TRANSACTION_ENTRY, TRANSACTION_INDEX_BYTES_MAX
 from levada.wire.batches import BatchHeader, decode
 from levada.wire.control_records import read_marker
 
@@ -66,7 +66,8 @@ def aborted_in(
     `bases` are the base offsets of the segments from the one that contains `start_offset` to the newest.
     """
     for base in bases:
-        data = read_file(disk, os.path.join(directory, file_name(base, TXN_INDEX_SUFFIX))) or b""
+        path = os.path.join(directory, file_name(base, TXN_INDEX_SUFFIX))
+        data = read_file(disk, path, TRANSACTION_INDEX_BYTES_MAX) or b""
         whole = memoryview(data)[: len(data) // TRANSACTION_ENTRY.size * TRANSACTION_ENTRY.size]
         for _, *entry in TRANSACTION_ENTRY.iter_unpack(whole):
             transaction = AbortedTransaction(*entry)

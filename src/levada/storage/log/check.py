@@ -156,7 +156,7 @@ class CheckedLog:
 
 def _offset_index_matches(segment: LogSegment) -> bool:
     index = segment.offset_index
-    if not index.load():
+    if not index.load(segment.size):
         return False
     entries = [index.entry(number) for number in range(len(index))]
     return all(entry is not None and segment.is_valid_entry(*entry) for entry in entries)
@@ -165,7 +165,7 @@ def _offset_index_matches(segment: LogSegment) -> bool:
 def _time_index_matches(segment: LogSegment, scan: SegmentScan) -> bool:
     """Whether the last entry has the greatest timestamp of the segment."""
     index = segment.time_index
-    if not index.load():
+    if not index.load(segment.size):
         return False
     expected = (scan.max_timestamp, scan.max_timestamp_offset - scan.base_offset)
     return index.last() == (expected if segment.size else None)

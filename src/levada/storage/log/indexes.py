@@ -30,6 +30,7 @@ BLOCKS_SCANNED: Final = 16  # with one read, when an index is searched for the f
 TRANSACTION_VERSION: Final = 0
 NO_ENTRIES: Final = Checksum()
 TRANSACTION_RUN_ENTRIES: Final = 64
+TRANSACTION_INDEX_BYTES_MAX: Final = 1024 * 1024 * 1024  # a segment has 2 GiB at most, and a marker two entries' size
 # Version, producer id, first offset, last offset (that of the marker), last stable offset.
 TRANSACTION_ENTRY: Final = Struct(">hqqqq")
 
@@ -67,13 +68,16 @@ class SparseIndex:
         self.stored = 0  # entries in the file
         self.tail: list[Entry] = []  # the entries after them
 
-    def load(self) -> bool:
-        """Count the stored entries; return whether the file exists and holds whole entries."""
+    def load(self, segment_bytes: int) -> bool:
+        """Count the stored entries; return whether the file exists, holds whole entries, and not too many.
+
+        A batch is larger than its entry.
+        """
         if not self._disk.exists(self.handle.path):
             return False
         size = self._disk.size(self.handles.fd(self.handle))
         self.stored = size // self.ENTRY.size
-        return size % self.ENTRY.size == 0
+        return size % self.ENTRY.size == 0 and size <= segment_bytes
 
     def __len__(self) -> int:
         return self.stored + len(self.tail)
@@ -218,11 +222,11 @@ class TransactionIndex:
 
         Its first entries have the `expected` checksum.
         """
-        data = read_file(self._disk, self.handle.path) or b""
+        data = read_file(self._disk, self.handle.path, bytes_max=size_bytes) or b""
         count = len(data) // TRANSACTION_ENTRY.size
         known = data[: expected.entries * TRANSACTION_ENTRY.size]
         self.stale = count < expected.entries or crc32c(known) != expected.crc
-        self.stale |= len(data) % TRANSACTION_ENTRY.size != 0 or (bool(data) and not size_bytes)
+        self.stale |= len(data) % TRANSACTION_ENTRY.size != 0 or len(data) > size_bytes  # a marker is larger
         last = base_offset - 1
         for version, _, first_offset, last_offset, stable_offset in TRANSACTION_ENTRY.iter_unpack(
             data[: count * TRANSACTION_ENTRY.size]

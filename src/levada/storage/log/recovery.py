@@ -214,7 +214,7 @@ def check_segment(
 
 def verified_end_offset(segment: LogSegment, interval: int) -> int | None:
     """Return the offset after the last batch if that batch and the indexes match the file; None otherwise."""
-    if not (segment.offset_index.load() and segment.time_index.load()):
+    if not (segment.offset_index.load(segment.size) and segment.time_index.load(segment.size)):
         return None
     if not segment.size:
         return None if len(segment.offset_index) or len(segment.time_index) else segment.base_offset

@@ -370,8 +370,9 @@ ENTRY_BYTES = 34
         lambda path: path.write_bytes(path.read_bytes()[:-1]),
         lambda path: path.write_bytes(path.read_bytes()[:-ENTRY_BYTES]),
         lambda path: path.write_bytes(path.read_bytes()[:9] + b"\xff" + path.read_bytes()[10:]),
+        lambda path: os.truncate(path, 1 << 41),
     ],
-    ids=["deleted", "emptied", "a byte less", "an entry less", "another producer id"],
+    ids=["deleted", "emptied", "a byte less", "an entry less", "another producer id", "2 TiB"],
 )
 def test_a_damaged_index_of_aborted_transactions_is_made_again(
     world: World, damage: Callable[[Path], None], damaged: int, clean: bool

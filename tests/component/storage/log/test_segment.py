@@ -109,7 +109,7 @@ def test_an_index_finds_the_last_entry_up_to_a_value(
         assert index.last() == (entries[-1] if entries else None)
         index.store()
         again = OffsetIndex(index.handle.path, disk, FileHandleCache(disk, 4))
-        assert again.load() and [again.entry(number) for number in range(len(again))] == entries
+        assert again.load(index.size_bytes) and [again.entry(number) for number in range(len(again))] == entries
         cached = index.handle.cached
         assert cached is None or (isinstance(cached, indexes.CachedEntries) and len(cached.blocks) <= 3)
 
