@@ -79,14 +79,16 @@ class CheckedLog:
             handles.close_all()
         return self.damages
 
-    def _epochs(self) -> list[tuple[int, int]]:
+    def _epochs(self) -> list[tuple[int, int]] | None:
         if EPOCHS_FILE in self.files.irregular:
-            return []
+            return None
         cache = LeaderEpochFileCache(self._disk, self.directory)
-        if not cache.load() and cache.exists():
+        if cache.load():
+            return cache.entries
+        if cache.exists():
             problem = "it is corrupt; the next start rebuilds it"
             self.damages.append(Damage(self.files.path(EPOCHS_FILE), problem, in_index=True))
-        return cache.entries
+        return None
 
     def _load_checksums(self) -> None:
         if TXN_CHECKSUMS_FILE not in self.files.irregular and not self._checksums.load():

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from levada.errors import ErrorCode, KafkaError
 from levada.storage.checkpoints import LogCheckpoint
-from levada.storage.file_names import LOG_SUFFIX, SNAPSHOT_SUFFIX, file_name
+from levada.storage.file_names import EPOCHS_FILE, LOG_SUFFIX, SNAPSHOT_SUFFIX, file_name
 from levada.storage.log.files import LogFiles
 from levada.storage.log.scan import SegmentScan, find_batch
 from levada.storage.log.segment import LogSegment
@@ -41,10 +41,10 @@ class DamagedLogError(KafkaError):
         self.damage = damage
 
 
-def file_damage(files: LogFiles, checkpoint: LogCheckpoint, epochs: list[tuple[int, int]]) -> Iterator[Damage]:
+def file_damage(files: LogFiles, checkpoint: LogCheckpoint, epochs: list[tuple[int, int]] | None) -> Iterator[Damage]:
     """Yield irregular files, and segments whose files are missing as far as names, checkpoints and leader epochs tell.
 
-    `epochs` is the content of the leader epoch checkpoint; empty if that is missing or corrupt. It begins at the log
+    `epochs` is the content of the leader epoch checkpoint; None if that is missing or corrupt. It begins at the log
     start offset and is stored before retention deletes the files of segments.
     """
     for name in files.irregular:
@@ -63,13 +63,16 @@ def file_damage(files: LogFiles, checkpoint: LogCheckpoint, epochs: list[tuple[i
         expected = start
     elif epochs:
         expected = max(start, epochs[0][1])
+    elif epochs is None and not checkpoint.power_lost:
+        expected = start  # a killed process leaves valid epochs, which would tell of segments that retention deleted
     else:
         return  # after an unclean shutdown the checkpoint may be older than the last deletion of segments
     first = files.bases[0]
     if first > expected and not any(base < first for base in files.deleted):
         path = files.path(file_name(expected, LOG_SUFFIX))
-        yield Damage(path, f"the log starts at offset {expected}, but its first segment at {first}",
-                     lost=range(expected, first))  # fmt: skip
+        why = f", and {EPOCHS_FILE} cannot be read" if epochs is None else ""
+        problem = f"the log starts at offset {expected}, but its first segment at {first}{why}"
+        yield Damage(path, problem, lost=range(expected, first))
 
 
 def snapshot_damage(files: LogFiles, end_offset: int, checkpoint: LogCheckpoint) -> Iterator[Damage]:

@@ -96,7 +96,7 @@ class Recovery:
         self._disk.mkdir(self._directory)
         files = self._complete_swaps()
         epochs_known = EPOCHS_FILE not in files.irregular and self._epochs.load()
-        for damage in file_damage(files, self._checkpoint, self._epochs.entries):
+        for damage in file_damage(files, self._checkpoint, self._epochs.entries if epochs_known else None):
             raise DamagedLogError(damage)
         checked, dropped = self._check(files.bases)
         for damage in snapshot_damage(files, checked[-1].end_offset, self._checkpoint) if checked else ():

@@ -28,6 +28,7 @@ from levada.storage.file_names import (
 )
 from levada.storage.log.check import CheckedLog
 from levada.storage.log.damage import Damage
+from levada.storage.log.files import LogFiles
 from levada.storage.log.scan import InvalidBytes, valid_and_invalid_batches
 from levada.storage.log.segment import RELATIVE_OFFSET_MAX, LogSegment
 from levada.storage.log_dir import (
@@ -135,11 +136,16 @@ class LogRepair:
         return os.path.join(self._log_dir.path, name)
 
     def _correct_checkpoints(self, end_offset: int) -> None:
-        """Remove the recovery point, so that the next start reads the whole log, and a log start beyond it."""
+        """Remove the recovery point, so that the next start reads the whole log, and a log start beyond it.
+
+        The repaired log has no leader epochs, so the checkpoint tells where it starts.
+        """
         points, starts = dict(self._log_dir.recovery_points), dict(self._log_dir.log_start_offsets)
         point = points.pop(self._name, end_offset)
         if starts.get(self._name, 0) > min(point, end_offset):
             del starts[self._name]
+        files = LogFiles.read(self._disk, os.path.join(self._log_dir.path, str(self._name)))
+        starts[self._name] = max(starts.get(self._name, 0), min(files.bases, default=0))
         self._log_dir.write_recovery_points(points)
         self._log_dir.write_log_start_offsets(starts)
         self._log_dir.recovery_points, self._log_dir.log_start_offsets = points, starts

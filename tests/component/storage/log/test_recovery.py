@@ -370,6 +370,23 @@ def test_a_missing_first_segment_is_damage(tmp_path: Path, stop: dict[str, bool]
     )
 
 
+@pytest.mark.parametrize("epochs", [None, b"", b"0\n1\n"], ids=["missing", "empty", "incomplete"])
+def test_a_missing_first_segment_is_damage_also_without_leader_epochs(tmp_path: Path, epochs: bytes | None) -> None:
+    """A power failure may take their content, after retention has deleted segments."""
+    folder = tmp_path / "t-0"
+    written = fill(folder, clean=False)
+    for path in [*folder.glob(f"{0:020d}.*"), folder / "leader-epoch-checkpoint"]:
+        path.unlink()
+    if epochs is not None:
+        (folder / "leader-epoch-checkpoint").write_bytes(epochs)
+    problem = "the log starts at offset 0, but its first segment at 16, and leader-epoch-checkpoint cannot be read"
+    for start in (None, 0):
+        offline(folder, problem, clean=False, power_lost=False, recovery_point=60, log_start_offset=start)
+    log = open_log(folder, clean=False, recovery_point=60, log_start_offset=0, **OPTIONS)
+    assert read_all(log) == written[8:]
+    log.close(clean=False)
+
+
 def test_a_log_file_is_missed_by_its_indexes_below_the_recovery_point(tmp_path: Path) -> None:
     folder = tmp_path / "t-0"
     fill(folder)
