@@ -194,9 +194,14 @@ class LogDirs:
 
     def _open_log(self, request: LogToOpen) -> OpenedLog | Exception:
         try:
-            return open_log(request, self.disk, self._clock, self._handles)
+            return open_log(request, self.disk, self._clock, self._handles, self._check_open)
         except Exception as error:  # noqa: BLE001 (a bug costs one partition)
             return error
+
+    def _check_open(self, _: int) -> None:
+        """Raise KAFKA_STORAGE_ERROR if the broker is stopping: the next start recovers the log."""
+        if self._closing:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the broker is stopping")
 
     def opened(self, request: LogToOpen, result: OpenedLog | Exception, context: PartitionContext) -> Partition | None:
         """Return the partition of an opened log; None if it is offline, or can be created in another log dir."""

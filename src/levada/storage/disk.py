@@ -63,6 +63,10 @@ class Disk(Reads, Protocol):
         """Drop clean pages from the page cache; with a count of 0 only turn off read-ahead of this descriptor."""
         ...
 
+    def next_data(self, fd: int, position: int) -> int:
+        """Return the position itself, or where the hole of a sparse file ends that contains it."""
+        ...
+
     def map(self, fd: int, size: int) -> memoryview:
         """Map the first `size` bytes read-only; the mapping lives as long as any view of it."""
         ...
@@ -132,6 +136,12 @@ class OsDisk:
     def drop_cached(self, fd: int, count: int, position: int, /) -> None:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, position, count, os.POSIX_FADV_DONTNEED if count else os.POSIX_FADV_RANDOM)
+
+    def next_data(self, fd: int, position: int) -> int:
+        try:
+            return os.lseek(fd, position, os.SEEK_DATA)
+        except OSError as error:
+            return self.size(fd) if error.errno == errno.ENXIO else position  # no data follows; or it is not supported
 
     def map(self, fd: int, size: int) -> memoryview:
         return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_READ))

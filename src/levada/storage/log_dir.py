@@ -394,7 +394,9 @@ class LogDir:
             self.power_lost &= is_valid and stored != current
         if stored != current:
             self._new_boot_id = current
-        if self._node_id is not None and (self.was_clean or not self.power_lost or not self.partitions()):
+        if self._node_id is not None and (
+            (self.was_clean and not self._unclean) or not self.power_lost or not self.partitions()
+        ):
             self.store_boot_id()
 
     def store_boot_id(self) -> None:

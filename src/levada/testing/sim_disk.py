@@ -105,6 +105,9 @@ class SimDisk:
             raise OSError(errno.EIO, "fsync failed")
         file.fsync()
 
+    def next_data(self, fd: int, position: int) -> int:
+        return position
+
     def pread_cached(self, fd: int, count: int, position: int, /) -> bytes:
         return self.pread(fd, count, position)
 

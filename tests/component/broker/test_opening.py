@@ -1,6 +1,7 @@
 """Opening, creating and deleting logs: off the loop, in slices, and never an empty log in place of a missing one."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -302,6 +303,30 @@ def test_a_deletion_waits_for_the_log_that_a_thread_is_recovering(
         assert produce(one, "held", batch(b"new")).base_offset == 0
         until(lambda: error_of(one, "queued") == 0)
         assert fetch(one, "queued", 0).high_watermark == 2
+
+
+def test_a_stop_does_not_wait_for_a_recovery(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reads = threading.Event()
+
+    class WithoutHoles(OsDisk):
+        def next_data(self, fd: int, position: int) -> int:
+            reads.set()
+            return position
+
+    with BrokerThread(tmp_path / "data") as broker, broker.connect() as one:
+        assert create(one, "slow").error_code == error_of(one, "slow") == 0
+        image = crash_image(tmp_path / "data", tmp_path / "image")
+    segment = image / "slow-0" / "00000000000000000000.log"
+    os.truncate(segment, 1 << 41)  # sparse
+    for _ in range(2):
+        reads.clear()
+        with ServingBroker(image, disk=WithoutHoles()):
+            reads.wait()
+        assert json.loads((image / ".kafka_cleanshutdown").read_bytes())["unclean"] == ["slow-0"]
+        assert segment.stat().st_size == 1 << 41
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    with BrokerThread(image) as broker, broker.connect() as one:
+        assert fetch(one, "slow", 0).high_watermark == 1
 
 
 def leader(one: Connection, topic: str) -> tuple[int, int, tuple[int, ...]]:

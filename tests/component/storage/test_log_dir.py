@@ -319,16 +319,16 @@ def test_a_power_failure_and_a_kill_differ(tmp_path: Path) -> None:
 
 
 def test_a_power_failure_counts_until_every_log_is_recovered(tmp_path: Path) -> None:
-    """A broker that is killed during recovery must not take torn ends of logs for damage."""
+    """A broker that is killed or stopped during recovery must not take torn ends of logs for damage."""
     first = open_dir(tmp_path)
     first.create_partition(TopicPartition("x", 0), TOPIC_ID)
     first.close(clean=False)
     other = b"01234567-89ab-cdef-0123-456789abcdef\n"
     (tmp_path / ".boot-id").write_bytes(other + b"%08x\n" % crc32c(other))
-    for _ in range(2):
+    for stopped in (False, True, False):
         log_dir = open_dir(tmp_path)
         assert log_dir.power_lost
-        log_dir.close(clean=False)
+        log_dir.close(stopped, unclean=[TopicPartition("x", 0)])
     recovered = open_dir(tmp_path)
     recovered.store_boot_id()
     recovered.close(clean=False)

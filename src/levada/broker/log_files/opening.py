@@ -23,6 +23,7 @@ from levada.storage.disk import Disk
 from levada.storage.file_names import METADATA_FILE
 from levada.storage.handles import FileHandleCache
 from levada.storage.log.log import Log
+from levada.storage.log.scan import Progress
 from levada.storage.log_dir import FoundPartition, LogDir, encode_uuid
 
 Candidate = tuple[LogDir, FoundPartition]
@@ -149,8 +150,11 @@ def _own_candidates(candidates: Iterable[Candidate], topic_id: UUID, assigned: U
     return sorted(filter(is_own, candidates), key=rank)
 
 
-def open_log(request: LogToOpen, disk: Disk, clock: Clock, handles: FileHandleCache) -> OpenedLog:
-    """Open or create a log. Runs in a thread, with handles of its own until it returns."""
+def open_log(request: LogToOpen, disk: Disk, clock: Clock, handles: FileHandleCache, progress: Progress) -> OpenedLog:
+    """Open or create a log. Runs in a thread, with handles of its own until it returns.
+
+    An exception of `progress` ends the recovery before a file has changed.
+    """
     name, log_dir, existed = request.partition, request.log_dir, request.existed
     for owner, stray in request.strays:
         owner.mark_stray(stray)
@@ -158,7 +162,7 @@ def open_log(request: LogToOpen, disk: Disk, clock: Clock, handles: FileHandleCa
         log_dir.rename_as_stray(name, unless=request.topic_id)
     checkpoint = log_dir.checkpoint_of(name) if existed else NEW_LOG
     directory, now_ms = log_dir.create_partition(name, request.topic_id), clock.now_ms()
-    log = Log.open(directory, request.config, disk, now_ms=now_ms, **checkpoint._asdict())
+    log = Log.open(directory, request.config, disk, now_ms=now_ms, progress=progress, **checkpoint._asdict())
     producers = load_producers(log)
     log.assign_epoch(request.leader_epoch)
     log.use(handles)

@@ -12,7 +12,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.storage.checkpoints import LogCheckpoint
 from levada.storage.file_names import EPOCHS_FILE, LOG_SUFFIX, SNAPSHOT_SUFFIX, file_name
 from levada.storage.log.files import LogFiles
-from levada.storage.log.scan import SegmentScan, find_batch
+from levada.storage.log.scan import Progress, SegmentScan, find_batch, unreported
 from levada.storage.log.segment import LogSegment
 
 
@@ -92,11 +92,16 @@ def _snapshot_end(files: LogFiles, checkpoint: LogCheckpoint) -> int:
 
 
 def segment_damage(
-    segment: LogSegment, end_offset: int, scan: SegmentScan | None, following: int | None, checkpoint: LogCheckpoint
+    segment: LogSegment,
+    end_offset: int,
+    scan: SegmentScan | None,
+    following: int | None,
+    checkpoint: LogCheckpoint,
+    progress: Progress = unreported,
 ) -> Iterator[Damage]:
     """Yield what is wrong with a segment whose valid batches end before `end_offset`."""
     if following is None:
-        yield from _last_segment_damage(segment, end_offset, scan, checkpoint)
+        yield from _last_segment_damage(segment, end_offset, scan, checkpoint, progress)
     elif damage := _closed_segment_damage(segment, end_offset, scan, following, checkpoint):
         yield damage
 
@@ -127,7 +132,7 @@ def _closed_segment_damage(
 
 
 def _last_segment_damage(
-    segment: LogSegment, end_offset: int, scan: SegmentScan | None, checkpoint: LogCheckpoint
+    segment: LogSegment, end_offset: int, scan: SegmentScan | None, checkpoint: LogCheckpoint, progress: Progress
 ) -> Iterator[Damage]:
     """Yield what is wrong with the last segment, and with the end of the log, which is that of its valid batches."""
     point, start = checkpoint.recovery_point, checkpoint.log_start_offset
@@ -137,7 +142,7 @@ def _last_segment_damage(
         problem = f"the log ends at offset {end_offset}{why}, but it was fsynced up to {point}"
         yield Damage(segment.path, problem, position, range(end_offset, point))
     elif scan is not None and position is not None and not checkpoint.power_lost:
-        found = find_batch(segment.disk, segment.fd(), position, segment.size, end_offset)
+        found = find_batch(segment.disk, segment.fd(), position, segment.size, end_offset, progress)
         if found is not None:
             problem = f"{scan.reason}, but valid batches follow at byte {found}"
             yield Damage(segment.path, problem, position, range(end_offset, end_offset + 1))

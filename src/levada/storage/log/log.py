@@ -18,6 +18,7 @@ from levada.storage.handles import FileHandleCache
 from levada.storage.log.deletion import deletable_segments, delete_last_segments, truncate_segment
 from levada.storage.log.reader import NOTHING, LogReader, Slice
 from levada.storage.log.recovery import RecoveredLog, Recovery
+from levada.storage.log.scan import Progress, unreported
 from levada.storage.log.segment import RELATIVE_OFFSET_MAX, LogSegment
 from levada.wire.batches import BatchHeader
 
@@ -95,10 +96,11 @@ class Log:
         log_start_offset: int | None = None,
         power_lost: bool = True,
         handles: FileHandleCache | None = None,
+        progress: Progress = unreported,
     ) -> Self:
         """Open and recover the log of a directory, or create one. All logs of a broker share `handles`."""
         checkpoint = LogCheckpoint(clean, recovery_point, log_start_offset, power_lost)
-        recovered = Recovery(directory, config, disk, now_ms, checkpoint).run()
+        recovered = Recovery(directory, config, disk, now_ms, checkpoint, progress).run()
         handles = FileHandleCache(disk, OPEN_FILES_MAX) if handles is None else handles
         for segment in recovered.segments:
             segment.use(handles)

@@ -26,7 +26,7 @@ from levada.storage.log.damage import DamagedLogError, file_damage, segment_dama
 from levada.storage.log.deletion import delete_last_segments, truncate_segment
 from levada.storage.log.files import LogFiles
 from levada.storage.log.indexes import NO_ENTRIES
-from levada.storage.log.scan import SegmentScan, scan_segment
+from levada.storage.log.scan import Progress, SegmentScan, scan_segment, unreported
 from levada.storage.log.segment import SCAN_BLOCK_BYTES, CorruptBatchError, LogSegment
 from levada.wire.batches import crc_is_valid
 
@@ -68,15 +68,25 @@ class Recovery:
         "_epochs",
         "_handles",
         "_now_ms",
+        "_progress",
         "_snapshots",
     )
 
-    def __init__(self, directory: str, config: TopicConfig, disk: Disk, now_ms: int, checkpoint: LogCheckpoint) -> None:
+    def __init__(
+        self,
+        directory: str,
+        config: TopicConfig,
+        disk: Disk,
+        now_ms: int,
+        checkpoint: LogCheckpoint,
+        progress: Progress = unreported,
+    ) -> None:
         self._directory = directory
         self._config = config
         self._disk = disk
         self._now_ms = now_ms
         self._checkpoint = checkpoint
+        self._progress = progress
         self._handles = FileHandleCache(disk, OPEN_FILES_MAX)
         self._epochs = LeaderEpochFileCache(disk, directory)
         self._snapshots = ProducerSnapshotFiles(disk, directory)
@@ -140,8 +150,11 @@ class Recovery:
         checked: list[CheckedSegment] = []
         for number, segment in enumerate(segments):
             following = bases[number + 1] if number + 1 < len(bases) else None
-            one = check_segment(segment, following, self._checkpoint, self._config.index_interval_bytes)
-            for damage in segment_damage(one.segment, one.end_offset, one.scan, following, self._checkpoint):
+            interval = self._config.index_interval_bytes
+            one = check_segment(segment, following, self._checkpoint, interval, self._progress)
+            for damage in segment_damage(
+                segment, one.end_offset, one.scan, following, self._checkpoint, self._progress
+            ):
                 raise DamagedLogError(damage)
             checked.append(one)
             if following is not None and one.end_offset != following:
@@ -200,7 +213,7 @@ class Recovery:
 
 
 def check_segment(
-    segment: LogSegment, following: int | None, checkpoint: LogCheckpoint, interval: int
+    segment: LogSegment, following: int | None, checkpoint: LogCheckpoint, interval: int, progress: Progress
 ) -> CheckedSegment:
     """Find out where the valid batches of a segment end: by its indexes where it is durable, otherwise by a scan."""
     segment.size = segment.disk.size(segment.fd())
@@ -208,7 +221,7 @@ def check_segment(
     verified = verified_end_offset(segment, interval) if durable else None
     if verified is not None:
         return CheckedSegment(segment, verified, None, durable)
-    scan = scan_segment(segment, interval, contiguous=following is None)
+    scan = scan_segment(segment, interval, contiguous=following is None, progress=progress)
     return CheckedSegment(segment, scan.end_offset, scan, durable)
 
 

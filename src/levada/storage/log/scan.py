@@ -23,7 +23,7 @@ from levada.wire.batches import HEADER_BYTES, LOG_OVERHEAD, MAGIC, BatchHeader, 
 MAGIC_BYTE, MAGIC_POSITION = bytes([MAGIC]), 16
 CANDIDATE_OFFSETS_MAX = 1 << 40  # a larger step from one batch to the next is no offset
 
-Progress = Callable[[int], None]  # called with the bytes of each batch
+Progress = Callable[[int], None]  # called with the bytes of each batch; may raise to stop the scan
 
 
 def unreported(_: int) -> None:
@@ -155,10 +155,11 @@ def _invalid_reason(header: BatchHeader, batch: memoryview, expected: int, base_
     return "" if crc_is_valid(batch) else "its CRC differs"
 
 
-def find_batch(disk: Disk, fd: int, start: int, size: int, offset: int) -> int | None:
+def find_batch(disk: Disk, fd: int, start: int, size: int, offset: int, progress: Progress = unreported) -> int | None:
     """Return the position of the first batch after `start` that is valid and has an offset of at least `offset`."""
     position = start
     while position < size:
+        position = max(position, disk.next_data(fd, position) - MAGIC_POSITION)  # zeros before the magic may be a hole
         block = disk.pread(fd, min(SCAN_BLOCK_BYTES, size - position), position)
         at = block.find(MAGIC_BYTE, MAGIC_POSITION)
         while at >= 0:
@@ -166,6 +167,7 @@ def find_batch(disk: Disk, fd: int, start: int, size: int, offset: int) -> int |
             if _is_batch(disk, fd, candidate, size, offset):
                 return candidate
             at = block.find(MAGIC_BYTE, at + 1)
+        progress(len(block))
         if position + len(block) >= size:
             return None
         position += max(1, len(block) - MAGIC_POSITION)

@@ -466,6 +466,23 @@ def test_a_truncation_that_a_kill_interrupts_is_no_damage(tmp_path: Path, monkey
     log.close(clean=False)
 
 
+def test_a_hole_after_the_batches_is_skipped(tmp_path: Path) -> None:
+    folder = tmp_path / "t-0"
+    written = fill(folder, clean=False)
+    size = last_log(folder).stat().st_size
+    os.truncate(last_log(folder), 1 << 41)  # sparse
+    with last_log(folder).open("r+b") as file:
+        file.seek(1 << 40)
+        file.write(make_batch(60))
+    with pytest.raises(KafkaError, match=f"valid batches follow at byte {1 << 40}"):
+        open_log(folder, clean=False, power_lost=False, **OPTIONS)
+    os.truncate(last_log(folder), 1 << 40)
+    log = open_log(folder, clean=False, power_lost=False, **OPTIONS)
+    assert read_all(log) == written
+    assert last_log(folder).stat().st_size == size
+    log.close(clean=False)
+
+
 def replace_with_directory(path: Path) -> None:
     path.unlink()
     path.mkdir()
