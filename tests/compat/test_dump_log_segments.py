@@ -40,7 +40,7 @@ def fill(log: Log) -> None:
         if number % 7 == 0:
             log.publish()
     log.publish()
-    log.producer_snapshots.write(log.log_end_offset, producers.encode_snapshot())
+    log.producer_snapshots.write(log.log_end_offset, producers.encode_snapshot(log.log_end_offset))
 
 
 @pytest.fixture(scope="module", params=["closed", "recovered"])

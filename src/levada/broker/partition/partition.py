@@ -341,4 +341,4 @@ class Partition:
     def save_producers(self, offset: int) -> None:
         """Write a producer snapshot as of `offset`, the base offset of the next batch."""
         if offset and offset not in self.log.producer_snapshots.offsets():
-            self.log.producer_snapshots.write(offset, self.producers.encode_snapshot())
+            self.log.producer_snapshots.write(offset, self.producers.encode_snapshot(offset))

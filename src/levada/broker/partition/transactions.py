@@ -191,7 +191,7 @@ def load_producers(segments: Log) -> ProducerStates:
             if stale_from is not None and offset > stale_from:
                 continue
             try:
-                states = ProducerStates.decode_snapshot(segments.producer_snapshots.read(offset) or b"")
+                states = ProducerStates.decode_snapshot(segments.producer_snapshots.read(offset) or b"", offset)
                 start = offset
                 break
             except CorruptSnapshotError as error:

@@ -16,9 +16,11 @@ _VERSION = 1
 _HEAD = Struct(">hIi")  # version, CRC32C of all that follows it, number of entries
 _CRC_COVERS_FROM = 6
 _ENTRY = Struct(">qhiqiqiq")
-# An extension after the part that Kafka reads: number of earlier batches, then each with its producer id, in order.
+# An extension after the part that Kafka reads: number of earlier batches, then each with its producer id, in order,
+# and the offset of the snapshot, which Kafka has in the file name only.
 _EARLIER_HEAD = Struct(">i")
 _EARLIER_ENTRY = Struct(">qiiqq")
+_OFFSET = Struct(">q")
 
 
 class CorruptSnapshotError(ValueError):
@@ -46,8 +48,8 @@ class ProducerStateEntry:
         return max(self.marker_offset, self.batches[-1][3] if self.batches else -1)
 
 
-def encode(producers: Mapping[int, ProducerStateEntry]) -> bytes:
-    """Encode a snapshot with the newest batch of each producer.
+def encode(producers: Mapping[int, ProducerStateEntry], offset: int) -> bytes:
+    """Encode a snapshot as of an offset, with the newest batch of each producer.
 
     Earlier batches follow where Kafka does not read: a client with five batches in flight when the broker stops sends
     all of them again.
@@ -73,16 +75,15 @@ def encode(producers: Mapping[int, ProducerStateEntry]) -> bytes:
         for producer_id, producer in producers.items()
         for batch in producer.batches[:-1]
     ]
-    if earlier:
-        data += _EARLIER_HEAD.pack(len(earlier)) + b"".join(earlier)
+    data += _EARLIER_HEAD.pack(len(earlier)) + b"".join(earlier) + _OFFSET.pack(offset)
     _HEAD.pack_into(data, 0, _VERSION, 0, len(producers))
     crc = crc32c(bytes(data[_CRC_COVERS_FROM:]))
     _HEAD.pack_into(data, 0, _VERSION, crc, len(producers))
     return bytes(data)
 
 
-def decode(data: bytes) -> dict[int, ProducerStateEntry]:
-    """Decode a `.snapshot` file of Levada or Kafka. Raises CorruptSnapshotError."""
+def decode(data: bytes, offset: int) -> dict[int, ProducerStateEntry]:
+    """Decode the `.snapshot` file of an offset, written by Levada or Kafka. Raises CorruptSnapshotError."""
     if len(data) < _HEAD.size:
         raise CorruptSnapshotError(f"{len(data)} bytes are too few")
     version, crc, count = _HEAD.unpack_from(data)
@@ -98,7 +99,7 @@ def decode(data: bytes) -> dict[int, ProducerStateEntry]:
     for producer_id, *entry in _ENTRY.iter_unpack(memoryview(data)[_HEAD.size : end]):
         producers[producer_id] = _entry(*entry)
     if end < len(data):
-        _load_earlier(producers, memoryview(data)[end:])
+        _load_extension(producers, memoryview(data)[end:], offset)
     return producers
 
 
@@ -119,11 +120,14 @@ def _entry(
     return producer
 
 
-def _load_earlier(producers: Mapping[int, ProducerStateEntry], data: memoryview) -> None:
+def _load_extension(producers: Mapping[int, ProducerStateEntry], data: memoryview, offset: int) -> None:
     count = _EARLIER_HEAD.unpack_from(data)[0] if len(data) >= _EARLIER_HEAD.size else -1
-    if _EARLIER_HEAD.size + count * _EARLIER_ENTRY.size != len(data):
+    end = _EARLIER_HEAD.size + count * _EARLIER_ENTRY.size
+    if count < 0 or len(data) not in (end, end + _OFFSET.size):
         raise CorruptSnapshotError(f"{count} earlier batches do not fill {len(data)} bytes")
-    for producer_id, *batch in _EARLIER_ENTRY.iter_unpack(data[_EARLIER_HEAD.size :]):
+    if end < len(data) and (written := _OFFSET.unpack_from(data, end)[0]) != offset:
+        raise CorruptSnapshotError(f"it is the snapshot of offset {written}, under another name")
+    for producer_id, *batch in _EARLIER_ENTRY.iter_unpack(data[_EARLIER_HEAD.size : end]):
         producer = producers.get(producer_id)
         if producer is None or not 0 < len(producer.batches) < BATCHES_KEPT:
             raise CorruptSnapshotError(f"an earlier batch of producer {producer_id}, which has no room for it")

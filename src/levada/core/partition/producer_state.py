@@ -260,14 +260,14 @@ class ProducerStates:
         self.ongoing_txns.clear()
         self.unreplicated_txns.clear()
 
-    def encode_snapshot(self) -> bytes:
-        """Return the content of Kafka's `.snapshot` file."""
-        return snapshots.encode(self._producers)
+    def encode_snapshot(self, offset: int) -> bytes:
+        """Return the content of Kafka's `.snapshot` file as of an offset."""
+        return snapshots.encode(self._producers, offset)
 
     @classmethod
-    def decode_snapshot(cls, data: bytes, producers_max: int = PRODUCERS_MAX) -> Self:
-        """Decode a `.snapshot` file of Levada or Kafka. Raises CorruptSnapshotError."""
-        states = cls(producers_max, snapshots.decode(data))
+    def decode_snapshot(cls, data: bytes, offset: int, producers_max: int = PRODUCERS_MAX) -> Self:
+        """Decode the `.snapshot` file of an offset, written by Levada or Kafka. Raises CorruptSnapshotError."""
+        states = cls(producers_max, snapshots.decode(data, offset))
         ongoing = (
             (producer.transaction_first_offset, producer_id)
             for producer_id, producer in states._producers.items()

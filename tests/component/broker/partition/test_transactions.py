@@ -1,6 +1,7 @@
 """Transactions in one partition: read_committed, verification and markers."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -395,6 +396,21 @@ def test_a_damaged_index_of_aborted_transactions_is_made_again(
     reopened = world.open(clean, recovery_point=end_offset)
     assert committed_values(reopened) == expected == [b"v0", b"v4", b"v8"]
     assert committed_values(world.open(clean=False, recovery_point=end_offset)) == expected
+
+
+def test_a_snapshot_under_the_name_of_another_is_not_read(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Its open transaction ended in the meantime: the last stable offset would never advance."""
+    partition = world.open()
+    allow(partition, 7, 0)
+    write(partition, b"v", producer=(7, 0, 0))
+    partition.save_producers(1)
+    end(partition, 7, 0, committed=True)
+    partition.close()
+    older, newer = sorted(world.folder.glob("*.snapshot"))
+    shutil.copy(older, newer)
+    reopened = world.open(recovery_point=2)
+    assert reopened.last_stable_offset == reopened.log.log_end_offset == 2
+    assert [record.message for record in caplog.records] == ["producer snapshot is damaged"]
 
 
 def test_a_damaged_checksum_rebuilds_every_index_of_aborted_transactions(world: World) -> None:

@@ -239,7 +239,7 @@ def test_an_old_snapshot_does_not_bring_a_transaction_back(tmp_path: Path) -> No
     log.roll(NOW_MS)
     states = load_producers(log)
     assert states.ongoing_txns == {0: 1}
-    log.producer_snapshots.write(1, states.encode_snapshot())
+    log.producer_snapshots.write(1, states.encode_snapshot(1))
     marker = encode_marker(Marker(False, 0), 1, 0, NOW_MS)
     batches.OFFSET_LENGTH_EPOCH.pack_into(marker, 0, 1, len(marker) - 12, 0)
     log.reserve(memoryview(marker), 1, NOW_MS, NOW_MS)

@@ -14,6 +14,8 @@ from levada.errors import ErrorCode, KafkaError
 from levada.wire import batches
 from levada.wire.control_records import Marker
 
+EXTENSION_BYTES = 12  # of a snapshot without earlier batches
+
 
 def append(
     states: ProducerStates,
@@ -65,7 +67,7 @@ def test_sequences_go_on_with_zero_after_the_largest() -> None:
     assert wrapping.check(1, 0, SEQUENCE_MAX, 3) == 10
     reloaded = ProducerStates()
     append(reloaded, 1, 0, SEQUENCE_MAX, 3, 10)
-    assert ProducerStates.decode_snapshot(reloaded.encode_snapshot()).check(1, 0, SEQUENCE_MAX, 3) == 10
+    assert ProducerStates.decode_snapshot(reloaded.encode_snapshot(13), 13).check(1, 0, SEQUENCE_MAX, 3) == 10
 
 
 def test_a_new_epoch_starts_at_zero_and_fences_the_old_one() -> None:
@@ -108,7 +110,7 @@ def test_producers_whose_markers_a_snapshot_brought_are_forgotten_before_new_one
     states = ProducerStates(producers_max=32)
     for producer_id in range(32):
         states.end(producer_id, 0, Marker(True, 0), producer_id, 0)
-    states = ProducerStates.decode_snapshot(states.encode_snapshot(), producers_max=32)
+    states = ProducerStates.decode_snapshot(states.encode_snapshot(32), 32, producers_max=32)
     for producer_id in range(100, 120):
         states.end(producer_id, 0, Marker(True, 0), producer_id, 0)
         assert len(states) <= 32
@@ -131,18 +133,30 @@ def test_a_damaged_snapshot_is_refused(damage: Callable[[bytes], bytes]) -> None
     states = ProducerStates()
     append(states, 1, 0, 0, 1, 0)
     with pytest.raises(CorruptSnapshotError):
-        ProducerStates.decode_snapshot(damage(states.encode_snapshot()))
+        ProducerStates.decode_snapshot(damage(states.encode_snapshot(1)), 1)
+
+
+def test_a_snapshot_under_another_name_is_refused() -> None:
+    """It holds the state of another offset: its transactions would never end. Kafka's does not have its offset."""
+    states = ProducerStates()
+    append(states, 1, 0, 0, 1, 0)
+    data = states.encode_snapshot(1)
+    assert len(ProducerStates.decode_snapshot(data, 1)) == 1
+    with pytest.raises(CorruptSnapshotError, match="it is the snapshot of offset 1, under another name"):
+        ProducerStates.decode_snapshot(data, 2)
+    kafkas = data[6:-EXTENSION_BYTES]
+    assert len(ProducerStates.decode_snapshot(data[:2] + crc32c(kafkas).to_bytes(4, "big") + kafkas, 2)) == 1
 
 
 def test_a_snapshot_with_a_wrong_count_and_a_valid_crc_is_refused() -> None:
     states = ProducerStates()
     append(states, 1, 0, 0, 1, 0)
     for count in (-1, 0, 2, SEQUENCE_MAX):
-        data = bytearray(states.encode_snapshot())
+        data = bytearray(states.encode_snapshot(1))
         pack_into(">i", data, 6, count)
         pack_into(">I", data, 2, crc32c(data[6:]))
         with pytest.raises(CorruptSnapshotError):
-            ProducerStates.decode_snapshot(bytes(data))
+            ProducerStates.decode_snapshot(bytes(data), 1)
 
 
 def test_the_snapshot_has_kafkas_bytes() -> None:
@@ -158,8 +172,10 @@ def test_the_snapshot_has_kafkas_bytes() -> None:
         "0000000000000063"
         "ffffffff"
         "ffffffffffffffff"
+        "00000000"  # not read by Kafka: no earlier batches
+        "000000000000002b"  # and the offset of the snapshot
     )
-    assert states.encode_snapshot() == b"\x00\x01" + crc32c(body).to_bytes(4, "big") + body
+    assert states.encode_snapshot(43) == b"\x00\x01" + crc32c(body).to_bytes(4, "big") + body
 
 
 @dataclass
@@ -255,10 +271,10 @@ def test_a_snapshot_and_the_rest_of_the_log_continue_where_the_state_ended(
     cut = data.draw(st.integers(0, len(model.log)))
     early = ProducerStates()
     early.replay((header_of(batch), None) for batch in model.log[:cut])
-    restored = ProducerStates.decode_snapshot(early.encode_snapshot())
+    restored = ProducerStates.decode_snapshot(early.encode_snapshot(cut), cut)
     restored.replay((header_of(batch), None) for batch in model.log[cut:])
     assert restored == states
-    assert restored.encode_snapshot() == states.encode_snapshot()
+    assert restored.encode_snapshot(0) == states.encode_snapshot(0)
     for producer_id, epoch, sequence, count, offset in {batch[0]: batch for batch in model.log}.values():
         assert restored.check(producer_id, epoch, sequence, count) == offset
         assert restored.check(producer_id, epoch, (sequence + count) & SEQUENCE_MAX, 1) == APPEND
