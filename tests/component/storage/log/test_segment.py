@@ -200,11 +200,11 @@ def test_cold_reads_go_on_without_looking_at_their_end(tmp_path: Path) -> None:
     assert found == batches
 
 
-def test_a_file_shorter_than_the_log_believes_is_an_error_of_the_disk(tmp_path: Path) -> None:
+def test_a_file_shorter_than_the_log_is_an_error(tmp_path: Path) -> None:
     log = open_log(tmp_path / "t-0")
     append(log, value=b"x" * 500)
     os.truncate(log.active.path, 300)
-    with pytest.raises(OSError, match="300 bytes of"):
+    with pytest.raises(OSError, match="it ends after 300 of"):
         log.read(0, 1 << 20, 1, True)
 
 
