@@ -41,7 +41,7 @@ test: $(STAMP)  ## all tests: unit, component, packaging and sim (5 minutes), wi
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/spark
 
 quick: $(STAMP)  ## what is worth running at each save: under 2 minutes
-	SEEDS=100 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow" tests/unit tests/component tests/packaging tests/sim
+	SEEDS=40 EXAMPLES=20 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow" tests/unit tests/component tests/packaging tests/sim
 
 check: $(STAMP)  ## style, types and layers
 	$(BIN)/ruff check .

@@ -13,7 +13,11 @@ from tests.support.raw import Connection
 # How long an example takes says nothing on a machine that does other things as well. Where changes are let in by their
 # tests, two runs of one state try the same examples of hypothesis; everywhere else each run tries new ones.
 settings.register_profile(
-    "no-deadline", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+    "no-deadline",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
+    max_examples=int(os.environ.get("EXAMPLES", "100")),
 )
 settings.load_profile("no-deadline")
 

@@ -22,7 +22,7 @@ from levada.errors import ErrorCode
 TIMEOUT_S = 60.0
 SMALL_SEGMENTS: dict[str, object] = {"log.segment.bytes": 200_000, "num.partitions": 3}
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 
 
 class Writer:

@@ -16,6 +16,8 @@ from levada.storage.log.log import Log
 from levada.testing.sim_disk import SimDisk
 from levada.wire import batches
 
+pytestmark = pytest.mark.slow
+
 DIRECTORY = "/data/t-0"
 CONFIG = TopicConfig.build(TopicDefaults(), {"segment.bytes": "1500", "index.interval.bytes": "200"})
 NOW_MS = 1_700_000_000_000

@@ -5,6 +5,8 @@ from tests.sim.partition.world import World
 
 from levada.testing.sim_disk import SimCrash
 
+pytestmark = pytest.mark.slow
+
 
 def live(world: World) -> None:
     """A short life in which everything happens that touches the disk."""

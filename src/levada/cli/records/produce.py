@@ -214,6 +214,8 @@ class RecordReader:
         number = 0
         async for text in self._texts():
             number += 1
+            if self._json and not text.strip():
+                continue  # a blank line, with which some tools end their files
             record = self._from_json(text, number) if self._json else self._from_text(text)
             if self._tee:
                 self._print(text)

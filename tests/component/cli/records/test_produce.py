@@ -38,6 +38,12 @@ def test_a_null_that_is_written_out_is_a_tombstone(shell: Shell) -> None:
     assert (record["key"], record["value"]) == ("k", None)
 
 
+def test_blank_lines_are_no_records(shell: Shell) -> None:
+    shell("topic", "create", "orders")
+    assert shell("produce", "orders", "-i", "jsonl", stdin=b'{"value": "a"}\n\n{"value": "b"}\n \n').code == 0
+    assert shell("consume", "orders", "-e").lines() == ["a", "b"]
+
+
 def test_a_topic_that_the_broker_does_not_create_is_explained(shell: Shell) -> None:
     with BrokerThread(auto_create_topics_enable=False) as broker:
         strict = Shell(broker.bootstrap)
