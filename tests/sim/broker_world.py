@@ -17,8 +17,10 @@ from levada.broker.coordinator.groups import group_coordinators
 from levada.broker.coordinator.runtime import CoordinatorMetrics
 from levada.broker.coordinator.transactions import transaction_coordinators
 from levada.broker.partition.partition import Partition, PartitionContext
+from levada.broker.producer_ids import ProducerIds
 from levada.config.broker import BrokerConfig
 from levada.config.topic import TopicConfig
+from levada.core.cluster.controller import AllocateProducerIds
 from levada.core.cluster.image import ClusterImage, PartitionImage, TopicChanged, TopicImage
 from levada.model import TopicPartitionKey
 from levada.net.flush import FlushQueue
@@ -101,6 +103,7 @@ class SimBroker:
         self.partitions: dict[TopicPartitionKey, Partition] = {}
         self.timers: list[Timer] = []
         self.coordinator_metrics = CoordinatorMetrics()
+        self.producer_ids = ProducerIds(self._allocate)
         self._numbers = count()
         itself = cast(Broker, self)
         self.groups = group_coordinators(itself)
@@ -108,6 +111,9 @@ class SimBroker:
 
     def current_config(self) -> BrokerConfig:
         return self.config
+
+    async def _allocate(self, command: AllocateProducerIds) -> ClusterImage:
+        raise AssertionError("clients of the world have producer ids of their own")
 
     def is_opening(self, topic: str, index: int) -> bool:
         return False
