@@ -87,7 +87,7 @@ class Broker:
         self.sessions = FetchSessions(config.max_incremental_fetch_session_cache_slots, _new_session_id)
         self._loop = asyncio.get_running_loop()
         self.call_later = self._loop.call_later
-        self.large_requests = asyncio.Lock()  # handlers that work in slices take turns: one slice per loop iteration
+        self.large_requests = asyncio.Lock()  # held for one slice: a loop iteration has one of them
         self._open = False  # partitions are opened once the log dirs have this cluster's id
         self.producer_ids = ProducerIds(self.controller.submit)
         self._readers = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read-ahead")

@@ -358,6 +358,7 @@ class LogDirs:
         try:
             if self.disk.size(damaged.active.fd()) < damaged.active.size:
                 damaged.recovery_point = damaged.log_end_offset
+                self.checkpoints.write_soon()
         except OSError:
             return  # the next start does not find the file
 

@@ -52,6 +52,7 @@ class Reconciler:
         self._opening: dict[TopicPartition, tuple[UUID, asyncio.Future[None]]] = {}  # those that threads are opening
         self._recovery: asyncio.Task[None] | None = None  # of the logs that existed at the start
         self._started = False
+        self._strays_marked = asyncio.Event()  # by the first round: until then no directory is created
 
     def topics_changed(self, names: Iterable[str]) -> None:
         """Begin to reconcile topics; those that are being worked on are compared again afterwards."""
@@ -139,10 +140,13 @@ class Reconciler:
 
     async def _open_logs(self, names: list[str], is_first: bool) -> None:
         requests: list[LogToOpen] = []
+        if not is_first:
+            await self._strays_marked.wait()
         for name in names:
             await self._locate(name, requests)
         if is_first:
             await self._in_thread(self._log_dirs.mark_strays)
+            self._strays_marked.set()
             self._log_dirs.delete_files_soon()
             existing = [request for request in requests if request.existed]
             self._recovery = self._broker.tasks.start("recovery", self._recover(existing))

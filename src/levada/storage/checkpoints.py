@@ -186,39 +186,40 @@ class TransactionIndexChecksums:
     """The checksums of the transaction indexes of a log, by the base offsets of their segments.
 
     A segment without aborted transactions has no index, so nothing else would tell that one is missing, and
-    read_committed consumers would read aborted records. Without an entry an index is accepted as it is. The file is
-    written without fsync: a wrong checksum costs the rebuilding of an index.
+    read_committed consumers would read aborted records. Without an entry an index is accepted as it is; a wrong entry
+    costs the rebuilding of its index, a corrupt file that of all.
     """
 
-    __slots__ = ("_disk", "_path", "entries")
+    __slots__ = ("_disk", "_path", "_stored", "entries")
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
         self._path = os.path.join(directory, TXN_CHECKSUMS_FILE)
         self.entries: dict[int, Checksum] = {}
+        self._stored: dict[int, Checksum] | None = {}  # None if the file is corrupt
 
     def load(self) -> bool:
         """Read the file, which logs without aborted transactions do not have; return False if it is corrupt."""
         data = read_file(self._disk, self._path)
         try:
             lines = [list(map(int, line.split(" "))) for line in _decode(data)] if data is not None else []
-            self.entries = {base: Checksum(entries, crc) for base, entries, crc in lines}
+            self.entries = self._stored = {base: Checksum(entries, crc) for base, entries, crc in lines}
         except ValueError:
-            return False
-        return True
+            self._stored = None
+        return self._stored is not None
 
     def store(self, entries: dict[int, Checksum]) -> None:
         """Replace the file if the entries have changed."""
-        if entries != self.entries:
+        if entries != self._stored:
             lines = (f"{base} {number} {crc}" for base, (number, crc) in entries.items())
-            write_atomically(self._disk, self._path, _encode(lines), durable=False)
-            self.entries = entries
+            write_atomically(self._disk, self._path, _encode(lines))
+            self.entries = self._stored = entries
 
     def reset(self) -> None:
         """Forget all entries, before indexes are replaced."""
-        if self.entries:
+        if self._stored:
             self._disk.unlink(self._path)
-            self.entries = {}
+            self.entries = self._stored = {}
 
 
 class ProducerSnapshotFiles:

@@ -85,6 +85,8 @@ def interrupted_repair(name: str, directories: Collection[str]) -> RepairDirecto
     The damaged directory is renamed once the repaired one is complete: without it the repaired one may be half-written.
     """
     for one in directories:
+        if not one.endswith(_REPAIRED_SUFFIX):
+            continue
         repair_id = one.removesuffix(_REPAIRED_SUFFIX).rpartition(".")[2]
         found = repair_directories(name, repair_id)
         if one == found.repaired and found.damaged in directories:

@@ -58,11 +58,11 @@ def find_missing(log_dirs: Sequence[LogDir], topics: Topics) -> MissingPartition
         ):
             continue
         if assigned is None:
-            homes = [log_dir for log_dir in log_dirs if log_dir.has_checkpoint(name)]
+            owners = [log_dir for log_dir in log_dirs if log_dir.has_checkpoint(name)]
         else:
-            homes = [log_dir for log_dir in log_dirs if log_dir.directory_id == assigned]
-        if homes:
-            missing.by_path[homes[0].path].append(name)
+            owners = [log_dir for log_dir in log_dirs if log_dir.directory_id == assigned]
+        if owners:
+            missing.by_path[owners[0].path].append(name)
         elif assigned is not None:
             missing.not_given.setdefault(assigned, []).append(name)
     return missing
@@ -161,7 +161,7 @@ class LogDirCheck:
             range(checkpoint.log_start_offset or 0, repair.known_end(None)),
             repair.implausible_offset(None),
         )
-        damage = Damage(os.path.join(self.log_dir.path, str(name)), "the folder is missing", lost=known)
+        damage = Damage(os.path.join(self.log_dir.path, str(name)), "the directory is missing", lost=known)
         self.damaged[name] = DamagedLog([damage], refused=refused)
         finding = _finding(name, damage, refused)
         if refused:

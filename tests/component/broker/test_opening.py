@@ -19,6 +19,7 @@ from tests.support.faulty_disk import FaultyDisk
 from tests.support.raw import Connection, batch, fetch, produce, wait_until_served
 from tests.support.waiting import until
 
+from levada.broker.log_dirs import LogDirs
 from levada.broker.log_files.opening import LogToOpen
 from levada.broker.reconciler import PARTITIONS_PER_ITERATION, Reconciler
 from levada.config.broker import BrokerConfig
@@ -683,3 +684,34 @@ def test_a_topic_created_while_logs_are_located_makes_no_other_stray(
         wait_until_served(one, "orders")
         assert fetch(one, "orders", 0).high_watermark == 1
     assert not list(tmp_path.glob("*-stray"))
+
+
+def test_a_topic_with_the_name_of_a_stray_is_created_after_it_was_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the thread that renames strays would rename the new directory."""
+    with BrokerThread(tmp_path / "data") as broker, broker.connect() as one:
+        assert create(one, "orders").error_code == 0
+        assert produce(one, "orders", batch(b"old")).error_code == 0
+        crash_image(tmp_path / "data" / "orders-0", tmp_path / "orders-0")
+        broker.delete("orders")
+        until(lambda: not list((tmp_path / "data").glob("orders-0*")), "the files are not deleted")
+    shutil.move(tmp_path / "orders-0", tmp_path / "data")
+    gate, mark_strays = threading.Event(), LogDirs.mark_strays
+
+    def held(self: LogDirs) -> None:
+        gate.wait(30)
+        mark_strays(self)
+
+    monkeypatch.setattr(LogDirs, "mark_strays", held)
+    with BrokerThread(tmp_path / "data") as broker, broker.connect() as one:
+        topics = [{"name": "orders", "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}]
+        sent = one.send("create_topics", 5, {"topics": topics, "timeout": 30_000})
+        until(lambda: "orders" in broker.broker.image.topics)
+        gate.set()
+        assert dict([one.receive()])[sent].topics[0].error_code == 0
+        assert produce(one, "orders", batch(b"new")).error_code == 0
+    with BrokerThread(tmp_path / "data") as broker, broker.connect() as one:
+        wait_until_served(one, "orders")
+        assert fetch(one, "orders", 0).high_watermark == 1
+    assert len(list((tmp_path / "data").glob("orders-0.*-stray"))) == 1

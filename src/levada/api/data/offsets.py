@@ -135,10 +135,6 @@ def delete_records(
         )
         for topic in request.topics
     )
-    for topic in topics:
-        done = [result.partition_index for result in topic.partitions if result.error_code == ErrorCode.NONE]
-        if done:
-            log.info("records deleted", topic=topic.name, partitions=len(done), **context.requester.log_fields())
     return _when_durable(context, advanced, topics)
 
 
@@ -159,6 +155,10 @@ async def _when_durable(
     results = tuple(
         replace(topic, partitions=tuple(checked(topic.name, result) for result in topic.partitions)) for topic in topics
     )
+    for topic in results:
+        deleted = sum(result.error_code == ErrorCode.NONE for result in topic.partitions)
+        if deleted:
+            log.info("records deleted", topic=topic.name, partitions=deleted, **context.requester.log_fields())
     return response.DeleteRecordsResponse(throttle_time=UNTHROTTLED, topics=results)
 
 

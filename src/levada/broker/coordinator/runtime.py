@@ -20,7 +20,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from levada.broker.controller import new_topic_id
 from levada.broker.coordinator.shard import CoordinatorShard
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from levada.broker.broker import Broker
 
 M = TypeVar("M", bound=StateMachine)
+CREATION_WAIT_S: Final = 10.0  # for the creation of the internal topic by another request
 
 
 @dataclass(slots=True)
@@ -124,18 +125,28 @@ class CoordinatorRuntime(Generic[M]):
         """Create the internal topic and open its logs, unless it exists. COORDINATOR_NOT_AVAILABLE if that fails."""
         if self.is_created:
             return
-        async with self._creation:
-            if self.exists:
-                return
-            name, partitions, factor, configs = self.topic
-            command = CreateTopic(name, new_topic_id(), partitions, factor, configs=configs)
-            try:
-                self._broker.log_dirs.check_usable()
-                await self._broker.controller.submit(command)
-            except KafkaError as error:
-                if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-                    detail = f"{name} cannot be created: {error}"
-                    raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail) from None
+        try:
+            await asyncio.wait_for(self._creation.acquire(), CREATION_WAIT_S)
+        except TimeoutError:
+            raise self._not_created("it takes long") from None
+        try:
+            if not self.exists:
+                await self._create_topic()
+        finally:
+            self._creation.release()
+
+    async def _create_topic(self) -> None:
+        name, partitions, factor, configs = self.topic
+        command = CreateTopic(name, new_topic_id(), partitions, factor, configs=configs)
+        try:
+            self._broker.log_dirs.check_usable()
+            await self._broker.controller.submit(command)
+        except KafkaError as error:
+            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise self._not_created(str(error)) from None
+
+    def _not_created(self, why: str) -> KafkaError:
+        return KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{self.topic.name} cannot be created: {why}")
 
     def close(self) -> None:
         """Close all shards."""

@@ -153,7 +153,7 @@ def _own_candidates(candidates: Iterable[Candidate], topic_id: UUID, assigned: U
 def open_log(request: LogToOpen, disk: Disk, clock: Clock, handles: FileHandleCache, progress: Progress) -> OpenedLog:
     """Open or create a log. Runs in a thread, with handles of its own until it returns.
 
-    An exception of `progress` ends the recovery before a file has changed.
+    An exception of `progress` ends the scan of the log, before a segment has changed.
     """
     name, log_dir, existed = request.partition, request.log_dir, request.existed
     for owner, stray in request.strays:

@@ -148,11 +148,12 @@ class SparseIndex:
             self.handle.cached = cached = CachedEntries()
         first = cached.first
         while (start := len(first[0]) * BLOCK_ENTRIES) < self.stored:
-            entries = self._columns(self._read(start, BLOCKS_SCANNED * BLOCK_ENTRIES))
-            if not entries[0]:
+            data = self._read(start, BLOCKS_SCANNED * BLOCK_ENTRIES)
+            if not data:
                 break  # the file is shorter than it was
-            for known, numbers in zip(first, entries, strict=True):
-                known.fromlist(list(numbers[::BLOCK_ENTRIES]))
+            for position in range(0, len(data), BLOCK_ENTRIES * self.ENTRY.size):
+                for known, number in zip(first, self.ENTRY.unpack_from(data, position), strict=True):
+                    known.append(number)
         return cached
 
     def _read_block(self, cached: CachedEntries, number: int) -> Columns:
@@ -167,7 +168,7 @@ class SparseIndex:
     def _columns(self, data: bytes) -> Columns:
         """Decode entries into their two columns."""
         entries = list(self.ENTRY.iter_unpack(data))
-        return [first for first, _ in entries], [second for _, second in entries]
+        return array("q", [first for first, _ in entries]), array("q", [second for _, second in entries])
 
     def reset(self) -> None:
         """Remove every entry, in memory and on disk."""
@@ -213,7 +214,7 @@ class TransactionIndex:
         self.handle = FileHandle(path)
         self.handles = handles
         self.count = 0
-        self.checksum = NO_ENTRIES  # of all entries
+        self.checksum = NO_ENTRIES  # of all entries; of a stale index, what they should be
         self.stale = False  # the entries have to be rebuilt from the log
         self._directory_dirty = False  # the file is new and its directory not fsynced yet
 
@@ -237,7 +238,7 @@ class TransactionIndex:
                 break
             last = last_offset
         self.count = 0 if self.stale else count
-        self.checksum = NO_ENTRIES if self.stale else Checksum(count, crc32c(data))
+        self.checksum = expected if self.stale else Checksum(count, crc32c(data))
 
     def append(self, aborted: AbortedTransaction) -> None:
         """Add the transaction of the newest abort marker."""

@@ -310,8 +310,8 @@ class LogReader:
 
     def txn_checksums(self) -> dict[int, Checksum]:
         """Return the checksums of the transaction indexes. May run in a thread."""
-        indexed = [segment for segment in list(self.segments) if segment.txn_index.count]
-        return {segment.base_offset: segment.txn_index.checksum for segment in indexed}
+        checksums = {segment.base_offset: segment.txn_index.checksum for segment in list(self.segments)}
+        return {base_offset: checksum for base_offset, checksum in checksums.items() if checksum.entries}
 
     @contextmanager
     def rebuilding_txn_indexes(self) -> Iterator[Callable[[AbortedTransaction], None]]:

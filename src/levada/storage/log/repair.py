@@ -116,6 +116,7 @@ class LogRepair:
             self._copy(checked, METADATA_FILE)
         self._disk.fsync_dir(self._target)
         self._disk.fsync_dir(self._log_dir.path)  # the repaired directory is complete before the damaged one is renamed
+        self._store_log_start(self._target)
         if checked is not None:
             self._disk.rename(self._in_log_dir(str(self._name)), paths.damaged)
         self._move_in_place(paths.repaired, end_offset)
@@ -136,24 +137,26 @@ class LogRepair:
         return os.path.join(self._log_dir.path, name)
 
     def _correct_checkpoints(self, end_offset: int) -> None:
-        """Remove the recovery point, so that the next start reads the whole log, and a log start beyond it.
-
-        The repaired log has no leader epochs, so the checkpoint tells where it starts.
-        """
+        """Remove the recovery point, so that the next start reads the whole log, and a log start beyond it."""
         points, starts = dict(self._log_dir.recovery_points), dict(self._log_dir.log_start_offsets)
         point = points.pop(self._name, end_offset)
         if starts.get(self._name, 0) > min(point, end_offset):
             del starts[self._name]
-        files = LogFiles.read(self._disk, os.path.join(self._log_dir.path, str(self._name)))
-        starts[self._name] = max(starts.get(self._name, 0), min(files.bases, default=0))
         self._log_dir.write_recovery_points(points)
-        self._log_dir.write_log_start_offsets(starts)
         self._log_dir.recovery_points, self._log_dir.log_start_offsets = points, starts
+        self._store_log_start(self._in_log_dir(str(self._name)))
+
+    def _store_log_start(self, directory: str) -> None:
+        """Checkpoint where the repaired log starts, since it has no leader epochs that tell."""
+        starts, files = dict(self._log_dir.log_start_offsets), LogFiles.read(self._disk, directory)
+        starts[self._name] = max(starts.get(self._name, 0), min(files.bases, default=0))
+        self._log_dir.write_log_start_offsets(starts)
+        self._log_dir.log_start_offsets = starts
 
     def _write_segments(self, checked: CheckedLog | None) -> int:
         """Write the segments of the repaired log; return its end offset."""
         known_end = self.known_end(checked)
-        segments = [] if checked is None else [one for one in checked.segments if not self._is_odd(checked, one)]
+        segments = [] if checked is None else [one for one in checked.segments if not self._is_irregular(checked, one)]
         if checked is None or not segments:
             self._end_is_known = self._checkpoint.clean
             self._create(known_end)
@@ -199,7 +202,7 @@ class LogRepair:
             known.append((checked.end_offset, files.directory))
         return sorted(known, key=itemgetter(0))
 
-    def _is_odd(self, checked: CheckedLog, segment: LogSegment) -> bool:
+    def _is_irregular(self, checked: CheckedLog, segment: LogSegment) -> bool:
         return os.path.basename(segment.path) in checked.files.irregular
 
     def _write_segment(

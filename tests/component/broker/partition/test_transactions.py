@@ -18,6 +18,7 @@ from tests.support.logs import NOW_MS, QuickDisk, topic_config
 from levada.broker.partition.partition import Partition, PartitionContext
 from levada.errors import ErrorCode, KafkaError
 from levada.net.flush import FlushQueue
+from levada.storage.checkpoints import TransactionIndexChecksums
 from levada.storage.log.log import Log
 from levada.storage.log.segment import CorruptBatchError
 from levada.wire.batches import TRANSACTIONAL_BIT, Record, decode, encode, iterate_headers
@@ -425,6 +426,31 @@ def test_a_damaged_checksum_rebuilds_every_index_of_aborted_transactions(world: 
     for path in world.folder.glob("*.txnindex"):
         path.unlink()
     assert committed_values(world.open()) == [b"v0", b"v2"]
+    assert TransactionIndexChecksums(world.disk, str(world.folder)).load(), "the file was stored again"
+
+
+def test_a_corrupt_checksum_file_is_stored_again_without_aborted_transactions(world: World) -> None:
+    partition = world.open()
+    allow(partition, 7, 0)
+    write(partition, b"a", producer=(7, 0, 0))
+    end(partition, 7, 0, committed=True)
+    partition.close()
+    (world.folder / "txnindex-checkpoint").write_bytes(b"")
+    world.open().close()
+    assert TransactionIndexChecksums(world.disk, str(world.folder)).load()
+
+
+def test_an_index_to_rebuild_keeps_its_checksum(world: World) -> None:
+    """A kill before it is rebuilt must not make the next start accept that it is missing."""
+    partition = world.open()
+    allow(partition, 7, 0)
+    write(partition, b"a", producer=(7, 0, 0))
+    end(partition, 7, 0, committed=False)
+    partition.close()
+    (world.folder / f"{0:020d}.txnindex").unlink()
+    log = Log.open(str(world.folder), topic_config(), world.disk, now_ms=NOW_MS, clean=True, recovery_point=2)
+    log.flush()
+    assert committed_values(world.open()) == []
 
 
 def test_a_truncated_log_forgets_the_markers_that_are_gone(world: World) -> None:
