@@ -708,6 +708,8 @@ def test_a_topic_with_the_name_of_a_stray_is_created_after_it_was_renamed(
         topics = [{"name": "orders", "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}]
         sent = one.send("create_topics", 5, {"topics": topics, "timeout": 30_000})
         until(lambda: "orders" in broker.broker.image.topics)
+        broker.wait(asyncio.sleep(0.3))  # enough to create it, if nothing held that back
+        assert ("orders", 0) not in broker.broker.partitions
         gate.set()
         assert dict([one.receive()])[sent].topics[0].error_code == 0
         assert produce(one, "orders", batch(b"new")).error_code == 0
