@@ -18,6 +18,8 @@ from bench.run import alone, measure_row
 from tests.load import figures
 from tests.support.svg import Drawing
 
+pytestmark = pytest.mark.slow
+
 
 def outcome(*, seconds: float = 2.0, broker: float = 1.8, generator: float = 0.4, idle: float = 0.4) -> Outcome:
     return Outcome(

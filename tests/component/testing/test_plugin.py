@@ -16,6 +16,8 @@ from levada.broker.faults import Fault, Faults
 from levada.errors import ErrorCode
 from levada.testing import EmbeddedBroker
 
+pytestmark = pytest.mark.slow
+
 
 def produce(bootstrap: str, topic: str, *values: str, **settings: object) -> list[KafkaError | None]:
     """Send values with librdkafka; what it was told about each."""

@@ -17,6 +17,7 @@ from levada.core.machine import Outcome
 from levada.core.partition.producer_state import ProducerStates
 from levada.core.transactions.machine import TransactionsMachine
 from levada.core.transactions.state import Transaction
+from levada.storage.checkpoints import TransactionIndexChecksums
 from levada.storage.log.indexes import TransactionIndex
 from levada.storage.log.recovery import CheckedSegment, Recovery
 
@@ -74,7 +75,9 @@ def the_index_of_aborted_ones_is_lost_in_a_crash(patch: pytest.MonkeyPatch) -> N
 
 
 def the_index_of_aborted_ones_is_not_synced(patch: pytest.MonkeyPatch) -> None:
+    """And has no checksum, by which recovery would notice it."""
     patch.setattr(TransactionIndex, "fsync", lambda self: None)
+    patch.setattr(TransactionIndexChecksums, "store", lambda self, entries: None)
 
 
 def open_transactions_are_forgotten_on_restart(patch: pytest.MonkeyPatch) -> None:

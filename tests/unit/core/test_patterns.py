@@ -141,6 +141,7 @@ patterns = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(patterns, st.lists(st.text("abc_-1.", min_size=1, max_size=7), max_size=20))
 @settings(max_examples=500)
 def test_patterns_match_as_pythons_do(pattern: str, names: list[str]) -> None:

@@ -346,6 +346,7 @@ def test_a_bug_in_the_broker_is_found(bug: str, seed: int) -> None:
     assert BUGS[bug] & set(kinds(Model(random.Random(seed), 2, bug).run(80)))
 
 
+@pytest.mark.slow
 def test_a_long_history_is_checked_in_one_pass() -> None:
     """100,000 sends and polls, as in the long runs."""
     count = 100_000

@@ -71,6 +71,7 @@ def test_an_emptied_batch_still_tells_of_its_producer() -> None:
     assert after.codec is Codec.NONE
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_a_damaged_batch_is_refused(data: Any) -> None:

@@ -375,6 +375,7 @@ def test_another_writer_may_come_at_every_step(is_killed: bool) -> None:
         check_writers([first, second], content)
 
 
+@pytest.mark.slow
 @given(iterations=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40), st.booleans()), max_size=20))
 def test_writers_may_meet_and_die_in_any_order(iterations: list[tuple[int, int, bool]]) -> None:
     """Each turn is of one of three writers, for some steps; after it the writer may be killed, and comes again."""

@@ -120,6 +120,7 @@ def test_uniform_moves_no_more_than_it_must(before_count: int, after_count: int,
     assert moves(before, after) == must
 
 
+@pytest.mark.slow
 @given(members_of, sizes_of, st.randoms(use_true_random=True))
 @settings(max_examples=300)
 def test_uniform_is_as_equal_as_subscriptions_allow(
