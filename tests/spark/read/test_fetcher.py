@@ -380,6 +380,7 @@ def test_a_reader_names_where_a_partition_went_offline(tmp_path: Path) -> None:
         broker.create("t")
         produce(broker.bootstrap, "t", numbers(3_000))
         damage(broker, "t", 30, 9)
+        quick = SMALL._replace(retry_timeout_ms=500)
         with pytest.raises(KafkaError, match=r"(LEADER_NOT_AVAILABLE|KAFKA_STORAGE_ERROR): t-0 at offset \d+"):
-            read(broker.bootstrap, "t", 0, 3_000)
+            read(broker.bootstrap, "t", 0, 3_000, quick)
         blocking.close()
