@@ -238,5 +238,5 @@ def main(arguments: Sequence[str]) -> int:
     print(report.markdown(found, previous))
     if len(brokers) == 2 and not wanted and not options.rounds:
         results.save_results(results.LATEST, found)
-        report.publish(found, previous)
+        report.publish(results.load_results(results.LATEST) or found, previous)  # as rounded
     return 1 if any(row["errors"] for row in measured["rows"].values()) else 0
