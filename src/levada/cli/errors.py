@@ -70,13 +70,15 @@ def from_click(error: click.ClickException) -> CommandError:
 
 def from_exception(error: Exception) -> CommandError | None:
     """A known error as CommandError; None for a bug, which shows its traceback."""
-    from levada.client.errors import ConnectionFailed, RequestTimedOut
+    from levada.client.errors import BrokerNotResponding, ConnectionFailed, RequestTimedOut
 
     if isinstance(error, CommandError):
         return error
     if isinstance(error, KafkaError):
         message = error.detail or error.code.name.lower().replace("_", " ")
         return CommandError(f"{message} ({error.code.name})", _exit_code(error.code), HINTS.get(error.code, ""))
+    if isinstance(error, BrokerNotResponding):
+        return CommandError(str(error), EXIT_TIMEOUT, "try: --timeout with more seconds, or another broker with -b")
     if isinstance(error, ConnectionFailed):
         hint = "try: levada start, or name a broker with -b host:port"
         return CommandError(str(error), EXIT_CANNOT_CONNECT, hint)

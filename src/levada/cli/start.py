@@ -72,7 +72,8 @@ def _run(properties: str | None, flags: dict[str, str]) -> None:
     try:
         config, warnings = BrokerConfig.load(given)
     except KafkaError as error:
-        raise _failure(given, CommandError(error.detail, EXIT_USAGE)) from None
+        hint = _origin(error.detail.partition(":")[0], properties, text, flags)
+        raise _failure(given, CommandError(error.detail, EXIT_USAGE, hint)) from None
     from levada.server import CannotStartError, run
 
     try:
@@ -80,6 +81,19 @@ def _run(properties: str | None, flags: dict[str, str]) -> None:
     except CannotStartError as error:
         hint = "try: another --port; 0 is any free port" if "cannot listen" in str(error) else ""
         raise _failure(given, CommandError(f"cannot start: {error}", hint=hint)) from error
+
+
+def _origin(name: str, properties: str | None, text: str | None, flags: Mapping[str, str]) -> str:
+    """Where a setting was given: the variable, or the line of the file; empty for a flag and for no setting."""
+    from levada.config.properties import from_environment, parse
+
+    if name in flags:
+        return ""
+    for variable, value in os.environ.items():
+        if name in from_environment({variable: value}):
+            return f"set by the variable {variable}"
+    lines = [number for number, line in enumerate((text or "").splitlines(), 1) if name in parse(line)]
+    return f"set in {properties}, line {lines[-1]}" if lines else ""
 
 
 def _failure(given: Mapping[str, str], error: CommandError) -> BaseException:

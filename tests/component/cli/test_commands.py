@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -121,6 +122,10 @@ def test_exit_codes(shell: Shell, broker: BrokerThread) -> None:
     late = shell("topic", "list", "--timeout", "1")
     assert late.code == 6
     assert "did not respond within 1 s" in late.err
+    with socket.create_server(("127.0.0.1", 0)) as suspended:
+        silent = shell("topic", "list", "--timeout", "1", "-b", f"127.0.0.1:{suspended.getsockname()[1]}")
+    assert silent.code == 6
+    assert "accepts connections and does not respond" in silent.err
 
 
 def commands() -> Iterator[list[str]]:

@@ -181,6 +181,17 @@ def test_what_cannot_be_started(arguments: list[str], message: str, tmp_path: Pa
     assert "Traceback" not in process.stderr
 
 
+def test_a_refused_setting_names_the_line_or_the_variable(tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text("# retention\nlog.retention.ms=1000\nlog.retention.ms : soon\n")
+    command = [sys.executable, "-m", "levada", "start", str(file)]
+    by_file = subprocess.run(command, capture_output=True, text=True, timeout=BATCH_S)
+    assert (by_file.returncode, by_file.stderr.splitlines()[1]) == (2, f"  set in {file}, line 3")
+    variables = os.environ | {"KAFKA_LOG_RETENTION_MS": "later"}
+    by_variable = subprocess.run(command, capture_output=True, text=True, timeout=BATCH_S, env=variables)
+    assert by_variable.stderr.splitlines()[1] == "  set by the variable KAFKA_LOG_RETENTION_MS"
+
+
 def test_a_file_in_latin_1(tmp_path: Path) -> None:
     properties = tmp_path / "server.properties"
     properties.write_bytes("# für alle\nlisteners=PLAINTEXT://127.0.0.1:0\n".encode("latin-1"))

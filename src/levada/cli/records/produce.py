@@ -150,7 +150,7 @@ async def _send_all(client: "Client", topic: str, reader: "RecordReader", option
             raise
         await _flush(producer)
     if failures:
-        notice(f"% {len(failures)} of {sent} records were not stored")
+        notice(f"% {len(failures)} of {sent} records were not acknowledged")
         raise failures[0]
     return sent
 
