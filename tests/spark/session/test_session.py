@@ -33,20 +33,16 @@ def test_workers_run_this_python(spark: "SparkSession") -> None:
     assert found == [sys.executable]
 
 
-def test_a_session_that_is_there_is_used_and_keeps_what_its_owner_set(spark: "SparkSession") -> None:
-    rows, size = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
-    kept = {name: spark.conf.get(name) for name in (rows, size)}
+def test_a_session_that_is_there_takes_the_settings_that_are_asked_for(spark: "SparkSession") -> None:
+    rows = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    kept = spark.conf.get(rows)
     try:
         spark.conf.set(rows, "777")
-        spark.conf.set(size, "67108864")  # Spark's own
-        found = session(**{"spark.sql.session.timeZone": "Europe/Lisbon"})
-        assert found is spark
+        assert session(**{"spark.sql.session.timeZone": "Europe/Lisbon"}) is spark
         assert spark.conf.get(rows) == "777"
-        assert spark.conf.get(size) == SETTINGS[size]
         assert spark.conf.get("spark.sql.session.timeZone") == "Europe/Lisbon"
     finally:
-        for name, value in kept.items():
-            spark.conf.set(name, str(value))
+        spark.conf.set(rows, str(kept))
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
@@ -69,12 +65,17 @@ SESSIONS = """
 from pyspark.sql import SparkSession
 from tests.spark.session.test_session import shared_by_streams
 from levada.spark import session
-from levada.spark.session.session import STREAM_VARIABLES
+from levada.spark.session.session import SETTINGS, STREAM_VARIABLES
 
+BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 for make in (session, SparkSession.builder.master("local[1]").getOrCreate):
     spark = make()
+    settings = dict(spark.conf.getAll) | {name: spark.conf.get(name) for name in SETTINGS}
     prepared = session()
     assert prepared is spark
+    for name, value in settings.items():
+        assert spark.conf.get(name) == value, name
+    assert spark.conf.get(BATCH_BYTES) == "67108864b", make
     for one in (prepared, prepared.newSession()):
         assert STREAM_VARIABLES.keys() <= shared_by_streams(one).keys(), make
     spark.stop()
@@ -82,8 +83,8 @@ print("all")
 """
 
 
-def test_every_session_is_ready_for_streams_that_start_at_once() -> None:
-    """A new session, an existing one, one after another was stopped, and those of newSession()."""
+def test_every_session_is_ready_for_streams_and_keeps_its_settings() -> None:
+    """A new session, one that somebody else made, one after another was stopped, and those of newSession()."""
     done = subprocess.run([sys.executable, "-c", SESSIONS], capture_output=True, text=True, timeout=180)
     assert done.stdout.split() == ["all"], done.stderr
 

@@ -1,8 +1,10 @@
 """Creates a SparkSession with settings that suit topics; settings of the user take precedence.
 
-Arrow: Spark computes the bytes of a batch column by column, which is quadratic if an array column is null (records
-without headers), so only the number of rows limits a batch. Checkpoints: the FileSystem-based manager halves the time
-that a micro-batch spends on its offset and commit logs. Time zone: record timestamps are instants, shown in UTC.
+Arrow: Spark's limit of a batch in bytes stays as it is, since it keeps large values from filling the memory. Spark
+computes these bytes after each row, with a loop over all rows of the batch since the last array that is not null. So
+batches have few rows: null headers would cost more than all the rest otherwise. Checkpoints: the FileSystem-based
+manager halves the time that a micro-batch spends on its offset and commit logs. Time zone: record timestamps are
+instants, shown in UTC.
 
 Streams that start at the same moment: Spark keeps one map of environment variables for a Python source. Each stream
 that starts puts its own variables there, from its own thread and without a lock. Two threads that add the same name
@@ -21,10 +23,9 @@ from levada.spark.session.spark_home import linked_spark_home
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS_PER_ARROW_BATCH = 5_000
+ROWS_PER_ARROW_BATCH = 1_000
 
 SETTINGS = {
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_ARROW_BATCH),
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -40,14 +41,6 @@ LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
 }
-# Changed also in an existing session if it has Spark's defaults, which these are.
-SPARK_DEFAULTS = {
-    "spark.sql.execution.arrow.maxBytesPerBatch": "67108864b",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
-}
-
-# The error of a declarative pipeline, whose settings are in its project file.
-IN_DECLARATIVE_PIPELINE = "SESSION_MUTATION_IN_DECLARATIVE_PIPELINE"
 SOURCE = "levada"
 # The variables of a stream that starts. Empty ones get their value before any worker reads them.
 STREAM_VARIABLES = {
@@ -62,8 +55,7 @@ def session(app: str = "levada", master: str | None = None, **conf: str) -> "Spa
     """The active session, or a new one: on this machine, or on `master`.
 
     `conf` are Spark's settings and take precedence over those above: `session(**{"spark.ui.enabled": "true"})`. An
-    active session keeps its own settings; only `conf` and the limits of Arrow batches are set on it (not in a
-    declarative pipeline, which allows no changes).
+    active session keeps its own settings; only `conf` is set on it.
     """
     _set_environment()
     from pyspark.sql import SparkSession
@@ -154,15 +146,6 @@ def _has_other_master(conf: dict[str, str]) -> bool:
 
 
 def _configured(active: "SparkSession", conf: dict[str, str]) -> "SparkSession":
-    from pyspark.errors import PySparkException
-
-    for name, default in SPARK_DEFAULTS.items():
-        if active.conf.get(name) in (default, default.rstrip("b")):
-            try:
-                active.conf.set(name, SETTINGS[name])
-            except PySparkException as error:
-                if not (error.getCondition() or "").startswith(IN_DECLARATIVE_PIPELINE):
-                    raise
     for name, value in conf.items():
         _set(active, name, value)
     return session_or(active)
