@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTITION_COLUMNS = ("topic", "date")  # the directories of a lake
+# Parquet counts 100 rows before it first looks at their size, and readers decompress a row group at once. With these
+# options a page and a row group end by bytes, so that large values fit into a small heap.
+PARQUET_OPTIONS = {
+    "parquet.block.size": str(32 << 20),
+    "parquet.block.size.row.check.min": "1",
+    "parquet.page.size.row.check.min": "1",
+}
 NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP)  # errors of a file system without them
 
 
@@ -170,7 +177,8 @@ class Files:
             rows.withColumn("date", to_date(col("timestamp")))
             .observe(observed, count(lit(1)).alias("rows"))
             .sortWithinPartitions("topic", "date", "partition", "offset")
-            .write.partitionBy(*PARTITION_COLUMNS)
+            .write.options(**PARQUET_OPTIONS)
+            .partitionBy(*PARTITION_COLUMNS)
             .mode("overwrite")
             .parquet(self.path(directory))
         )

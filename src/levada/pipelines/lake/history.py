@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from levada.pipelines.errors import LakeError, PipelineError, explain_query
-from levada.pipelines.lake.files import Files
+from levada.pipelines.lake.files import PARQUET_OPTIONS, Files
 from levada.pipelines.lake.lake import Lake, check_lake, check_path, open_lake
 from levada.pipelines.runs.queries import Batch, DriverQuery, RunningPipeline
 from levada.pipelines.topics import check_topic_ids, earliest_offsets, topic_ids
@@ -98,7 +98,7 @@ def query_history(
             result.show(ROWS_SHOWN_MAX, truncate=False)
             count = min(ROWS_SHOWN_MAX, result.count())
         else:
-            result.write.mode("overwrite").parquet(to)
+            result.write.options(**PARQUET_OPTIONS).mode("overwrite").parquet(to)
             Files(session, to).write(RESULT_MARKER, query)
             count = session.read.parquet(to).count()
         yield Batch(0, count, count, count)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from levada.pipelines.errors import LakeError
-from levada.pipelines.lake.files import Files
+from levada.pipelines.lake.files import PARQUET_OPTIONS, Files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -291,7 +291,7 @@ class ParquetLake:
             count = sum(file.size for file in files) // policy.small_bytes
             merged = rows.repartitionByRange(count, "partition", "offset") if count > 1 else rows.coalesce(1)
             rows = merged.sortWithinPartitions("partition", "offset")
-            rows.write.mode("overwrite").parquet(self.files.path(f"{area}/{directory}"))
+            rows.write.options(**PARQUET_OPTIONS).mode("overwrite").parquet(self.files.path(f"{area}/{directory}"))
             self.commit(removed=[file.path for file in files])
             replaced += len(files)
         return replaced
