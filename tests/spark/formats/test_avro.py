@@ -118,6 +118,33 @@ def test_counts_are_held_against_what_is_there() -> None:
     assert decode(long(2**60), long(-(2**60)) + long(1), schema=schema)[1] == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("kind", "good", "wrong"),
+    [
+        ("int", long(7), long(2**31)),
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2},
+            text(b"\x01"),
+            text((12345).to_bytes(2, "big")),
+        ),
+        ({"type": "int", "logicalType": "date"}, long(0), long(2**31 - 1)),
+        ({"type": "long", "logicalType": "timestamp-micros"}, long(0), long(2**63 - 1)),
+    ],
+)
+def test_a_number_that_its_type_cannot_hold_is_reported_alone(kind: Any, good: bytes, wrong: bytes) -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": kind}]}
+    structs, bad = decode(good, wrong, good, schema=schema)
+    assert bad == [False, True, False]
+    assert structs[0] == structs[2] and structs[1] is None
+
+
+def test_logical_types_without_a_type_in_spark_are_what_they_annotate() -> None:
+    kinds = [{"type": "string", "logicalType": "uuid"}, {"type": "int", "logicalType": "time-millis"}]
+    fields = [{"name": f"f{index}", "type": kind} for index, kind in enumerate(kinds)]
+    found = decode(text(b"u") + long(5), schema={"type": "record", "name": "R", "fields": fields})
+    assert found == ([{"f0": "u", "f1": 5}], [False])
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60), st.integers(0, len(VALUE) - 1), st.integers(0, 255))
 def test_nothing_that_comes_crashes_it(noise: bytes, at: int, byte: int) -> None:
@@ -136,8 +163,13 @@ def test_nothing_that_comes_crashes_it(noise: bytes, at: int, byte: int) -> None
             '{"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", "R"]}]}',
             "contains itself",
         ),
-        ('{"type": "record", "name": "R", "fields": [{"name": "a"}]}', "a field is"),
+        ('{"type": "record", "name": "R", "fields": [{"name": "a"}]}', "not an Avro schema.*missing 'type'"),
         ('{"type": "record", "name": "R", "fields": 5}', "not an Avro schema"),
+        (
+            '{"type": "record", "name": "R", "fields": [{"name": "a", "type": {"type": "array", "items": '
+            '{"type": "fixed", "name": "F", "size": 0}}}]}',
+            "must take at least one byte",
+        ),
         ("[" * 100_000, "an Avro schema is JSON"),
     ],
 )

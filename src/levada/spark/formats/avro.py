@@ -1,18 +1,16 @@
-"""Decodes Avro values into structs of Spark's types, with a schema that the user gives; no further dependency.
+"""Decodes Avro values into structs of Spark's types with fastavro, by a schema that the user gives.
 
-A schema is compiled once into functions, one per type. There is no schema registry: the schema is the one that values
-were written with, and `valueSkipBytes` skips the id that a registry's serializer writes before them.
+There is no schema registry: the schema is the one that values were written with, and `valueSkipBytes` skips the id that
+a registry's serializer writes before them. Logical types without a type in Spark are read as the type that they
+annotate.
 """
 
+import io
 import json
-import struct
-from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
-import pyarrow as pa
+import fastavro
+from fastavro.schema import SchemaParseException, UnknownType
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -32,294 +30,149 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-Read = Callable[[bytes, int], tuple[Any, int]]  # data, position -> value, end
+from levada.spark.formats.rows import decode_rows
 
 DEPTH_MAX = 64
-_FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_DAY_0 = date(1970, 1, 1)
-MALFORMED = (ValueError, IndexError, struct.error, OverflowError, ArithmeticError)
+DECIMAL_DIGITS_MAX = 38
+PLAIN: dict[str, DataType] = {
+    "boolean": BooleanType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "bytes": BinaryType(),
+    "string": StringType(),
+}
+LOGICAL: dict[tuple[str, str], DataType] = {
+    ("int", "date"): DateType(),
+    ("long", "timestamp-millis"): TimestampType(),
+    ("long", "timestamp-micros"): TimestampType(),
+    ("long", "local-timestamp-millis"): TimestampNTZType(),
+    ("long", "local-timestamp-micros"): TimestampNTZType(),
+}
+NOT_TYPES = frozenset({"default", "doc", "aliases", "symbols", "name", "namespace"})  # keys of a schema
 
 
 class AvroSchema:
-    """The schema of a record: its Spark type and its read function."""
+    """The schema of a record and its Spark type.
+
+    It is not recursive, because fastavro does not limit the depth of a value. No item of an array takes zero bytes,
+    because the few bytes of a count could then stand for any number of items.
+    """
 
     def __init__(self, text: str) -> None:
+        self._named: dict[str, Any] = {}
+        self.parsed = self._parse(text)
+        self._size_min(self.parsed, ())
+        self.type = self._type(self.parsed)
+        if not isinstance(self.type, StructType):
+            raise ValueError("the Avro schema of a value must be a record")
+
+    def _parse(self, text: str) -> Any:
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"an Avro schema is JSON: {error}") from None
-        self._named: dict[str, tuple[DataType, Read]] = {}
-        self._unfinished: set[str] = set()
         try:
-            self.type, self.read = self._compile(found, "", 0)
-        except TypeError as error:
-            raise ValueError(f"this is not an Avro schema: {error}") from None
-        if not isinstance(self.type, StructType):
-            raise ValueError("the Avro schema of a value must be a record")
+            return fastavro.parse_schema(_supported(found), self._named)
+        except UnknownType as error:
+            raise ValueError(f"there is no Avro type {error.name!r}") from None
+        except (SchemaParseException, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise ValueError(f"this is not an Avro schema: {error!r}") from None
 
-    def _compile(self, found: Any, space: str, depth: int) -> tuple[DataType, Read]:
-        if depth > DEPTH_MAX:
+    def _size_min(self, found: Any, within: tuple[str, ...]) -> int:
+        """The least bytes of a value; ValueError for a type that contains itself."""
+        if len(within) > DEPTH_MAX:
             raise ValueError("the Avro schema is nested too deeply")
         if isinstance(found, list):
-            return self._union(found, space, depth)
-        if isinstance(found, str):
-            found = {"type": found}
-        if not isinstance(found, dict) or "type" not in found:
-            raise ValueError(f"this is not an Avro type: {found!r}")
+            return 1 + min((self._size_min(one, (*within, "")) for one in found), default=0)
+        found = self._definition(found)
         kind = found["type"]
-        if isinstance(kind, list | dict):
-            return self._compile(kind, space, depth + 1)
-        logical = _LOGICAL.get((kind, found.get("logicalType", "")))
-        if logical is not None:
-            return logical
-        if kind in _PLAIN:
-            return _decimal(found, _PLAIN[kind]) if found.get("logicalType") == "decimal" else _PLAIN[kind]
-        if kind == "array":
-            item, read = self._compile(found.get("items"), space, depth + 1)
-            return ArrayType(item), _blocks(read)
-        if kind == "map":
-            item, read = self._compile(found.get("values"), space, depth + 1)
-            return MapType(StringType(), item), _blocks(_pair(read))
-        if kind in ("record", "enum", "fixed"):
-            return self._named_type(kind, found, space, depth)
-        return self._reference(kind, space)
-
-    def _named_type(self, kind: str, found: dict[str, Any], space: str, depth: int) -> tuple[DataType, Read]:
-        name = str(found.get("name", ""))
-        space = found.get("namespace") or (name.rpartition(".")[0] if "." in name else space)
-        full = name if "." in name or not space else f"{space}.{name}"
-        self._unfinished.add(full)
         if kind == "record":
-            made = self._record(found.get("fields", []), space, depth)
-        elif kind == "enum":
-            made = (StringType(), _enum([str(symbol) for symbol in found.get("symbols", [])]))
-        else:
-            fixed: tuple[DataType, Read] = (BinaryType(), _fixed(int(found.get("size", 0))))
-            made = _decimal(found, fixed) if found.get("logicalType") == "decimal" else fixed
-        self._unfinished.discard(full)
-        self._named[full] = made
-        return made
+            if found["name"] in within:
+                raise ValueError(f"the Avro type {found['name']} contains itself, which has no type in Spark")
+            return sum(self._size_min(field["type"], (*within, found["name"])) for field in found["fields"])
+        if kind in ("array", "map"):
+            items = self._size_min(found["items" if kind == "array" else "values"], (*within, ""))
+            if kind == "array" and not items:
+                raise ValueError("items of an Avro array must take at least one byte")
+            return 1
+        if isinstance(kind, dict | list):
+            return self._size_min(kind, (*within, ""))
+        return 0 if kind == "null" else int(found["size"]) if kind == "fixed" else 1
 
-    def _record(self, fields: list[Any], space: str, depth: int) -> tuple[DataType, Read]:
-        if not fields:
-            raise ValueError("an Avro record needs at least one field")
-        if not all(isinstance(field, dict) and {"name", "type"} <= field.keys() for field in fields):
-            raise ValueError('a field is {"name": ..., "type": ...} in an Avro schema')
-        parts = [(str(field["name"]), *self._compile(field["type"], space, depth + 1)) for field in fields]
-        reads = [read for _, _, read in parts]
+    def _definition(self, found: Any) -> dict[str, Any]:
+        if isinstance(found, dict):
+            return found
+        named: dict[str, Any] = self._named.get(found, {"type": found})
+        return named
 
-        def read_record(data: bytes, at: int) -> tuple[Any, int]:
-            values = []
-            for read in reads:
-                value, at = read(data, at)
-                values.append(value)
-            return tuple(values), at
-
-        return StructType([StructField(name, kind) for name, kind, _ in parts]), read_record
-
-    def _union(self, branches: list[Any], space: str, depth: int) -> tuple[DataType, Read]:
-        some = [branch for branch in branches if branch not in ("null", {"type": "null"})]
-        if len(some) != 1:
-            raise ValueError(f"an Avro union can only have null and one other type; found {branches!r}")
-        kind, read = self._compile(some[0], space, depth + 1)
-        reads: list[Read] = [
-            (lambda _data, at: (None, at)) if branch in ("null", {"type": "null"}) else read for branch in branches
-        ]
-
-        def read_union(data: bytes, at: int) -> tuple[Any, int]:
-            index, at = _long(data, at)
-            if not 0 <= index < len(reads):
-                raise ValueError("no such branch of a union")
-            return reads[index](data, at)
-
-        return kind, read_union
-
-    def _reference(self, name: str, space: str) -> tuple[DataType, Read]:
-        full = name if "." in name or not space else f"{space}.{name}"
-        for candidate in (full, name):
-            if candidate in self._unfinished:
-                raise ValueError(f"the Avro type {name} contains itself, which has no type in Spark")
-            if candidate in self._named:
-                return self._named[candidate]
-        raise ValueError(f"there is no Avro type {name!r}")
+    def _type(self, found: Any) -> DataType:
+        if isinstance(found, list):
+            some = [branch for branch in found if branch not in ("null", {"type": "null"})]
+            if len(some) != 1:
+                raise ValueError(f"an Avro union can only have null and one other type; found {found!r}")
+            return self._type(some[0])
+        found = self._definition(found)
+        kind, logical = found["type"], found.get("logicalType", "")
+        if isinstance(kind, dict | list):
+            return self._type(kind)
+        if kind == "record":
+            if not found["fields"]:
+                raise ValueError("an Avro record needs at least one field")
+            return StructType([StructField(field["name"], self._type(field["type"])) for field in found["fields"]])
+        if kind == "array":
+            return ArrayType(self._type(found["items"]))
+        if kind == "map":
+            return MapType(StringType(), self._type(found["values"]))
+        if logical == "decimal":
+            return DecimalType(int(found["precision"]), int(found.get("scale", 0)))
+        if kind in ("enum", "fixed"):
+            return StringType() if kind == "enum" else BinaryType()
+        if (kind, logical) in LOGICAL:
+            return LOGICAL[kind, logical]
+        if kind not in PLAIN:
+            raise ValueError(f"the Avro type {kind} has no type in Spark")
+        return PLAIN[kind]
 
 
 class AvroDecoder:
     """Decodes values as structs of one schema."""
 
     def __init__(self, schema: AvroSchema, kind: Any) -> None:
-        self._read = schema.read
-        self._kind = kind
+        self._schema, self._kind = schema.parsed, kind
 
     def decode(self, values: Any) -> tuple[Any, Any]:
         """An array of structs, and an array that is true where a value is not of this schema."""
-        found, bad = [], []
-        read = self._read
-        for value in values.to_pylist():
-            one, wrong = None, False
-            if value is not None:
-                try:
-                    one, at = read(value, 0)
-                    wrong = at != len(value)
-                except MALFORMED:
-                    wrong = True
-            found.append(None if wrong else one)
-            bad.append(wrong)
-        return pa.array(found, self._kind), pa.array(bad, pa.bool_())
+        read, stream, schema = fastavro.schemaless_reader, io.BytesIO, self._schema
+
+        def decode(value: bytes) -> Any:
+            data = stream(value)
+            found = read(data, schema, None)
+            if data.tell() != len(value):
+                raise ValueError("there are more bytes after the value")
+            return found
+
+        return decode_rows(values, decode, self._kind)
 
 
-def _long(data: bytes, at: int) -> tuple[int, int]:
-    """A zigzag number of at most ten bytes."""
-    byte = data[at]
-    at += 1
-    number, shift = byte & 0x7F, 7
-    while byte & 0x80:
-        if shift > 63:
-            raise ValueError("too long a number")
-        byte = data[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        shift += 7
-    number = (number >> 1) ^ -(number & 1)
-    if not -(1 << 63) <= number < 1 << 63:
-        raise ValueError("too large a number")
-    return number, at
+def _supported(found: Any) -> Any:
+    """A schema without the logical types that are read as what they annotate."""
+    if isinstance(found, list):
+        return [_supported(one) for one in found]
+    if not isinstance(found, dict):
+        return found
+    kept = {name: one if name in NOT_TYPES else _supported(one) for name, one in found.items()}
+    if "logicalType" in kept and not _is_supported(kept):
+        del kept["logicalType"]
+    return kept
 
 
-def _int(data: bytes, at: int) -> tuple[int, int]:
-    number, at = _long(data, at)
-    if not -(1 << 31) <= number < 1 << 31:
-        raise ValueError("too large an int")
-    return number, at
-
-
-def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
-    size, at = _long(data, at)
-    if not 0 <= size <= len(data) - at:
-        raise ValueError("not that many bytes")
-    return data[at : at + size], at + size
-
-
-def _string(data: bytes, at: int) -> tuple[str, int]:
-    found, at = _bytes(data, at)
-    return found.decode(), at
-
-
-def _boolean(data: bytes, at: int) -> tuple[bool, int]:
-    if data[at] > 1:
-        raise ValueError("not a boolean")
-    return data[at] == 1, at + 1
-
-
-def _float(data: bytes, at: int) -> tuple[float, int]:
-    return _FLOAT.unpack_from(data, at)[0], at + 4
-
-
-def _double(data: bytes, at: int) -> tuple[float, int]:
-    return _DOUBLE.unpack_from(data, at)[0], at + 8
-
-
-def _fixed(size: int) -> Read:
-    def read(data: bytes, at: int) -> tuple[bytes, int]:
-        if size > len(data) - at:
-            raise ValueError("not that many bytes")
-        return data[at : at + size], at + size
-
-    return read
-
-
-def _enum(symbols: list[str]) -> Read:
-    def read(data: bytes, at: int) -> tuple[str, int]:
-        index, at = _long(data, at)
-        if not 0 <= index < len(symbols):
-            raise ValueError("no such symbol")
-        return symbols[index], at
-
-    return read
-
-
-def _blocks(item: Read) -> Read:
-    """Items in blocks; a negative count is followed by the size of the block in bytes."""
-
-    def read(data: bytes, at: int) -> tuple[list[Any], int]:
-        items: list[Any] = []
-        while True:
-            count, at = _long(data, at)
-            if count == 0:
-                return items, at
-            if count < 0:
-                count = -count
-                _, at = _long(data, at)
-            if count > len(data) - at:
-                raise ValueError("not that many items")
-            for _ in range(count):
-                value, at = item(data, at)
-                items.append(value)
-
-    return read
-
-
-def _pair(item: Read) -> Read:
-    def read(data: bytes, at: int) -> tuple[Any, int]:
-        name, at = _string(data, at)
-        value, at = item(data, at)
-        return (name, value), at
-
-    return read
-
-
-def _convert(read: Read, convert: Callable[[Any], Any]) -> Read:
-    def converted(data: bytes, at: int) -> tuple[Any, int]:
-        value, at = read(data, at)
-        return convert(value), at
-
-    return converted
-
-
-def _decimal(found: dict[str, Any], plain: tuple[DataType, Read]) -> tuple[DataType, Read]:
-    """Two's complement in bytes or fixed; with more digits than Spark supports, the bytes themselves."""
-    precision, scale = int(found.get("precision", 0)), int(found.get("scale", 0))
-    if not isinstance(plain[0], BinaryType) or not 0 < precision <= 38 or not 0 <= scale <= precision:
-        return plain
-    limit = 10**precision
-
-    def convert(digits: bytes) -> Decimal:
-        number = int.from_bytes(digits, "big", signed=True)
-        if abs(number) >= limit:
-            raise ValueError("too many digits")
-        return Decimal(number).scaleb(-scale)
-
-    return DecimalType(precision, scale), _convert(plain[1], convert)
-
-
-_PLAIN: dict[str, tuple[DataType, Read]] = {
-    "boolean": (BooleanType(), _boolean),
-    "int": (IntegerType(), _int),
-    "long": (LongType(), _long),
-    "float": (FloatType(), _float),
-    "double": (DoubleType(), _double),
-    "bytes": (BinaryType(), _bytes),
-    "string": (StringType(), _string),
-}
-_NAIVE_0 = _EPOCH.replace(tzinfo=None)
-_LOGICAL: dict[tuple[str, str], tuple[DataType, Read]] = {
-    ("int", "date"): (DateType(), _convert(_int, lambda days: _DAY_0 + timedelta(days=days))),
-    ("long", "timestamp-millis"): (
-        TimestampType(),
-        _convert(_long, lambda ms: _EPOCH + timedelta(milliseconds=ms)),
-    ),
-    ("long", "timestamp-micros"): (
-        TimestampType(),
-        _convert(_long, lambda us: _EPOCH + timedelta(microseconds=us)),
-    ),
-    ("long", "local-timestamp-millis"): (
-        TimestampNTZType(),
-        _convert(_long, lambda ms: _NAIVE_0 + timedelta(milliseconds=ms)),
-    ),
-    ("long", "local-timestamp-micros"): (
-        TimestampNTZType(),
-        _convert(_long, lambda us: _NAIVE_0 + timedelta(microseconds=us)),
-    ),
-    ("string", "uuid"): (StringType(), _convert(_string, lambda text: str(UUID(text)))),
-}
+def _is_supported(found: dict[str, Any]) -> bool:
+    kind, logical = found.get("type"), found["logicalType"]
+    if logical != "decimal" or kind not in ("bytes", "fixed"):
+        return (kind, logical) in LOGICAL if isinstance(kind, str) else False
+    precision, scale = found.get("precision"), found.get("scale", 0)
+    if not isinstance(precision, int) or not isinstance(scale, int):
+        return False
+    return 0 < precision <= DECIMAL_DIGITS_MAX and 0 <= scale <= precision

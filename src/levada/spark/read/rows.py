@@ -26,7 +26,6 @@ from pyspark.sql.types import (
 from levada.errors import KafkaError
 from levada.model import TopicPartition
 from levada.spark.errors import OptionError
-from levada.spark.formats.avro import AvroDecoder, AvroSchema
 from levada.spark.formats.json import JsonDecoder
 from levada.spark.options import nearest
 from levada.spark.read.fetcher import FetchOptions, fetch_range
@@ -35,6 +34,7 @@ from levada.spark.read.planner import TaskRanges
 from levada.spark.worker import retain_freed_memory
 
 if TYPE_CHECKING:
+    from levada.spark.formats.avro import AvroSchema
     from levada.spark.formats.decoder import Columns, Filter
 
 ARROW_BATCH_BYTES = 16 << 20  # passed to the JVM at once, about
@@ -73,8 +73,10 @@ def table_schema(options: ReadOptions) -> StructType | str:
     return StructType([StructField(name, known[name]) for name in types])
 
 
-def avro_schema(options: ReadOptions) -> AvroSchema:
+def avro_schema(options: ReadOptions) -> "AvroSchema":
     """The schema that a user gives with `valueFormat` avro."""
+    from levada.spark.formats.avro import AvroSchema  # loads fastavro
+
     try:
         return AvroSchema(options.value_schema)
     except ValueError as error:
@@ -174,6 +176,8 @@ class RowReader:
             return None
         kind = schema.field("value").type
         if self._options.value_format == "avro":
+            from levada.spark.formats.avro import AvroDecoder
+
             return AvroDecoder(avro_schema(self._options), kind)
         try:
             return JsonDecoder(kind)
